@@ -1,0 +1,38 @@
+"""One view of a tensor for everything below the front ends: address, bytes, element type, shape, owner."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.core.dtypes import DType, from_numpy
+
+Spans = npt.NDArray[np.uint64]
+"""Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""
+
+
+class Buffer(NamedTuple):
+    """Contiguous memory of one tensor. ``owner`` keeps the memory alive."""
+
+    address: int
+    nbytes: int
+    dtype: DType
+    shape: tuple[int, ...]
+    owner: Any
+
+
+def of_array(array: npt.NDArray[Any]) -> Buffer:
+    """The buffer of a C-contiguous numpy array.
+
+    Raises ValueError for an unsupported dtype and for memory that is not contiguous and aligned.
+    """
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"expected a numpy array, got {type(array).__name__}")
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
+        raise ValueError(
+            f"tensor of shape {array.shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead"
+        )
+    return Buffer(array.__array_interface__["data"][0], array.nbytes, from_numpy(array.dtype), array.shape, array)

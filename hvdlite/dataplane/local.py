@@ -1,0 +1,52 @@
+"""The plane of a group of one: scales and copies, talks to nobody."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from hvdlite import native
+from hvdlite.core.buffer import Spans
+from hvdlite.core.dtypes import DType
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.errors import HvdError
+
+
+class LocalPlane(DataPlane):
+    """Runs every collective with rank 0 of 1."""
+
+    name = "local"
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self._library = native.library()
+        self._error: HvdError | None = None
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self._refuse_if_aborted()
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        source = (ctypes.c_void_p * 1)()
+        for read, write, nbytes in spans.tolist():
+            source[0] = read
+            status = self._library.hvd_reduce(write, source, 1, nbytes // dtype.itemsize, ctypes.byref(reduction))
+            native.check(status, "allreduce")
+
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        self._refuse_if_aborted()
+        for read, write, nbytes in streams[0].tolist():
+            if read != write:
+                ctypes.memmove(write, read, nbytes)
+
+    def barrier(self) -> None:
+        self._refuse_if_aborted()
+
+    def abort(self, error: HvdError) -> None:
+        self._error = self._error or error
+
+    def close(self) -> None:
+        pass
+
+    def _refuse_if_aborted(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,112 @@
+"""Every error a user can meet, in one tree.
+
+The type says whose fault it is; the message names ranks, tensor and what to do next::
+
+    HvdError(RuntimeError)
+    ├── HorovodInternalError      a collective did not happen (the class Horovod's users catch)
+    │   ├── Mismatch              ranks disagree about one tensor; the session stays usable
+    │   ├── PeerLost              a rank died or went silent; the session is over
+    │   ├── Stalled               a rank never submitted a tensor; the session is over
+    │   └── ShutDown              a rank left the job; the session is over
+    ├── NativeUnavailable         the native library is missing or of another version
+    └── LaunchError               hvdrun could not start or finish the job
+        ├── BadHostSpec
+        ├── CannotStart
+        └── WorkerFailed
+
+Wrong arguments are ``ValueError`` (``DuplicateName`` among them), raised at the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class HvdError(RuntimeError):
+    """The root of hvdlite's errors."""
+
+
+class HorovodInternalError(HvdError):
+    """A collective failed; its result must not be used."""
+
+
+class Mismatch(HorovodInternalError):
+    """Ranks submitted the same name with different descriptions. Every participant raises it."""
+
+
+class PeerLost(HorovodInternalError):
+    """A rank died or stopped answering.
+
+    Attributes: ``rank`` of the lost peer, its ``host``, and the ``cause`` as it was observed.
+    """
+
+    def __init__(self, rank: int, host: str, cause: str) -> None:
+        super().__init__(f"rank {rank} on {host} was lost: {cause}. See that rank's own output for the reason.")
+        self.rank = rank
+        self.host = host
+        self.cause = cause
+
+
+class Stalled(HorovodInternalError):
+    """Some ranks submitted a tensor and others did not within the allowed time.
+
+    ``missing_by_rank`` maps each late rank to the names that it never submitted.
+    """
+
+    def __init__(self, missing_by_rank: Mapping[int, Sequence[str]], waited_s: float) -> None:
+        parts = "; ".join(f"rank {rank} is missing {', '.join(names)}" for rank, names in missing_by_rank.items())
+        super().__init__(
+            f"stalled for {waited_s:.0f} s: {parts}. "
+            "Look at what those ranks are doing, or raise HVDLITE_STALL_SHUTDOWN_TIME_SECONDS."
+        )
+        self.missing_by_rank = dict(missing_by_rank)
+        self.waited_s = waited_s
+
+
+class ShutDown(HorovodInternalError):
+    """The session ended before the collective could run. ``rank`` is the rank that left first."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(reason)
+        self.rank = rank
+
+
+class NativeUnavailable(HvdError, ImportError):
+    """The native library cannot be loaded; the message says how to build it."""
+
+
+class DuplicateName(ValueError):
+    """A tensor of this name is already in flight on this rank. The first one completes normally."""
+
+
+class LaunchError(HvdError):
+    """hvdrun could not do what it was asked; ``exit_code`` is what the shell gets."""
+
+    exit_code = 1
+
+
+class BadHostSpec(LaunchError):
+    """A host list, slot count or process count that cannot be understood."""
+
+    exit_code = 2
+
+
+class CannotStart(LaunchError):
+    """The workers of a host could not be started."""
+
+    def __init__(self, host: str, reason: str, exit_code: int = 1) -> None:
+        super().__init__(f"cannot start on {host}: {reason}")
+        self.host = host
+        self.exit_code = exit_code
+
+
+class WorkerFailed(LaunchError):
+    """A worker ended with a non-zero code or by a signal (``code`` is then 128 + the signal's number)."""
+
+    def __init__(self, rank: int, host: str, code: int, last_lines: Sequence[str]) -> None:
+        super().__init__(f"rank {rank} on {host} ended with code {code}")
+        self.rank = rank
+        self.host = host
+        self.code = code
+        self.exit_code = code
+        self.last_lines = list(last_lines)

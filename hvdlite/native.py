@@ -1,0 +1,100 @@
+"""The door to the native library: every C function with its signature, and status codes turned into errors.
+
+``native/include/hvdlite.h`` is the same list in C; a test compares the two. The library is found beside this file
+(``hvdlite/_native/``), loaded on first use, and refused if its ABI version differs. Calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from hvdlite.errors import HorovodInternalError, HvdError, NativeUnavailable
+
+ABI_VERSION: Final = 1
+LIBRARY: Final = Path(__file__).parent / "_native" / "libhvdlite.so"
+
+OK: Final = 0
+ABORTED: Final = 1
+TIMED_OUT: Final = 2
+CORRUPT: Final = 3
+INVALID: Final = 4
+SYSTEM: Final = 5
+
+
+class Reduction(ctypes.Structure):
+    """What an all-reduce computes: ``postscale * op(prescale * x)``."""
+
+    _fields_ = (("dtype", c_int32), ("op", c_int32), ("prescale", c_double), ("postscale", c_double))
+
+
+SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "hvd_abi_version": (c_int32, ()),
+    "hvd_reduce": (c_int32, (c_void_p, POINTER(c_void_p), c_int32, c_uint64, POINTER(Reduction))),
+    "hvd_crc32c": (c_uint32, (c_uint32, c_void_p, c_uint64)),
+    "hvd_shm_bytes": (c_uint64, (c_int32, c_uint64, c_int32)),
+    "hvd_shm_open": (
+        c_int32,
+        (c_int32, c_int32, c_int32, c_uint64, c_int32, c_int64, c_int64, POINTER(c_void_p)),
+    ),
+    "hvd_shm_allreduce": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
+    "hvd_shm_allgather": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "hvd_shm_barrier": (c_int32, (c_void_p,)),
+    "hvd_shm_abort": (None, (c_void_p,)),
+    "hvd_shm_close": (None, (c_void_p,)),
+    "hvd_ring_open": (
+        c_int32,
+        (c_char_p, c_void_p, c_void_p, c_int32, c_int32, c_uint64, c_uint64, c_int32, c_int64, POINTER(c_void_p)),
+    ),
+    "hvd_ring_allreduce": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
+    "hvd_ring_allgather": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "hvd_ring_barrier": (c_int32, (c_void_p,)),
+    "hvd_ring_abort": (None, (c_void_p,)),
+    "hvd_ring_drain": (c_int32, (c_void_p, c_int64)),
+    "hvd_ring_close": (None, (c_void_p,)),
+}
+
+
+@cache
+def library() -> Any:
+    """The loaded library. Raises NativeUnavailable with what to do when it is missing, broken or of another version."""
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY), use_errno=True)
+    except OSError as error:
+        raise NativeUnavailable(
+            f"hvdlite's native library cannot be loaded ({error}); "
+            "reinstall it with 'pip install --force-reinstall hvdlite' on a machine that has g++, or from a wheel."
+        ) from None
+    found = loaded.hvd_abi_version()
+    if found != ABI_VERSION:
+        raise NativeUnavailable(
+            f"hvdlite's native library has ABI {found} but this Python package needs {ABI_VERSION}; "
+            "reinstall hvdlite so that both come from one version."
+        )
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype = result
+        function.argtypes = arguments
+    return loaded
+
+
+def check(status: int, what: str, aborted_by: HvdError | None = None) -> None:
+    """Returns if ``status`` is OK. Otherwise raises ``aborted_by`` for an abort, or what the status means."""
+    if status == OK:
+        return
+    if status == ABORTED and aborted_by is not None:
+        raise aborted_by
+    if status == SYSTEM:
+        number = ctypes.get_errno()
+        raise HorovodInternalError(f"{what} failed: {os.strerror(number)} (errno {number})")
+    reason = {
+        ABORTED: "it was aborted",
+        TIMED_OUT: "no byte moved within HVDLITE_PROGRESS_TIMEOUT; a rank is stopped or far behind",
+        CORRUPT: "a frame was damaged on its way",
+        INVALID: "an argument is out of range",
+    }.get(status, f"unknown status {status}")
+    raise HorovodInternalError(f"{what} failed: {reason}")

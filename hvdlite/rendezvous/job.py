@@ -1,0 +1,61 @@
+"""The name and the key of one job, and the keys derived from it.
+
+One random key per job reaches every rank through its environment and nothing else. All other keys are derived from
+it with BLAKE2b, one for each purpose, so that knowing one of them reveals neither the job's key nor another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+from hvdlite.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job's random ``name`` and its ``secret``, 64 hexadecimal digits that are never printed."""
+
+    name: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != 64 or not set(self.secret) <= set("0123456789abcdef"):
+            raise ValueError("HVDLITE_SECRET must be 64 hexadecimal digits; hvdrun sets it for every rank")
+
+    @classmethod
+    def create(cls) -> Job:
+        """A new job with a random name and key."""
+        return cls(secrets.token_hex(8), secrets.token_hex(32))
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Job:
+        """The job that a launcher described. Raises ValueError when its variables are missing or malformed."""
+        if not (settings.job and settings.secret and settings.rendezvous):
+            raise ValueError(
+                "a job of several ranks needs HVDLITE_JOB, HVDLITE_SECRET and HVDLITE_RENDEZVOUS; "
+                "start the program with hvdrun -np N"
+            )
+        return cls(settings.job, settings.secret)
+
+    def key(self, purpose: str) -> bytes:
+        """32 bytes for one purpose."""
+        return hashlib.blake2b(purpose.encode(), key=bytes.fromhex(self.secret), digest_size=32).digest()
+
+    def serve(self, socket: zmq.Socket[bytes]) -> None:
+        """Makes ``socket`` accept only peers that hold this job's key (CURVE)."""
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self._curve_keys("server")
+
+    def dial(self, socket: zmq.Socket[bytes]) -> None:
+        """Makes ``socket`` talk only to a server that holds this job's key (CURVE)."""
+        socket.curve_serverkey = self._curve_keys("server")[0]
+        socket.curve_publickey, socket.curve_secretkey = self._curve_keys("client")
+
+    def _curve_keys(self, role: str) -> tuple[bytes, bytes]:
+        secret = z85.encode(self.key(f"curve {role}"))
+        return zmq.curve_public(secret), secret

@@ -1,0 +1,126 @@
+"""Collects one card from every rank and gives all of them to each: the only thing a launcher serves to its workers.
+
+Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size", "timeout_s", "card"}`` and gets
+``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when its own timeout
+passes first, or ``{"error": text}``. Frames are JSON, capped, and CURVE admits only peers with the job's key.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, cast
+
+import zmq
+
+from hvdlite.rendezvous.job import Job
+
+MAX_FRAME_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class _Round:
+    cards: dict[int, Any] = field(default_factory=dict)
+    waiting: dict[int, tuple[bytes, float]] = field(default_factory=dict)  # rank -> (peer, deadline)
+
+
+class RendezvousServer:
+    """Serves the rounds of one job of ``size`` ranks from a thread of its own until it is closed.
+
+    ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. By default it is an abstract Unix socket of this
+    host, which leaves no file behind.
+    """
+
+    def __init__(self, job: Job, size: int, address: str | None = None) -> None:
+        self._size = size
+        self._rounds: dict[int, _Round] = {}
+        self._context = zmq.Context()
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._router.linger = 1000
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        job.serve(self._router)
+        self._router.bind(address or f"ipc://@hvdlite-{job.name}-{secrets.token_hex(4)}")
+        self.address = cast(bytes, self._router.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self._stop: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._stopped: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._stop.bind("inproc://stop")
+        self._stopped.connect("inproc://stop")
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-rendezvous", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> RendezvousServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops serving and closes the address. May be called twice."""
+        if not self._stop.closed:
+            self._stop.send(b"")
+            self._thread.join()
+            self._stop.close(0)
+            self._context.term()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._stopped, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(self._milliseconds_to_next_deadline()))
+            if self._stopped in ready:
+                break
+            if self._router in ready:
+                peer, *frames = self._router.recv_multipart()
+                if len(frames) == 1:
+                    self._receive(peer, frames[0])
+            self._expire(time.monotonic())
+        self._router.close()
+        self._stopped.close(0)
+
+    def _receive(self, peer: bytes, frame: bytes) -> None:
+        try:
+            message = json.loads(frame)
+            number, rank, size = int(message["round"]), int(message["rank"]), int(message["size"])
+            deadline, card = time.monotonic() + float(message["timeout_s"]), message["card"]
+        except (ValueError, KeyError, TypeError):
+            self._reply(peer, {"error": "the request is malformed"})
+            return
+        current = self._rounds.setdefault(number, _Round())
+        if size != self._size or not 0 <= rank < size:
+            self._reply(peer, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
+        elif rank in current.cards:
+            self._reply(peer, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
+        else:
+            current.cards[rank] = card
+            current.waiting[rank] = (peer, deadline)
+            if len(current.cards) == self._size:
+                self._finish(number, current)
+
+    def _finish(self, number: int, current: _Round) -> None:
+        roster = {"cards": [current.cards[rank] for rank in range(self._size)]}
+        for peer, _ in current.waiting.values():
+            self._reply(peer, roster)
+        del self._rounds[number]
+
+    def _expire(self, now: float) -> None:
+        for current in self._rounds.values():
+            missing = [rank for rank in range(self._size) if rank not in current.cards]
+            for rank, (peer, deadline) in list(current.waiting.items()):
+                if deadline <= now:
+                    self._reply(peer, {"missing": missing})
+                    del current.waiting[rank], current.cards[rank]
+
+    def _milliseconds_to_next_deadline(self) -> int | None:
+        deadlines = [deadline for current in self._rounds.values() for _, deadline in current.waiting.values()]
+        return int(max(0.0, min(deadlines) - time.monotonic()) * 1000) + 1 if deadlines else None
+
+    def _reply(self, peer: bytes, message: Any) -> None:
+        self._router.send_multipart([peer, json.dumps(message).encode()])

@@ -1,0 +1,93 @@
+"""The tensors in flight on this rank, between the user's threads, which submit and wait, and ours, which finish them.
+
+One lock guards the table. A burst of submits wakes the coordinator once: the first one sets the wake, and the next
+wake is due only after the coordinator has taken what was submitted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from hvdlite.core.entry import Entry
+from hvdlite.core.handle import Handle
+from hvdlite.errors import DuplicateName, HvdError
+
+
+class InFlight:
+    """Entries by name, the new ones in order of submission, and the error that ended the session, if one did."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._by_name: dict[str, Entry] = {}
+        self._new: list[Entry] = []
+        self._error: HvdError | None = None
+
+    def submit(self, entry: Entry) -> None:
+        """Raises DuplicateName while a tensor of this name is in flight, and the session's error once it has ended."""
+        name = entry.request.name
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if name in self._by_name:
+                raise DuplicateName(
+                    f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
+                )
+            self._by_name[name] = entry
+            is_first = not self._new
+            self._new.append(entry)
+        if is_first:
+            self._wake()
+
+    def take_new(self) -> list[Entry]:
+        """What was submitted since the last call, in order."""
+        with self._lock:
+            new, self._new = self._new, []
+            return new
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of this name."""
+        return self._by_name.get(name)
+
+    def finish(self, entries: Iterable[Entry], error: HvdError | None = None) -> None:
+        """Makes the handles of ``entries`` done and wakes whoever waits for them."""
+        waiters = []
+        with self._lock:
+            for entry in entries:
+                if self._by_name.pop(entry.request.name, None) is None:
+                    continue
+                handle = entry.handle
+                handle.error = error
+                handle.is_done = True
+                if handle.waiter is not None:
+                    waiters.append(handle.waiter)
+        for waiter in waiters:
+            waiter.release()
+
+    def end(self, error: HvdError) -> None:
+        """Refuses new entries with ``error``. The first error stays."""
+        with self._lock:
+            self._error = self._error or error
+
+    @property
+    def error(self) -> HvdError | None:
+        """The error that ended the session."""
+        return self._error
+
+    def all(self) -> list[Entry]:
+        """Every entry that is not finished."""
+        with self._lock:
+            return list(self._by_name.values())
+
+    def wait(self, handle: Handle) -> None:
+        """Sleeps until ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle."""
+        with self._lock:
+            if handle.is_done:
+                return
+            if handle.waiter is None:
+                handle.waiter = threading.Lock()
+                handle.waiter.acquire()
+            waiter = handle.waiter
+        with waiter:  # released by finish; a second waiting thread gets it when the first lets go
+            pass

@@ -1,0 +1,232 @@
+"""A rank's membership in a job, from ``init`` to ``shutdown``: who the ranks are, and the threads that serve them.
+
+One session at a time is current; `init` makes it and every collective uses it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from hvdlite.core.entry import Entry
+from hvdlite.core.handle import Handle
+from hvdlite.core.messages import Kind
+from hvdlite.core.topology import Placement, group
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.opening import Opening, choose, open_plane
+from hvdlite.errors import HorovodInternalError
+from hvdlite.log import configure, logger
+from hvdlite.rendezvous.client import exchange
+from hvdlite.rendezvous.hostid import kernel_host_id
+from hvdlite.rendezvous.job import Job
+from hvdlite.runtime.control import ControlLink, LeafLink, RootLink, SoloLink
+from hvdlite.runtime.coordinator import Coordinator
+from hvdlite.settings import Settings
+from hvdlite.version import __version__
+
+Swap = Callable[[Any], Sequence[Any]]
+
+
+class Session:
+    """One rank's live membership. Raises HorovodInternalError if not all ranks come within ``start_timeout``."""
+
+    def __init__(self, settings: Settings, number: int) -> None:
+        self.settings = settings
+        self.pid = os.getpid()
+        self._context: zmq.Context[Any] = zmq.Context()
+        try:
+            deadline = time.monotonic() + settings.start_timeout
+            job = Job.from_settings(settings) if settings.size > 1 else Job.create()
+            swap = _swapper(self._context, job, settings, number, deadline)
+            cards = swap(_card(settings))
+            self.placements = _placements(cards)
+            hosts = [card["host"] for card in cards]
+            link = _open_link(self._context, job, settings, number, swap, deadline, len({c["hostid"] for c in cards}))
+            opening = Opening(settings, self._context, job.key("ring"), _session_id(job, number), swap, deadline)
+            plane: DataPlane = open_plane(choose(settings.plane, [card["hostid"] for card in cards]), opening)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.plane_name = plane.name
+        self._names = {kind: itertools.count() for kind in Kind}
+        self._coordinator = Coordinator(settings, hosts, link, plane)
+
+    @property
+    def placement(self) -> Placement:
+        """Where this rank is."""
+        return self.placements[self.settings.rank]
+
+    def automatic_name(self, kind: Kind) -> str:
+        """The next name for a tensor that the user did not name; counted for each kind of collective."""
+        return f"{kind}.noname.{next(self._names[kind])}"
+
+    def submit(self, entry: Entry) -> None:
+        """Puts a tensor in flight. Raises DuplicateName, or the error that ended the session."""
+        self._coordinator.in_flight.submit(entry)
+
+    def wait(self, handle: Handle) -> None:
+        """Sleeps until ``handle`` is done."""
+        self._coordinator.in_flight.wait(handle)
+
+    def close(self) -> None:
+        """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little."""
+        self._coordinator.shut_down(time.monotonic() + self.settings.shutdown_timeout)
+        self._context.term()
+
+
+_lock = threading.Lock()
+_current: Session | None = None
+_completed = 0  # inits of this process that succeeded: ranks of a job count alike
+
+
+def init() -> None:
+    """Joins the job that the environment describes and waits for all its ranks; alone, makes a job of one.
+
+    Does nothing if called again. Raises ValueError for settings that cannot be, HorovodInternalError when ranks do not
+    come in time or do not fit together.
+    """
+    global _current, _completed
+    with _lock:
+        if _current is not None:
+            return
+        settings = Settings.read()
+        configure(settings.rank, settings.log_level, settings.log_hide_time)
+        _current = Session(settings, _completed)
+        _completed += 1
+        if _completed == 1:
+            atexit.register(shutdown)
+        logger.info("rank %d of %d is ready, data plane %s", settings.rank, settings.size, _current.plane_name)
+
+
+def shutdown() -> None:
+    """Leaves the job. Collectives that are not running yet fail with ShutDown on every rank. May be called twice."""
+    global _current
+    with _lock:
+        session, _current = _current, None
+        if session is not None and session.pid == os.getpid():  # a forked child has the object but not the threads
+            session.close()
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a session."""
+    return _current is not None
+
+
+def current() -> Session:
+    """The session. Raises HorovodInternalError before `init` and after `shutdown`."""
+    session = _current
+    if session is None:
+        raise HorovodInternalError("hvdlite is not initialized; call hvd.init() first")
+    if session.pid != os.getpid():
+        raise HorovodInternalError("a forked process cannot use its parent's session; start it without hvdlite in it")
+    return session
+
+
+def _settled() -> Session:
+    if _current is None:
+        raise ValueError("hvdlite is not initialized; call hvd.init() first")
+    return _current
+
+
+def rank() -> int:
+    """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below."""
+    return _settled().settings.rank
+
+
+def size() -> int:
+    """The number of ranks of the job."""
+    return _settled().settings.size
+
+
+def local_rank() -> int:
+    """The number of this process among those on its host."""
+    return _settled().placement.local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this host."""
+    return _settled().placement.local_size
+
+
+def cross_rank() -> int:
+    """The index of this host among the hosts that have this local rank."""
+    return _settled().placement.cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts that have this local rank."""
+    return _settled().placement.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks."""
+    return len({placement.local_size for placement in _settled().placements}) == 1
+
+
+def _card(settings: Settings) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "host": settings.hostname or socket.gethostname(),
+        "hostid": settings.hostid or kernel_host_id(),
+    }
+
+
+def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
+    versions = {card["version"] for card in cards}
+    if len(versions) > 1:
+        told = ", ".join(f"rank {rank} has {card['version']}" for rank, card in enumerate(cards))
+        raise HorovodInternalError(f"ranks have different versions of hvdlite: {told}. Install the same everywhere.")
+    return group([card["hostid"] for card in cards])
+
+
+def _swapper(context: zmq.Context[Any], job: Job, settings: Settings, number: int, deadline: float) -> Swap:
+    if settings.size == 1:
+        return lambda card: [card]
+    rounds = itertools.count(number << 8)
+
+    def swap(card: Any) -> Sequence[Any]:
+        return exchange(
+            context,
+            job,
+            settings.rendezvous,
+            number=next(rounds),
+            rank=settings.rank,
+            size=settings.size,
+            card=card,
+            deadline=deadline,
+        )
+
+    return swap
+
+
+def _session_id(job: Job, number: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{job.name} {number}".encode(), digest_size=8).digest(), "little")
+
+
+def _open_link(
+    context: zmq.Context[Any], job: Job, settings: Settings, number: int, swap: Swap, deadline: float, hosts: int
+) -> ControlLink:
+    if settings.size == 1:
+        return SoloLink()
+    session = _session_id(job, number)
+    if settings.rank > 0:
+        return LeafLink(context, job, session, settings, swap("")[0])
+    root = RootLink(
+        context,
+        job,
+        session,
+        settings,
+        f"ipc://@hvdlite-{job.name}-{session:016x}" if hosts == 1 else "tcp://127.0.0.1:*",
+    )
+    swap(root.address)
+    root.accept(deadline)
+    return root

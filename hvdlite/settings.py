@@ -1,0 +1,167 @@
+"""Every setting in one typed table; nothing else reads the environment.
+
+A setting called ``fusion_threshold`` is the variable ``HVDLITE_FUSION_THRESHOLD``. Where Horovod has the same knob,
+``HOROVOD_FUSION_THRESHOLD`` is honoured too and the ``HVDLITE_`` name wins. Settings are read once per ``init``.
+``hvdrun --settings`` and ``docs/settings.md`` print this table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+def _setting(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    horovod: bool = False,
+    at_least: float | None = None,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+) -> Any:
+    metadata = dict(meaning=meaning, unit=unit, horovod=horovod, at_least=at_least, choices=choices, secret=secret)
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one session, already checked."""
+
+    # Who this process is. hvdrun sets these; without a launcher the defaults make a job of one.
+    rank: int = _setting(0, "rank of this process", horovod=True, at_least=0)
+    size: int = _setting(1, "number of ranks of the job", horovod=True, at_least=1)
+    local_rank: int = _setting(0, "rank among the ranks of this host", horovod=True, at_least=0)
+    local_size: int = _setting(1, "number of ranks on this host", horovod=True, at_least=1)
+    cross_rank: int = _setting(0, "index among the hosts that have this local rank", horovod=True, at_least=0)
+    cross_size: int = _setting(1, "number of hosts that have this local rank", horovod=True, at_least=1)
+    hostname: str = _setting("", "name of this host in messages; empty: the system's", horovod=True)
+    hostid: str = _setting("", "identity of this host; ranks with equal ids share memory; empty: the kernel's")
+    job: str = _setting("", "random name of the job")
+    rendezvous: str = _setting("", "ZeroMQ address where the ranks of the job find each other")
+    secret: str = _setting("", "key of the job, 64 hexadecimal digits; never printed", secret=True)
+
+    # Negotiation.
+    fusion_threshold: int = _setting(
+        128 << 20, "largest batch made of several tensors; 0: no fusion", unit="bytes", horovod=True, at_least=0
+    )
+    cache_capacity: int = _setting(
+        4096, "tensors whose description is remembered; 0: none", unit="tensors", horovod=True, at_least=0
+    )
+    cycle_time: float = _setting(
+        0.0, "how long ready tensors are held back so that more of them fuse", unit="ms", horovod=True, at_least=0
+    )
+    stall_check_disable: bool = _setting(False, "no warning when some ranks do not submit a tensor", horovod=True)
+    stall_check_time_seconds: float = _setting(
+        60.0, "a tensor missing on some ranks for this long is reported", unit="s", horovod=True, at_least=0
+    )
+    stall_shutdown_time_seconds: float = _setting(
+        0.0, "a tensor missing for this long fails the job with Stalled; 0: never", unit="s", horovod=True, at_least=0
+    )
+
+    # Waiting for peers.
+    start_timeout: float = _setting(
+        60.0, "how long init waits for all ranks of the job", unit="s", horovod=True, at_least=0
+    )
+    shutdown_timeout: float = _setting(10.0, "how long shutdown waits for running batches", unit="s", at_least=0)
+    heartbeat_interval: float = _setting(0.5, "time between heartbeats of a quiet link", unit="s", at_least=0.05)
+    peer_timeout: float = _setting(2.5, "a peer whose heartbeats stop for this long is lost", unit="s", at_least=0.1)
+    progress_timeout: float = _setting(
+        120.0, "a running batch that moves no byte for this long fails; the last resort", unit="s", at_least=1
+    )
+
+    # Data planes.
+    plane: str = _setting(
+        "auto", "data plane; auto: shared memory within a host, ring across", choices=("auto", "local", "shm", "ring")
+    )
+    shm_chunk: int = _setting(
+        0, "bytes of one shared-memory slot; 0: chosen by the number of cores", unit="bytes", at_least=0
+    )
+    shm_slots: int = _setting(4, "slots of each rank, the depth of the pipeline", at_least=2)
+    spin: float = _setting(
+        -1.0,
+        "how long a waiting rank spins before it sleeps; negative: 50, or 0 with more ranks than cores",
+        unit="µs",
+        at_least=-1,
+    )
+    ring_chunk: int = _setting(512 << 10, "bytes of one frame of the ring", unit="bytes", at_least=4096)
+    ring_window: int = _setting(8, "frames a rank may be ahead of its neighbour", unit="frames", at_least=1)
+
+    # Messages.
+    log_level: str = _setting(
+        "warning",
+        "least severe message that is printed",
+        horovod=True,
+        choices=("trace", "debug", "info", "warning", "error", "fatal"),
+    )
+    log_hide_time: bool = _setting(False, "no time stamp in messages", horovod=True)
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Reads the table from ``environ``, by default the process's. Raises ValueError naming the variable."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for spec in table():
+            for name in spec.variables:
+                if (text := environ.get(name)) is not None:
+                    values[spec.name] = spec.parse(name, text)
+                    break
+        settings = cls(**values)
+        if settings.rank >= settings.size:
+            raise ValueError(f"HVDLITE_RANK={settings.rank} must be below HVDLITE_SIZE={settings.size}")
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One row of the table, as it is printed."""
+
+    name: str
+    kind: type
+    default: Any
+    meaning: str
+    unit: str
+    horovod: bool
+    at_least: float | None
+    choices: tuple[str, ...]
+    secret: bool
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of the environment, the one that wins first."""
+        upper = self.name.upper()
+        return (f"HVDLITE_{upper}", f"HOROVOD_{upper}") if self.horovod else (f"HVDLITE_{upper}",)
+
+    def parse(self, variable: str, text: str) -> Any:
+        """The value of ``text``. Raises ValueError that names ``variable`` and the legal values."""
+        if self.kind is bool:
+            word = text.strip().lower()
+            if word in _TRUE or word in _FALSE:
+                return word in _TRUE
+            raise ValueError(f"{variable}={text!r} must be 0 or 1")
+        if self.kind is str:
+            word = text.strip().lower() if self.choices else text
+            if self.choices and word not in self.choices:
+                raise ValueError(f"{variable}={text!r} must be one of {', '.join(self.choices)}")
+            return word
+        try:
+            value = self.kind(text)
+        except ValueError:
+            noun = "a whole number" if self.kind is int else "a number"
+            raise ValueError(f"{variable}={text!r} must be {noun}") from None
+        if value != value or (self.at_least is not None and value < self.at_least):
+            raise ValueError(f"{variable}={text!r} must be at least {self.at_least:g}")
+        return value
+
+
+def table() -> Iterator[Spec]:
+    """The rows of the table in the order in which they are documented."""
+    for entry in fields(Settings):
+        kind = {"int": int, "float": float, "bool": bool, "str": str}[str(entry.type)]
+        yield Spec(name=entry.name, kind=kind, default=entry.default, **entry.metadata)

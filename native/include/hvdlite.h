@@ -1,0 +1,117 @@
+// The C interface of libhvdlite: everything Python may call, and nothing else.
+//
+// Conventions: functions return a hvd_status; pointers are borrowed for the length of the call; a handle is used by one
+// thread at a time except where said. hvdlite/native.py declares the same functions, and a test compares the two.
+
+#ifndef HVDLITE_H_
+#define HVDLITE_H_
+
+#include <stdint.h>
+
+#define HVD_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { HVD_ABI_VERSION = 1 };
+
+typedef int32_t hvd_status;
+enum {
+  HVD_OK = 0,
+  HVD_ABORTED = 1,    // abort was called
+  HVD_TIMED_OUT = 2,  // nothing moved for the progress timeout
+  HVD_CORRUPT = 3,    // a frame failed its check
+  HVD_INVALID = 4,    // an argument is out of range
+  HVD_SYSTEM = 5,     // a system call failed; errno says which
+};
+
+// The values of hvdlite.core.dtypes.DType.
+enum {
+  HVD_UINT8 = 0,
+  HVD_INT8 = 1,
+  HVD_INT16 = 2,
+  HVD_INT32 = 3,
+  HVD_INT64 = 4,
+  HVD_FLOAT16 = 5,
+  HVD_BFLOAT16 = 6,
+  HVD_FLOAT32 = 7,
+  HVD_FLOAT64 = 8,
+  HVD_BOOL = 9,
+};
+
+// The values of hvdlite.core.dtypes.Sum ... Product.
+enum { HVD_SUM = 1, HVD_MIN = 3, HVD_MAX = 4, HVD_PRODUCT = 5 };
+
+// One contiguous piece of memory: read from `in`, written at `out`. Addresses are integers so that a numpy array of
+// uint64 with three columns is an array of spans.
+typedef struct {
+  uint64_t in;
+  uint64_t out;
+  uint64_t bytes;
+} hvd_span;
+
+typedef struct {
+  int32_t dtype;
+  int32_t op;
+  double prescale;
+  double postscale;
+} hvd_reduction;
+
+HVD_API int32_t hvd_abi_version(void);
+
+// ---- kernels
+
+// out = postscale * reduce(prescale * in[0], ..., prescale * in[n - 1]), folded in that order. `out` may equal any in.
+HVD_API hvd_status hvd_reduce(void* out, const void* const* in, int32_t n, uint64_t count,
+                              const hvd_reduction* reduction);
+
+HVD_API uint32_t hvd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
+
+// ---- shm: ranks of one host over one shared segment
+
+typedef struct hvd_shm hvd_shm;
+
+// Bytes of the segment that hvd_shm_open expects behind `fd`, zero-filled.
+HVD_API uint64_t hvd_shm_bytes(int32_t size, uint64_t chunk_bytes, int32_t slots);
+
+// Maps the segment. `spin_ns`: how long a waiting rank spins before it sleeps.
+HVD_API hvd_status hvd_shm_open(int32_t fd, int32_t rank, int32_t size, uint64_t chunk_bytes, int32_t slots,
+                                int64_t spin_ns, int64_t progress_timeout_ns, hvd_shm** out);
+HVD_API hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction);
+
+// `counts[r]` spans of rank r follow each other in `spans`.
+HVD_API hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts);
+HVD_API hvd_status hvd_shm_barrier(hvd_shm* shm);
+
+// Ends the running and all later calls of every rank of the segment with HVD_ABORTED. Any thread.
+HVD_API void hvd_shm_abort(hvd_shm* shm);
+HVD_API void hvd_shm_close(hvd_shm* shm);
+
+// ---- ring: ranks of several hosts over ZeroMQ sockets that pyzmq made and connected
+
+typedef struct hvd_ring hvd_ring;
+
+// `library` names the shared object that defines the zmq_* functions (pyzmq's extension module). `left` is the socket
+// that receives from rank - 1, `right` the one that sends to rank + 1, both raw libzmq handles. `session` is checked in
+// every frame.
+HVD_API hvd_status hvd_ring_open(const char* library, void* left, void* right, int32_t rank, int32_t size,
+                                 uint64_t session, uint64_t chunk_bytes, int32_t window,
+                                 int64_t progress_timeout_ns, hvd_ring** out);
+HVD_API hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n,
+                                      const hvd_reduction* reduction);
+HVD_API hvd_status hvd_ring_allgather(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts);
+HVD_API hvd_status hvd_ring_barrier(hvd_ring* ring);
+
+// Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.
+HVD_API void hvd_ring_abort(hvd_ring* ring);
+
+// Waits until no frame refers to the caller's memory any more. After an abort: once the sockets are closed.
+HVD_API hvd_status hvd_ring_drain(hvd_ring* ring, int64_t timeout_ns);
+HVD_API void hvd_ring_close(hvd_ring* ring);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // HVDLITE_H_

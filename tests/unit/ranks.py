@@ -1,0 +1,105 @@
+"""Ranks without threads or sockets: a negotiator and the caches of all ranks, moved by hand, message by message."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from hvdlite.core.bits import members
+from hvdlite.core.cache import Cache
+from hvdlite.core.dtypes import DType, Sum
+from hvdlite.core.messages import Kind, Ready, Request, Run
+from hvdlite.core.negotiate import Negotiator
+from hvdlite.core.wire import decode, encode
+
+
+def request(name: str, /, **changes: Any) -> Request:
+    """An all-reduce of three floats, with changes."""
+    return Request(name, Kind.ALLREDUCE, DType.FLOAT32, (3,), Sum, 1.0, 1.0, 0, True)._replace(**changes)
+
+
+class Leaf:
+    """One rank: what it sent and has not seen answered, and what it was told to run."""
+
+    def __init__(self) -> None:
+        self.cache = Cache()
+        self.in_flight: dict[str, Request] = {}
+        self.by_bit: dict[int, str] = {}
+        self.ran: list[tuple[str, ...]] = []
+        self.errors: dict[str, str] = {}
+        self.up: deque[bytes] = deque()
+        self.down: deque[bytes] = deque()
+
+    def submit(self, *requests: Request) -> None:
+        bits, new = 0, []
+        for item in requests:
+            assert item.name not in self.in_flight
+            self.in_flight[item.name] = item
+            bit = self.cache.bit_of(item)
+            if bit >= 0:
+                bits |= 1 << bit
+                self.by_bit[bit] = item.name
+            else:
+                new.append(item)
+        self.up.append(encode(Ready(self.cache.generation, bits, tuple(new)), 0, 0))
+
+    def take(self) -> None:
+        run = decode(self.down.popleft(), 0, 0)
+        assert isinstance(run, Run)
+        if self.cache.begin(run.generation):
+            self.by_bit.clear()
+        for batch in run.batches:
+            names = [self.by_bit.pop(bit) for bit in members(batch.bits)] if batch.bits else []
+            for name in names:
+                del self.in_flight[name]
+            for response in batch.responses:
+                asked = self.in_flight.pop(response.name)
+                if response.error:
+                    self.errors[response.name] = response.error
+                    continue
+                if response.bit >= 0:
+                    self.cache.remember(response.bit, asked, response.rows)
+                names.append(response.name)
+            if names:
+                self.ran.append(tuple(names))
+
+
+class Ranks:
+    """All of them. Messages stay in each rank's queues until the test moves them."""
+
+    def __init__(self, size: int, capacity: int = 64, threshold: int = 1 << 20) -> None:
+        self.negotiator = Negotiator(size, capacity, threshold)
+        self.leaves = [Leaf() for _ in range(size)]
+
+    def send_up(self, rank: int) -> int:
+        """Delivers the oldest message of ``rank`` and returns its bytes."""
+        frame = self.leaves[rank].up.popleft()
+        message = decode(frame, 0, 0)
+        assert isinstance(message, Ready)
+        self.negotiator.receive(rank, message)
+        return len(frame)
+
+    def cut(self) -> None:
+        run = self.negotiator.cut()
+        if run is not None:
+            for leaf in self.leaves:
+                leaf.down.append(encode(run, 0, 0))
+
+    def settle(self) -> None:
+        """Delivers everything."""
+        for rank, leaf in enumerate(self.leaves):
+            while leaf.up:
+                self.send_up(rank)
+        self.cut()
+        for leaf in self.leaves:
+            while leaf.down:
+                leaf.take()
+
+    def step(self, *requests: Request) -> list[tuple[str, ...]]:
+        """Every rank submits ``requests``; returns the batches that ran, which are the same on all ranks."""
+        for leaf in self.leaves:
+            leaf.ran.clear()
+            leaf.submit(*requests)
+        self.settle()
+        assert all(leaf.ran == self.leaves[0].ran for leaf in self.leaves)
+        return list(self.leaves[0].ran)

@@ -1,0 +1,45 @@
+"""The table of settings: names, types, limits, and Horovod's names for the same knobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdlite.settings import Settings, table
+
+
+def test_defaults_make_a_job_of_one() -> None:
+    settings = Settings.read({})
+    assert (settings.rank, settings.size, settings.plane) == (0, 1, "auto")
+
+
+def test_horovods_name_is_honoured_and_ours_wins() -> None:
+    assert Settings.read({"HOROVOD_FUSION_THRESHOLD": "7"}).fusion_threshold == 7
+    both = {"HOROVOD_FUSION_THRESHOLD": "7", "HVDLITE_FUSION_THRESHOLD": "8"}
+    assert Settings.read(both).fusion_threshold == 8
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "hint"),
+    [
+        ("HVDLITE_FUSION_THRESHOLD", "64MB", "must be a whole number"),
+        ("HVDLITE_FUSION_THRESHOLD", "-1", "must be at least 0"),
+        ("HVDLITE_START_TIMEOUT", "nan", "must be at least 0"),
+        ("HVDLITE_START_TIMEOUT", "soon", "must be a number"),
+        ("HVDLITE_PLANE", "gloo", "must be one of auto, local, shm, ring"),
+        ("HOROVOD_LOG_HIDE_TIME", "maybe", "must be 0 or 1"),
+        ("HVDLITE_RANK", "1", "must be below HVDLITE_SIZE=1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_legal(variable: str, text: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint) as caught:
+        Settings.read({variable: text})
+    assert variable in str(caught.value)
+
+
+def test_the_secret_is_not_printed() -> None:
+    assert "f" * 64 not in repr(Settings.read({"HVDLITE_SECRET": "f" * 64}))
+
+
+def test_every_setting_is_documented() -> None:
+    for row in table():
+        assert len(row.meaning) > 10, row.name

@@ -1,0 +1,99 @@
+"""Control frames: what goes in comes out, and nothing malformed gets through."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hvdlite.core.dtypes import OP_NAMES, DType
+from hvdlite.core.messages import Batch, End, EndKind, Kind, Ready, Request, Response, Run
+from hvdlite.core.wire import Message, ProtocolError, decode, encode
+from tests.unit.ranks import request
+
+SCALES = st.floats(allow_nan=False)
+REQUESTS = st.builds(
+    Request,
+    name=st.text(max_size=20),
+    kind=st.sampled_from(Kind),
+    dtype=st.sampled_from(DType),
+    shape=st.lists(st.integers(0, 1000), max_size=4).map(tuple),
+    op=st.sampled_from(sorted(OP_NAMES)),
+    prescale=SCALES,
+    postscale=SCALES,
+    root=st.integers(0, 9),
+    cacheable=st.booleans(),
+)
+BITS = st.integers(0, 1 << 200)
+RESPONSES = st.builds(
+    Response, st.text(max_size=9), st.text(max_size=9), st.lists(st.integers(0, 99)).map(tuple), st.integers(-1, 99)
+)
+BATCHES = st.builds(Batch, BITS, st.lists(RESPONSES, max_size=3).map(tuple))
+MESSAGES = st.one_of(
+    st.none(),
+    st.builds(Ready, st.integers(0, 99), BITS, st.lists(REQUESTS, max_size=3).map(tuple)),
+    st.builds(Run, st.integers(0, 99), st.lists(BATCHES, max_size=3).map(tuple)),
+    st.builds(
+        End,
+        st.sampled_from(EndKind),
+        st.integers(0, 9),
+        st.text(),
+        st.text(),
+        st.floats(0, 9),
+        st.lists(st.tuples(st.integers(0, 9), st.text())).map(tuple),
+    ),
+)
+
+
+@given(MESSAGES, st.integers(0, 1 << 33), st.integers(0, (1 << 64) - 1))
+def test_a_message_survives_its_journey(message: Message, sequence: int, session: int) -> None:
+    assert decode(encode(message, sequence, session), sequence, session) == message
+
+
+@given(MESSAGES, st.data())
+def test_a_damaged_frame_is_refused_or_still_a_message(message: Message, data: st.DataObject) -> None:
+    frame = bytearray(encode(message, 1, 2))
+    frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    del frame[data.draw(st.integers(0, len(frame))) :]
+    with contextlib.suppress(ProtocolError):
+        decode(bytes(frame), 1, 2)
+
+
+@given(st.binary(max_size=200))
+@example(b"hv\x01\x02\x01\x00\x00\x00\x02\0\0\0\0\0\0\0" + b"\0\0\0\0\xff\xff\xff\xff")
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(b"hv\x01\x03\x01\x00\x00\x00\x02\0\0\0\0\0\0\0" + noise, 1, 2)
+    with pytest.raises(ProtocolError):
+        decode(noise, 1, 2)
+
+
+@pytest.mark.parametrize(("sequence", "session"), [(2, 2), (0, 2), (1, 3)])
+def test_a_frame_of_another_turn_or_session_is_refused(sequence: int, session: int) -> None:
+    with pytest.raises(ProtocolError, match="came instead of"):
+        decode(encode(None, 1, 2), sequence, session)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(name="x" * 5000),
+        dict(shape=(-1,)),
+        dict(shape=(1 << 40, 1 << 40)),
+        dict(shape=(1,) * 65),
+        dict(shape=(True,)),
+        dict(op=77),
+        dict(root=-1),
+        dict(prescale="1"),
+        dict(kind=9),
+        dict(dtype=99),
+        dict(cacheable=1),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_request_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+    frame = encode(Ready(0, 0, (request("t", **change),)), 0, 0)
+    with pytest.raises(ProtocolError):
+        decode(frame, 0, 0)
