@@ -27,9 +27,14 @@ LIBRARY = Path("hvdlite/_native/libhvdlite.so")
 SOURCES = sorted(source for part in ("kernels", "ring", "shm") for source in Path("native", part).glob("*.cc"))
 HEADERS = sorted(Path("native").glob("**/*.h"))
 CXXFLAGS = shlex.split(
-    "-std=c++17 -O3 -g1 -fPIC -fvisibility=hidden -pthread -Wall -Wextra -Werror -Inative/include -Inative"
+    "-std=c++17 -O3 -g1 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -pthread "
+    "-Wall -Wextra -Werror -Inative/include -Inative"
 )
-LDFLAGS = shlex.split("-shared -pthread -static-libstdc++ -static-libgcc -Wl,-z,defs -Wl,--as-needed -ldl")
+# The C++ runtime is linked in; dropping its unused parts also drops their need for the newest glibc.
+LDFLAGS = shlex.split(
+    "-shared -pthread -static-libstdc++ -static-libgcc -Wl,--gc-sections -Wl,--exclude-libs,ALL "
+    "-Wl,-z,defs -Wl,--as-needed -ldl"
+)
 
 # What manylinux promises to be on every Linux, as far as this library may need it.
 PLATFORM_LIBRARIES = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux-[\w-]+)\.so\.\d+")
@@ -45,18 +50,18 @@ class BuildNative(Command):
 
     def initialize_options(self) -> None:
         self.build_lib: str | None = None
-        self.build_temp: str | None = None
+        self.build_base: str | None = None
         self.editable_mode = False  # set by setuptools for `pip install -e`
         self.inplace = False
 
     def finalize_options(self) -> None:
-        self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_temp", "build_temp"))
+        self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_base", "build_base"))
 
     def run(self) -> None:
         compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
         # Objects of another compiler or of other flags are other files.
         recipe = hashlib.sha256(repr((compiler, CXXFLAGS)).encode()).hexdigest()[:12]
-        folder = Path(str(self.build_temp)) / f"native-{recipe}"
+        folder = Path(str(self.build_base)) / f"native-{recipe}"
         objects = {source: folder / f"{source.parent.name}-{source.stem}.o" for source in SOURCES}
         newest_header = max(map(_modified, HEADERS))
         stale = [source for source, made in objects.items() if _modified(made) < max(_modified(source), newest_header)]
@@ -102,7 +107,7 @@ def _make(target: Path, command: list[str]) -> None:
     """Runs ``command -o target``; a process that has the old file mapped keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f"{target.name}.{os.getpid()}")
-    print(shlex.join([*command, "-o", str(target)]), flush=True)
+    print(f"making {target}", flush=True)
     try:
         subprocess.run([*command, "-o", str(fresh)], check=True)
     except FileNotFoundError:
@@ -112,7 +117,8 @@ def _make(target: Path, command: list[str]) -> None:
         )
     except subprocess.CalledProcessError as error:
         sys.exit(
-            f"error: {command[0]} ended with code {error.returncode} while making {target}; its messages are above."
+            f"error: '{shlex.join([*command, '-o', str(target)])}' ended with code {error.returncode}; "
+            "the compiler's messages are above."
         )
     fresh.replace(target)
 

@@ -21,7 +21,6 @@ from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind
 from hvdlite.core.topology import Placement, group
-from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.opening import Opening, choose, open_plane
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
@@ -49,10 +48,12 @@ class Session:
             swap = _swapper(self._context, job, settings, number, deadline)
             cards = swap(_card(settings))
             self.placements = _placements(cards)
-            hosts = [card["host"] for card in cards]
-            link = _open_link(self._context, job, settings, number, swap, deadline, len({c["hostid"] for c in cards}))
-            opening = Opening(settings, self._context, job.key("ring"), _session_id(job, number), swap, deadline)
-            plane: DataPlane = open_plane(choose(settings.plane, [card["hostid"] for card in cards]), opening)
+            hosts, host_ids = [card["host"] for card in cards], [card["hostid"] for card in cards]
+            is_one_host = len(set(host_ids)) == 1
+            session = _session_id(job, number)
+            link = _open_link(self._context, job, settings, session, swap, deadline, is_one_host)
+            opening = Opening(settings, self._context, job.key("data plane"), session, is_one_host, swap, deadline)
+            plane = open_plane(choose(settings.plane, host_ids), opening)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -213,20 +214,20 @@ def _session_id(job: Job, number: int) -> int:
 
 
 def _open_link(
-    context: zmq.Context[Any], job: Job, settings: Settings, number: int, swap: Swap, deadline: float, hosts: int
+    context: zmq.Context[Any],
+    job: Job,
+    settings: Settings,
+    session: int,
+    swap: Swap,
+    deadline: float,
+    is_one_host: bool,
 ) -> ControlLink:
     if settings.size == 1:
         return SoloLink()
-    session = _session_id(job, number)
     if settings.rank > 0:
         return LeafLink(context, job, session, settings, swap("")[0])
-    root = RootLink(
-        context,
-        job,
-        session,
-        settings,
-        f"ipc://@hvdlite-{job.name}-{session:016x}" if hosts == 1 else "tcp://127.0.0.1:*",
-    )
+    address = f"ipc://@hvdlite-{job.name}-{session:016x}" if is_one_host else "tcp://127.0.0.1:*"
+    root = RootLink(context, job, session, settings, address)
     swap(root.address)
     root.accept(deadline)
     return root

@@ -6,7 +6,6 @@ To add a plane: a file with a subclass of `DataPlane`, and a row in `_OPENERS`.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,20 +13,24 @@ import zmq
 
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.local import LocalPlane
+from hvdlite.dataplane.ring import RingPlane
+from hvdlite.dataplane.segment import SegmentOffer, create, fetch
+from hvdlite.dataplane.shm import ShmPlane, geometry
 from hvdlite.settings import Settings
 
 
 class Opening(NamedTuple):
     """What a plane needs to find its peers.
 
-    ``swap`` publishes a string and returns everybody's in rank order; all ranks call it equally often. ``deadline`` is
-    on the monotonic clock.
+    ``key`` is known to the job's ranks only. ``swap`` publishes a string and returns everybody's in rank order; all
+    ranks call it equally often. ``deadline`` is on the monotonic clock.
     """
 
     settings: Settings
     context: zmq.Context[Any]
     key: bytes
     session: int
+    is_one_host: bool
     swap: Callable[[str], Sequence[str]]
     deadline: float
 
@@ -54,29 +57,21 @@ def _open_local(opening: Opening) -> DataPlane:
 
 
 def _open_shm(opening: Opening) -> DataPlane:
-    from hvdlite.dataplane.segment import SegmentOffer, create, fetch
-    from hvdlite.dataplane.shm import ShmPlane, geometry
-
     settings = opening.settings
     shape = geometry(settings, cores=len(os.sched_getaffinity(0)))
     if settings.rank == 0:
         fd = create(shape.nbytes)
-        token = secrets.token_hex(16)
-        with SegmentOffer(fd, token) as offer:
-            opening.swap(f"{token} {offer.address}")
+        with SegmentOffer(fd, opening.key) as offer:
+            opening.swap(offer.address)
             offer.serve(settings.size - 1, opening.deadline)
     else:
-        token, address = opening.swap("")[0].split(" ", 1)
-        fd = fetch(address, token, opening.deadline)
+        fd = fetch(opening.swap("")[0], opening.key, opening.deadline)
     return ShmPlane(fd, settings.rank, settings.size, shape)
 
 
 def _open_ring(opening: Opening) -> DataPlane:
-    from hvdlite.dataplane.ring import RingPlane
-
     settings = opening.settings
     plane = RingPlane(
-        opening.context,
         settings.rank,
         settings.size,
         opening.key,
@@ -84,6 +79,8 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
+        bind=None if opening.is_one_host else "tcp://127.0.0.1:*",
+        context=opening.context,
     )
     addresses = opening.swap(plane.address)
     plane.connect(addresses[(settings.rank + 1) % settings.size], opening.deadline)

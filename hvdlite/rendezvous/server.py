@@ -1,7 +1,7 @@
 """Collects one card from every rank and gives all of them to each: the only thing a launcher serves to its workers.
 
 Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size", "timeout_s", "card"}`` and gets
-``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when its own timeout
+``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of one
 passes first, or ``{"error": text}``. Frames are JSON, capped, and CURVE admits only peers with the job's key.
 """
 
@@ -111,12 +111,12 @@ class RendezvousServer:
         del self._rounds[number]
 
     def _expire(self, now: float) -> None:
-        for current in self._rounds.values():
-            missing = [rank for rank in range(self._size) if rank not in current.cards]
-            for rank, (peer, deadline) in list(current.waiting.items()):
-                if deadline <= now:
+        for number, current in list(self._rounds.items()):
+            if any(deadline <= now for _, deadline in current.waiting.values()):
+                missing = [rank for rank in range(self._size) if rank not in current.cards]
+                for peer, _ in current.waiting.values():
                     self._reply(peer, {"missing": missing})
-                    del current.waiting[rank], current.cards[rank]
+                del self._rounds[number]
 
     def _milliseconds_to_next_deadline(self) -> int | None:
         deadlines = [deadline for current in self._rounds.values() for _, deadline in current.waiting.values()]

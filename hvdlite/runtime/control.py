@@ -147,10 +147,7 @@ class LeafLink(ControlLink):
         self.send(None)
 
     def send(self, message: Message) -> None:
-        try:
-            self._socket.send(encode(message, self._sent, self._session), zmq.NOBLOCK)
-        except zmq.Again:  # no connection any more; the monitor tells, or told, of it
-            return
+        self._socket.send(encode(message, self._sent, self._session))
         self._sent += 1
 
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
@@ -160,6 +157,7 @@ class LeafLink(ControlLink):
             self._received += 1
             yield 0, decode(frame, self._received - 1, self._session)
         if ended:
+            self._socket.linger = 0  # nobody is left to send to
             yield Lost(0, "its connection ended or its heartbeats stopped")
 
     def close(self) -> None:
@@ -171,7 +169,8 @@ def _configure(socket: zmq.Socket[bytes], settings: Settings) -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    # Never again, in effect. Not -1: that makes libzmq drop frames that have come and are not read yet.
+    socket.setsockopt(zmq.RECONNECT_IVL, 24 * 3600 * 1000)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat_interval * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.peer_timeout * 1000))
 

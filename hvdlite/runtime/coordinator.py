@@ -249,9 +249,8 @@ class Coordinator:
         left = End(EndKind.LEFT, self._rank, self._hosts[self._rank], "it called shutdown()")
         if self._negotiator is not None or self._end is not None:
             self._announce(left)
-            self._may_stop.set()
         else:
-            self._link.send(left)  # the root's answer ends the session here; after it no batch is agreed
+            self._link.send(left)  # the root's answer ends the session here
 
     def _announce(self, end: End) -> None:
         """Ends the session here and tells all ranks."""
@@ -262,8 +261,7 @@ class Coordinator:
         error = error_of(end)
         if end.kind is not EndKind.LEFT:
             self._plane.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
-        if end.kind is not EndKind.LEFT or end.rank == self._rank:
-            self._may_stop.set()
+        self._may_stop.set()  # the root agrees no batch after an end
         if self._end is not None:
             return
         self._end = end

@@ -84,7 +84,7 @@ HVD_API hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64
 HVD_API hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts);
 HVD_API hvd_status hvd_shm_barrier(hvd_shm* shm);
 
-// Ends the running and all later calls of every rank of the segment with HVD_ABORTED. Any thread.
+// Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.
 HVD_API void hvd_shm_abort(hvd_shm* shm);
 HVD_API void hvd_shm_close(hvd_shm* shm);
 

@@ -1,0 +1,80 @@
+# Everything runs in $(VENV), which is made once. The stamp files in it remember what was installed from which
+# requirements, so a second run fetches nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+NP ?= 2
+PYTEST_ARGS ?=
+BENCH_ARGS ?= --compare gloo
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+REQUIREMENTS := setup.cfg setup.py pyproject.toml constraints.txt
+CPUS := $(shell nproc)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format docs native test-native wheel bench clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "  PYTHON=python3.12 picks the interpreter of a new $(VENV); NP=4 the ranks of demo and bench."
+
+demo: $(VENV)/.for-demo native ## train on handwritten digits with $(NP) ranks
+	$(IN_VENV) hvdrun -np $(NP) python examples/torch_digits.py
+
+test: $(VENV)/.for-development native ## run all tests
+	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.for-development ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $$(find native -name '*.h' -o -name '*.cc')
+	$(BIN)/mypy
+
+format: $(VENV)/.for-development ## format all sources in place
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(find native -name '*.h' -o -name '*.cc')
+
+docs: $(VENV)/.for-demo ## write docs/settings.md from the table of settings
+	$(BIN)/python -m tests.house.settings_page
+
+native: $(VENV)/.build-tools ## build the native library in place
+	$(BIN)/python setup.py --quiet build_native --inplace
+
+test-native: ## run the native tests under ASan with UBSan, and under TSan
+	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
+	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=thread
+
+wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
+	rm -rf build/lib* dist
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+bench: $(VENV)/.for-demo native ## measure collectives with $(NP) ranks
+	$(IN_VENV) hvdrun -np $(NP) python -m hvdlite.bench $(BENCH_ARGS)
+
+clean: ## remove everything that was built, except $(VENV)
+	rm -rf build dist native/build hvdlite/_native *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find hvdlite launcher tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- the environment
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "hvdlite needs Python 3.11 or newer, and '$(PYTHON)' is not; name one with 'make PYTHON=...'." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.build-tools: pyproject.toml | $(BIN)/python
+	$(PIP) 'setuptools>=77'
+	@touch $@
+
+$(VENV)/.for-demo: $(REQUIREMENTS) $(VENV)/.build-tools
+	$(PIP) --no-build-isolation --editable '.[torch,examples]'
+	@touch $@
+
+$(VENV)/.for-development: $(REQUIREMENTS) $(VENV)/.build-tools
+	$(PIP) --no-build-isolation --editable '.[torch,examples,test,dev]'
+	@touch $@

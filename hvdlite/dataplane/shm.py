@@ -1,0 +1,152 @@
+"""The plane of the ranks of one host: collectives through a segment of shared memory, run by native code.
+
+A collective is one native call without the GIL; `docs/dataplanes.md` explains the algorithms. All ranks map the same
+segment with one `geometry`, which they compute from the same settings.
+
+A forked child has no mapping of the segment (and no other ranks that expect it): its collectives raise, its `close`
+does nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hvdlite import native
+from hvdlite.core.buffer import Spans
+from hvdlite.core.dtypes import DType
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.settings import Settings
+
+# docs/dataplanes.md has the measurements behind these.
+_CHUNK_BYTES = 256 << 10
+_CHUNK_BYTES_OVERSUBSCRIBED = 1 << 20
+_SPIN_NS = 50_000
+_SEGMENT_LIMIT_BYTES = 64 << 20
+
+
+class Geometry(NamedTuple):
+    """How a segment is laid out, equal on all its ranks, and how this rank waits."""
+
+    nbytes: int
+    chunk_bytes: int
+    slots: int
+    spin_ns: int
+    progress_timeout_s: float
+
+
+def geometry(settings: Settings, cores: int) -> Geometry:
+    """The geometry for ``settings.size`` ranks on ``cores`` cores: what the settings say, and defaults elsewhere.
+
+    Ranks that share cores never spin, since the peer they wait for may need theirs, and use longer chunks, since each
+    wait is a context switch. Many ranks get shorter chunks so that the segment stays below 64 MiB.
+    Raises ValueError for settings that no segment can have.
+    """
+    size, slots, chunk_bytes = settings.size, settings.shm_slots, settings.shm_chunk
+    is_oversubscribed = size > cores
+    if chunk_bytes == 0:
+        preferred = _CHUNK_BYTES_OVERSUBSCRIBED if is_oversubscribed else _CHUNK_BYTES
+        chunk_bytes = min(preferred, _SEGMENT_LIMIT_BYTES // (2 * size * slots))
+    spin_ns = round(settings.spin * 1000) if settings.spin >= 0 else 0 if is_oversubscribed else _SPIN_NS
+    nbytes = int(native.library().hvd_shm_bytes(size, chunk_bytes, slots))
+    if nbytes == 0:
+        raise ValueError(
+            f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} are no segment for {size} ranks; "
+            "chunks have 64 bytes to 1 GiB, slots are 2 to 1024, ranks of a host at most 1024"
+        )
+    return Geometry(nbytes, chunk_bytes, slots, spin_ns, settings.progress_timeout)
+
+
+class ShmPlane(DataPlane):
+    """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``."""
+
+    name = "shm"
+
+    def __init__(self, fd: int, rank: int, size: int, shape: Geometry) -> None:
+        """Maps the segment and closes ``fd``, also when it fails.
+
+        Raises HorovodInternalError if the segment is too small or other ranks map it with another geometry.
+        """
+        self.rank = rank
+        self.size = size
+        self._library = native.library()
+        self._owner_pid = os.getpid()
+        self._error: HvdError | None = None
+        self._handle: ctypes.c_void_p | None = None
+        self._handle_lock = threading.Lock()  # `abort` comes from other threads, perhaps during `close`
+        handle = ctypes.c_void_p()
+        try:
+            status = self._library.hvd_shm_open(
+                fd,
+                rank,
+                size,
+                shape.chunk_bytes,
+                shape.slots,
+                shape.spin_ns,
+                round(shape.progress_timeout_s * 1e9),
+                ctypes.byref(handle),
+            )
+        finally:
+            os.close(fd)
+        if status == native.INVALID:
+            raise HorovodInternalError(
+                f"rank {rank} cannot use the shared segment with {shape.chunk_bytes} bytes a slot and {shape.slots} "
+                f"slots for {size} ranks; HVDLITE_SHM_CHUNK and HVDLITE_SHM_SLOTS must be equal on all ranks of a host."
+            )
+        native.check(status, "mapping the shared segment")
+        self._handle = handle
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        handle = self._usable_handle("allreduce")
+        rows = _as_rows(spans)
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        status = self._library.hvd_shm_allreduce(handle, rows.ctypes.data, len(rows), ctypes.byref(reduction))
+        self._check(status, "allreduce")
+
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        handle = self._usable_handle("allgather")
+        if len(streams) != self.size:
+            raise ValueError(f"allgather needs the spans of {self.size} ranks, got {len(streams)}")
+        rows = _as_rows(np.concatenate(streams))
+        counts = np.array([len(stream) for stream in streams], np.uint64)
+        self._check(self._library.hvd_shm_allgather(handle, rows.ctypes.data, counts.ctypes.data), "allgather")
+
+    def barrier(self) -> None:
+        self._check(self._library.hvd_shm_barrier(self._usable_handle("barrier")), "barrier")
+
+    def abort(self, error: HvdError) -> None:
+        with self._handle_lock:
+            self._error = self._error or error
+            if self._handle is not None:
+                self._library.hvd_shm_abort(self._handle)
+
+    def close(self) -> None:
+        with self._handle_lock:
+            handle, self._handle = self._handle, None
+        if handle is not None and os.getpid() == self._owner_pid:
+            self._library.hvd_shm_close(handle)
+
+    def _usable_handle(self, what: str) -> ctypes.c_void_p:
+        if self._error is not None:
+            raise self._error
+        if self._handle is None or os.getpid() != self._owner_pid:
+            reason = "the plane is closed" if self._handle is None else "this process was forked from rank's own"
+            raise HorovodInternalError(f"{what} failed on rank {self.rank}: {reason}; call hvdlite.init() here first.")
+        return self._handle
+
+    def _check(self, status: int, what: str) -> None:
+        native.check(status, f"{what} on rank {self.rank}", self._error)
+
+
+def _as_rows(spans: Spans) -> Spans:
+    """The rows as native code reads them: an array of three 64-bit words each."""
+    rows = np.ascontiguousarray(spans, np.uint64)
+    if rows.ndim != 2 or rows.shape[1] != 3:
+        raise ValueError(f"spans must have shape (n, 3), not {rows.shape}")
+    return rows

@@ -1,0 +1,111 @@
+"""Parameters, optimizer state and objects, made equal on all ranks."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hvdlite.core.handle import Handle
+from hvdlite.framework import broadcast_object, synchronize_all
+from hvdlite.session import rank
+from hvdlite.torch.tensors import collectives
+
+Named = tuple[str, torch.Tensor]
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]], root_rank: int
+) -> None:
+    """Overwrites tensors with those of ``root_rank``, in place.
+
+    ``params`` is ``model.state_dict()``, ``model.named_parameters()``, or a list of tensors or of (name, tensor) pairs,
+    with the same names, shapes and dtypes on all ranks. Entries that are None are skipped. Raises ValueError for an
+    entry that is no tensor, and HorovodInternalError if ranks do not fit together.
+    """
+    _broadcast_all(_named(params), root_rank)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Gives every rank the state and hyper-parameters that ``root_rank`` has, without taking a step.
+
+    Every rank ends by loading the same state dict, as from a checkpoint. The optimizer may be wrapped or bare.
+    ``model`` is there for scripts of Horovod, which needed it; it is not used. Raises ValueError for LBFGS, whose state
+    is that of the last step on one rank's own data.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
+    tensors: list[torch.Tensor] = []
+    if rank() == root_rank:
+        state = optimizer.state_dict()
+        broadcast_object(_dump(state, tensors), root_rank, "optimizer_state")
+    else:
+        state = _load(broadcast_object(None, root_rank, "optimizer_state"), tensors)
+    _broadcast_all([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root_rank)
+    optimizer.load_state_dict(state)
+
+
+def _named(params: Any) -> list[Named]:
+    if isinstance(params, (torch.Tensor, torch.nn.Module)):
+        raise ValueError(f"expected a model's state_dict() or parameters, got a {type(params).__name__}")
+    if isinstance(params, Mapping):
+        pairs = [(key, params[key]) for key in sorted(params)]
+    else:
+        pairs = [
+            entry if isinstance(entry, tuple) and len(entry) == 2 else (f"noname.{index}", entry)
+            for index, entry in enumerate(params)
+        ]
+    for key, value in pairs:
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ValueError(f"broadcast_parameters takes tensors, but {key!r} is a {type(value).__name__}")
+    return [(f"parameter.{key}", value) for key, value in pairs if value is not None]
+
+
+@torch.no_grad()
+def _broadcast_all(tensors: list[Named], root_rank: int) -> None:
+    handles: list[Handle] = []
+    try:
+        for name, tensor in tensors:
+            handles.append(collectives.broadcast_async_(_contiguous(tensor), root_rank, name))
+    except ValueError as error:
+        synchronize_all(handles)
+        raise ValueError(f"cannot broadcast {name!r}: {error}") from error
+    for (_, tensor), received in zip(tensors, synchronize_all(handles), strict=True):
+        if received is not tensor:
+            tensor.copy_(received)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous() if tensor.layout is torch.strided else tensor
+
+
+def _dump(state: Any, tensors: list[torch.Tensor]) -> bytes:
+    """Pickles ``state`` without the contents of its tensors, which are appended to ``tensors``."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if not isinstance(obj, torch.Tensor):
+                return None
+            tensors.append(obj.detach())
+            return tuple(obj.shape), obj.dtype
+
+    stream = io.BytesIO()
+    Pickler(stream).dump(state)
+    return stream.getvalue()
+
+
+def _load(data: bytes, tensors: list[torch.Tensor]) -> Any:
+    """The state that was dumped, with empty tensors, which are appended to ``tensors`` in the same order."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> torch.Tensor:
+            shape, dtype = pid
+            tensors.append(torch.empty(shape, dtype=dtype, device="cpu"))
+            return tensors[-1]
+
+    return Unpickler(io.BytesIO(data)).load()

@@ -1,0 +1,1 @@
+"""The launcher behind ``hvdrun``: places the ranks of a job, starts them, relays their output and ends them."""

@@ -1,0 +1,181 @@
+"""``hvdrun``: the command line.
+
+Options come first; from the command on, every word belongs to the command untouched. Whatever is wrong with what the
+user typed is one line on stderr and exit code 2, before anything has been started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from hvdlite.errors import LaunchError
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.version import __version__
+
+from .check_build import describe_build
+from .execute import execute
+from .hosts import Host, parse_hosts, read_hostfile
+from .logs import Logs
+from .plan import make_plan, place_ranks
+from .report import describe_plan, describe_settings
+from .screen import Screen
+
+_VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
+_BAD_USAGE: Final = 2
+
+
+def _count(text: str) -> int:
+    digits = text.removeprefix("p")  # click reads -np4 as -n with the value p4
+    if not re.fullmatch(r"-?\d+", digits):
+        raise click.BadParameter(f"{text!r} is not a number of processes, as in -np 4.")
+    if int(digits) < 1:
+        raise click.BadParameter(f"{digits} is not a number of processes; it must be at least 1.")
+    return int(digits)
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
+    epilog="Example: hvdrun -np 4 python train.py --epochs 3",
+)
+@click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start.")
+@click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Where, and how many at most on each.")
+@click.option("-hostfile", "--hostfile", "hostfile", metavar="FILE", help="The same from a file: 'HOST slots=N' lines.")
+@click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]", help="Pass on or set an environment variable.")
+@click.option("--output-filename", "folder", metavar="DIR", help="Also write DIR/rank.N/stdout and stderr.")
+@click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
+              help="Put the time before every line.")  # fmt: skip
+@click.option("--start-timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="How long hvd.init() waits.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
+@click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
+@click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their present values.")
+@click.option("--verbose", "is_verbose", is_flag=True, help="Say what hvdrun does.")
+@click.version_option(__version__, "-v", "--version", message="hvdrun %(version)s")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def hvdrun(
+    size: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    variables: tuple[str, ...],
+    folder: str | None,
+    has_timestamps: bool,
+    start_timeout: float | None,
+    is_dry: bool,
+    checks_build: bool,
+    shows_settings: bool,
+    is_verbose: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Starts COMMAND as a job of N processes that train together."""
+    environment = _environment(variables, start_timeout)
+    if checks_build or shows_settings:
+        _print(describe_build() if checks_build else describe_settings(environment))
+        return 0
+    cores = len(os.sched_getaffinity(0))
+    placements = place_ranks(_hosts(hosts, hostfile), size, cores)
+    _check_command(command, environment)
+    job = Job.create()
+    plan = make_plan(command, placements, cores, environment, job, master_port=_free_port())
+    if is_dry:
+        _print(describe_plan(plan, os.environ))
+        return 0
+    with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
+        screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
+        return execute(plan.meeting_at(server.address), screen, logs, is_verbose=is_verbose)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs hvdrun and returns its exit code; errors of the user's and of starting are one line on stderr."""
+    try:
+        return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
+    except click.Abort:
+        return 130
+    except click.ClickException as error:
+        message, code = error.format_message(), error.exit_code
+    except LaunchError as error:
+        message, code = str(error), error.exit_code
+    except ValueError as error:
+        message, code = str(error), _BAD_USAGE
+    except OSError as error:
+        message, code = f"{error.strerror}: {error.filename}.", 1
+    print(f"hvdrun: {' '.join(message.split())} See 'hvdrun --help'.", file=sys.stderr)
+    return code
+
+
+def _environment(variables: Sequence[str], start_timeout: float | None) -> dict[str, str]:
+    """The environment that the user wants for the workers."""
+    environment = dict(os.environ)
+    if start_timeout is not None:
+        environment["HVDLITE_START_TIMEOUT"] = f"{start_timeout:g}"
+    for text in variables:
+        match = _VARIABLE.fullmatch(text)
+        if match is None or (match["value"] and not match["assigns"]):
+            raise click.UsageError(f"-x {text!r} is not NAME or NAME=VALUE.")
+        if match["assigns"]:
+            environment[match["name"]] = match["value"]
+        elif match["name"] not in environment:
+            raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
+    return environment
+
+
+def _hosts(listed: str | None, file: str | None) -> tuple[Host, ...]:
+    if listed is not None and file is not None:
+        raise click.UsageError("-H and --hostfile exclude each other; give one of them.")
+    if file is not None:
+        return read_hostfile(file)
+    return parse_hosts(listed) if listed is not None else ()
+
+
+def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    if not command:
+        raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
+    program = command[0]
+    if shutil.which(program, path=environment.get("PATH", os.defpath)):
+        return
+    if not Path(program).is_file():
+        raise click.UsageError(f"the command {program!r} was not found; check its spelling, or PATH.")
+    hint = f"write python {shlex.quote(program)}" if program.endswith(".py") else f"write ./{program} or a full path"
+    if os.sep in program and not program.endswith(".py"):
+        hint = f"make it so with chmod +x {shlex.quote(program)}"
+    raise click.UsageError(f"{program!r} is not a command that can be executed; {hint}.")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _logs(folder: str | None, size: int) -> Iterator[Logs | None]:
+    if folder is None:
+        yield None
+        return
+    try:
+        logs = Logs(folder, size)
+    except OSError as error:
+        raise click.UsageError(f"--output-filename {folder} cannot be used: {error.strerror}.") from None
+    try:
+        yield logs
+    finally:
+        logs.close()
+
+
+def _print(lines: Iterator[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Frames between hvdrun and its agents: a length, a kind and a payload.
+
+The length counts the payload only and is checked before anything is stored, so a damaged stream costs a closed link
+and no memory. Rare messages are JSON; output is four bytes of rank followed by the bytes that the worker wrote.
+
+hvdrun sends ``START`` once, ``SIGNAL`` as often as it likes and ``END`` when no rank is left; the end of its stream
+without ``END`` means that it died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output, then
+``EXITED``: whatever a worker wrote before its end comes before the news of its end.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final
+
+MAX_PAYLOAD_BYTES: Final = 64 << 20
+_HEADER: Final = struct.Struct("!IB")
+_RANK: Final = struct.Struct("!I")
+
+
+class Kind(IntEnum):
+    """What a frame says."""
+
+    START = 1  # down: {"cwd", "command", "environment", "workers": [{"rank", "environment"}]}
+    SIGNAL = 2  # down: {"signum"} for every process of every worker
+    END = 3  # down: {"grace_s"} for what the workers left behind, then SIGKILL
+    STARTED = 4  # up: {"rank", "pid"}
+    FAILED = 5  # up: {"rank", "reason"}, the rank could not be started
+    EXITED = 6  # up: {"rank", "pid", "code", "time"}; a negative code is a signal, time is the host's monotonic clock
+    STDOUT = 7  # up: rank and bytes
+    STDERR = 8  # up: rank and bytes
+
+
+_KINDS: Final = frozenset(Kind)
+
+
+class FrameError(ValueError):
+    """The stream does not hold frames; nothing that follows can be understood."""
+
+
+def pack(kind: Kind, payload: bytes) -> bytes:
+    """One frame. Raises FrameError if the payload is larger than the other side accepts."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"a frame of {len(payload)} bytes is larger than the {MAX_PAYLOAD_BYTES} that are accepted")
+    return _HEADER.pack(len(payload), kind) + payload
+
+
+def pack_message(kind: Kind, **fields: Any) -> bytes:
+    """One frame of JSON."""
+    return pack(kind, json.dumps(fields).encode())
+
+
+def pack_output(kind: Kind, rank: int, data: bytes) -> bytes:
+    """One frame of output."""
+    return pack(kind, _RANK.pack(rank) + data)
+
+
+def unpack_message(payload: bytes) -> dict[str, Any]:
+    """The fields of a JSON frame. Raises FrameError if it holds none."""
+    try:
+        fields = json.loads(payload)
+    except ValueError as error:
+        raise FrameError(f"a frame holds no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise FrameError(f"a frame holds {type(fields).__name__} instead of fields")
+    return fields
+
+
+def unpack_output(payload: bytes) -> tuple[int, bytes]:
+    """The rank and the bytes of an output frame. Raises FrameError if it is too short."""
+    if len(payload) < _RANK.size:
+        raise FrameError("an output frame is too short")
+    (rank,) = _RANK.unpack_from(payload)
+    return rank, payload[_RANK.size :]
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """The frames that ``data`` completes. Raises FrameError at the first one that cannot be."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= _HEADER.size:
+                length, kind = _HEADER.unpack_from(self._buffer, start)
+                if length > MAX_PAYLOAD_BYTES or kind not in _KINDS:
+                    raise FrameError(f"not a frame: kind {kind}, {length} bytes")
+                end = start + _HEADER.size + length
+                if end > len(self._buffer):
+                    break
+                yield Kind(kind), bytes(self._buffer[start + _HEADER.size : end])
+                start = end
+        finally:
+            del self._buffer[:start]

@@ -1,0 +1,83 @@
+"""Texts of hvdrun: the box about a failed rank, the plan of a dry run, the table of settings."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from hvdlite.settings import Settings, table
+
+from .plan import Plan
+from .supervisor import Failure
+
+_WIDTH: Final = 78
+_HINTS: Final = {
+    signal.SIGKILL: "possibly out of memory: see 'dmesg' and lower the batch size or the number of ranks",
+    signal.SIGSEGV: "a crash in native code; the stack is above if Python could print it",
+    signal.SIGBUS: "a crash in native code, or a full shared-memory or temporary file system",
+}
+
+
+def describe_failure(failure: Failure, last_lines: Sequence[str], log: Path | None) -> Iterator[str]:
+    """The lines of the box: which rank failed, how, what it wrote last to stderr and where the rest is."""
+    title = f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} "
+    yield title.ljust(_WIDTH, "-")
+    if failure.pid is not None:
+        yield f"| process {failure.pid}"
+    if failure.signum in _HINTS:
+        yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
+    if last_lines:
+        yield "| the last lines of its stderr:"
+        yield from (f"|   {line}" for line in last_lines)
+    if log is not None:
+        yield f"| its log: {log}"
+    yield "+".ljust(_WIDTH, "-")
+
+
+def describe_plan(plan: Plan, inherited: Mapping[str, str]) -> Iterator[str]:
+    """What would be started: placement, environment without the job's key, and the command."""
+    yield f"{plan.size} rank(s) on {len(plan.hosts)} host(s)"
+    yield ""
+    yield f"{'rank':>6}  {'host':<24} {'local':>9} {'cross':>9}"
+    for place in plan.placements:
+        local, cross = f"{place.local_rank}/{place.local_size}", f"{place.cross_rank}/{place.cross_size}"
+        yield f"{place.rank:>6}  {place.host:<24} {local:>9} {cross:>9}"
+    own = {name: value for name, value in plan.environment.items() if inherited.get(name) != value}
+    by_rank = {name: [environment[name] for environment in plan.of_rank] for name in plan.of_rank[0]}
+    own |= {name: values[0] for name, values in by_rank.items() if len(set(values)) == 1}
+    yield ""
+    yield "environment of every rank, besides what it inherits:"
+    yield from (f"  {name}={_quoted(name, value)}" for name, value in sorted(own.items()))
+    yield ""
+    yield "environment that differs, by rank:"
+    for name, values in sorted(by_rank.items()):
+        if name not in own:
+            yield f"  {name}={' '.join(map(shlex.quote, values))}"
+    yield ""
+    yield f"in {plan.cwd}:"
+    yield f"  {shlex.join(plan.command)}"
+
+
+def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:
+    """The table of all settings with their defaults and present values. Raises ValueError for a value that is wrong."""
+    settings = Settings.read(environment)
+    for spec in table():
+        value, unit = getattr(settings, spec.name), f" {spec.unit}" if spec.unit else ""
+        shown = "(hidden)" if spec.secret and value else f"{_text(value)}{unit}"
+        marker = "" if value == spec.default else f"   (default {_text(spec.default)}{unit})"
+        yield f"{' or '.join(spec.variables)} = {shown}{marker}"
+        yield f"    {spec.meaning}" + (f": {', '.join(spec.choices)}" if spec.choices else "")
+
+
+def _quoted(name: str, value: str) -> str:
+    is_secret = any(spec.secret and name in spec.variables for spec in table())
+    return "(hidden)" if is_secret else shlex.quote(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if value != "" else "(empty)"

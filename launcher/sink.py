@@ -1,0 +1,101 @@
+"""A descriptor that is written without ever waiting for who reads it.
+
+Training must not wait for a terminal that is stopped with Ctrl-S or a pager that nobody scrolls. What cannot be
+written is kept, up to a limit, and beyond it dropped and counted. The descriptor is opened anew where Linux allows it:
+O_NONBLOCK belongs to the open file and not to the descriptor, and the shell shares ours.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+LIMIT_BYTES: Final = 64 << 20
+_WRITE_BYTES: Final = 64 << 10
+_TOO_SLOW: Final = "its reader is too slow"
+
+
+class Sink:
+    """An output that never blocks; ``name`` is for messages."""
+
+    def __init__(self, descriptor: int, name: str, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.name = name
+        self.lost_bytes = 0
+        self.problem = ""  # why bytes were lost, empty while none were
+        self._queue: deque[bytes] = deque()  # no empty pieces
+        self._queued_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._is_broken = False
+        self._descriptor, self._is_ours, self._step = _open_anew(descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much is kept for when the reader is ready."""
+        return self._queued_bytes
+
+    def write(self, data: bytes) -> None:
+        """Writes ``data`` now, or keeps it, or drops and counts it."""
+        if self._is_broken or self._queued_bytes + len(data) > self._limit_bytes:
+            self.lost_bytes += len(data)
+            self.problem = self.problem or _TOO_SLOW
+            return
+        if not data:
+            return
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        if len(self._queue) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what can be written without waiting."""
+        try:
+            while self._queue and self._is_ready(0):
+                written = os.write(self._descriptor, self._queue[0][: self._step])
+                self._queued_bytes -= written
+                if rest := self._queue.popleft()[written:]:
+                    self._queue.appendleft(rest)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._is_broken = True
+            self._drop(error.strerror or str(error))
+
+    def drain(self, patience_s: float) -> None:
+        """Writes all that is kept, until the reader has taken nothing for ``patience_s``."""
+        while self._queue and self._is_ready(patience_s):
+            self.flush()
+        if self._queue:
+            self._drop(_TOO_SLOW)
+
+    def close(self) -> None:
+        if self._is_ours:
+            os.close(self._descriptor)
+            self._is_ours = False
+
+    def _drop(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        self.lost_bytes += self._queued_bytes
+        self._queued_bytes = 0
+        self._queue.clear()
+
+    def _is_ready(self, timeout_s: float) -> bool:
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLOUT)
+        return bool(poller.poll(timeout_s * 1000))
+
+
+def _open_anew(descriptor: int) -> tuple[int, bool, int]:
+    """A descriptor to write to, whether it is ours to close, and how many bytes one write may have."""
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return descriptor, False, _WRITE_BYTES  # a file is always ready, and another opening would start at its front
+    with suppress(OSError):
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), True, _WRITE_BYTES
+    return descriptor, False, select.PIPE_BUF  # what a descriptor that polls as ready takes without waiting

@@ -1,0 +1,186 @@
+"""Decides what hvdrun does about the ends of ranks, lost agents and signals. It does no I/O and reads no clock.
+
+A job is in one of five phases::
+
+    RUNNING ──rank fails, signal──> TERMINATING ──grace over, 2nd signal──> KILLING
+       │                                 │                                     │
+       └────────────── all ranks have ended ──────────────> CLOSING <──────────┘
+                                                               │ all agents have ended, or time is up
+                                                               v
+                                                           FINISHED
+
+The first failure in time decides the exit code; what the other ranks do after it is a consequence of it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL
+START_S: Final = 30.0  # for an agent to start its workers
+LAST_WAIT_S: Final = 2.0  # for processes to vanish after SIGKILL
+
+
+class Phase(Enum):
+    """How far the job has come."""
+
+    RUNNING = auto()
+    TERMINATING = auto()
+    KILLING = auto()
+    CLOSING = auto()
+    FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Action: send ``signum`` to every process of every worker."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Action: tell every agent to end, and to give what its workers left behind ``grace_s`` for that."""
+
+    grace_s: float = GRACE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Destroy:
+    """Action: kill the agent of ``host`` and whatever is known of its workers; it does not answer."""
+
+    host: str
+
+
+Action = Signal | Close | Destroy
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the job failed. ``code`` is what a shell would show, ``signum`` is None unless a signal ended the rank."""
+
+    rank: int
+    host: str
+    pid: int | None
+    code: int
+    signum: int | None
+    time: float
+    reason: str
+
+
+class Supervisor:
+    """The state of one job. Every event takes ``now`` (monotonic, seconds) and returns the actions it calls for.
+
+    Invariant: a deadline is set in every phase but FINISHED, and but RUNNING once all ranks have started.
+    """
+
+    def __init__(self, host_by_rank: Mapping[int, str], now: float) -> None:
+        self._host_by_rank = dict(host_by_rank)
+        self._alive = set(host_by_rank)
+        self._awaited = set(host_by_rank)  # the ranks that have not started
+        self._agents = set(host_by_rank.values())
+        self._interrupt: int | None = None
+        self.phase = Phase.RUNNING
+        self.deadline: float | None = now + START_S
+        self.failure: Failure | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What hvdrun returns: 128 + n after signal n, else the code of the first failure, else 0."""
+        if self._interrupt is not None:
+            return 128 + self._interrupt
+        return self.failure.code if self.failure else 0
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """The ranks that have not ended."""
+        return frozenset(self._alive)
+
+    def started(self, rank: int) -> None:
+        """Rank ``rank`` runs."""
+        self._awaited.discard(rank)
+        if not self._awaited and self.phase is Phase.RUNNING:
+            self.deadline = None
+
+    def exited(self, rank: int, pid: int, code: int, time: float, now: float) -> list[Action]:
+        """Rank ``rank`` ended at ``time`` of its host's clock; a negative ``code`` is a signal."""
+        signum = -code if code < 0 else None
+        shown = code if signum is None else 128 + signum
+        how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
+        return self._ended(Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how), now)
+
+    def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
+        """Rank ``rank`` could not be started."""
+        failure = Failure(rank, self._host_by_rank[rank], None, 1, None, now, f"could not be started: {reason}")
+        return self._ended(failure, now)
+
+    def agent_ended(self, host: str, now: float) -> list[Action]:
+        """The agent of ``host`` is gone; ranks that had not ended went with it."""
+        self._agents.discard(host)
+        actions: list[Action] = []
+        lost = [rank for rank in sorted(self._alive) if self._host_by_rank[rank] == host]
+        if lost:
+            actions.append(Destroy(host))
+        for rank in lost:
+            failure = Failure(rank, host, None, 1, None, now, "was lost: the process that started it died")
+            actions += self._ended(failure, now)
+        if not self._agents:
+            self._enter(Phase.FINISHED, None)
+        return actions
+
+    def interrupted(self, signum: int, now: float) -> list[Action]:
+        """A signal asks hvdrun to end: the first one politely, the second one at once."""
+        if self.phase is Phase.RUNNING:
+            self._interrupt = signum
+            return self._terminate(now)
+        return self._destroy_all() if self.phase is Phase.KILLING else self._kill(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Acts on a deadline that has passed."""
+        if self.deadline is None or now < self.deadline:
+            return []
+        if self.phase is Phase.RUNNING:
+            return self.not_started(min(self._awaited), f"its host did not answer within {START_S:.0f} s", now)
+        return self._kill(now) if self.phase is Phase.TERMINATING else self._destroy_all()
+
+    def _ended(self, end: Failure, now: float) -> list[Action]:
+        if end.rank not in self._alive:
+            return []
+        self._alive.discard(end.rank)
+        actions: list[Action] = []
+        if end.code != 0:
+            if self.phase is Phase.RUNNING:
+                self.failure = end
+                actions += self._terminate(now)
+            elif self.failure is not None and end.time < self.failure.time:
+                self.failure = end
+        if not self._alive:
+            self._enter(Phase.CLOSING, now + GRACE_S + LAST_WAIT_S)
+            return [*(action for action in actions if isinstance(action, Destroy)), Close()]
+        return actions
+
+    def _terminate(self, now: float) -> list[Action]:
+        self._enter(Phase.TERMINATING, now + GRACE_S)
+        return [Signal(signal.SIGTERM)]
+
+    def _kill(self, now: float) -> list[Action]:
+        self._enter(Phase.KILLING, now + LAST_WAIT_S)
+        return [Signal(signal.SIGKILL)]
+
+    def _destroy_all(self) -> list[Action]:
+        self._enter(Phase.FINISHED, None)
+        return [Destroy(host) for host in sorted(self._agents)]
+
+    def _enter(self, phase: Phase, deadline: float | None) -> None:
+        self.phase, self.deadline = phase, deadline
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,161 @@
+// The loops of reduce.h, written once and compiled per instruction set.
+//
+// Vectors are walked in blocks that stay in the first-level cache. Within a block every input is brought into the
+// accumulator's type (`prepare`, which costs nothing where input and accumulator are the same type and unscaled),
+// folded, and narrowed to the output. Two unscaled float32 inputs are therefore one pass straight to the output.
+// Scaling is a pass of its own so that no compiler can contract it with the fold into a fused multiply-add, whose
+// different rounding would make results depend on the processor.
+//
+// Included by one translation unit per instruction set; see element.h for why the namespace is unnamed.
+
+#ifndef HVDLITE_KERNELS_FOLD_H_
+#define HVDLITE_KERNELS_FOLD_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/element.h"
+#include "kernels/kernel_table.h"
+
+namespace hvd {
+namespace {
+
+// Three blocks of accumulators and the inputs of a block fit the 32 KiB of a small first-level cache.
+constexpr uint64_t kBlockBytes = 4096;
+template <class A>
+constexpr uint64_t kBlock = kBlockBytes / sizeof(A);
+
+// Signed overflow is undefined, so integers wrap around as unsigned; 16-bit products need 32 unsigned bits.
+template <class A>
+using Wrapping = std::conditional_t<std::is_integral_v<A>, std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>, A>;
+
+struct Sum {
+  template <class A>
+  static A apply(A a, A b) noexcept {
+    return static_cast<A>(static_cast<Wrapping<A>>(a) + static_cast<Wrapping<A>>(b));
+  }
+};
+struct Product {
+  template <class A>
+  static A apply(A a, A b) noexcept {
+    return static_cast<A>(static_cast<Wrapping<A>>(a) * static_cast<Wrapping<A>>(b));
+  }
+};
+// `a != a` holds for NaN only; a NaN in b loses no comparison and is taken by the else.
+struct Min {
+  template <class A>
+  static A apply(A a, A b) noexcept {
+    return a < b || a != a ? a : b;
+  }
+};
+struct Max {
+  template <class A>
+  static A apply(A a, A b) noexcept {
+    return a > b || a != a ? a : b;
+  }
+};
+
+template <class T>
+void widen_block(Accumulator<T>* out, const T* in, uint64_t n) noexcept {
+  for (uint64_t i = 0; i < n; ++i) out[i] = widen(in[i]);
+}
+
+template <class T>
+void narrow_block(T* out, const Accumulator<T>* in, uint64_t n) noexcept {
+  for (uint64_t i = 0; i < n; ++i) narrow(in[i], out + i);
+}
+
+template <class A>
+void scale_block(A* out, const A* in, uint64_t n, double scale) noexcept {
+  for (uint64_t i = 0; i < n; ++i) out[i] = scaled(in[i], scale);
+}
+
+// The block as scaled accumulators: `in` itself if nothing is to be done, else `scratch`.
+template <class T>
+const Accumulator<T>* prepare(const T* in, uint64_t n, double scale, Accumulator<T>* scratch) noexcept {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    if (scale == 1.0) return in;
+    scale_block(scratch, in, n, scale);
+  } else {
+    widen_block(scratch, in, n);
+    if (!std::is_same_v<T, Bool> && scale != 1.0) scale_block(scratch, scratch, n, scale);
+  }
+  return scratch;
+}
+
+template <class Op, class A>
+void combine(A* out, const A* a, const A* b, uint64_t n) noexcept {
+  for (uint64_t i = 0; i < n; ++i) out[i] = Op::apply(a[i], b[i]);
+}
+
+// Writes the accumulators to the output type. `acc` may be `out` itself.
+template <class T>
+void finish(T* out, Accumulator<T>* acc, uint64_t n, double scale) noexcept {
+  if (!std::is_same_v<T, Bool> && scale != 1.0) scale_block(acc, acc, n, scale);
+  if constexpr (!std::is_same_v<T, Accumulator<T>>) narrow_block(out, static_cast<const Accumulator<T>*>(acc), n);
+}
+
+// Where the fold may leave its result: in the output if that holds accumulators, else in scratch.
+template <class T>
+Accumulator<T>* target(T* out, Accumulator<T>* scratch) noexcept {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) return out;
+  return scratch;
+}
+
+template <class T, class Op>
+void fold_all(void* out_bytes, const void* const* in, int32_t inputs, uint64_t count, double pre,
+              double post) noexcept {
+  using A = Accumulator<T>;
+  alignas(64) A first[kBlock<A>], next[kBlock<A>], sum[kBlock<A>];
+  for (uint64_t begin = 0; begin < count; begin += kBlock<A>) {
+    const uint64_t n = count - begin < kBlock<A> ? count - begin : kBlock<A>;
+    T* out = static_cast<T*>(out_bytes) + begin;
+    A* last = target(out, sum);
+    const A* a = prepare(static_cast<const T*>(in[0]) + begin, n, pre, first);
+    for (int32_t k = 1; k < inputs; ++k) {
+      // Until the last input is read the output must stay untouched, since it may be one of them.
+      A* result = k + 1 == inputs ? last : sum;
+      combine<Op>(result, a, prepare(static_cast<const T*>(in[k]) + begin, n, pre, next), n);
+      a = result;
+    }
+    if (a != last) std::memmove(last, a, n * sizeof(A));
+    finish(out, last, n, post);
+  }
+}
+
+template <class T, class Op>
+void fold_hop(void* out, bool out_is_partial, const void* a_bytes, bool a_is_partial, const void* own, uint64_t count,
+              double pre, double post) noexcept {
+  using A = Accumulator<T>;
+  alignas(64) A first[kBlock<A>], next[kBlock<A>], sum[kBlock<A>];
+  for (uint64_t begin = 0; begin < count; begin += kBlock<A>) {
+    const uint64_t n = count - begin < kBlock<A> ? count - begin : kBlock<A>;
+    const A* a = a_is_partial ? static_cast<const A*>(a_bytes) + begin
+                              : prepare(static_cast<const T*>(a_bytes) + begin, n, pre, first);
+    const A* b = prepare(static_cast<const T*>(own) + begin, n, pre, next);
+    if (out_is_partial) {
+      combine<Op>(static_cast<A*>(out) + begin, a, b, n);
+      continue;
+    }
+    T* block = static_cast<T*>(out) + begin;
+    combine<Op>(target(block, sum), a, b, n);
+    finish(block, target(block, sum), n, post);
+  }
+}
+
+template <class T, class SumOp = Sum, class ProductOp = Product>
+constexpr KernelRow row() noexcept {
+  return {sizeof(T),
+          sizeof(Accumulator<T>),
+          {fold_all<T, SumOp>, fold_all<T, Min>, fold_all<T, Max>, fold_all<T, ProductOp>},
+          {fold_hop<T, SumOp>, fold_hop<T, Min>, fold_hop<T, Max>, fold_hop<T, ProductOp>}};
+}
+
+// In the order of the dtype numbers of hvdlite.h.
+constexpr KernelTable kTable = {row<uint8_t>(), row<int8_t>(),   row<int16_t>(), row<int32_t>(), row<int64_t>(),
+                                row<Float16>(), row<BFloat16>(), row<float>(),   row<double>(),  row<Bool, Max, Min>()};
+
+}  // namespace
+}  // namespace hvd
+
+#endif  // HVDLITE_KERNELS_FOLD_H_

@@ -1,0 +1,42 @@
+// Element-wise folds of several vectors: the arithmetic of every all-reduce.
+//
+// Floating point is folded in the order of the inputs; float16 and bfloat16 are widened to float32, folded and scaled
+// there, and rounded once (to nearest even). NaN stays NaN, and min and max of anything with NaN are NaN. Integers wrap
+// around. A scale other than 1 multiplies floats in the accumulator's precision; integers are scaled in double,
+// truncated toward zero, and saturate. bool is not scaled; its sum and max are *or*, its product and min are *and*.
+//
+// Every function here trusts its arguments: `is_valid` first. Element pointers are aligned to their type, and `out`
+// may equal any input but must not overlap one otherwise.
+
+#ifndef HVDLITE_KERNELS_REDUCE_H_
+#define HVDLITE_KERNELS_REDUCE_H_
+
+#include <cstdint>
+
+#include "hvdlite.h"
+
+namespace hvd {
+
+// True if `dtype` and `op` are known numbers.
+bool is_valid(const hvd_reduction& reduction) noexcept;
+
+// Bytes of one element of a valid dtype.
+uint64_t item_bytes(int32_t dtype) noexcept;
+
+// Bytes of one element of a partial result: 4 for 16-bit floats, item_bytes for everything else.
+uint64_t partial_bytes(int32_t dtype) noexcept;
+
+// out = post * ((pre * in[0]) op (pre * in[1]) op ...), folded from left to right; n >= 1.
+void reduce(void* out, const void* const* in, int32_t n, uint64_t count, const hvd_reduction& reduction) noexcept;
+
+// One hop of a ring: out = a op (pre * own), and times post unless `out` is a partial result.
+//
+// `a` is either raw input, which is scaled by pre here, or the partial result of an earlier hop. A partial holds what
+// the accumulator holds: float32 for 16-bit floats, the dtype itself for everything else (for integers that is: each
+// input already scaled in double and truncated). bool partials are 0 or 1.
+void reduce_hop(void* out, bool out_is_partial, const void* a, bool a_is_partial, const void* own, uint64_t count,
+                const hvd_reduction& reduction) noexcept;
+
+}  // namespace hvd
+
+#endif  // HVDLITE_KERNELS_REDUCE_H_

@@ -1,0 +1,176 @@
+// All-reduce: a ring reduce-scatter followed by a ring all-gather, pipelined over frames.
+//
+// The batch is cut into equal rounds, a round into one share per rank, a share into `frames` frames. In a round every
+// rank takes 2 (size - 1) steps. In step 0 it sends its raw part of share `rank`; in each further step it sends on what
+// it received in the step before, combined with its own part of that share. After size - 1 steps share rank + 1 is
+// complete here; it is rounded to the element type, written to memory, and travels the ring once more so that every
+// rank writes the very same bytes.
+//
+// Steps and rounds form one long conveyor. A step has `frames` frames, so the frame that follows from received frame i
+// is always frame i + frames: either the combination of frame i, or frame i itself, or, at the end of a round, the raw
+// start of the next one. A rank therefore sends `frames` frames ahead and from then on one frame for each that it
+// receives. It holds no queue, the pipe stays full across rounds, and each link carries at most size * frames frames:
+// memory is bounded whatever the size of the batch.
+//
+// Cost: every rank sends and receives 2 (size - 1) / size of the batch (partial results of 16-bit floats are float32
+// and count twice) and waits 2 (size - 1) times for a frame, once in a batch. See Patarasuk and Yuan, "Bandwidth
+// optimal all-reduce algorithms for clusters of workstations", 2009.
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/crc32c.h"
+#include "kernels/reduce.h"
+#include "ring/ring.h"
+
+namespace hvd::ring {
+namespace {
+
+// Elements of a frame are a multiple of this, so that frames of any type begin on cache lines if the batch does.
+constexpr uint64_t kElementStep = 64;
+
+constexpr uint64_t divide_up(uint64_t a, uint64_t b) noexcept { return a / b + (a % b != 0); }
+
+struct Plan {
+  uint64_t count;           // elements of the batch
+  uint64_t rounds;
+  uint64_t frames;          // per share
+  uint64_t frame_elements;  // the last frames of a batch have fewer
+};
+
+Plan make_plan(const Ring& ring, uint64_t count, uint64_t partial_bytes) {
+  const uint64_t size = static_cast<uint64_t>(ring.size);
+  const uint64_t most = ring.chunk_bytes / partial_bytes / kElementStep * kElementStep;
+  Plan plan;
+  plan.count = count;
+  plan.rounds = divide_up(count, size * ring.window * most);
+  const uint64_t share = divide_up(count, plan.rounds * size);
+  plan.frames = std::min(ring.window, divide_up(share, std::min(most, kMinFrameBytes / partial_bytes)));
+  plan.frame_elements = divide_up(divide_up(share, plan.frames), kElementStep) * kElementStep;
+  return plan;
+}
+
+class Allreduce {
+ public:
+  Allreduce(Ring* ring, const SpanList& spans, const hvd_reduction& reduction)
+      : ring_(*ring),
+        spans_(spans),
+        reduction_(reduction),
+        item_(item_bytes(reduction.dtype)),
+        partial_(partial_bytes(reduction.dtype)),
+        steps_(2 * static_cast<uint64_t>(ring->size - 1)),
+        plan_(make_plan(*ring, spans.bytes() / item_, partial_)) {}
+
+  bool run() {
+    const uint64_t frames = plan_.rounds * steps_ * plan_.frames;
+    for (uint64_t i = 0; i < plan_.frames; ++i) {
+      if (!send_raw(i)) return false;
+    }
+    for (uint64_t i = 0; i < frames; ++i) {
+      const Frame frame = received_frame(i);
+      Message payload(ring_.link.zmq());
+      uint32_t crc;
+      if (!ring_.link.receive(frame.elements * frame.item, &payload, &crc)) return false;
+      if (!(is_gathered(frame) ? store(frame, &payload, crc) : combine(frame, &payload))) return false;
+      const bool is_last_step = frame.step == steps_ - 1;
+      if (is_last_step && i + plan_.frames < frames && !send_raw(i + plan_.frames)) return false;
+    }
+    return ring_.link.settle();
+  }
+
+ private:
+  struct Frame {
+    uint64_t step;
+    uint64_t begin;  // first element
+    uint64_t elements;
+    uint64_t item;  // bytes of one element on the way
+  };
+
+  bool is_gathered(const Frame& frame) const noexcept { return frame.step >= steps_ / 2; }
+
+  // Frame i as it comes from the left. In step s the left neighbour sends on the share that it received in step s - 1,
+  // so the share's number falls by one with each step: from rank - 1, the left neighbour's own, in step 0, to rank + 1
+  // in step size - 2, where this rank completes it. In step size - 1 the left neighbour sends the share that it
+  // completed itself, which is share `rank`, and the numbers fall on from there.
+  Frame received_frame(uint64_t i) const noexcept {
+    const uint64_t size = static_cast<uint64_t>(ring_.size), rank = static_cast<uint64_t>(ring_.rank);
+    const uint64_t step = i / plan_.frames % steps_;
+    const uint64_t first = step < size - 1 ? rank + size - 1 : rank + size - 1 + size;
+    return frame_at(i, step, (first - step) % size, step > 0 && step < size - 1 ? partial_ : item_);
+  }
+
+  Frame frame_at(uint64_t i, uint64_t step, uint64_t share, uint64_t item) const noexcept {
+    const uint64_t round = i / plan_.frames / steps_;
+    const uint64_t index = (round * static_cast<uint64_t>(ring_.size) + share) * plan_.frames + i % plan_.frames;
+    const uint64_t begin = std::min(index * plan_.frame_elements, plan_.count);
+    return {step, begin, std::min(plan_.frame_elements, plan_.count - begin), item};
+  }
+
+  bool send_raw(uint64_t i) {
+    const Frame frame = frame_at(i, 0, static_cast<uint64_t>(ring_.rank), item_);
+    Message payload(ring_.link.zmq());
+    const uint64_t bytes = frame.elements * item_;
+    return ring_.load_in(spans_, frame.begin * item_, bytes, &payload) &&
+           ring_.link.send(&payload, crc32c(0, payload.data(), bytes));
+  }
+
+  // Adds this rank's part to what came and sends it on: as a partial result, or complete.
+  bool combine(const Frame& frame, Message* payload) {
+    if (!align(payload)) return false;
+    Message next(ring_.link.zmq());
+    const bool is_complete = frame.step == steps_ / 2 - 1;
+    if (is_complete) {
+      reduce_pieces(frame, payload->data(), nullptr);
+      if (!ring_.load_out(spans_, frame.begin * item_, frame.elements * item_, &next)) return false;
+    } else if (frame.item == partial_) {
+      reduce_pieces(frame, payload->data(), payload->data());
+      next.take(payload);
+    } else {
+      if (!ring_.link.allocate(frame.elements * partial_, &next)) return false;
+      reduce_pieces(frame, payload->data(), next.data());
+    }
+    return ring_.link.send(&next, crc32c(0, next.data(), next.size()));
+  }
+
+  // Folds `came` with this rank's memory, piece by piece; into `partial`, or if that is null into memory.
+  void reduce_pieces(const Frame& frame, const char* came, char* partial) {
+    const bool is_complete = partial == nullptr;
+    spans_.for_each_piece(frame.begin * item_, frame.elements * item_, [&](char* in, char* out, uint64_t bytes) {
+      const uint64_t n = bytes / item_;
+      reduce_hop(is_complete ? out : partial, !is_complete, came, frame.step > 0, in, n, reduction_);
+      came += n * frame.item;
+      if (!is_complete) partial += n * partial_;
+    });
+  }
+
+  bool store(const Frame& frame, Message* payload, uint32_t crc) {
+    spans_.scatter_out(frame.begin * item_, frame.elements * item_, payload->data());
+    return frame.step == steps_ - 1 || ring_.link.send(payload, crc);
+  }
+
+  // libzmq hands out small messages wherever they lie in its receive buffer; the kernels want aligned elements.
+  bool align(Message* payload) {
+    if (reinterpret_cast<uintptr_t>(payload->data()) % partial_ == 0) return true;
+    Message aligned(ring_.link.zmq());
+    if (!ring_.link.allocate(payload->size(), &aligned)) return false;
+    std::memcpy(aligned.data(), payload->data(), payload->size());
+    payload->take(&aligned);
+    return true;
+  }
+
+  Ring& ring_;
+  const SpanList& spans_;
+  const hvd_reduction& reduction_;
+  const uint64_t item_;
+  const uint64_t partial_;
+  const uint64_t steps_;
+  const Plan plan_;
+};
+
+}  // namespace
+
+bool Ring::allreduce(const SpanList& spans, const hvd_reduction& reduction) {
+  return spans.bytes() == 0 || Allreduce(this, spans, reduction).run();
+}
+
+}  // namespace hvd::ring

@@ -1,0 +1,71 @@
+// The ring behind its C interface: arguments are checked here, once.
+
+#include <errno.h>
+
+#include <memory>
+
+#include "hvdlite.h"
+#include "kernels/reduce.h"
+#include "ring/ring.h"
+
+struct hvd_ring {
+  hvd::ring::Ring ring;
+};
+
+namespace {
+
+constexpr uint64_t kMinChunkBytes = 4096;
+constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;  // a frame's header counts in 32 bits
+
+hvd_status outcome(const hvd::ring::Link& link, bool done) noexcept {
+  if (done) return HVD_OK;
+  errno = link.error_number();
+  return link.status();
+}
+
+}  // namespace
+
+hvd_status hvd_ring_open(const char* library, void* left, void* right, int32_t rank, int32_t size, uint64_t session,
+                         uint64_t chunk_bytes, int32_t window, int64_t progress_timeout_ns, hvd_ring** out) {
+  const bool is_valid = library != nullptr && left != nullptr && right != nullptr && size >= 2 && rank >= 0 &&
+                        rank < size && chunk_bytes >= kMinChunkBytes && chunk_bytes <= kMaxChunkBytes && window >= 1 &&
+                        progress_timeout_ns > 0 && out != nullptr;
+  if (!is_valid) return HVD_INVALID;
+  hvd::ring::Zmq zmq;
+  if (!zmq.load(library)) {
+    errno = ELIBACC;
+    return HVD_SYSTEM;
+  }
+  std::unique_ptr<hvd_ring> ring(
+      new hvd_ring{{rank, size, chunk_bytes, static_cast<uint64_t>(window),
+                    {zmq, left, right, session, std::chrono::nanoseconds(progress_timeout_ns)}}});
+  const hvd_status status = outcome(ring->ring.link, ring->ring.link.open());
+  if (status == HVD_OK) *out = ring.release();
+  return status;
+}
+
+hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction) {
+  if (!hvd::is_valid(*reduction)) return HVD_INVALID;
+  const hvd::ring::SpanList list(spans, n);
+  if (list.bytes() % hvd::item_bytes(reduction->dtype) != 0) return HVD_INVALID;
+  return outcome(ring->ring.link, ring->ring.allreduce(list, *reduction));
+}
+
+hvd_status hvd_ring_allgather(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts) {
+  uint64_t n = 0;
+  for (int32_t r = 0; r < ring->ring.size; ++r) n += counts[r];
+  return outcome(ring->ring.link, ring->ring.allgather(hvd::ring::SpanList(spans, n), counts));
+}
+
+hvd_status hvd_ring_barrier(hvd_ring* ring) { return outcome(ring->ring.link, ring->ring.barrier()); }
+
+void hvd_ring_abort(hvd_ring* ring) { ring->ring.link.abort(); }
+
+hvd_status hvd_ring_drain(hvd_ring* ring, int64_t timeout_ns) {
+  return ring->ring.link.drain(std::chrono::nanoseconds(timeout_ns)) ? HVD_OK : HVD_TIMED_OUT;
+}
+
+void hvd_ring_close(hvd_ring* ring) {
+  // A frame that is still under way will report to this object: rather leak it than let libzmq write to freed memory.
+  if (ring->ring.link.drain(std::chrono::nanoseconds(0))) delete ring;
+}

@@ -1,0 +1,39 @@
+// The collectives of a rank that talks to two neighbours only; one file for each algorithm.
+
+#ifndef HVDLITE_RING_RING_H_
+#define HVDLITE_RING_RING_H_
+
+#include <cstdint>
+
+#include "hvdlite.h"
+#include "ring/link.h"
+#include "ring/span_list.h"
+
+namespace hvd::ring {
+
+// Below this size a frame's fixed cost outweighs what a deeper pipeline gains.
+constexpr uint64_t kMinFrameBytes = 64 << 10;
+
+// Payloads up to this size are copied into the message: cheaper than waiting for the release of borrowed memory.
+constexpr uint64_t kCopyBytes = 8 << 10;
+
+struct Ring {
+  int32_t rank;
+  int32_t size;
+  uint64_t chunk_bytes;  // most bytes of one payload
+  uint64_t window;       // frames ahead of the neighbour
+  Link link;
+
+  // Each returns once its part is done and all memory is the caller's again; false: link.status() says why.
+  bool allreduce(const SpanList& spans, const hvd_reduction& reduction);
+  bool allgather(const SpanList& streams, const uint64_t* counts);
+  bool barrier();
+
+  // Makes a payload of bytes [begin, begin + bytes) as they are now at the reading (writing) addresses.
+  bool load_in(const SpanList& spans, uint64_t begin, uint64_t bytes, Message* payload);
+  bool load_out(const SpanList& spans, uint64_t begin, uint64_t bytes, Message* payload);
+};
+
+}  // namespace hvd::ring
+
+#endif  // HVDLITE_RING_RING_H_

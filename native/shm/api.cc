@@ -1,0 +1,72 @@
+// The C interface of the shared-memory plane: checks arguments once, so that nothing below has to.
+
+#include <cerrno>
+#include <new>
+
+#include "hvdlite.h"
+#include "kernels/reduce.h"
+#include "shm/plane.h"
+
+struct hvd_shm : hvd::shm::Plane {
+  using Plane::Plane;
+};
+
+namespace {
+
+hvd::shm::Geometry geometry_of(int32_t size, uint64_t chunk_bytes, int32_t slots) {
+  // Slots hold whole cache lines; so any chunk length is one, of the next larger size.
+  return {size, slots, hvd::shm::round_up(chunk_bytes, hvd::shm::kCacheLine)};
+}
+
+// Elements lie whole within a span and aligned to their size.
+bool are_elements(const hvd_span* spans, uint64_t n, uint64_t item_bytes) {
+  uint64_t bits = 0;
+  for (uint64_t i = 0; i < n; ++i) bits |= spans[i].in | spans[i].out | spans[i].bytes;
+  return bits % item_bytes == 0;
+}
+
+}  // namespace
+
+uint64_t hvd_shm_bytes(int32_t size, uint64_t chunk_bytes, int32_t slots) {
+  const hvd::shm::Geometry geometry = geometry_of(size, chunk_bytes, slots);
+  return geometry.is_valid() ? geometry.segment_bytes() : 0;
+}
+
+hvd_status hvd_shm_open(int32_t fd, int32_t rank, int32_t size, uint64_t chunk_bytes, int32_t slots, int64_t spin_ns,
+                        int64_t progress_timeout_ns, hvd_shm** out) {
+  const hvd::shm::Geometry geometry = geometry_of(size, chunk_bytes, slots);
+  if (!geometry.is_valid() || rank < 0 || rank >= size || progress_timeout_ns <= 0) return HVD_INVALID;
+  hvd_shm* shm = new (std::nothrow) hvd_shm(rank, hvd::shm::Patience{spin_ns, progress_timeout_ns});
+  if (shm == nullptr) {
+    errno = ENOMEM;
+    return HVD_SYSTEM;
+  }
+  if (hvd_status status = shm->segment().map(fd, geometry)) {
+    const int cause = errno;
+    delete shm;
+    errno = cause;
+    return status;
+  }
+  *out = shm;
+  return HVD_OK;
+}
+
+hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction) {
+  if (hvd_status status = shm->status()) return status;
+  if (!hvd::is_valid(*reduction) || !are_elements(spans, n, hvd::item_bytes(reduction->dtype))) return HVD_INVALID;
+  return shm->settle(hvd::shm::allreduce(*shm, spans, n, *reduction));
+}
+
+hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts) {
+  if (hvd_status status = shm->status()) return status;
+  return shm->settle(hvd::shm::allgather(*shm, spans, counts));
+}
+
+hvd_status hvd_shm_barrier(hvd_shm* shm) {
+  if (hvd_status status = shm->status()) return status;
+  return shm->settle(hvd::shm::barrier(*shm));
+}
+
+void hvd_shm_abort(hvd_shm* shm) { shm->abort(); }
+
+void hvd_shm_close(hvd_shm* shm) { delete shm; }

@@ -1,0 +1,48 @@
+#include "shm/plane.h"
+
+namespace hvd::shm {
+
+uint64_t Plane::take_chunks(uint64_t count) noexcept {
+  const uint64_t first = next_chunk_;
+  next_chunk_ += count;
+  return first;
+}
+
+hvd_status Plane::wait(int32_t peer, Stage stage, uint64_t chunk) noexcept {
+  return segment_.gate(peer, stage).wait(chunk + 1, patience_, aborted_);
+}
+
+// Each rank begins with its right neighbour, so that ranks do not all read the same line at once.
+hvd_status Plane::wait_for_all(Stage stage, uint64_t chunk) noexcept {
+  for (int32_t distance = 1; distance < size(); ++distance) {
+    if (hvd_status status = wait((rank_ + distance) % size(), stage, chunk)) return status;
+  }
+  return HVD_OK;
+}
+
+hvd_status Plane::wait_for_slot(uint64_t chunk) noexcept {
+  const uint64_t slots = static_cast<uint64_t>(segment_.geometry().slots);
+  return chunk < slots ? HVD_OK : wait_for_all(kFinished, chunk - slots);
+}
+
+hvd_status Plane::status() noexcept {
+  if (failure_ != HVD_OK) return failure_;
+  // Relaxed: the flag carries no data.
+  return aborted_.load(std::memory_order_relaxed) != 0 ? HVD_ABORTED : HVD_OK;
+}
+
+hvd_status Plane::settle(hvd_status status) noexcept {
+  failure_ = status;
+  return status;
+}
+
+void Plane::abort() noexcept {
+  // Sequentially consistent: set before any bell is rung, so a waiter that missed the flag is caught by its bell. The
+  // flag is this process's own: other ranks that sleep at a bell look up, and sleep on.
+  aborted_.store(1, std::memory_order_seq_cst);
+  for (int32_t rank = 0; rank < size(); ++rank) {
+    for (int stage = 0; stage < kStages; ++stage) segment_.gate(rank, static_cast<Stage>(stage)).ring();
+  }
+}
+
+}  // namespace hvd::shm

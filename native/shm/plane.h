@@ -1,0 +1,66 @@
+// One rank's view of the shared-memory plane, and the collectives that run on it.
+//
+// Every collective cuts its data into chunks, and chunks are numbered through the whole life of the plane: all ranks
+// run the same collectives over the same sizes, so they agree on the numbers without talking. Chunk g uses slot g
+// modulo `slots` of each rank. Invariants, for every rank and across collectives of any kind:
+//
+//   - gate(r, stage) = g + 1 means that rank r has passed `stage` of chunk g and of every chunk before that it takes
+//     part in; gates of stages that a collective does not need are simply left behind, they never fall;
+//   - rank r writes into slot g % slots only after every peer has finished chunk g - slots: nobody still reads it;
+//   - kFinished is passed for every chunk by every rank, also by those that had nothing to write or read.
+//
+// So ranks may be ahead of each other by at most `slots` chunks, whatever their speed, and a rank returns from a
+// collective while slower peers still read its slots.
+
+#ifndef HVDLITE_SHM_PLANE_H_
+#define HVDLITE_SHM_PLANE_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "hvdlite.h"
+#include "shm/segment.h"
+
+namespace hvd::shm {
+
+class Plane {
+ public:
+  Plane(int32_t rank, const Patience& patience) noexcept : rank_(rank), patience_(patience) {}
+
+  Segment& segment() noexcept { return segment_; }
+  int32_t rank() const noexcept { return rank_; }
+  int32_t size() const noexcept { return segment_.geometry().size; }
+
+  // Numbers of `count` new chunks, of which the first is returned.
+  uint64_t take_chunks(uint64_t count) noexcept;
+
+  void pass(Stage stage, uint64_t chunk) noexcept { segment_.gate(rank_, stage).advance(chunk + 1); }
+  hvd_status wait(int32_t peer, Stage stage, uint64_t chunk) noexcept;
+  hvd_status wait_for_all(Stage stage, uint64_t chunk) noexcept;
+
+  // Waits until this rank's slot of `chunk` may be written.
+  hvd_status wait_for_slot(uint64_t chunk) noexcept;
+
+  // A plane that failed once stays failed: its ranks no longer agree on where they are.
+  hvd_status settle(hvd_status status) noexcept;
+  hvd_status status() noexcept;
+
+  // Ends this rank's collectives, not those of its peers, who hear the reason on their own. Any thread, at any time.
+  void abort() noexcept;
+
+ private:
+  Segment segment_;
+  int32_t rank_;
+  Patience patience_;
+  uint64_t next_chunk_ = 0;
+  hvd_status failure_ = HVD_OK;
+  std::atomic<uint32_t> aborted_{0};
+};
+
+hvd_status allreduce(Plane& plane, const hvd_span* spans, uint64_t n, const hvd_reduction& reduction) noexcept;
+hvd_status allgather(Plane& plane, const hvd_span* spans, const uint64_t* counts) noexcept;
+hvd_status barrier(Plane& plane) noexcept;
+
+}  // namespace hvd::shm
+
+#endif  // HVDLITE_SHM_PLANE_H_

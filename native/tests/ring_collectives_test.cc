@@ -1,0 +1,123 @@
+// The ring's collectives with threads as ranks, over links that hold few messages.
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ring/ring.h"
+#include "tests/check.h"
+#include "tests/ring_fake_zmq.h"
+
+namespace {
+
+using namespace hvd::ring;
+
+constexpr uint64_t kChunkBytes = 4096;
+
+class Ranks {
+ public:
+  explicit Ranks(int32_t size, uint64_t window = 3) {
+    for (int32_t rank = 0; rank < size; ++rank) wires_.push_back(std::make_unique<FakeLink>(2 * window));
+    for (int32_t rank = 0; rank < size; ++rank) {
+      FakeLink* left = wires_[(rank + size - 1) % size].get();
+      rings_.emplace_back(new Ring{rank, size, kChunkBytes, window,
+                                   {fake_zmq(), left, wires_[rank].get(), 42, std::chrono::seconds(20)}});
+      CHECK(rings_.back()->link.open());
+    }
+  }
+
+  void run(const std::function<void(Ring&)>& work) {
+    std::vector<std::thread> threads;
+    for (auto& ring : rings_) threads.emplace_back([&work, &ring] { work(*ring); });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  std::vector<std::unique_ptr<FakeLink>> wires_;
+  std::vector<std::unique_ptr<Ring>> rings_;
+};
+
+hvd_span span_of(const void* in, void* out, uint64_t bytes) {
+  return {reinterpret_cast<uint64_t>(in), reinterpret_cast<uint64_t>(out), bytes};
+}
+
+void check_allreduce(Ring& ring, uint64_t count) {
+  std::vector<int32_t> data(count + 1), out(count + 1);
+  for (uint64_t i = 0; i < count; ++i) data[i] = static_cast<int32_t>(i) * (ring.rank + 1);
+  // A row in place, an empty one, and one that is written elsewhere; they end nowhere near a chunk's end.
+  const uint64_t cut = count / 3;
+  const hvd_span spans[] = {span_of(&data[0], &data[0], 4 * cut), span_of(nullptr, nullptr, 0),
+                            span_of(&data[cut], &out[cut], 4 * (count - cut))};
+  const hvd_reduction sum = {HVD_INT32, HVD_SUM, 1.0, 1.0};
+  CHECK(ring.allreduce(SpanList(spans, 3), sum));
+  const int32_t ranks = ring.size * (ring.size + 1) / 2;
+  for (uint64_t i = 0; i < count; ++i) CHECK((i < cut ? data : out)[i] == static_cast<int32_t>(i) * ranks);
+}
+
+// bfloat16: raw, as float32 partial results, and rounded. 1 + 2^-8 twice is lost if it is rounded at each hop.
+void check_partial_results(Ring& ring, uint64_t count) {
+  constexpr uint16_t kOne = 0x3f80, kSmall = 0x3b80;  // 1 and 2^-8; bfloat16 has no 1 + 2^-8
+  std::vector<uint16_t> data(count, ring.rank == 0 ? kOne : kSmall);
+  const hvd_span span = span_of(data.data(), data.data(), 2 * count);
+  const hvd_reduction sum = {HVD_BFLOAT16, HVD_SUM, 1.0, 1.0};
+  CHECK(ring.size == 3 && ring.allreduce(SpanList(&span, 1), sum));
+  for (uint16_t value : data) CHECK(value == 0x3f81);  // 1 + 2^-7
+}
+
+void check_allgather(Ring& ring, const std::vector<uint64_t>& lengths) {
+  std::vector<std::vector<uint8_t>> streams;
+  std::vector<hvd_span> spans;
+  std::vector<uint64_t> counts(lengths.size(), 2);
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    streams.emplace_back(lengths[r] + 1, static_cast<uint8_t>(static_cast<int32_t>(r) == ring.rank ? r + 1 : 0));
+  }
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    const uint64_t cut = lengths[r] / 5;
+    uint8_t* data = streams[r].data();
+    spans.push_back(span_of(data, data, cut));
+    spans.push_back(span_of(data + cut, data + cut, lengths[r] - cut));
+  }
+  CHECK(ring.allgather(SpanList(spans.data(), spans.size()), counts.data()));
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    for (uint64_t i = 0; i < lengths[r]; ++i) CHECK(streams[r][i] == r + 1);
+  }
+}
+
+void test_collectives(int32_t size, uint64_t window) {
+  Ranks ranks(size, window);
+  ranks.run([size](Ring& ring) {
+    for (uint64_t count : {0, 1, 63, 64, 65, 1000, 5000, 100003}) check_allreduce(ring, count);
+    std::vector<uint64_t> lengths(size);
+    check_allgather(ring, lengths);
+    lengths[1] = 100003;
+    check_allgather(ring, lengths);
+    for (int32_t r = 0; r < size; ++r) lengths[r] = 20000 / (r + 1) + r;
+    check_allgather(ring, lengths);
+    CHECK(ring.barrier());
+  });
+}
+
+void test_nobody_leaves_a_barrier_before_all_have_entered() {
+  Ranks ranks(4);
+  std::atomic<int32_t> entered{0};
+  ranks.run([&](Ring& ring) {
+    for (int32_t turn = 1; turn <= 100; ++turn) {
+      ++entered;
+      CHECK(ring.barrier());
+      CHECK(entered >= 4 * turn);
+      CHECK(ring.barrier());
+    }
+  });
+}
+
+}  // namespace
+
+int main() {
+  for (int32_t size = 2; size <= 5; ++size) {
+    for (uint64_t window : {1, 3}) test_collectives(size, window);
+  }
+  Ranks(3).run([](Ring& ring) { check_partial_results(ring, 10000); });
+  test_nobody_leaves_a_barrier_before_all_have_entered();
+}

@@ -1,0 +1,29 @@
+"""What holds for every test: it leaves nothing behind, and no setting of the caller reaches it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness import leaks
+
+leaks.adopt_orphans()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_inherited_settings() -> None:
+    for name in [name for name in os.environ if name.startswith(("HVDLITE_", "HOROVOD_"))]:
+        del os.environ[name]
+
+
+@pytest.fixture(autouse=True)
+def _leak_guard() -> Iterator[None]:
+    """Fails the test that leaves processes, threads, descriptors, sockets or shared memory behind."""
+    before = leaks.holdings()
+    yield
+    left = leaks.left_since(before)
+    leaks.kill_children_since(before)
+    if left:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)

@@ -1,0 +1,35 @@
+"""The ring joins the contract suite, over both transports. Its frames are short, so that small vectors take many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.ring import RingPlane
+from tests.contract.planes import PlaneUnderTest
+from tests.harness import thread_ranks
+
+_SECRET = bytes(range(32))
+
+
+@contextmanager
+def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
+    # Odd sizes use TCP and even ones Unix sockets: the frames are the same.
+    bind = "tcp://127.0.0.1:*" if size % 2 else None
+    with ExitStack() as stack:
+        planes = [
+            RingPlane(
+                rank, size, _SECRET, 1, chunk_bytes=4096, window=3, progress_timeout_s=progress_timeout_s, bind=bind
+            )
+            for rank in range(size)
+        ]
+        for plane in planes:
+            stack.enter_context(closing(plane))
+        deadline = time.monotonic() + 10
+        thread_ranks(size, lambda rank: planes[rank].connect(planes[(rank + 1) % size].address, deadline))
+        yield planes
+
+
+PLANE = PlaneUnderTest("ring", _open, sizes=(2, 3, 4, 5), folds_in_rank_order=False)

@@ -1,0 +1,103 @@
+"""The arithmetic that `hvdlite.dataplane.base` documents, in numpy, as plainly as possible.
+
+Arrays hold the bits that move: float16 as numpy has it, bfloat16 as uint16, bool as uint8 of 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.core.dtypes import DType, Max, Min, Product, Sum
+
+Array = npt.NDArray[Any]
+
+STORAGE: Final[dict[DType, type[np.generic]]] = {
+    DType.UINT8: np.uint8,
+    DType.INT8: np.int8,
+    DType.INT16: np.int16,
+    DType.INT32: np.int32,
+    DType.INT64: np.int64,
+    DType.FLOAT16: np.float16,
+    DType.BFLOAT16: np.uint16,
+    DType.FLOAT32: np.float32,
+    DType.FLOAT64: np.float64,
+    DType.BOOL: np.uint8,
+}
+OPS: Final = (Sum, Min, Max, Product)
+
+_FOLD: Final[dict[int, Callable[[Array, Array], Array]]] = {
+    Sum: np.add,
+    Min: np.minimum,
+    Max: np.maximum,
+    Product: np.multiply,
+}
+_FOLD_BOOL: Final = {Sum: np.maximum, Max: np.maximum, Min: np.minimum, Product: np.minimum}
+
+
+def widen(array: Array, dtype: DType) -> Array:
+    """The values as accumulators hold them."""
+    if dtype is DType.FLOAT16:
+        return array.astype(np.float32)
+    if dtype is DType.BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def narrow(values: Array, dtype: DType) -> Array:
+    """Accumulators rounded to nearest even; NaN becomes a quiet NaN."""
+    if dtype is DType.FLOAT16:
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
+    if dtype is DType.BFLOAT16:
+        bits = values.view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
+    return values
+
+
+def scale(values: Array, dtype: DType, factor: float) -> Array:
+    if factor == 1.0 or dtype is DType.BOOL:
+        return values
+    if dtype.is_floating:
+        return values * values.dtype.type(factor)
+    limits = np.iinfo(values.dtype)
+    product = np.trunc(values.astype(np.float64) * factor)
+    fits = (product > float(limits.min)) & (product < float(limits.max) + 1)
+    scaled = np.where(product <= float(limits.min), limits.min, limits.max).astype(values.dtype)
+    scaled[fits] = product[fits].astype(values.dtype)
+    return scaled
+
+
+def allreduce(inputs: Sequence[Array], dtype: DType, op: int, prescale: float = 1.0, postscale: float = 1.0) -> Array:
+    """What every rank must get from ``inputs``, one per rank, folded in rank order."""
+    fold = _FOLD_BOOL[op] if dtype is DType.BOOL else _FOLD[op]
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = reduce(fold, (scale(widen(values, dtype), dtype, prescale) for values in inputs))
+        return narrow(scale(total, dtype, postscale), dtype)
+
+
+def random(rng: np.random.Generator, dtype: DType, count: int) -> Array:
+    """Values of every sign and magnitude that the dtype is used for."""
+    if dtype is DType.BOOL:
+        return rng.integers(0, 2, count, dtype=np.uint8)
+    if dtype.is_floating:
+        values = (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 2, count)).astype(np.float32)
+        return narrow(values, dtype).astype(STORAGE[dtype], copy=False)
+    limits = np.iinfo(STORAGE[dtype])
+    return rng.integers(limits.min, limits.max, count, dtype=STORAGE[dtype], endpoint=True)
+
+
+def assert_same(actual: Array, expected: Array, dtype: DType, exact: bool, what: str) -> None:
+    """Equal values (NaN equals NaN, -0 equals 0), or equal to the rounding of another order of additions."""
+    a, b = widen(actual, dtype), widen(expected, dtype)
+    if exact or not dtype.is_floating:
+        np.testing.assert_array_equal(a, b, err_msg=what)
+        return
+    # Float32 and double differ by the last bits of a few additions; 16-bit floats round those once more.
+    tolerance = {DType.FLOAT16: 2e-3, DType.BFLOAT16: 1.6e-2, DType.FLOAT32: 1e-4, DType.FLOAT64: 1e-12}[dtype]
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=what)

@@ -1,0 +1,58 @@
+"""What the contract suite needs to know of a plane, and how tests run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.core.buffer import Spans
+from hvdlite.dataplane.base import DataPlane
+from tests.harness import thread_ranks
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+
+class OpenPlanes(Protocol):
+    def __call__(self, size: int, progress_timeout_s: float) -> AbstractContextManager[Sequence[DataPlane]]:
+        """The connected planes of one group in rank order; closed at the end."""
+
+
+class PlaneUnderTest(NamedTuple):
+    """A plane joins the suite with one of these.
+
+    ``folds_in_rank_order``: results equal the oracle's to the bit, also where the order of rounding matters.
+    """
+
+    name: str
+    open: OpenPlanes
+    sizes: Sequence[int]
+    folds_in_rank_order: bool
+
+
+class Group:
+    """The planes of one group, each driven by a thread of its own."""
+
+    def __init__(self, kind: PlaneUnderTest, planes: Sequence[DataPlane]) -> None:
+        self.kind = kind
+        self.planes = planes
+        self.size = len(planes)
+
+    def run(self, work: Callable[[DataPlane], T], deadline_s: float = 20.0) -> list[T]:
+        """``work(plane)`` on all ranks at once; the values in rank order, or the first error."""
+        return thread_ranks(self.size, lambda rank: work(self.planes[rank]), deadline_s)
+
+
+def spans_of(*pairs: tuple[Array, Array]) -> Spans:
+    """The rows of (array to read, array to write) pairs."""
+    rows = [(read.ctypes.data, write.ctypes.data, write.nbytes) for read, write in pairs]
+    return np.array(rows, np.uint64).reshape(-1, 3)
+
+
+def receiving(*outputs: Array) -> Spans:
+    """The rows of another rank's contribution: nothing to read, ``outputs`` to write."""
+    return np.array([(0, output.ctypes.data, output.nbytes) for output in outputs], np.uint64).reshape(-1, 3)

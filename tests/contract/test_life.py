@@ -1,0 +1,125 @@
+"""Order, failure and end on every plane: barrier, programs of mixed collectives, abort, timeout, close."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hvdlite.core.dtypes import DType, Sum
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.errors import HorovodInternalError, PeerLost
+from tests.contract.joined import PLANES
+from tests.contract.planes import Group, PlaneUnderTest, receiving, spans_of
+
+WITH_PEERS = [kind for kind in PLANES if 3 in kind.sizes]
+
+
+def test_nobody_leaves_a_barrier_before_all_have_entered(group: Group) -> None:
+    entered = [0] * group.size
+
+    def work(plane: DataPlane) -> None:
+        for turn in range(1, 200):
+            entered[plane.rank] = turn
+            plane.barrier()
+            assert min(entered) >= turn
+
+    group.run(work)
+
+
+def test_programs_of_mixed_collectives(group: Group) -> None:
+    """Kinds, sizes and dtypes follow each other at random; some ranks are slower than others at some steps."""
+
+    def work(plane: DataPlane) -> None:
+        program = np.random.default_rng(7)  # the same on all ranks
+        own = np.random.default_rng(plane.rank)
+        for _ in range(120):
+            kind, count, root = program.integers(4), int(program.integers(1, 9000)), int(program.integers(plane.size))
+            if own.random() < 0.2:
+                np.sort(own.random(20_000))
+            if kind == 0:
+                array = np.full(count, plane.rank + 1, np.int64)
+                plane.allreduce(spans_of((array, array)), DType.INT64, Sum, 1.0, 1.0)
+                assert (array == plane.size * (plane.size + 1) // 2).all()
+            elif kind == 1:
+                array = np.full(count, plane.rank + 1, np.uint8)
+                streams = [receiving(array) if rank == root else spans_of() for rank in range(plane.size)]
+                if plane.rank == root:
+                    streams[root] = spans_of((array, array))
+                plane.allgather(streams)
+                assert (array == root + 1).all()
+            elif kind == 2:
+                gathered = np.full((plane.size, count), plane.rank, np.uint16)
+                streams = [receiving(row) for row in gathered]
+                streams[plane.rank] = spans_of((gathered[plane.rank], gathered[plane.rank]))
+                plane.allgather(streams)
+                assert (gathered == np.arange(plane.size)[:, None]).all()
+            else:
+                plane.barrier()
+
+    group.run(work)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "barrier"])
+def test_abort_ends_a_waiting_rank_with_its_error(trio: Group, collective: str) -> None:
+    plane = trio.planes[0]
+    error = PeerLost(2, "here", "it went silent")
+    array = np.ones(100_000, np.float32)
+    streams = [spans_of((array, array)), receiving(array), spans_of()]
+    calls = {
+        "allreduce": lambda: plane.allreduce(spans_of((array, array)), DType.FLOAT32, Sum, 1.0, 1.0),
+        "allgather": lambda: plane.allgather(streams),
+        "barrier": plane.barrier,
+    }
+    raised: list[tuple[BaseException, float]] = []
+
+    def wait_for_peers_that_never_come() -> None:
+        try:
+            calls[collective]()
+        except HorovodInternalError as caught:
+            raised.append((caught, time.monotonic()))
+
+    waiter = threading.Thread(target=wait_for_peers_that_never_come)
+    waiter.start()
+    waiter.join(0.1)
+    assert waiter.is_alive()
+    aborted_at = time.monotonic()
+    plane.abort(error)
+    assert time.monotonic() - aborted_at < 0.5, "abort must not block"
+    waiter.join(5)
+    assert raised[0][0] is error
+    assert raised[0][1] - aborted_at < 1.0
+    for call in calls.values():
+        with pytest.raises(PeerLost) as caught:
+            call()
+        assert caught.value is error
+
+
+def test_the_first_abort_counts(group: Group) -> None:
+    first, second = PeerLost(0, "here", "first"), PeerLost(1, "there", "second")
+    for plane in group.planes:
+        plane.abort(first)
+        plane.abort(second)
+        with pytest.raises(PeerLost) as caught:
+            plane.barrier()
+        assert caught.value is first
+
+
+@pytest.mark.parametrize("kind", WITH_PEERS, ids=lambda kind: kind.name)
+def test_silence_ends_with_a_timeout(kind: PlaneUnderTest) -> None:
+    with kind.open(2, progress_timeout_s=0.3) as planes:
+        began = time.monotonic()
+        with pytest.raises(HorovodInternalError, match="HVDLITE_PROGRESS_TIMEOUT"):
+            planes[1].barrier()
+        assert 0.25 < time.monotonic() - began < 3.0
+        with pytest.raises(HorovodInternalError):
+            planes[1].barrier()
+
+
+def test_a_closed_plane_may_be_closed_again(group: Group) -> None:
+    group.run(lambda plane: plane.barrier())
+    for plane in group.planes:
+        plane.close()
+        plane.close()

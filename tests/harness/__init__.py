@@ -1,0 +1,13 @@
+"""Ranks for tests, in three costs: threads (milliseconds), processes (a second or two), processes with faults.
+
+`thread_ranks` runs a function once per rank in threads of this process. `process_ranks` and `ProcessRanks` run it in
+real worker processes of one job, where `reached` and `pause_at` name the points at which a test kills or stops a rank.
+`leaks` is what tests/conftest.py holds around every test.
+"""
+
+from tests.harness.outcome import Outcome
+from tests.harness.points import pause_at, reached
+from tests.harness.processes import ProcessRanks, RanksTimedOut, process_ranks
+from tests.harness.threads import thread_ranks
+
+__all__ = ["Outcome", "ProcessRanks", "RanksTimedOut", "pause_at", "process_ranks", "reached", "thread_ranks"]

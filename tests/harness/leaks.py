@@ -1,0 +1,124 @@
+"""What this process holds, so that a test which leaves something behind fails by name.
+
+A `Holdings` is a set of (kind, description): child processes, threads, descriptors (sockets with their address), shared
+memory that is mapped, and files in /dev/shm. Orphans count as children: the process adopts them (`adopt_orphans`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import signal
+import stat
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+Holdings = frozenset[tuple[str, str]]
+
+_PR_SET_CHILD_SUBREAPER = 36
+_ZMQ_THREAD = re.compile(r"ZMQbg")
+_SHARED_MAPPING = re.compile(r"(?P<inode>\d+)\s+(?P<path>/(?:memfd:|dev/shm/).*)$")
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent has died."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def holdings() -> Holdings:
+    """Everything this process holds now."""
+    kinds = {
+        "process": _processes(),
+        "thread": _threads(),
+        "descriptor": _descriptors(),
+        "mapped memory": _mappings(),
+        "shared memory file": set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set(),
+    }
+    return frozenset((kind, text) for kind, texts in kinds.items() for text in texts)
+
+
+def left_since(before: Holdings, patience_s: float = 2.0) -> list[str]:
+    """What is held now and was not ``before``, as lines to print.
+
+    Threads of a closed ZeroMQ context and killed processes need a moment to go: a leak is what is still there after
+    ``patience_s`` seconds.
+    """
+    deadline = time.monotonic() + patience_s
+    while left := holdings() - before:
+        gc.collect()
+        if time.monotonic() > deadline:
+            break
+        psutil.wait_procs(psutil.Process().children(), timeout=0.02)
+    return [f"{kind}: {text}" for kind, text in sorted(left)]
+
+
+def kill_children_since(before: Holdings) -> None:
+    """Ends the processes that a failed test left, so that the next test does not pay for it."""
+    for child in psutil.Process().children():
+        if ("process", _describe_process(child)) not in before:
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGKILL)
+                child.wait(2.0)
+
+
+def _processes() -> set[str]:
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                with suppress(ChildProcessError):
+                    os.waitpid(child.pid, os.WNOHANG)
+            else:
+                found.add(_describe_process(child))
+    return found
+
+
+def _describe_process(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return f"pid {process.pid} {' '.join(process.cmdline())[:120]}"
+    return f"pid {process.pid}"
+
+
+def _threads() -> set[str]:
+    found = {f"{thread.name} ({thread.native_id})" for thread in threading.enumerate()}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            name = (task / "comm").read_text().strip()
+            if _ZMQ_THREAD.match(name):
+                found.add(f"{name} ({task.name})")
+    return found
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if stat.S_ISDIR(os.fstat(int(name)).st_mode) and target.startswith("/proc/"):
+                continue  # the listing itself
+            found.add(f"{name} -> {target}{_address(target)}")
+    return found
+
+
+def _address(target: str) -> str:
+    """The address of a socket whose descriptor links to ``target``, such as ``socket:[123]``."""
+    if not target.startswith("socket:"):
+        return ""
+    inode = target.removeprefix("socket:[").removesuffix("]")
+    for table in ("tcp", "tcp6", "unix"):
+        with suppress(FileNotFoundError):
+            for line in Path("/proc/self/net", table).read_text().splitlines():
+                if f" {inode} " in f"{line} ":
+                    return f" {table} {' '.join(line.split()[1:3] if table != 'unix' else line.split()[7:])}"
+    return ""
+
+
+def _mappings() -> set[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {f"{match['path']} (inode {match['inode']})" for line in lines if (match := _SHARED_MAPPING.search(line))}

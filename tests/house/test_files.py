@@ -1,0 +1,36 @@
+"""Files stay small, are named after one idea, and speak only of the project itself."""
+
+from __future__ import annotations
+
+import re
+
+from tests.house.tree import ROOT, files
+
+CEILING_LINES = 400
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+PATH_OF_ONE_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users)/\w")
+
+
+def test_no_file_is_longer_than_the_ceiling() -> None:
+    sources = files(".py", ".cc", ".h", ".md", ".sh")
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in sources}
+    assert {path: lines for path, lines in lengths.items() if lines > CEILING_LINES} == {}
+
+
+def test_no_file_has_a_vague_name() -> None:
+    assert [str(path) for path in files() if VAGUE_NAMES & {part.split(".")[0] for part in path.parts}] == []
+
+
+def test_nothing_is_left_unfinished_or_bound_to_one_machine() -> None:
+    found = []
+    for path in files(".py", ".cc", ".h", ".md", ".cfg", ".toml", ".txt"):
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+            if UNFINISHED.search(line) or PATH_OF_ONE_MACHINE.search(line):
+                found.append(f"{path}:{number}: {line.strip()}")
+    assert found == []
+
+
+def test_the_package_is_built_from_setup_cfg_alone() -> None:
+    """A [tool.setuptools] table would take the metadata out of setup.cfg's hands."""
+    assert "[tool.setuptools" not in (ROOT / "pyproject.toml").read_text()

@@ -1,0 +1,138 @@
+"""Imports run downwards only, and each of threads, the environment and the frameworks has one place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT, files, module_name
+
+FRONT_ENDS = {"torch", "tensorflow", "keras"}
+
+# A layer may import itself, where LOWEST does not forbid it, and any layer before it.
+LAYERS = [
+    {"errors", "settings", "log", "version"},
+    {"core"},
+    {"native"},
+    {"dataplane", "rendezvous"},
+    {"runtime"},
+    {"session", "ops"},
+    {""},  # hvdlite/__init__.py, the numpy API
+    {"framework"},
+    FRONT_ENDS,
+    {"bench", "compat", "run"},
+]
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+LAUNCHER_MAY_IMPORT = ("errors", "settings", "log", "version", "rendezvous", "core.topology")
+PURE_CORE_MUST_NOT_IMPORT = {
+    "threading",
+    "socket",
+    "zmq",
+    "os",
+    "time",
+    "subprocess",
+    "selectors",
+    "asyncio",
+    "pathlib",
+}
+MAY_START_THREADS = ("hvdlite.runtime", "hvdlite.rendezvous.server", "hvdlite.launcher")
+MAY_READ_ENVIRONMENT = ("hvdlite.settings", "hvdlite.launcher", "hvdlite.bench")
+
+SOURCES = [path for path in files(".py") if path.parts[0] in ("hvdlite", "launcher")]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The absolute names of all modules that the file imports, also inside functions and for type checking."""
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    known = {module_name(source) for source in SOURCES}
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = (
+                ".".join([*package[: len(package) - node.level + 1], node.module or ""]) if node.level else node.module
+            )
+            base = (base or "").strip(".")
+            for alias in node.names:
+                submodule = f"{base}.{alias.name}"
+                yield submodule if submodule in known else base
+
+
+def part_of(module: str) -> str:
+    """The part of the house that a module is in: ``core`` for ``hvdlite.core.fuse``, empty for hvdlite itself."""
+    return [*module.split("."), ""][1]
+
+
+def complaints() -> Iterator[str]:
+    for path in SOURCES:
+        importer = module_name(path)
+        for imported in imports_of(path):
+            if (reason := _forbidden(importer, imported)) is not None:
+                yield f"{path} imports {imported}: {reason}"
+
+
+def _forbidden(importer: str, imported: str) -> str | None:
+    part, top = part_of(importer), imported.split(".")[0]
+    if part not in FRONT_ENDS and part not in ("bench", "compat") and top in FRONT_ENDS:
+        return "only front ends know a framework"
+    if part == "core" and top in PURE_CORE_MUST_NOT_IMPORT:
+        return "core has no threads, sockets, files, clocks or environment"
+    if top != "hvdlite":
+        return None
+    target = part_of(imported)
+    if part == "launcher":
+        inner = imported.removeprefix("hvdlite.")
+        allowed = target == "launcher" or any(
+            inner == name or inner.startswith(name + ".") for name in LAUNCHER_MAY_IMPORT
+        )
+        return None if allowed else "the launcher imports only " + ", ".join(LAUNCHER_MAY_IMPORT)
+    if target == "launcher":
+        return None if part == "run" else "nobody imports the launcher except hvdlite.run"
+    if part == target:
+        return None
+    if LEVEL[target] > LEVEL[part] or (LEVEL[target] == LEVEL[part] and part in ("", *FRONT_ENDS)):
+        return "imports run downwards only"
+    return None
+
+
+def test_imports_run_downwards_only() -> None:
+    assert list(complaints()) == []
+
+
+def test_every_part_of_the_package_has_a_layer() -> None:
+    parts = {part_of(module_name(path)) for path in SOURCES} - {"launcher"}
+    assert parts <= set(LEVEL)
+
+
+def _users_of(words: tuple[str, ...], allowed: tuple[str, ...]) -> list[str]:
+    others = [path for path in SOURCES if not module_name(path).startswith(allowed)]
+    return [str(path) for path in others if any(word in (ROOT / path).read_text() for word in words)]
+
+
+def test_only_settings_reads_the_environment() -> None:
+    assert _users_of(("os.environ", "os.getenv"), MAY_READ_ENVIRONMENT) == []
+
+
+def test_only_the_runtime_starts_threads() -> None:
+    assert _users_of(("Thread(", "Timer(", "ThreadPool"), MAY_START_THREADS) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("hvdlite.core.fuse", "hvdlite.runtime.executor"),
+        ("hvdlite.core.fuse", "threading"),
+        ("hvdlite.dataplane.shm", "hvdlite.session"),
+        ("hvdlite.launcher.cli", "hvdlite.core.fuse"),
+        ("hvdlite.session", "hvdlite.launcher.cli"),
+        ("hvdlite.framework", "torch"),
+        ("hvdlite.torch", "hvdlite.tensorflow"),
+    ],
+)
+def test_the_table_forbids_what_it_should(importer: str, imported: str) -> None:
+    assert _forbidden(importer, imported) is not None

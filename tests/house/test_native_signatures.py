@@ -1,0 +1,87 @@
+"""hvdlite/native.py declares exactly the functions, constants and structures of native/include/hvdlite.h."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from typing import Any
+
+import pytest
+
+from hvdlite import native
+from hvdlite.core import dtypes
+from tests.house.tree import ROOT
+
+HEADER = re.sub(r"//.*", "", (ROOT / "native/include/hvdlite.h").read_text())
+FUNCTIONS = {
+    match["name"]: (match["result"].strip(), match["arguments"])
+    for match in re.finditer(r"HVD_API (?P<result>[^;(]+?)(?P<name>hvd_\w+)\((?P<arguments>[^)]*)\);", HEADER)
+}
+CONSTANTS = {name: int(value) for name, value in re.findall(r"\bHVD_(\w+) = (\d+)", HEADER)}
+
+SCALARS: dict[str, Any] = {
+    "void": None,
+    "double": ctypes.c_double,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "hvd_status": ctypes.c_int32,
+}
+POINTERS: dict[str, set[Any]] = {
+    "const char*": {ctypes.c_char_p},
+    "const void* const*": {ctypes.POINTER(ctypes.c_void_p)},
+    "const hvd_reduction*": {ctypes.POINTER(native.Reduction)},
+    "hvd_shm**": {ctypes.POINTER(ctypes.c_void_p)},
+    "hvd_ring**": {ctypes.POINTER(ctypes.c_void_p)},
+}
+
+
+def _declared_as(c_type: str) -> set[Any]:
+    """The ctypes that may stand for a C type. Arrays and handles are passed as plain addresses."""
+    if c_type in SCALARS:
+        return {SCALARS[c_type]}
+    return POINTERS.get(c_type, {ctypes.c_void_p})
+
+
+def _types_of(arguments: str) -> list[str]:
+    if arguments.strip() in ("", "void"):
+        return []
+    return [re.sub(r"\s+", " ", argument.strip().rsplit(" ", 1)[0]) for argument in arguments.split(",")]
+
+
+def test_the_same_functions_are_declared() -> None:
+    assert set(native.SIGNATURES) == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_result_and_arguments_agree(name: str) -> None:
+    result, arguments = FUNCTIONS[name]
+    declared_result, declared_arguments = native.SIGNATURES[name]
+    assert declared_result in _declared_as(result)
+    c_types = _types_of(arguments)
+    assert len(declared_arguments) == len(c_types)
+    for declared, c_type in zip(declared_arguments, c_types, strict=True):
+        assert declared in _declared_as(c_type), f"{c_type} is declared as {declared}"
+
+
+def test_the_same_numbers_mean_the_same() -> None:
+    expected = {member.name: int(member) for member in dtypes.DType}
+    expected |= {name: getattr(native, name) for name in ("OK", "ABORTED", "TIMED_OUT", "CORRUPT", "INVALID", "SYSTEM")}
+    expected |= {"SUM": dtypes.Sum, "MIN": dtypes.Min, "MAX": dtypes.Max, "PRODUCT": dtypes.Product}
+    expected |= {"ABI_VERSION": native.ABI_VERSION}
+    assert expected == CONSTANTS
+
+
+def test_the_reduction_structure_has_the_fields_of_the_header() -> None:
+    body = re.search(r"typedef struct \{([^}]*)\} hvd_reduction;", HEADER)
+    assert body is not None
+    fields = [(name, SCALARS[kind]) for kind, name in re.findall(r"(\w+) (\w+);", body[1])]
+    assert fields == list(native.Reduction._fields_)
+
+
+def test_the_library_exports_these_functions_and_nothing_else() -> None:
+    command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(native.LIBRARY)]
+    symbols = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()
+    assert set(symbols) == set(FUNCTIONS)

@@ -1,0 +1,37 @@
+"""The public names are a promise: this list changes only on purpose, together with the changelog."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+NUMPY_API = """
+    init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous
+    Average Sum Adasum Min Max Product
+    allreduce allreduce_ allreduce_async allreduce_async_ allgather allgather_async
+    broadcast broadcast_ broadcast_async broadcast_async_ barrier poll synchronize
+    HvdError HorovodInternalError Mismatch PeerLost Stalled ShutDown DuplicateName NativeUnavailable
+""".split()
+
+TORCH_API = """
+    DistributedOptimizer broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object Compression
+""".split()
+
+
+def _promised(module: str) -> list[str]:
+    return NUMPY_API + TORCH_API if module == "hvdlite.torch" else NUMPY_API
+
+
+@pytest.mark.parametrize("module", ["hvdlite", "hvdlite.torch"])
+def test_the_public_list_is_what_was_promised(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert sorted(loaded.__all__) == sorted([*_promised(module), "__version__"])
+    assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []
+
+
+@pytest.mark.parametrize("module", ["hvdlite", "hvdlite.torch"])
+def test_every_public_function_and_class_is_documented(module: str) -> None:
+    loaded = importlib.import_module(module)
+    bare = [name for name in loaded.__all__ if callable(getattr(loaded, name)) and not getattr(loaded, name).__doc__]
+    assert bare == []

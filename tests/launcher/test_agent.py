@@ -1,0 +1,120 @@
+"""The agent by itself, driven with frames."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from hvdlite.launcher.frames import FrameReader, Kind, pack_message, unpack_message, unpack_output
+from hvdlite.launcher.spawners import command_for
+from tests.launcher.hvdrun import DEADLINE_S, read_until
+
+
+class Agent:
+    """hvdrun's side of an agent, one step at a time."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._reader = FrameReader()
+        self._frames: list[tuple[Kind, bytes]] = []
+
+    def send(self, kind: Kind, **fields: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(pack_message(kind, **fields))
+
+    def start(self, *programs: str) -> None:
+        workers = [{"rank": rank, "environment": {"PROGRAM": program}} for rank, program in enumerate(programs)]
+        command = ["sh", "-c", 'eval "$PROGRAM"']
+        self.send(Kind.START, cwd="/", command=command, environment={"PATH": os.environ["PATH"]}, workers=workers)
+
+    def next(self, kind: Kind) -> bytes:
+        """The payload of the next frame of ``kind``; frames of other kinds stay for later."""
+        assert self.process.stdout is not None
+        while True:
+            for index, (found, payload) in enumerate(self._frames):
+                if found is kind:
+                    del self._frames[index]
+                    return payload
+            piece = read_until(self.process.stdout.fileno(), lambda found: found != b"")
+            self._frames += self._reader.feed(piece)
+
+
+def wait_for_zombie(pid: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+@contextmanager
+def agent() -> Iterator[Agent]:
+    process = subprocess.Popen(command_for("localhost"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    try:
+        yield Agent(process)
+    finally:
+        process.communicate(timeout=DEADLINE_S)
+
+
+def test_the_agent_loads_nothing_but_the_standard_library() -> None:
+    with agent() as running:
+        running.start("sleep 60")
+        running.next(Kind.STARTED)
+        maps = Path(f"/proc/{running.process.pid}/maps").read_text()
+        assert "site-packages" not in maps
+        assert psutil.Process(running.process.pid).memory_info().rss < 30 << 20
+
+
+def test_the_deaths_of_ranks_are_told_in_their_order(tmp_path: Path) -> None:
+    doors = [tmp_path / str(rank) for rank in range(3)]
+    for door in doors:
+        os.mkfifo(door)
+    with agent() as running:
+        running.start(*(f"echo ready; read word < {door}; exit 1{rank}" for rank, door in enumerate(doors)))
+        pids = [unpack_message(running.next(Kind.STARTED))["pid"] for _ in doors]
+        assert [unpack_output(running.next(Kind.STDOUT))[1] for _ in doors] == [b"ready\n"] * 3
+        os.kill(running.process.pid, signal.SIGSTOP)
+        for rank in (2, 0, 1):
+            doors[rank].write_text("go\n")
+            wait_for_zombie(pids[rank])
+        os.kill(running.process.pid, signal.SIGCONT)
+        exits = [unpack_message(running.next(Kind.EXITED)) for _ in doors]
+    assert [end["code"] for end in exits] == [12, 10, 11]
+
+
+def test_an_agent_that_is_not_read_stops_reading_and_loses_nothing() -> None:
+    total = 12 << 20
+    with agent() as running:
+        running.start(f"head -c {total} /dev/zero")
+        pid = unpack_message(running.next(Kind.STARTED))["pid"]
+        # The worker is blocked in its write as soon as the agent holds what it may.
+        assert psutil.Process(pid).is_running()
+        found = 0
+        while found < total:
+            assert psutil.Process(running.process.pid).memory_info().rss < 40 << 20
+            found += len(unpack_output(running.next(Kind.STDOUT))[1])
+        assert found == total
+        assert unpack_message(running.next(Kind.EXITED))["code"] == 0
+
+
+def test_what_is_no_frame_ends_the_agent_and_its_workers() -> None:
+    with agent() as running:
+        running.start("sleep 600")
+        pid = unpack_message(running.next(Kind.STARTED))["pid"]
+        assert running.process.stdin is not None
+        running.process.stdin.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert unpack_message(running.next(Kind.EXITED))["code"] == -signal.SIGTERM
+        assert running.process.wait(DEADLINE_S) == 0
+        assert not psutil.pid_exists(pid)
+
+
+def test_an_agent_whose_parent_died_before_it_came_up_ends() -> None:
+    command = [*command_for("localhost")[:-1], "0"]  # not the process that starts it
+    ended = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, timeout=DEADLINE_S)
+    assert ended.returncode == -signal.SIGTERM

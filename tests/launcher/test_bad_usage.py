@@ -1,0 +1,52 @@
+"""What the user got wrong is one line on stderr that says what to do, with exit code 2, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdlite.launcher.cli import main
+
+BAD = {
+    "no ranks": (["-np", "0", "true"], "it must be at least 1"),
+    "negative ranks": (["-np", "-3", "true"], "it must be at least 1"),
+    "not a number": (["-np", "four", "true"], "'four' is not a number of processes"),
+    "np without a number": (["-np"], "requires an argument"),
+    "how many is not said": (["true"], "hvdrun -np 4 python train.py"),
+    "no command": (["-np", "2"], "no command was given"),
+    "no command after --": (["-np", "2", "--"], "no command was given"),
+    "unknown option": (["--nump", "2", "true"], "No such option"),
+    "unknown option before the command": (["-np", "2", "--verbos", "true"], "No such option"),
+    "unknown short option": (["-np", "2", "-Q", "true"], "No such option"),
+    "command not found": (["-np", "2", "no-such-program"], "'no-such-program' was not found"),
+    "path not found": (["-np", "2", "./no/such/program"], "'./no/such/program' was not found"),
+    "a script without its interpreter": (["-np", "2", "train.py"], "write python train.py"),
+    "not executable": (["-np", "2", "./notes"], "chmod +x ./notes"),
+    "more ranks than slots": (["-np", "3", "-H", "localhost:2", "true"], "3 ranks do not fit into the 2 slots"),
+    "bad host": (["-np", "1", "-H", "localhost:x", "true"], "'localhost:x' is not a host"),
+    "host file as hosts": (["-np", "1", "-H", "./hosts", "true"], "did you mean --hostfile ./hosts?"),
+    "another machine": (["-np", "1", "-H", "node17.example:4", "true"], "'node17.example' is not this machine"),
+    "missing host file": (["-np", "1", "--hostfile", "missing", "true"], "missing cannot be read"),
+    "hosts twice": (["-np", "1", "-H", "localhost:1", "--hostfile", "f", "true"], "exclude each other"),
+    "unset variable": (["-np", "1", "-x", "NO_SUCH_VARIABLE", "true"], "-x NO_SUCH_VARIABLE=VALUE"),
+    "no variable": (["-np", "1", "-x", "1=2", "true"], "is not NAME or NAME=VALUE"),
+    "bad setting": (["-np", "1", "-x", "HVDLITE_PLANE=fast", "true"], "HVDLITE_PLANE='fast' must be one of"),
+    "log folder is a file": (["-np", "1", "--output-filename", "notes", "true"], "notes cannot be used"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_usage(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "notes").write_text("hello\n")
+    monkeypatch.chdir(tmp_path)
+    arguments, message = BAD[name]
+    assert main(arguments) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("hvdrun: ")
+    assert message in shown.err

@@ -1,0 +1,185 @@
+"""How jobs end: failures, signals and murders. Who is told what, with which code, and that nobody is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launcher.hvdrun import pids_in, read_until, run, started, still_alive
+
+# A worker with a child in its group and one that left it, both deaf to SIGTERM.
+FAMILY = """
+echo $$ > {folder}/pid.$RANK
+sh -c 'trap "" TERM; echo $$ > {folder}/pid.$RANK.child; while :; do sleep 600; done' &
+setsid sh -c 'trap "" TERM; echo $$ > {folder}/pid.$RANK.escaped; while :; do sleep 600; done' &
+while [ $(ls {folder} | wc -l) -lt $((3 * SIZE_OF_JOB)) ]; do sleep 0.05; done
+echo ready
+{then}
+"""
+
+
+def family(folder: Path, size: int, then: str = "wait") -> tuple[str, ...]:
+    program = FAMILY.format(folder=folder, then=then).replace("SIZE_OF_JOB", str(size))
+    return ("-np", str(size), "sh", "-c", program)
+
+
+def wait_for_ready(process: subprocess.Popen[bytes], size: int) -> None:
+    assert process.stdout is not None
+    read_until(process.stdout.fileno(), lambda found: found.count(b"ready\n") == size)
+
+
+def agent_of(process: subprocess.Popen[bytes]) -> int:
+    (agent,) = psutil.Process(process.pid).children()
+    return int(agent.pid)
+
+
+def test_the_first_failing_rank_decides_the_code_and_has_the_box(tmp_path: Path) -> None:
+    program = "[ $RANK = 1 ] || { trap 'exit 3' TERM; sleep 60 & wait; }; seq 1 30 >&2; exit 7"
+    begun = time.monotonic()
+    ended = run("-np", "3", "--output-filename", str(tmp_path), "sh", "-c", program)
+    assert time.monotonic() - begun < 10
+    assert (ended.returncode, ended.stdout) == (7, "")
+    box = [line for line in ended.stderr.splitlines() if line.startswith(("+", "|"))]
+    assert "rank 1 on localhost ended with code 7" in box[0]
+    assert [line.split()[-1] for line in box if line.startswith("|   ")] == [str(n) for n in range(11, 31)]
+    assert f"| its log: {tmp_path}/rank.1/stderr" in box
+    assert sum("hvdrun" in line for line in box) == 1
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("name", "hint"), [("KILL", "out of memory"), ("SEGV", "native code")])
+def test_a_rank_ended_by_a_signal_gives_128_and_its_number(name: str, hint: str) -> None:
+    ended = run("-np", "2", "sh", "-c", f"[ $RANK = 0 ] && kill -{name} $$; sleep 60")
+    number = signal.Signals[f"SIG{name}"]
+    assert ended.returncode == 128 + number
+    assert f"rank 0 on localhost was ended by signal {number.value} (SIG{name})" in ended.stderr
+    assert hint in ended.stderr
+
+
+def test_a_program_that_cannot_be_executed_is_one_failure(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("no first line\n")
+    program.chmod(0o755)
+    ended = run("-np", "2", str(program))
+    assert ended.returncode == 1
+    assert "could not be started: [Errno 8] Exec format error" in ended.stderr
+
+
+def test_a_failure_ends_grandchildren_too_even_deaf_ones(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    ended = run(*family(tmp_path, 2, then="[ $RANK = 1 ] && exit 9; wait"))
+    assert ended.returncode == 9
+    assert time.monotonic() - begun < 20
+    assert len(pids_in(tmp_path)) == 6
+    assert still_alive(pids_in(tmp_path), within_s=0.0) == []
+
+
+def test_what_is_left_after_success_is_ended(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    assert run("-np", "1", "sh", "-c", f"setsid sleep 600 & echo $! > {tmp_path}/pid.0; exit 0").returncode == 0
+    assert time.monotonic() - begun < 10
+    assert still_alive(pids_in(tmp_path), within_s=0.0) == []
+
+
+def test_a_program_behind_a_shell_has_its_five_seconds_too(tmp_path: Path) -> None:
+    # The shell dies of SIGTERM at once; what it started needs 3 s to save its work.
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), open('{tmp_path}/saved', 'w'), exit()))\n"
+        f"print('ready', flush=True)\n"
+        f"time.sleep(60)\n"
+    )
+    with started("-np", "1", "sh", "-c", f"{sys.executable} -S {program}; true") as process:
+        wait_for_ready(process, 1)
+        process.terminate()
+        assert process.wait(8) == 143
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_hvdrun_ends_the_job_politely(tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' TERM; echo ready; sleep 60 & wait"
+    with started("-np", "2", "sh", "-c", program) as process:
+        wait_for_ready(process, 2)
+        process.send_signal(signum)
+        assert process.wait(10) == code
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved.0", "saved.1"]
+    assert said.count("\n") == 1
+    assert signum.name in said
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_five_seconds() -> None:
+    with started("-np", "1", "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 600; done") as process:
+        wait_for_ready(process, 1)
+        begun = time.monotonic()
+        process.terminate()
+        assert process.wait(10) == 143
+        assert 4.5 < time.monotonic() - begun < 8
+
+
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    with started(*family(tmp_path, 2)) as process:
+        wait_for_ready(process, 2)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        read_until(process.stderr.fileno(), lambda found: b"once more" in found)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert time.monotonic() - begun < 4.9
+    assert still_alive(pids_in(tmp_path), within_s=0.0) == []
+
+
+def test_a_signal_that_hvdrun_ignores_stays_ignored() -> None:
+    # As nohup does it.
+    program = "echo ready; sleep 1; echo done"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with started("-np", "1", "sh", "-c", program) as process:
+            wait_for_ready(process, 1)
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(10) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_killing_hvdrun_leaves_nobody(tmp_path: Path) -> None:
+    with started(*family(tmp_path, 2)) as process:
+        wait_for_ready(process, 2)
+        pids = [*pids_in(tmp_path), agent_of(process)]
+        assert len(pids) == 7
+        process.kill()
+        assert still_alive(pids, within_s=5.0) == []
+
+
+def test_killing_the_agent_ends_the_job_with_an_explanation(tmp_path: Path) -> None:
+    program = f"echo $$ > {tmp_path}/pid.$RANK; echo ready; sleep 600 & echo $! > {tmp_path}/pid.$RANK.child; wait"
+    with started("-np", "2", "sh", "-c", program) as process:
+        wait_for_ready(process, 2)
+        os.kill(agent_of(process), signal.SIGKILL)
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        assert "the process that started it died" in process.stderr.read().decode()
+    assert still_alive(pids_in(tmp_path), within_s=2.0) == []
+
+
+def test_a_stopped_agent_does_not_keep_hvdrun(tmp_path: Path) -> None:
+    with started("-np", "1", "sh", "-c", f"echo $$ > {tmp_path}/pid.0; echo ready; sleep 600") as process:
+        wait_for_ready(process, 1)
+        os.kill(agent_of(process), signal.SIGSTOP)
+        process.terminate()
+        assert process.stderr is not None
+        read_until(process.stderr.fileno(), lambda found: b"once more" in found)
+        process.terminate()
+        assert process.wait(8) == 143
+    assert still_alive(pids_in(tmp_path), within_s=2.0) == []

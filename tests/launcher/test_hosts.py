@@ -1,0 +1,68 @@
+"""Host lists and host files: one grammar, and errors that name the wrong part."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from hvdlite.errors import BadHostSpec
+from hvdlite.launcher.hosts import Host, is_local, parse_hosts, read_hostfile
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("localhost", (Host("localhost"),)),
+        ("localhost:4", (Host("localhost", 4),)),
+        ("a:2,b:12", (Host("a", 2), Host("b", 12))),
+        (" a:1 , b ", (Host("a", 1), Host("b"))),
+        ("node-1.cluster.example:8", (Host("node-1.cluster.example", 8),)),
+        ("[fe80::1]:4", (Host("[fe80::1]", 4),)),
+    ],
+)
+def test_lists_of_hosts(text: str, hosts: tuple[Host, ...]) -> None:
+    assert parse_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a:", "a:0", "a:-1", "a:x", "a:1:2", ",a", "a,,b", "-oProxyCommand=x", "a;rm", "a b"]
+)
+def test_what_is_no_host_is_named(text: str) -> None:
+    with pytest.raises(BadHostSpec, match="is not a host; write name or name:slots"):
+        parse_hosts(text)
+
+
+def test_a_path_is_probably_a_host_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hostfile").write_text("a slots=1\n")
+    monkeypatch.chdir(tmp_path)
+    for text in ("hostfile", "some/where"):
+        with pytest.raises(BadHostSpec, match=f"did you mean --hostfile {text}"):
+            parse_hosts(text)
+
+
+def test_a_host_file_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# the cluster\n\na slots=4\nb:2   # the old one\nc\n d  slots = 3 \n")
+    assert read_hostfile(str(path)) == (Host("a", 4), Host("b", 2), Host("c"), Host("d", 3))
+
+
+def test_a_host_file_names_its_wrong_line(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a slots=4\nb slots=many\n")
+    with pytest.raises(BadHostSpec, match="'b slots=many' is not a host"):
+        read_hostfile(str(path))
+
+
+def test_an_empty_or_missing_host_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nobody\n")
+    with pytest.raises(BadHostSpec, match="lists no host"):
+        read_hostfile(str(tmp_path / "empty"))
+    with pytest.raises(BadHostSpec, match="cannot be read: No such file"):
+        read_hostfile(str(tmp_path / "missing"))
+
+
+def test_this_machine_has_several_names() -> None:
+    assert all(map(is_local, ("localhost", "127.0.0.1", socket.gethostname())))
+    assert not is_local("node17.example")

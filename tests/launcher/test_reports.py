@@ -1,0 +1,56 @@
+"""What hvdrun tells about itself without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdlite.launcher.cli import main
+from hvdlite.launcher.report import describe_failure
+from hvdlite.launcher.supervisor import Failure
+from hvdlite.settings import table
+from hvdlite.version import __version__
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hvdrun {__version__}\n"
+
+
+def test_a_dry_run_shows_the_plan_and_hides_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-np4", "-H", "localhost:8", "-x", "GREETING=hello there", "--dry-run", "echo", "a b"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 rank(s) on 1 host(s)" in shown
+    assert "     3  localhost                      3/4       0/1" in shown
+    assert "  HVDLITE_SECRET=(hidden)" in shown
+    assert "  GREETING='hello there'" in shown
+    assert "  HVDLITE_RANK=0 1 2 3" in shown
+    assert "  echo 'a b'" in shown
+
+
+def test_settings_shows_every_row_and_what_was_changed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2.5")
+    monkeypatch.setenv("HVDLITE_SECRET", "f00d" * 16)
+    assert main(["--settings"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"HVDLITE_{spec.name.upper()}" in shown and spec.meaning in shown for spec in table())
+    assert "HVDLITE_CYCLE_TIME or HOROVOD_CYCLE_TIME = 2.5 ms   (default 0.0 ms)" in shown
+    assert "f00d" not in shown
+
+
+def test_check_build_names_what_is_missing_and_why(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["-cb"]) == 0
+    shown = capfd.readouterr().out
+    assert f"hvdlite {__version__}" in shown
+    for part in ("ABI", "pyzmq", "CURVE", "local", "shm", "ring", "PyTorch", "TensorFlow"):
+        assert any(part in line and ("[X]" in line or "(" in line) for line in shown.splitlines()), part
+
+
+def test_the_box_about_a_rank_that_was_killed(tmp_path: Path) -> None:
+    failure = Failure(3, "here", 4711, 137, 9, 1.0, "was ended by signal 9 (SIGKILL)")
+    box = "\n".join(describe_failure(failure, ["last words"], tmp_path / "stderr"))
+    for part in ("rank 3 on here was ended by signal 9 (SIGKILL)", "4711", "out of memory", "last words", "its log: "):
+        assert part in box

@@ -1,0 +1,137 @@
+"""The supervisor's decisions, with invented times and no process."""
+
+from __future__ import annotations
+
+import signal
+
+from hvdlite.launcher.supervisor import GRACE_S, LAST_WAIT_S, START_S, Close, Destroy, Phase, Signal, Supervisor
+
+TERM, KILL = Signal(signal.SIGTERM), Signal(signal.SIGKILL)
+
+
+def job(*hosts: str) -> Supervisor:
+    """A job whose ranks have all started."""
+    supervisor = Supervisor(dict(enumerate(hosts)), now=0.0)
+    for rank in range(len(hosts)):
+        supervisor.started(rank)
+    return supervisor
+
+
+HERE = ("here", "here", "here")
+
+
+def test_all_ranks_end_well() -> None:
+    supervisor = job(*HERE[:2])
+    assert supervisor.exited(1, 11, 0, time=5.0, now=5.0) == []
+    assert supervisor.phase is Phase.RUNNING
+    assert supervisor.exited(0, 10, 0, time=9.0, now=9.0) == [Close()]
+    assert supervisor.phase is Phase.CLOSING
+    assert supervisor.agent_ended("here", 9.1) == []
+    assert (supervisor.phase, supervisor.exit_code, supervisor.failure) == (Phase.FINISHED, 0, None)
+
+
+def test_the_first_failure_ends_the_others_and_decides_the_code() -> None:
+    supervisor = job(*HERE)
+    assert supervisor.exited(1, 11, 7, time=5.0, now=5.0) == [TERM]
+    assert supervisor.deadline == 5.0 + GRACE_S
+    assert supervisor.exited(0, 10, -signal.SIGTERM, time=5.1, now=5.1) == []
+    assert supervisor.exited(2, 12, 3, time=5.2, now=5.2) == [Close()]
+    assert supervisor.exit_code == 7
+    assert supervisor.failure is not None
+    assert (supervisor.failure.rank, supervisor.failure.reason) == (1, "ended with code 7")
+
+
+def test_a_signal_is_128_and_its_number() -> None:
+    supervisor = job(*HERE[:1])
+    supervisor.exited(0, 10, -signal.SIGSEGV, time=1.0, now=1.0)
+    assert supervisor.exit_code == 128 + signal.SIGSEGV
+    assert supervisor.failure is not None
+    assert supervisor.failure.reason == "was ended by signal 11 (SIGSEGV)"
+
+
+def test_an_earlier_failure_that_is_heard_later_is_the_first() -> None:
+    supervisor = job("a", "b")
+    supervisor.exited(0, 10, 1, time=5.0, now=5.0)
+    supervisor.exited(1, 10, 9, time=4.9, now=5.3)
+    assert supervisor.exit_code == 9
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_and_then_their_agent() -> None:
+    supervisor = job(*HERE[:2])
+    supervisor.exited(0, 10, 1, time=5.0, now=5.0)
+    assert supervisor.tick(5.0 + GRACE_S - 0.1) == []
+    assert supervisor.tick(5.0 + GRACE_S) == [KILL]
+    assert supervisor.phase is Phase.KILLING
+    assert supervisor.tick(5.0 + GRACE_S + LAST_WAIT_S) == [Destroy("here")]
+    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 1)
+
+
+def test_one_signal_asks_two_kill_three_destroy() -> None:
+    supervisor = job(*HERE[:2])
+    assert supervisor.interrupted(signal.SIGINT, 1.0) == [TERM]
+    assert supervisor.interrupted(signal.SIGINT, 1.1) == [KILL]
+    assert supervisor.interrupted(signal.SIGINT, 1.2) == [Destroy("here")]
+    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 130)
+
+
+def test_the_first_signal_decides_the_code_whatever_the_ranks_return() -> None:
+    supervisor = job(*HERE[:2])
+    supervisor.interrupted(signal.SIGHUP, 1.0)
+    supervisor.exited(0, 10, 0, time=1.1, now=1.1)
+    assert supervisor.exited(1, 11, -signal.SIGTERM, time=1.1, now=1.1) == [Close()]
+    assert (supervisor.exit_code, supervisor.failure) == (129, None)
+
+
+def test_a_signal_after_a_failure_does_not_hide_the_failure() -> None:
+    supervisor = job(*HERE[:2])
+    supervisor.exited(0, 10, 5, time=1.0, now=1.0)
+    assert supervisor.interrupted(signal.SIGINT, 1.1) == [KILL]
+    assert supervisor.exit_code == 5
+
+
+def test_a_rank_that_cannot_be_started_is_a_failure() -> None:
+    supervisor = job(*HERE[:2])
+    assert supervisor.not_started(0, "Exec format error", 1.0) == [TERM]
+    assert supervisor.exit_code == 1
+    assert supervisor.failure is not None
+    assert "Exec format error" in supervisor.failure.reason
+
+
+def test_an_agent_that_dies_takes_its_ranks_and_ends_the_others() -> None:
+    supervisor = job("a", "a", "b")
+    assert supervisor.agent_ended("a", 1.0) == [Destroy("a"), TERM]
+    assert supervisor.phase is Phase.TERMINATING
+    assert supervisor.exited(2, 12, -signal.SIGTERM, time=1.1, now=1.1) == [Close()]
+    supervisor.agent_ended("b", 1.2)
+    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 1)
+    assert supervisor.failure is not None
+    assert (supervisor.failure.rank, supervisor.failure.host) == (0, "a")
+
+
+def test_an_agent_that_does_not_end_is_destroyed() -> None:
+    supervisor = job(*HERE[:1])
+    supervisor.exited(0, 10, 0, time=1.0, now=1.0)
+    assert supervisor.tick(1.0 + GRACE_S) == []
+    assert supervisor.tick(1.0 + GRACE_S + LAST_WAIT_S) == [Destroy("here")]
+    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 0)
+
+
+def test_a_signal_while_leftovers_are_ended_kills_them_and_changes_no_code() -> None:
+    supervisor = job(*HERE[:1])
+    supervisor.exited(0, 10, 0, time=1.0, now=1.0)
+    assert supervisor.interrupted(signal.SIGINT, 1.5) == [KILL]
+    assert supervisor.agent_ended("here", 1.6) == []
+    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 0)
+
+
+def test_a_host_that_starts_nothing_fails_the_job() -> None:
+    supervisor = Supervisor({0: "a", 1: "b"}, now=0.0)
+    supervisor.started(0)
+    assert supervisor.tick(START_S - 1) == []
+    assert supervisor.tick(START_S) == [TERM]
+    assert supervisor.failure is not None
+    assert (supervisor.failure.rank, supervisor.failure.host) == (1, "b")
+
+
+def test_a_running_job_has_no_deadline() -> None:
+    assert job("a", "b").deadline is None

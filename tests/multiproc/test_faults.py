@@ -1,0 +1,154 @@
+"""Ranks that die, stop, hang or fall silent: every other rank hears which one, and in time."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+
+
+def _busy() -> None:
+    """All-reduces without end: whenever a rank dies, some other is in the middle of one."""
+    hvd.init()
+    tensor = np.ones(1 << 22, np.float32)
+    hvd.allreduce_(tensor, name="x")
+    reached("running")
+    while True:
+        hvd.allreduce_(tensor, name="x")
+
+
+def _stopped_twice() -> None:
+    """Keeps reducing; tells when the pause of the peer is over: a reduction took long and then ended."""
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="x")
+    reached("running")
+    while True:
+        began = time.monotonic()
+        hvd.allreduce(np.ones(3), name="x")
+        if time.monotonic() - began > 1.0:
+            reached("resumed")
+
+
+def _waiting(victim: int) -> None:
+    """All but the victim wait in a collective that cannot happen."""
+    hvd.init()
+    hvd.barrier()
+    reached("running")
+    if hvd.rank() == victim:
+        pause_at("here")
+    hvd.allreduce(np.ones(3), name="x")
+
+
+@pytest.mark.parametrize("plane", ["shm", "ring"])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("is_busy", [True, False], ids=["moving", "waiting"])
+def test_a_killed_rank_is_named_by_all_others_within_3_s(victim: int, plane: str, is_busy: bool) -> None:
+    work, arguments = (_busy, ()) if is_busy else (_waiting, (victim,))
+    with ProcessRanks(3, work, *arguments, environ={"HVDLITE_PLANE": plane}) as ranks:
+        ranks.wait_for("running")
+        killed_at = ranks.kill(victim)
+        outcomes = ranks.join()
+    assert outcomes[victim].exit_code == -signal.SIGKILL
+    for rank in {0, 1, 2} - {victim}:
+        outcome = outcomes[rank]
+        assert (outcome.error, outcome.details.get("rank")) == ("PeerLost", victim), outcome.output
+        assert f"rank {victim} on " in outcome.message
+        assert outcome.ended_at is not None
+        assert outcome.ended_at - killed_at < 3.0
+
+
+def test_a_stopped_rank_is_lost_and_a_short_stop_is_not() -> None:
+    with ProcessRanks(2, _stopped_twice) as ranks:
+        ranks.wait_for("running")
+        ranks.send_signal(1, signal.SIGSTOP)
+        threading.Event().wait(1.5)
+        ranks.send_signal(1, signal.SIGCONT)
+        ranks.wait_for("resumed", 0)
+        stopped_at = ranks.send_signal(1, signal.SIGSTOP)
+        ranks.wait_for_end(0)
+        ranks.send_signal(1, signal.SIGCONT)
+        ranks.send_signal(1, signal.SIGKILL)
+        survivor = ranks.join()[0]
+    assert (survivor.error, survivor.details.get("rank")) == ("PeerLost", 1)
+    assert survivor.ended_at is not None
+    assert survivor.ended_at - stopped_at < 4.5
+
+
+def _hang(seconds: int) -> str:
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="first")
+    if hvd.rank() == 1:
+        ctypes.PyDLL(None).sleep(seconds)  # holds the GIL: no Python thread of this rank runs
+    hvd.allreduce(np.ones(3), name="second")
+    hvd.shutdown()
+    return "ok"
+
+
+def test_a_rank_that_holds_the_gil_is_late_and_not_dead() -> None:
+    environ = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
+    outcomes = process_ranks(2, _hang, 5, environ=environ)
+    assert [outcome.result() for outcome in outcomes] == ["ok", "ok"]
+    assert "rank(s) 1 did not submit second" in outcomes[0].output
+
+
+def _never_submits() -> None:
+    hvd.init()
+    if hvd.rank() == 2:
+        pause_at("elsewhere")
+    hvd.allreduce(np.ones(3), name="gradient")
+
+
+def test_a_missing_tensor_ends_the_job_after_the_limit_on_all_ranks() -> None:
+    with ProcessRanks(3, _never_submits, environ={"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}) as ranks:
+        ranks.wait_for("elsewhere", 2)
+        began = time.monotonic()
+        ranks.wait_for_end(0, 1)
+        ranks.release(2)
+        outcomes = ranks.join()
+    for outcome in outcomes:
+        assert outcome.error == "Stalled"
+        assert "rank 2 is missing gradient" in outcome.message
+    assert outcomes[0].ended_at is not None
+    assert outcomes[0].ended_at - began < 5.0
+
+
+def _raise_on_one() -> None:
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="x")
+    if hvd.rank() == 1:
+        raise RuntimeError("a bug in the training script")
+    hvd.allreduce(np.ones(3), name="x")
+
+
+def test_a_rank_that_ends_by_an_exception_is_named() -> None:
+    outcomes = process_ranks(3, _raise_on_one)
+    assert outcomes[1].error == "RuntimeError"
+    for rank in (0, 2):
+        assert (outcomes[rank].error, outcomes[rank].details["rank"]) == ("ShutDown", 1)
+
+
+def _idle() -> float:
+    hvd.init()
+    hvd.allreduce(np.ones(3))
+    began = time.process_time()
+    pause_at("idle")
+    spent_s = time.process_time() - began
+    hvd.shutdown()
+    return spent_s
+
+
+def test_an_idle_job_uses_no_cpu() -> None:
+    with ProcessRanks(2, _idle, deadline_s=40) as ranks:
+        ranks.wait_for("idle")
+        threading.Event().wait(10.0)
+        ranks.release()
+        outcomes = ranks.join()
+    for outcome in outcomes:
+        assert outcome.result() < 0.05  # half a percent of a core

@@ -1,0 +1,169 @@
+"""Sessions begin and end: late ranks, a hundred sessions, shutting down with work pending, threads and forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+
+
+def _a_hundred_sessions() -> int:
+    for _ in range(100):
+        hvd.init()
+        assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == hvd.size()
+        hvd.shutdown()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("plane", ["shm", "ring"])
+def test_a_hundred_sessions_in_one_process(plane: str) -> None:
+    for outcome in process_ranks(2, _a_hundred_sessions, environ={"HVDLITE_PLANE": plane}, deadline_s=60):
+        assert outcome.result() < 30  # descriptors
+
+
+def _late() -> float:
+    hvd.init()
+    if hvd.rank() == 1:
+        pause_at("late")
+    reached("submitting")
+    began = time.thread_time()
+    hvd.allreduce(np.ones(1 << 16), name="x")
+    hvd.shutdown()
+    return time.thread_time() - began
+
+
+def test_a_rank_that_is_seconds_late_is_waited_for_without_cpu() -> None:
+    with ProcessRanks(2, _late) as ranks:
+        ranks.wait_for("late", 1)
+        ranks.wait_for("submitting", 0)
+        threading.Event().wait(2.0)
+        ranks.release(1)
+        cpu_s = [outcome.result() for outcome in ranks.join()]
+    assert max(cpu_s) < 0.2
+
+
+def _not_all_come() -> None:
+    pause_at("started")
+    hvd.init()
+
+
+def test_init_names_the_rank_that_did_not_come() -> None:
+    with ProcessRanks(3, _not_all_come, environ={"HVDLITE_START_TIMEOUT": "1"}) as ranks:
+        ranks.wait_for("started")
+        ranks.release(0, 2)
+        ranks.wait_for_end(0, 2)
+        ranks.kill(1)
+        outcomes = ranks.join()
+    for rank in (0, 2):
+        assert outcomes[rank].error == "HorovodInternalError"
+        assert "rank(s) 1 did not call it" in outcomes[rank].message
+
+
+def _leave_with_work_pending() -> str:
+    hvd.init()
+    if hvd.rank() == 1:
+        pending = hvd.allreduce_async(np.ones(3), name="only on rank 1")
+        hvd.shutdown()
+        with pytest.raises(hvd.ShutDown, match="rank 1"):
+            hvd.synchronize(pending)
+        return "left"
+    with pytest.raises(hvd.ShutDown) as caught:
+        hvd.allreduce(np.ones(3), name="not on rank 1")
+    assert caught.value.rank == 1
+    with pytest.raises(hvd.ShutDown):
+        hvd.allreduce(np.ones(3))
+    hvd.shutdown()
+    hvd.shutdown()
+    return "told"
+
+
+@pytest.mark.parametrize("plane", ["shm", "ring"])
+def test_a_rank_that_leaves_fails_what_is_pending_everywhere(plane: str) -> None:
+    values = [
+        outcome.result() for outcome in process_ranks(3, _leave_with_work_pending, environ={"HVDLITE_PLANE": plane})
+    ]
+    assert values == ["told", "left", "told"]
+
+
+def _root_leaves_first() -> str:
+    hvd.init()
+    hvd.allreduce(np.ones(1 << 20))
+    if hvd.rank() == 0:
+        hvd.shutdown()
+        return "left"
+    with pytest.raises(hvd.ShutDown) as caught:
+        hvd.allreduce(np.ones(3))
+    assert caught.value.rank == 0
+    hvd.shutdown()
+    return "told"
+
+
+def test_rank_0_may_leave_first() -> None:
+    assert [o.result() for o in process_ranks(3, _root_leaves_first)] == ["left", "told", "told"]
+
+
+def _threads() -> str:
+    hvd.init()
+    errors: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for turn in range(30):
+                got = hvd.allreduce(np.full(100, 1.0), name=f"{thread} {turn}", op=hvd.Sum)
+                np.testing.assert_array_equal(got, hvd.size())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    hvd.shutdown()
+    assert not errors
+    return "ok"
+
+
+def test_several_threads_submit_at_once() -> None:
+    assert [outcome.result() for outcome in process_ranks(2, _threads)] == ["ok", "ok"]
+
+
+def _fork() -> int:
+    hvd.init()
+    hvd.allreduce(np.ones(3))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            hvd.allreduce(np.ones(3))
+        except hvd.HorovodInternalError as error:
+            code = 0 if "fork" in str(error) else 2
+        hvd.shutdown()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    hvd.allreduce(np.ones(3))
+    hvd.shutdown()
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_forked_child_is_refused_and_harms_nobody() -> None:
+    assert [outcome.result() for outcome in process_ranks(2, _fork)] == [0, 0]
+
+
+def _no_shutdown() -> str:
+    hvd.init()
+    hvd.allreduce(np.ones(3))
+    return "ok"
+
+
+def test_exiting_without_shutdown_is_clean() -> None:
+    for outcome in process_ranks(3, _no_shutdown):
+        assert outcome.result() == "ok"
+        assert outcome.exit_code == 0
+        assert outcome.output == ""

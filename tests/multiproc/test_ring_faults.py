@@ -1,0 +1,99 @@
+"""The ring among real processes, one of which is killed or stopped in the middle of a collective."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import closing
+
+import numpy as np
+
+from hvdlite.core.dtypes import DType, Sum
+from hvdlite.dataplane.ring import RingPlane
+from hvdlite.errors import PeerLost
+from tests.contract.planes import spans_of
+from tests.harness import ProcessRanks, pause_at, reached
+
+SIZE = 3
+BYTES = 32 << 20
+
+
+def open_ring() -> RingPlane:
+    """This process's rank of a ring of SIZE; every rank pauses at ``bound``, when its own socket listens."""
+    job, rank = os.environ["HVDLITE_JOB"], int(os.environ["HVDLITE_RANK"])
+    secret = bytes.fromhex(os.environ["HVDLITE_SECRET"])
+    bind = f"ipc://@hvdlite-ring-{job}-"
+    plane = RingPlane(
+        rank, SIZE, secret, 1, chunk_bytes=256 << 10, window=4, progress_timeout_s=20, bind=f"{bind}{rank}"
+    )
+    pause_at("bound")
+    plane.connect(f"{bind}{(rank + 1) % SIZE}", time.monotonic() + 10)
+    return plane
+
+
+def reduce_until(plane: RingPlane, stop: threading.Event | None, times: int) -> int:
+    """All-reduces of ones, at most ``times``; the number that were wrong."""
+    array = np.empty(BYTES // 4, np.float32)
+    wrong = 0
+    for turn in range(times):
+        array.fill(1)
+        if turn == 1:
+            reached("moving")
+        plane.allreduce(spans_of((array, array)), DType.FLOAT32, Sum, 1.0, 1.0)
+        wrong += not (array == SIZE).all()
+    return wrong
+
+
+def reduce_for_a_while(times: int) -> int:
+    with closing(open_ring()) as plane:
+        return reduce_until(plane, None, times)
+
+
+def reduce_until_aborted() -> float:
+    """Reduces until another thread aborts, as the control plane does; the seconds from the abort to the error."""
+    plane = open_ring()
+    aborted_at = 0.0
+
+    def watch() -> None:
+        nonlocal aborted_at
+        pause_at("watching")
+        aborted_at = time.monotonic()
+        plane.abort(PeerLost(1, "here", "killed"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        reduce_until(plane, None, 1_000_000)
+    except PeerLost:
+        return time.monotonic() - aborted_at
+    finally:
+        watcher.join()
+        plane.close()
+    raise AssertionError("the collective went on without rank 1")
+
+
+def test_a_killed_neighbour_and_an_abort_end_the_collective_at_once() -> None:
+    with ProcessRanks(SIZE, reduce_until_aborted, deadline_s=20) as ranks:
+        ranks.wait_for("bound")
+        ranks.release()
+        ranks.wait_for("moving")
+        ranks.kill(1)
+        ranks.wait_for("watching", 0, 2)
+        ranks.release(0, 2)
+        outcomes = ranks.join()
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for rank in (0, 2):
+        assert outcomes[rank].result() < 1.0
+
+
+def test_a_stopped_neighbour_only_delays() -> None:
+    with ProcessRanks(SIZE, reduce_for_a_while, 5, deadline_s=20) as ranks:
+        ranks.wait_for("bound")
+        ranks.release()
+        ranks.wait_for("moving")
+        ranks.send_signal(1, signal.SIGSTOP)
+        time.sleep(1.0)  # the length of the fault
+        ranks.send_signal(1, signal.SIGCONT)
+        assert [outcome.result() for outcome in ranks.join()] == [0, 0, 0]
