@@ -1,0 +1,28 @@
+"""Where the documentation names code as ``path.py::Class.method``, that code exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.house.tree import ROOT, files
+
+_NAME = re.compile(r"`(?P<path>[\w/]+\.py)::(?P<name>[\w.]+)`")
+NAMED = sorted(
+    {(match["path"], match["name"]) for page in files(".md") for match in _NAME.finditer((ROOT / page).read_text())}
+)
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED)
+def test_the_named_code_exists(path: str, name: str) -> None:
+    body = ast.parse((ROOT / path).read_text()).body
+    for part in name.split("."):
+        found = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
+        assert found, f"{path} has no {name}"
+        body = found[0].body
+
+
+def test_the_life_of_a_gradient_is_told_by_names() -> None:
+    assert len(NAMED) > 20
