@@ -40,7 +40,6 @@ class Session:
 
     def __init__(self, settings: Settings, number: int) -> None:
         self.settings = settings
-        self.pid = os.getpid()
         self._context: zmq.Context[Any] = zmq.Context()
         try:
             deadline = time.monotonic() + settings.start_timeout
@@ -87,6 +86,7 @@ class Session:
 _lock = threading.Lock()
 _current: Session | None = None
 _completed = 0  # inits of this process that succeeded: ranks of a job count alike
+_inherited: Session | None = None  # what a forked child has of its parent's session, never used nor closed
 
 
 def init() -> None:
@@ -113,8 +113,18 @@ def shutdown() -> None:
     global _current
     with _lock:
         session, _current = _current, None
-        if session is not None and session.pid == os.getpid():  # a forked child has the object but not the threads
+        if session is not None:
             session.close()
+
+
+def _after_fork_in_child() -> None:
+    """The child has the parent's objects and descriptors but none of its threads, so it is in no session."""
+    global _lock, _current, _inherited
+    _lock = threading.Lock()
+    _current, _inherited = None, _current
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def is_initialized() -> bool:
@@ -124,12 +134,9 @@ def is_initialized() -> bool:
 
 def current() -> Session:
     """The session. Raises HorovodInternalError before `init` and after `shutdown`."""
-    session = _current
-    if session is None:
-        raise HorovodInternalError("hvdlite is not initialized; call hvd.init() first")
-    if session.pid != os.getpid():
-        raise HorovodInternalError("a forked process cannot use its parent's session; start it without hvdlite in it")
-    return session
+    if _current is None:
+        raise HorovodInternalError("hvdlite is not initialized here; call hvd.init() first (a fork does not inherit it)")
+    return _current
 
 
 def _settled() -> Session:

@@ -35,4 +35,4 @@ def of_array(array: npt.NDArray[Any]) -> Buffer:
         raise ValueError(
             f"tensor of shape {array.shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead"
         )
-    return Buffer(array.__array_interface__["data"][0], array.nbytes, from_numpy(array.dtype), array.shape, array)
+    return Buffer(array.ctypes.data, array.nbytes, from_numpy(array.dtype), array.shape, array)

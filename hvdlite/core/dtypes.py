@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -48,6 +49,7 @@ Product: Final = 5
 OP_NAMES: Final = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
 
 
+@cache
 def from_numpy(dtype: np.dtype[np.generic]) -> DType:
     """The DType of a numpy dtype (``bfloat16`` by name, as ml_dtypes registers it). Raises ValueError if none."""
     found = _BY_NAME.get(dtype.name)

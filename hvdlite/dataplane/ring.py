@@ -94,10 +94,12 @@ class RingPlane(DataPlane):
             self._authenticate(deadline)
             self._open()
         except (zmq.ZMQError, Refused) as error:
-            self.close()
-            raise HorovodInternalError(
+            failure = HorovodInternalError(
                 f"rank {self.rank} cannot join the ring (its right neighbour should be at {right_address}): {error}"
-            ) from None
+            )
+            self.abort(failure)
+            self.close()
+            raise failure from None
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         reduction = native.Reduction(int(dtype), op, prescale, postscale)
@@ -157,7 +159,7 @@ class RingPlane(DataPlane):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise Refused(self._who_is_missing(is_proved, callee))
-            ready = dict(poller.poll(remaining_s * 1000))
+            ready = dict(poller.poll(int(remaining_s * 1000) + 1))
             if self._left in ready:
                 self._answer(callee)
                 if callee.is_admitted:

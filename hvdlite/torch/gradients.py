@@ -61,7 +61,9 @@ class GradientReducer:
         self._gradients: dict[torch.Tensor, _Gradient] = {}
 
     def watch(self, name: str, parameter: torch.Tensor) -> None:
-        """Adds a parameter. The name is the same on all ranks."""
+        """Adds a parameter. Its name is the same on all ranks. Raises ValueError if another one has the name."""
+        if any(name == gradient.name for gradient in self._gradients.values()):
+            raise ValueError(f"{name!r} is the name of another parameter of this optimizer; names must be unique")
         gradient = _Gradient(name, parameter, self._passes)
         self._gradients[parameter] = gradient
         self._hook(gradient)

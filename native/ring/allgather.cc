@@ -148,8 +148,6 @@ class Allgather {
 
 }  // namespace
 
-bool Ring::allgather(const SpanList& streams, const uint64_t* counts) {
-  return Allgather(this, streams, counts).run();
-}
+bool Ring::allgather(const SpanList& streams, const uint64_t* counts) { return Allgather(this, streams, counts).run(); }
 
 }  // namespace hvd::ring

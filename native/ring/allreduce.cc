@@ -32,7 +32,7 @@ constexpr uint64_t kElementStep = 64;
 constexpr uint64_t divide_up(uint64_t a, uint64_t b) noexcept { return a / b + (a % b != 0); }
 
 struct Plan {
-  uint64_t count;           // elements of the batch
+  uint64_t count;  // elements of the batch
   uint64_t rounds;
   uint64_t frames;          // per share
   uint64_t frame_elements;  // the last frames of a batch have fewer

@@ -37,7 +37,10 @@ hvd_status hvd_ring_open(const char* library, void* left, void* right, int32_t r
     return HVD_SYSTEM;
   }
   std::unique_ptr<hvd_ring> ring(
-      new hvd_ring{{rank, size, chunk_bytes, static_cast<uint64_t>(window),
+      new hvd_ring{{rank,
+                    size,
+                    chunk_bytes,
+                    static_cast<uint64_t>(window),
                     {zmq, left, right, session, std::chrono::nanoseconds(progress_timeout_ns)}}});
   const hvd_status status = outcome(ring->ring.link, ring->ring.link.open());
   if (status == HVD_OK) *out = ring.release();

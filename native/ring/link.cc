@@ -103,7 +103,7 @@ Outcome Link::take_message(std::string* connection, Message* header, Message* pa
 
 bool Link::is_next(Message* header, Message* payload, uint64_t bytes, uint32_t* crc) noexcept {
   return ring::is_frame(header->data(), header->size(), payload->data(), payload->size(), session_, received_, bytes,
-                       crc);
+                        crc);
 }
 
 bool Link::wait(bool until_readable, bool until_writable) {
@@ -123,9 +123,7 @@ bool Link::wait(bool until_readable, bool until_writable) {
   return false;
 }
 
-bool Link::allocate(uint64_t bytes, Message* payload) {
-  return payload->allocate(bytes) || fail(HVD_SYSTEM, ENOMEM);
-}
+bool Link::allocate(uint64_t bytes, Message* payload) { return payload->allocate(bytes) || fail(HVD_SYSTEM, ENOMEM); }
 
 bool Link::borrow(void* data, uint64_t bytes, Message* payload) {
   releases_.expect_one();

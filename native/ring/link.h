@@ -1,9 +1,9 @@
 // The two connections of a rank: frames come in from the left neighbour and go out to the right one.
 //
 // `left` is a ROUTER socket, to which anybody may connect; it names the connection of every message. The first frame of
-// a link is empty, a greeting: the connection that it comes over is the left neighbour's, since it carries the session's
-// number, which only ranks of the job can know. What arrives over any other connection, before or after, is dropped
-// unread. `right` is a DEALER with one connection, to a right neighbour that has proved who it is.
+// a link is empty, a greeting: the connection that it comes over is the left neighbour's, since it carries the
+// session's number, which only ranks of the job can know. What arrives over any other connection, before or after, is
+// dropped unread. `right` is a DEALER with one connection, to a right neighbour that has proved who it is.
 //
 // Neither socket drops anything: at its high-water mark `right` refuses a frame until the neighbour has read some. A
 // neighbour that went away looks the same, so that a lost rank shows as an abort (whoever watches the ranks knows which

@@ -22,8 +22,8 @@ class Ranks {
     for (int32_t rank = 0; rank < size; ++rank) wires_.push_back(std::make_unique<FakeLink>(2 * window));
     for (int32_t rank = 0; rank < size; ++rank) {
       FakeLink* left = wires_[(rank + size - 1) % size].get();
-      rings_.emplace_back(new Ring{rank, size, kChunkBytes, window,
-                                   {fake_zmq(), left, wires_[rank].get(), 42, std::chrono::seconds(20)}});
+      rings_.emplace_back(new Ring{
+          rank, size, kChunkBytes, window, {fake_zmq(), left, wires_[rank].get(), 42, std::chrono::seconds(20)}});
       CHECK(rings_.back()->link.open());
     }
   }

@@ -1,7 +1,5 @@
 // Frames and links: whatever arrives damaged, out of turn or from a stranger is never taken for the next frame.
 
-#include "ring/link.h"
-
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "kernels/crc32c.h"
 #include "ring/frame.h"
+#include "ring/link.h"
 #include "tests/check.h"
 #include "tests/ring_fake_zmq.h"
 

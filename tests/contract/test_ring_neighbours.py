@@ -73,8 +73,10 @@ def test_a_neighbour_with_another_secret_is_refused_by_name() -> None:
     began = time.monotonic()
     with two_planes(*SECRETS) as planes:
         errors = connect(planes, 1)
-    assert "rank 1 does not have the secret of this job" in errors[0]
-    assert "rank 0 does not have the secret of this job" in errors[1]
+    # Whoever finds out first leaves, and the other one is left without an answer.
+    for error, neighbour in zip(errors, (1, 0), strict=True):
+        assert f"rank {neighbour} does not have the secret of this job" in error or f"rank {neighbour} did not" in error
+    assert "does not have the secret" in "".join(errors)
     assert time.monotonic() - began < 3
 
 
@@ -83,7 +85,7 @@ def test_a_neighbour_that_does_not_come_is_named() -> None:
     with two_planes(SECRETS[0], SECRETS[0]) as planes:
         with pytest.raises(HorovodInternalError, match="rank 0 cannot join the ring.* rank 1 did not answer in time"):
             planes[0].connect(planes[1].address, time.monotonic() + 0.3)
-        with pytest.raises(HorovodInternalError, match="did not connect to rank|cannot join"):
+        with pytest.raises(HorovodInternalError, match="did not answer in time"):
             planes[0].barrier()
     assert time.monotonic() - began < 3
 
@@ -111,6 +113,4 @@ def test_a_ring_of_one_or_with_an_impossible_rank_is_refused() -> None:
 
 def test_an_address_that_cannot_be_bound_is_named() -> None:
     with pytest.raises(HorovodInternalError, match="rank 0 cannot listen on tcp://203.0.113.1"):
-        RingPlane(
-            0, 2, SECRETS[0], 1, chunk_bytes=4096, window=2, progress_timeout_s=1, bind="tcp://203.0.113.1:*"
-        )
+        RingPlane(0, 2, SECRETS[0], 1, chunk_bytes=4096, window=2, progress_timeout_s=1, bind="tcp://203.0.113.1:*")

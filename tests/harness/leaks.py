@@ -23,7 +23,6 @@ Holdings = frozenset[tuple[str, str]]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ZMQ_THREAD = re.compile(r"ZMQbg")
-_SHARED_MAPPING = re.compile(r"(?P<inode>\d+)\s+(?P<path>/(?:memfd:|dev/shm/).*)$")
 
 
 def adopt_orphans() -> None:
@@ -121,4 +120,5 @@ def _address(target: str) -> str:
 
 def _mappings() -> set[str]:
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return {f"{match['path']} (inode {match['inode']})" for line in lines if (match := _SHARED_MAPPING.search(line))}
+    shared = [line.split(maxsplit=5) for line in lines if "/memfd:" in line or "/dev/shm/" in line]
+    return {f"{path} (inode {inode})" for _, _, _, _, inode, path in shared}

@@ -143,7 +143,7 @@ def _fork() -> int:
         try:
             hvd.allreduce(np.ones(3))
         except hvd.HorovodInternalError as error:
-            code = 0 if "fork" in str(error) else 2
+            code = 0 if "a fork does not inherit it" in str(error) else 2
         hvd.shutdown()
         os._exit(code)
     _, status = os.waitpid(child, 0)

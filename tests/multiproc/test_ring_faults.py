@@ -33,7 +33,7 @@ def open_ring() -> RingPlane:
     return plane
 
 
-def reduce_until(plane: RingPlane, stop: threading.Event | None, times: int) -> int:
+def reduce_repeatedly(plane: RingPlane, times: int) -> int:
     """All-reduces of ones, at most ``times``; the number that were wrong."""
     array = np.empty(BYTES // 4, np.float32)
     wrong = 0
@@ -48,7 +48,7 @@ def reduce_until(plane: RingPlane, stop: threading.Event | None, times: int) -> 
 
 def reduce_for_a_while(times: int) -> int:
     with closing(open_ring()) as plane:
-        return reduce_until(plane, None, times)
+        return reduce_repeatedly(plane, times)
 
 
 def reduce_until_aborted() -> float:
@@ -65,7 +65,7 @@ def reduce_until_aborted() -> float:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        reduce_until(plane, None, 1_000_000)
+        reduce_repeatedly(plane, 1_000_000)
     except PeerLost:
         return time.monotonic() - aborted_at
     finally:

@@ -1,0 +1,43 @@
+"""The model that ``--train`` trains: a small transformer that predicts the next token.
+
+27,114,304 parameters in 75 tensors: 12 in each of six layers, the embedding, and the weight and bias of the output.
+It needs no positions, since causal attention tells them apart, and no dropout, so that all replicas compute the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+VOCABULARY, WIDTH, LAYERS, HEADS = 8000, 512, 6, 8
+BATCH, TOKENS = 2, 32
+
+
+class Transformer(nn.Module):
+    """Logits of the next token, shape ``(batch, tokens, VOCABULARY)``, from tokens of shape ``(batch, tokens)``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.output = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        hidden = self.layers(self.embedding(tokens), mask=mask, is_causal=True)
+        logits: torch.Tensor = self.output(hidden)
+        return logits
+
+
+def make_model() -> Transformer:
+    """The model with the same first weights in every process, whatever the caller's random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return Transformer()
+
+
+def make_batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and the tokens that follow them, of shape ``(BATCH, TOKENS)``; every rank has its own."""
+    text = torch.randint(VOCABULARY, (BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(rank))
+    return text[:, :-1], text[:, 1:]

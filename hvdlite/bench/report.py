@@ -1,0 +1,94 @@
+"""Rows of figures: as a table for people while they are measured, and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hvdlite.bench.timing import Times
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one system did. Times in µs, bandwidths in 10⁹ bytes per second of the median (None: not a transfer)."""
+
+    system: str
+    ranks: int
+    op: str
+    dtype: str
+    bytes: int
+    median_us: float
+    min_us: float
+    algbw_GBps: float | None
+    busbw_GBps: float | None
+
+
+Group = Mapping[str, Row]
+"""Rows that were measured together, by system."""
+
+
+class Column(NamedTuple):
+    """A column of the table. ``text(row, group)`` is a cell."""
+
+    heading: str
+    width: int
+    text: Callable[[Row, Group], str]
+
+
+class Study(NamedTuple):
+    """Something to measure. Iterating over ``groups`` measures; all ranks do it alike."""
+
+    headline: str
+    columns: Sequence[Column]
+    groups: Iterator[Group]
+
+
+def make_row(
+    system: str, ranks: int, op: str, dtype: str, nbytes: int, times: Times, bus_factor: float | None = None
+) -> Row:
+    """The row of ``times``; ``bus_factor`` is busbw / algbw, None for what has no bandwidth."""
+    median, shortest = float(np.median(times)), float(times.min())
+    algbw = None if bus_factor is None else nbytes / median / 1e9
+    busbw = None if algbw is None or bus_factor is None else algbw * bus_factor
+    return Row(system, ranks, op, dtype, nbytes, median * 1e6, shortest * 1e6, algbw, busbw)
+
+
+def ratio_columns(systems: Sequence[str]) -> list[Column]:
+    """How the first system compares with each of the others: the ratio of median times, and its inverse."""
+    own, *others = systems
+
+    def cell(other: str, text: Callable[[float], str]) -> Callable[[Row, Group], str]:
+        return lambda row, group: text(row.median_us / group[other].median_us) if row.system == own else ""
+
+    return [
+        column
+        for other in others
+        for column in (
+            Column(f"time/{other}", 10, cell(other, lambda ratio: f"{ratio:.3f}")),
+            Column("speed-up", 9, cell(other, lambda ratio: f"{1 / ratio:.2f}×")),
+        )
+    ]
+
+
+def heading(columns: Sequence[Column]) -> str:
+    """The first line of the table; it begins with ``#`` as in nccl-tests."""
+    return "#" + _line([column.heading for column in columns], columns)[1:]
+
+
+def lines(group: Group, columns: Sequence[Column]) -> Iterator[str]:
+    """The lines of a group, one for each system."""
+    for row in group.values():
+        yield _line([column.text(row, group) for column in columns], columns).rstrip()
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column]) -> str:
+    return " ".join(cell.rjust(column.width) for cell, column in zip(cells, columns, strict=True))
+
+
+def to_json(rows: Iterable[Row]) -> str:
+    """A JSON list with one object per line."""
+    return "[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]\n"

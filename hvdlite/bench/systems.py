@@ -1,0 +1,100 @@
+"""The systems that can be measured, behind the few operations that they are compared by, and the tensors they take.
+
+Opening them starts the session of hvdlite, which a study also uses to agree on times and results.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite.core.dtypes import DType
+
+Tensor = Any  # a numpy array, or a torch tensor when torch takes part
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """The tensors of a study: all systems get the same ones."""
+
+    dtype: str
+    uses_torch: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DType[self.dtype.upper()].itemsize
+
+    def zeros(self, elements: int) -> Tensor:
+        """A new tensor of one dimension."""
+        if self.uses_torch:
+            torch: Any = importlib.import_module("torch")
+            return torch.zeros(elements, dtype=getattr(torch, self.dtype))
+        return np.zeros(elements, self.dtype)
+
+
+class System(Protocol):
+    """Blocking collectives over one-dimensional tensors. ``name`` tells ranks which tensors belong together."""
+
+    label: str
+
+    def allreduce(self, tensor: Tensor, name: str) -> Tensor:
+        """Sums ``tensor`` over all ranks, in place."""
+
+    def allreduce_all(self, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Sums all tensors in place: submits every one of them, then waits for all."""
+
+    def allgather(self, tensor: Tensor, name: str) -> Tensor:
+        """The tensors of all ranks, which have equal sizes, one after the other."""
+
+    def broadcast(self, tensor: Tensor, name: str) -> Tensor:
+        """Overwrites ``tensor`` with that of rank 0."""
+
+
+class Hvdlite:
+    """hvdlite itself, through the front end whose tensors are used."""
+
+    label = "hvdlite"
+
+    def __init__(self, uses_torch: bool) -> None:
+        self._hvd: Any = importlib.import_module("hvdlite.torch") if uses_torch else hvd
+
+    def allreduce(self, tensor: Tensor, name: str) -> Tensor:
+        return self._hvd.allreduce_(tensor, op=hvd.Sum, name=name)
+
+    def allreduce_all(self, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+        start = self._hvd.allreduce_async_
+        handles = [start(tensor, op=hvd.Sum, name=name) for tensor, name in zip(tensors, names, strict=True)]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def allgather(self, tensor: Tensor, name: str) -> Tensor:
+        return self._hvd.allgather(tensor, name=name)
+
+    def broadcast(self, tensor: Tensor, name: str) -> Tensor:
+        return self._hvd.broadcast_(tensor, root_rank=0, name=name)
+
+
+def _gloo() -> AbstractContextManager[System]:
+    from hvdlite.bench.gloo import open_gloo  # torch is imported only where it is measured
+
+    return open_gloo(hvd.rank(), hvd.size())
+
+
+OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {"gloo": _gloo}
+"""What hvdlite can be compared with, and how it is opened."""
+
+
+@contextmanager
+def open_systems(others: Sequence[str], uses_torch: bool) -> Iterator[list[System]]:
+    """hvdlite, initialized, and then the ``others``; all are closed on leaving."""
+    with ExitStack() as stack:
+        hvd.init()
+        stack.callback(hvd.shutdown)
+        yield [Hvdlite(uses_torch), *(stack.enter_context(OTHERS[label]()) for label in others)]

@@ -1,0 +1,80 @@
+"""Runs what is compared in turns, and times every iteration on its slowest rank.
+
+A machine's speed drifts: clocks, caches and other programs. Candidates therefore take turns, a block of iterations
+each (A B A B ...), so that drift meets all of them alike. A block begins with one iteration on fresh data, whose result
+is checked, then a barrier and the untimed iterations of the warm-up. Timed iterations follow each other back to back
+without a barrier, as in nccl-tests: a barrier's own skew would be as long as a small collective. Ranks start together
+because each waits for the others in the iteration before.
+
+The time of an iteration is the longest that any rank took for it; medians and minima are over iterations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import hvdlite as hvd
+from hvdlite.errors import HvdError
+
+Times = npt.NDArray[np.float64]
+"""Seconds of each iteration."""
+
+BLOCKS = 5
+
+
+class WrongResult(HvdError):
+    """A system computed something wrong; its times mean nothing. Every rank raises it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way of doing the work. ``run`` is what is timed; ``is_right`` runs it on fresh data and checks the result."""
+
+    label: str
+    run: Callable[[], Any]
+    is_right: Callable[[], bool]
+
+
+def measure(candidates: Sequence[Candidate], iterations: int, warmup: int) -> Mapping[str, Times]:
+    """The times of each candidate, by its label; the same on every rank. Raises WrongResult.
+
+    All ranks call it with the same candidates. ``warmup`` is the number of untimed iterations of each block.
+    """
+    blocks: dict[str, list[Times]] = {candidate.label: [] for candidate in candidates}
+    for length in _lengths(iterations):
+        for candidate in candidates:
+            _require_right(candidate)
+            blocks[candidate.label].append(_run_block(candidate.run, length, warmup))
+    return {label: hvd.allreduce(np.concatenate(parts), op=hvd.Max) for label, parts in blocks.items()}
+
+
+def _lengths(iterations: int) -> list[int]:
+    """``iterations`` split into blocks of nearly equal length."""
+    blocks = min(BLOCKS, iterations)
+    return [iterations * (block + 1) // blocks - iterations * block // blocks for block in range(blocks)]
+
+
+def _require_right(candidate: Candidate) -> None:
+    flags = hvd.allgather(np.array([candidate.is_right()]))
+    if not flags.all():
+        ranks = ", ".join(map(str, np.flatnonzero(~flags)))
+        raise WrongResult(f"{candidate.label} gave a wrong result on rank {ranks}; do not trust it on this machine.")
+
+
+def _run_block(run: Callable[[], Any], length: int, warmup: int) -> Times:
+    hvd.barrier()
+    for _ in range(warmup):
+        run()
+    clock = time.perf_counter_ns
+    times = np.empty(length)
+    for iteration in range(length):
+        begin = clock()
+        run()
+        times[iteration] = clock() - begin
+    return times / 1e9

@@ -1,0 +1,106 @@
+"""The step of a real training: alone on every rank, with hvdlite's optimizer, and with torch's DDP over Gloo.
+
+What a step takes longer than the bare one, in which all ranks compute at once but never communicate, is what data
+parallelism costs. After every block's first step the ranks must have the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hvdlite.torch as hvd
+from hvdlite import allgather
+from hvdlite.bench.model import BATCH, TOKENS, make_batch, make_model
+from hvdlite.bench.report import Column, Group, Row, Study, make_row
+from hvdlite.bench.timing import Candidate, measure
+
+_LEARNING_RATE = 0.01
+
+
+def train(iterations: int, warmup: int) -> Study:
+    """The study of the three steps. A process group of Gloo must be open."""
+    return Study(
+        f"training step, batch {BATCH}×{TOKENS} tokens on each rank", COLUMNS, _measure_steps(iterations, warmup)
+    )
+
+
+def _measure_steps(iterations: int, warmup: int) -> Iterator[Group]:
+    candidates = [_bare(), _hvdlite(), _gloo()]
+    nbytes = sum(parameter.nbytes for parameter in make_model().parameters())
+    times = measure(candidates, iterations, warmup)
+    yield {label: make_row(label, hvd.size(), "train", "float32", nbytes, taken) for label, taken in times.items()}
+
+
+def _bare() -> Candidate:
+    model = make_model()
+    step = _step(model, _sgd(model))
+
+    def is_right() -> bool:
+        step()
+        return True  # the ranks differ, as they should
+
+    return Candidate("bare", step, is_right)
+
+
+def _hvdlite() -> Candidate:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return _candidate("hvdlite", model, _step(model, optimizer))
+
+
+def _gloo() -> Candidate:
+    model = DistributedDataParallel(make_model())
+    return _candidate("gloo", model, _step(model, _sgd(model)))
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), _LEARNING_RATE)
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    tokens, following = make_batch(hvd.rank())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    return step
+
+
+def _candidate(label: str, model: nn.Module, step: Callable[[], None]) -> Candidate:
+    def is_right() -> bool:
+        step()
+        weights = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
+        return bool(np.ptp(allgather(np.array([weights]))) == 0)
+
+    return Candidate(label, step, is_right)
+
+
+def overhead_us(row: Row, group: Group) -> float:
+    """What the step of ``row`` takes longer than the bare one, by their medians."""
+    return row.median_us - group["bare"].median_us
+
+
+def _overhead(row: Row, group: Group) -> str:
+    return "" if row.system == "bare" else f"{overhead_us(row, group) / 1e3:.1f}"
+
+
+def _overhead_ratio(row: Row, group: Group) -> str:
+    return f"{overhead_us(row, group) / overhead_us(group['gloo'], group):.3f}" if row.system == "hvdlite" else ""
+
+
+COLUMNS = [
+    Column("system", 9, lambda row, group: row.system),
+    Column("median ms", 11, lambda row, group: f"{row.median_us / 1e3:.1f}"),
+    Column("min ms", 11, lambda row, group: f"{row.min_us / 1e3:.1f}"),
+    Column("overhead ms", 13, _overhead),
+    Column("overhead/gloo", 15, _overhead_ratio),
+]

@@ -1,0 +1,105 @@
+"""The shared-memory plane in real processes, one of which is killed or stopped in the middle of a collective."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+
+from hvdlite.core.dtypes import DType, Sum
+from hvdlite.dataplane.segment import SegmentOffer, create, fetch
+from hvdlite.dataplane.shm import ShmPlane, geometry
+from hvdlite.errors import PeerLost
+from hvdlite.settings import Settings
+from tests.contract.planes import spans_of
+from tests.harness import ProcessRanks, pause_at, reached
+
+_TOKEN = b"the ranks of this test"
+_ELEMENTS = 4 << 20
+
+
+@contextmanager
+def two_ranks(work: object) -> Iterator[ProcessRanks]:
+    """Two processes that run ``work(address)`` and can fetch one segment from there."""
+    fd = create(geometry(Settings(size=2), cores=2).nbytes)
+    try:
+        with SegmentOffer(fd, _TOKEN) as offer, ProcessRanks(2, work, offer.address) as ranks:  # type: ignore[arg-type]
+            offer.serve(2, time.monotonic() + 20)
+            yield ranks
+    finally:
+        os.close(fd)
+
+
+def open_own_plane(address: str) -> ShmPlane:
+    settings = Settings.read(os.environ)
+    return ShmPlane(fetch(address, _TOKEN, time.monotonic() + 10), settings.rank, 2, geometry(settings, cores=2))
+
+
+def allreduce_ones(plane: ShmPlane, array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+    array.fill(1)
+    plane.allreduce(spans_of((array, array)), DType.FLOAT32, Sum, 1.0, 1.0)
+    assert (array == 2).all()
+
+
+def reduce_until_aborted(address: str) -> tuple[str, float]:
+    """Reduces for ever; the main thread aborts when the test says so. The error and how long after the abort."""
+    with closing(open_own_plane(address)) as plane:
+        ended: list[tuple[str, float]] = []
+
+        def reduce_for_ever() -> None:
+            array = np.empty(_ELEMENTS, np.float32)
+            try:
+                allreduce_ones(plane, array)
+                reached("reducing")
+                while True:
+                    allreduce_ones(plane, array)
+            except PeerLost as error:
+                ended.append((str(error), time.monotonic()))
+
+        worker = threading.Thread(target=reduce_for_ever, daemon=True)
+        worker.start()
+        pause_at("ready to abort")
+        aborted_at = time.monotonic()
+        plane.abort(PeerLost(1, "here", "killed by the test"))
+        worker.join(10)
+        message, ended_at = ended[0]
+        return message, ended_at - aborted_at
+
+
+def test_a_survivor_of_sigkill_ends_by_abort() -> None:
+    with two_ranks(reduce_until_aborted) as ranks:
+        ranks.wait_for("reducing")
+        ranks.wait_for("ready to abort", 0)
+        ranks.kill(1)
+        ranks.release(0)
+        survivor, victim = ranks.join()
+    message, elapsed_s = survivor.result()
+    assert "rank 1 on here was lost: killed by the test" in message
+    assert elapsed_s < 1.0
+    assert victim.exit_code == -signal.SIGKILL
+
+
+def reduce_in_turns(address: str) -> int:
+    with closing(open_own_plane(address)) as plane:
+        array = np.empty(_ELEMENTS, np.float32)
+        for turn in range(100):
+            allreduce_ones(plane, array)
+            if turn == 2:
+                reached("reducing")
+        return 100
+
+
+def test_ranks_complete_after_one_was_stopped_for_a_second() -> None:
+    with two_ranks(reduce_in_turns) as ranks:
+        ranks.wait_for("reducing")
+        stopped_at = ranks.send_signal(1, signal.SIGSTOP)
+        time.sleep(1.0)  # the length of the fault, not a synchronisation
+        ranks.send_signal(1, signal.SIGCONT)
+        outcomes = ranks.join()
+    assert [outcome.result() for outcome in outcomes] == [100, 100]
+    assert outcomes[0].ended_at - stopped_at > 1.0, "rank 0 did not wait for the stopped rank"

@@ -1,0 +1,81 @@
+"""What is particular to the shared-memory plane: its geometry, its waiting, its life across forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from hvdlite.core.dtypes import DType, Sum
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.segment import create
+from hvdlite.dataplane.shm import ShmPlane, geometry
+from hvdlite.errors import HorovodInternalError
+from hvdlite.settings import Settings
+from tests.contract.joined.shm import PLANE
+from tests.contract.planes import Group, spans_of
+
+
+def test_geometry_depends_on_cores_and_obeys_settings() -> None:
+    roomy, crowded = geometry(Settings(size=2), cores=2), geometry(Settings(size=4), cores=2)
+    assert roomy.spin_ns > 0
+    assert crowded.spin_ns == 0
+    assert crowded.chunk_bytes > roomy.chunk_bytes
+    chosen = geometry(Settings(size=4, shm_chunk=8192, shm_slots=3, spin=7, progress_timeout=9), cores=2)
+    assert chosen[1:] == (8192, 3, 7000, 9)
+    for size in (2, 64, 1000):
+        assert geometry(Settings(size=size), cores=4).nbytes <= 64 << 20
+    with pytest.raises(ValueError, match="HVDLITE_SHM_CHUNK=2147483648"):
+        geometry(Settings(size=2, shm_chunk=2 << 30), cores=2)
+
+
+def test_ranks_that_disagree_about_the_geometry_are_told() -> None:
+    wide, narrow = (geometry(Settings(size=2, shm_chunk=chunk), cores=2) for chunk in (8192, 4096))
+    fd = create(wide.nbytes)
+    with (
+        closing(ShmPlane(os.dup(fd), 0, 2, wide)),
+        pytest.raises(HorovodInternalError, match="rank 1 .* HVDLITE_SHM_SLOTS must be equal"),
+    ):
+        ShmPlane(fd, 1, 2, narrow)
+
+
+def test_a_waiting_rank_uses_no_processor() -> None:
+    def work(plane: DataPlane) -> float:
+        plane.barrier()
+        if plane.rank == 1:
+            threading.Event().wait(0.5)
+        began = time.thread_time()
+        plane.barrier()
+        return time.thread_time() - began
+
+    with PLANE.open(2, 15.0) as planes:
+        assert max(Group(PLANE, planes).run(work)) < 0.05
+
+
+def test_a_forked_child_can_neither_use_nor_harm_the_plane() -> None:
+    with PLANE.open(2, 15.0) as planes:
+        group = Group(PLANE, planes)
+        group.run(lambda plane: plane.barrier())
+        child = os.fork()
+        if child == 0:
+            try:
+                planes[0].barrier()
+            except HorovodInternalError as error:
+                planes[0].close()
+                os._exit(0 if "forked" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        group.run(lambda plane: plane.barrier())
+
+
+def test_vectors_beyond_four_gibibytes_are_counted_in_64_bits() -> None:
+    """The same 16 MiB appear 257 times in the list of spans: over 4 GiB in all."""
+    with PLANE.open(1, 15.0) as planes:
+        array = np.ones(4 << 20, np.float32)
+        spans = np.repeat(spans_of((array, array)), 257, axis=0)
+        planes[0].allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0)
+        assert (array == 1).all()

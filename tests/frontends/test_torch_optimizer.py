@@ -1,0 +1,376 @@
+"""`DistributedOptimizer` on two ranks: what is reduced, when, and what the user may do in between."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from hvdlite.session import current
+from hvdlite.torch.compression import Compressor
+from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+
+scenario = Scenarios()
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def sgd(model: nn.Module, **options: object) -> torch.optim.SGD:
+    """A wrapped optimizer that leaves the gradients to look at."""
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+
+
+def loss_on(model: nn.Module, rank: int) -> torch.Tensor:
+    """A loss that differs between ranks and that any rank can compute for any other."""
+    return (model(torch.full((1, 3), 1.0 + rank)) ** 2).sum()
+
+
+def own_loss(model: nn.Module) -> torch.Tensor:
+    return loss_on(model, hvd.rank())
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def local_gradients(model: nn.Module, rank: int) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss_on(model, rank), list(model.parameters())))
+
+
+def summed_gradients(model: nn.Module) -> list[torch.Tensor]:
+    both = zip(*(local_gradients(model, rank) for rank in range(hvd.size())), strict=True)
+    return [torch.stack(gradients).sum(dim=0) for gradients in both]
+
+
+def assert_gradients(model: nn.Module, expected: list[torch.Tensor], tolerance: float = 1e-5) -> None:
+    for actual, wanted in zip(gradients_of(model), expected, strict=True):
+        assert_close(actual, wanted, tolerance)
+
+
+@scenario
+def gradients_are_averaged_in_place() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    expected = [total / 2 for total in summed_gradients(model)]
+    own_loss(model).backward()
+    before = [parameter.grad for parameter in model.parameters()]
+    optimizer.synchronize()
+    assert [parameter.grad for parameter in model.parameters()] == before
+    assert_gradients(model, expected)
+
+
+@scenario
+def reductions_complete_before_backward_has_reached_the_first_layer() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    expected = summed_gradients(model)[-1] / 2
+    gradients = optimizer._reducer._gradients
+    seen = []
+
+    def look(_module: nn.Module, _gradient: object) -> None:
+        last = gradients[model[1].bias]
+        current().wait(last.handle)  # backward goes on only after this reduction, or never
+        seen.append((last.handle.is_done, gradients[model[0].bias].handle, model[1].bias.grad.clone()))
+
+    model[0].register_full_backward_pre_hook(look)
+    own_loss(model).backward()
+    optimizer.step()
+    ((is_done, first_handle, gradient),) = seen
+    assert is_done
+    assert first_handle is None
+    assert_close(gradient, expected, 1e-5)
+
+
+@scenario
+def op_and_predivide_factor() -> None:
+    for options, share in (
+        ({"op": hvd.Sum}, 1.0),
+        ({"gradient_predivide_factor": 4.0}, 0.5),
+        ({"op": hvd.Average, "gradient_predivide_factor": 0.25}, 0.5),
+    ):
+        model = two_layers()
+        optimizer = sgd(model, **options)
+        expected = [total * share for total in summed_gradients(model)]
+        own_loss(model).backward()
+        optimizer.synchronize()
+        assert_gradients(model, expected)
+
+
+@scenario
+def compression_sends_less_and_restores_the_dtype() -> None:
+    class Quartering(Compressor):
+        """Sends doubles a quarter as large."""
+
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+            return tensor.double() / 4, tensor.dtype
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, context: object) -> torch.Tensor:
+            return (tensor * 4).to(context)
+
+    for compression, tolerance in ((hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2), (Quartering, 1e-5)):
+        model = two_layers()
+        optimizer = sgd(model, compression=compression)
+        expected = [total / 2 for total in summed_gradients(model)]
+        own_loss(model).backward()
+        optimizer.synchronize()
+        assert_gradients(model, expected, tolerance)
+        is_exact = all(torch.equal(*pair) for pair in zip(gradients_of(model), expected, strict=True))
+        assert is_exact == (compression is Quartering)
+
+
+@scenario
+def clipping_between_synchronize_and_step() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    own_loss(model).backward()
+    optimizer.synchronize()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    moved = torch.cat([(a - b).flatten() for a, b in zip(before, model.parameters(), strict=True)])
+    assert_close(moved.norm(), torch.tensor(0.1 * 0.5), 1e-4)
+
+
+@scenario
+def clipping_without_synchronize_is_noticed() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    own_loss(model).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with pytest.raises(
+        AssertionError, match=r"'gradient.0.weight' was changed while .* optimizer.synchronize\(\) first"
+    ):
+        optimizer.step()
+    optimizer.zero_grad()
+    expected = [total / 2 for total in summed_gradients(model)]
+    own_loss(model).backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+
+
+@scenario
+def step_after_synchronize_warns_and_reduces_again() -> None:
+    model = two_layers()
+    optimizer = sgd(model, op=hvd.Sum)
+    expected = [total * 2 for total in summed_gradients(model)]
+    own_loss(model).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+    assert_gradients(model, expected)
+    optimizer.zero_grad()
+    own_loss(model).backward()
+    with (
+        optimizer.skip_synchronize(),
+        pytest.raises(AssertionError, match=r"step\(\) in skip_synchronize\(\) was called"),
+    ):
+        optimizer.step()
+    optimizer.synchronize()
+
+
+@scenario
+def zero_grad_is_refused_while_gradients_are_reduced() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    own_loss(model).backward()
+    with pytest.raises(AssertionError, match=r"zero_grad\(\) was called while ranks are reducing"):
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    assert [gradient.abs().sum().item() for gradient in gradients_of(model)] == [0.0] * 4
+    optimizer.zero_grad()
+    assert gradients_of(model) == []
+
+
+@scenario
+def several_passes_are_summed_before_they_are_reduced() -> None:
+    model = two_layers()
+    optimizer = sgd(model, backward_passes_per_step=2)
+    expected = summed_gradients(model)  # two passes on each of two ranks, averaged over the ranks
+    own_loss(model).backward()
+    assert not optimizer._reducer.is_reducing
+    own_loss(model).backward()
+    assert optimizer._reducer.is_reducing
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step = 2 times"):
+        own_loss(model).backward()
+    optimizer.load_state_dict(optimizer.state_dict())  # forgets this step
+    hvd.barrier()
+
+    model.zero_grad()
+    optimizer.set_backward_passes_per_step(3)
+    assert optimizer.backward_passes_per_step == 3
+    own_loss(model).backward()
+    own_loss(model).backward()
+    optimizer.synchronize()  # the end of an epoch may come before the last pass
+    assert_gradients(model, expected)
+
+
+@scenario
+def a_parameter_without_gradient_takes_part_with_zeros() -> None:
+    model = two_layers()
+    unused = nn.Linear(2, 2)
+    parameters = [*model.parameters(), *unused.parameters()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
+    expected = [gradient / 2 for gradient in local_gradients(model, 1)]
+    if hvd.rank() == 1:
+        own_loss(model).backward()
+    optimizer.step()
+    assert_gradients(model, expected)
+    assert [gradient.abs().sum().item() for gradient in gradients_of(unused)] == [0.0, 0.0]
+
+
+@scenario
+def parameters_may_be_frozen_unfrozen_and_added() -> None:
+    model = two_layers()
+    model[0].requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.2})
+    own_loss(model).backward()
+    optimizer.step()
+    assert len(gradients_of(model)) == 2
+
+    model[0].requires_grad_(True)
+    for _ in range(2):  # the first backward finds no hook on the unfrozen layer, the second does
+        optimizer.zero_grad()
+        expected = [total / 2 for total in summed_gradients(model)]
+        own_loss(model).backward()
+        optimizer.synchronize()
+        assert_gradients(model, expected)
+    model[1].requires_grad_(False)
+    optimizer.zero_grad()
+    own_loss(model).backward()
+    optimizer.step()
+    assert len(gradients_of(model)) == 2
+
+
+@scenario
+def ranks_may_differ_in_memory_format() -> None:
+    torch.manual_seed(7)
+    layer = nn.Conv2d(4, 4, 4)
+    if hvd.rank() == 0:
+        layer.to(memory_format=torch.channels_last)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
+    images = torch.randn(2, 4, 8, 8)
+    expected = sum(torch.autograd.grad(layer(images[rank]).square().sum(), layer.weight)[0] for rank in range(2)) / 2
+    layer(images[hvd.rank()]).square().sum().backward()
+    assert layer.weight.grad.is_contiguous() == (hvd.rank() == 1)
+    optimizer.synchronize()
+    assert_close(layer.weight.grad, expected, 1e-4)
+
+
+@scenario
+def a_closure_sees_reduced_gradients() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    expected = [total / 2 for total in summed_gradients(model)]
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = own_loss(model)
+        loss.backward()
+        return loss
+
+    loss = own_loss(model).item()
+    assert optimizer.step(closure).item() == loss
+    assert_gradients(model, expected)
+
+
+@scenario
+def schedulers_take_the_wrapped_and_the_bare_optimizer() -> None:
+    for is_made_first in (False, True):
+        model = two_layers()
+        bare = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(bare, 1, gamma=0.5) if is_made_first else None
+        optimizer = hvd.DistributedOptimizer(bare)
+        schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        expected = [total / 2 for total in summed_gradients(model)]
+        own_loss(model).backward()
+        with warnings.catch_warnings(action="ignore" if is_made_first else "error"):
+            optimizer.step()
+            schedule.step()
+        assert_gradients(model, expected)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@scenario
+def an_overflow_on_one_rank_makes_the_gradient_scaler_skip_the_step_on_all() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    expected = [total / 2 for total in summed_gradients(model)]
+    for has_overflow in (False, True):
+        optimizer.zero_grad()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        factor = float("inf") if has_overflow and hvd.rank() == 1 else 1.0
+        scaler.scale(own_loss(model) * factor).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        if not has_overflow:
+            assert_gradients(model, expected)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        stayed = [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
+        assert stayed == [has_overflow] * 4
+    assert scaler.get_scale() == 4.0
+
+
+@scenario
+def a_gradient_that_ranks_disagree_on_fails_alone() -> None:
+    wide = nn.Parameter(torch.ones(3 + hvd.rank()))
+    agreed = nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([wide, agreed], lr=0.1), [("wide", wide), ("agreed", agreed)])
+    (wide.sum() + (1 + hvd.rank()) * agreed.sum()).backward()
+    with pytest.raises(hvd.Mismatch, match=r"gradient.wide"):
+        optimizer.step()
+    assert agreed.grad.tolist() == [1.5] * 3
+    assert not optimizer._reducer.is_reducing
+    optimizer.zero_grad()
+
+
+@scenario
+def a_gradient_that_cannot_be_sent_is_named() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=0.1), embedding.named_parameters())
+    with pytest.raises(ValueError, match=r"cannot reduce 'gradient.weight': tensor of layout torch.sparse_coo"):
+        embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ValueError, match=r"gradient.weight"):
+        optimizer.step()
+
+
+@scenario
+def another_optimizer_takes_over_when_the_first_is_gone() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    expected = [total / 2 for total in summed_gradients(model)]
+    own_loss(model).backward()
+    optimizer.synchronize()
+    del optimizer
+    model.zero_grad()
+    optimizer = sgd(model)
+    own_loss(model).backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+
+
+def run() -> Report:
+    return scenario.run()
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return launch(2, run)
+
+
+@pytest.mark.parametrize("name", scenario.names)
+def test_torch_optimizer(report: Report, name: str) -> None:
+    assert report[name] == ""
