@@ -135,7 +135,7 @@ def is_initialized() -> bool:
 def current() -> Session:
     """The session. Raises HorovodInternalError before `init` and after `shutdown`."""
     if _current is None:
-        raise HorovodInternalError("hvdlite is not initialized here; call hvd.init() first (a fork does not inherit it)")
+        raise HorovodInternalError("hvdlite is not initialized; call hvd.init() first (a fork does not inherit it)")
     return _current
 
 

@@ -8,18 +8,21 @@ after they are made. A link is never resumed: a connection that is gone is a pee
 
 from __future__ import annotations
 
+import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from hvdlite.core.wire import MAX_FRAME_BYTES, Message, ProtocolError, decode, encode
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
+
+
+_EVENT = struct.Struct("=hi")  # as libzmq documents it; zmq.utils.monitor would import asyncio to do the same
 
 
 class Lost(NamedTuple):
@@ -181,9 +184,9 @@ def _has_message(socket: zmq.Socket[bytes]) -> bool:
 
 def _disconnected(monitor: zmq.Socket[bytes]) -> Iterator[int]:
     while _has_message(monitor):
-        event = recv_monitor_message(monitor)
-        if event["event"] == zmq.EVENT_DISCONNECTED:
-            yield int(event["value"])
+        event, value = _EVENT.unpack(monitor.recv_multipart()[0])
+        if event == zmq.EVENT_DISCONNECTED:
+            yield value
 
 
 def _close(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
