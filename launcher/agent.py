@@ -53,7 +53,8 @@ class Agent:
         self._outbox = Sink(stdout, "hvdrun", limit_bytes=sys.maxsize)
         self._frames = FrameReader()
         self._selector = selectors.DefaultSelector()
-        self._workers: dict[int, _Worker] = {}  # by pid, also after their end: their groups may live on
+        self._workers: dict[int, _Worker] = {}  # by pid, also after their end
+        self._groups: set[int] = set()  # the workers' process groups; one may outlive its worker
         self._is_held = False  # the outbox is full and no worker's output is read
         self._is_ending = False
         self._kill_at: float | None = None
@@ -130,6 +131,7 @@ class Agent:
         os.close(written_stdout)
         os.close(written_stderr)
         worker = self._workers[process.pid] = _Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR})
+        self._groups.add(process.pid)
         self._send(pack_message(Kind.STARTED, rank=rank, pid=process.pid))
         for pipe in worker.pipes:
             os.set_blocking(pipe, False)
@@ -141,11 +143,11 @@ class Agent:
             self._watch(worker.pidfd, partial(self._finish, worker))
 
     def _signal_all(self, signum: int) -> None:
-        for group in self._workers:
+        for group in self._groups:
             signal_group(group, signum)
         for pid in children():
             with suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(pid) not in self._workers:
+                if os.getpgid(pid) not in self._groups:
                     os.kill(pid, signum)
 
     # ---- what the workers write
@@ -190,6 +192,7 @@ class Agent:
             worker.pidfd = None
         for pipe in tuple(worker.pipes):  # a process that it left behind may hold them open and write on
             self._read_output(worker, pipe, limit=_PIPE_BYTES)
+        self._forget_empty_groups()
         self._send(pack_message(Kind.EXITED, rank=worker.rank, pid=worker.process.pid, code=code, time=ended))
 
     def _reap(self) -> None:
@@ -198,10 +201,17 @@ class Agent:
             worker = self._workers.get(ended.si_pid)
             if worker is None or worker.process.returncode is not None:
                 os.waitpid(ended.si_pid, 0)
+                self._forget_empty_groups()
             elif worker.pidfd is None:
                 self._finish(worker)
             else:
                 return  # the next turn finishes it, in its order
+
+    def _forget_empty_groups(self) -> None:
+        """Forgets groups of which nothing is left: their numbers may soon be those of other processes."""
+        for group in tuple(self._groups):
+            if self._workers[group].process.returncode is not None and not signal_group(group, 0):
+                self._groups.discard(group)
 
     def _has_descendants(self) -> bool:
         try:

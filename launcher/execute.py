@@ -113,6 +113,7 @@ class _Execution:
             self._tell(f"rank {rank} on {link.host} could not be started: {message['reason']}")
             self._act(self._supervisor.not_started(rank, message["reason"], now))
         elif kind is Kind.EXITED:
+            link.pids.pop(rank, None)
             self._screen.end(rank)
             self._tell(f"rank {rank} on {link.host} ended with code {message['code']}")
             self._act(self._supervisor.exited(rank, message["pid"], message["code"], message["time"], now))

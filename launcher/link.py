@@ -24,7 +24,7 @@ class AgentLink:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.pids: dict[int, int] = {}  # of the ranks that have started
+        self.pids: dict[int, int] = {}  # of the ranks that run
         self._frames = FrameReader()
         try:
             # A session of its own keeps the terminal's signals from the agent: hvdrun decides what they mean.

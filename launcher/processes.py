@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,10 +36,15 @@ def children() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == me]
 
 
-def signal_group(group: int, signum: int) -> None:
-    """Sends ``signum`` to all processes of ``group``, if there are any."""
-    with suppress(ProcessLookupError, PermissionError):
+def signal_group(group: int, signum: int) -> bool:
+    """Sends ``signum`` to all processes of ``group`` and returns whether there are any. Signal 0 only asks."""
+    try:
         os.killpg(group, signum)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _parent(entry: Path) -> int | None:

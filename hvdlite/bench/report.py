@@ -54,7 +54,11 @@ def make_row(
     median, shortest = float(np.median(times)), float(times.min())
     algbw = None if bus_factor is None else nbytes / median / 1e9
     busbw = None if algbw is None or bus_factor is None else algbw * bus_factor
-    return Row(system, ranks, op, dtype, nbytes, median * 1e6, shortest * 1e6, algbw, busbw)
+    return Row(system, ranks, op, dtype, nbytes, _microseconds(median), _microseconds(shortest), algbw, busbw)
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)  # the clock counts whole nanoseconds
 
 
 def ratio_columns(systems: Sequence[str]) -> list[Column]:

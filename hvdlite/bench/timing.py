@@ -41,16 +41,19 @@ class Candidate:
     is_right: Callable[[], bool]
 
 
-def measure(candidates: Sequence[Candidate], iterations: int, warmup: int) -> Mapping[str, Times]:
+def measure(
+    candidates: Sequence[Candidate], iterations: int, warmup: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> Mapping[str, Times]:
     """The times of each candidate, by its label; the same on every rank. Raises WrongResult.
 
-    All ranks call it with the same candidates. ``warmup`` is the number of untimed iterations of each block.
+    All ranks call it with the same candidates. ``warmup`` is the number of untimed iterations of each block; ``clock``
+    counts nanoseconds.
     """
     blocks: dict[str, list[Times]] = {candidate.label: [] for candidate in candidates}
     for length in _lengths(iterations):
         for candidate in candidates:
             _require_right(candidate)
-            blocks[candidate.label].append(_run_block(candidate.run, length, warmup))
+            blocks[candidate.label].append(_run_block(candidate.run, length, warmup, clock))
     return {label: hvd.allreduce(np.concatenate(parts), op=hvd.Max) for label, parts in blocks.items()}
 
 
@@ -67,11 +70,10 @@ def _require_right(candidate: Candidate) -> None:
         raise WrongResult(f"{candidate.label} gave a wrong result on rank {ranks}; do not trust it on this machine.")
 
 
-def _run_block(run: Callable[[], Any], length: int, warmup: int) -> Times:
+def _run_block(run: Callable[[], Any], length: int, warmup: int, clock: Callable[[], int]) -> Times:
     hvd.barrier()
     for _ in range(warmup):
         run()
-    clock = time.perf_counter_ns
     times = np.empty(length)
     for iteration in range(length):
         begin = clock()

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 
 #include "hvdlite.h"
@@ -16,6 +18,15 @@ namespace {
 
 constexpr uint64_t kMinChunkBytes = 4096;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;  // a frame's header counts in 32 bits
+constexpr uint64_t kMostAdaptiveBytes = 31 << 20;       // glibc adapts to blocks of up to 32 MiB
+
+// libzmq allocates a block for each frame that it receives, and glibc gives such blocks back to the kernel when they
+// are freed, so that a third of all pages would be faulted in again for every batch. Having seen a block of this size
+// come and go, glibc adapts its thresholds and keeps memory of that order. The block itself is never touched.
+void keep_memory_of_frames(uint64_t bytes) noexcept {
+  void* volatile block = std::malloc(std::min(bytes, kMostAdaptiveBytes));
+  std::free(block);
+}
 
 hvd_status outcome(const hvd::ring::Link& link, bool done) noexcept {
   if (done) return HVD_OK;
@@ -36,12 +47,10 @@ hvd_status hvd_ring_open(const char* library, void* left, void* right, int32_t r
     errno = ELIBACC;
     return HVD_SYSTEM;
   }
-  std::unique_ptr<hvd_ring> ring(
-      new hvd_ring{{rank,
-                    size,
-                    chunk_bytes,
-                    static_cast<uint64_t>(window),
-                    {zmq, left, right, session, std::chrono::nanoseconds(progress_timeout_ns)}}});
+  const uint64_t frames = static_cast<uint64_t>(window);
+  const std::chrono::nanoseconds timeout(progress_timeout_ns);
+  std::unique_ptr<hvd_ring> ring(new hvd_ring{{rank, size, chunk_bytes, frames, {zmq, left, right, session, timeout}}});
+  keep_memory_of_frames(4 * frames * chunk_bytes);
   const hvd_status status = outcome(ring->ring.link, ring->ring.link.open());
   if (status == HVD_OK) *out = ring.release();
   return status;

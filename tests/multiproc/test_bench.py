@@ -1,0 +1,219 @@
+"""The benchmark: what it accepts, its formulas, and a short real run of every mode. No time decides anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite.bench.cli import main
+from hvdlite.bench.collectives import COLLECTIVES, fill, pattern
+from hvdlite.bench.report import Row, make_row, ratio_columns, to_json
+from hvdlite.bench.sizes import parse_sizes
+from hvdlite.bench.sweep import default_iterations
+from hvdlite.bench.timing import BLOCKS, Candidate, measure
+from tests.harness import process_ranks
+from tests.launcher.hvdrun import COMMAND
+
+DEADLINE_S = 100.0
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("1", [1]),
+        ("1K,256k, 4M", [1 << 10, 256 << 10, 4 << 20]),
+        ("1GiB,2KB", [1 << 30, 2 << 10]),
+        ("1K:64K:*4", [1 << 10, 4 << 10, 16 << 10, 64 << 10]),
+        ("1K:5K:*2,3", [1 << 10, 2 << 10, 4 << 10, 3]),
+    ],
+)
+def test_sizes_are_lists_and_ranges(text: str, sizes: list[int]) -> None:
+    assert list(parse_sizes(text)) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5K", "K", "1T", "1,", "1K:2K", "1K:2K:4", "1K:2K:*1", "2K:1K:*2"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"size"):
+        parse_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sizes", "1K:2K"], "first:last:*factor"),
+        (["--op", "reduce"], "allreduce"),
+        (["--dtype", "float8"], "bfloat16"),
+        (["--iters", "0"], "--iters"),
+        (["--plane", "rdma"], "shm"),
+        (["--many", "10"], "--many"),
+        (["--many", "10", "no"], "not a size"),
+        (["--train", "--dtype", "int8"], "--dtype means nothing with --train"),
+        (["--many", "2", "1K", "--sizes", "1K"], "--sizes means nothing with --many"),
+        (["--many", "2", "1K", "--train"], "exclude each other"),
+        (["--json", "no/such/folder/file"], "no/such/folder"),
+        (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
+        (["stray"], "stray"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_rank_0_speaks_for_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HVDLITE_RANK", "1")
+    monkeypatch.setenv("HVDLITE_SIZE", "2")
+    assert main(["--iters", "0"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("arguments", [["--compare", "gloo"], ["--train"], ["--dtype", "bfloat16"]])
+def test_without_torch_the_line_says_how_to_get_it(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(arguments) == 2
+    assert "pip install 'hvdlite[torch]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "factor"),
+    [("allreduce", 2, 1.0), ("allreduce", 4, 1.5), ("allgather", 4, 0.75), ("broadcast", 4, 1.0), ("allreduce", 1, 0)],
+)
+def test_bus_bandwidth(op: str, size: int, factor: float) -> None:
+    assert COLLECTIVES[op].bus_factor(size) == pytest.approx(factor)
+
+
+def test_a_row_has_the_median_the_minimum_and_the_bandwidths_of_the_median() -> None:
+    row = make_row("x", 4, "allreduce", "float32", 2_000_000, np.array([3e-3, 1e-3, 2e-3]), bus_factor=1.5)
+    assert (row.median_us, row.min_us) == (2000, 1000)
+    assert (row.algbw_GBps, row.busbw_GBps) == (pytest.approx(1.0), pytest.approx(1.5))
+
+
+def test_ratios_stand_on_the_first_system_only() -> None:
+    fast, slow = (make_row(system, 2, "op", "int8", 1, np.array([time])) for system, time in (("a", 1.0), ("b", 4.0)))
+    group = {"a": fast, "b": slow}
+    cells = [[column.text(row, group) for column in ratio_columns(["a", "b"])] for row in group.values()]
+    assert cells == [["0.250", "4.00×"], ["", ""]]
+
+
+def test_large_tensors_are_iterated_less() -> None:
+    iterations = [default_iterations(nbytes) for nbytes in (1, 1 << 20, 16 << 20, 1 << 30)]
+    assert iterations == [500, 500, 32, 10]
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3, 10])
+@pytest.mark.parametrize("size", [2, 5])
+def test_one_wrong_element_is_found(elements: int, size: int) -> None:
+    tensors = [np.zeros(elements, np.int8) for _ in range(size)]
+    for rank, tensor in enumerate(tensors):
+        fill(tensor, rank)
+    right = {"allreduce": np.sum(tensors, axis=0), "allgather": np.concatenate(tensors), "broadcast": tensors[0]}
+    for op, result in right.items():
+        assert COLLECTIVES[op].is_right(result, size)
+        result[-1] += 1
+        assert not COLLECTIVES[op].is_right(result, size)
+    assert pattern(0) != pattern(1)
+
+
+def _measure_with_own_clock() -> Any:
+    hvd.init()
+    calls: list[str] = []
+    ticks = iter(range(0, 10**9, 1000 * (1 + 2 * hvd.rank())))  # rank 1 takes 3 µs between two looks at the clock
+    candidates = [Candidate(label, lambda label=label: calls.append(label), lambda: True) for label in "ab"]
+    times = measure(candidates, iterations=2 * BLOCKS, warmup=1, clock=lambda: next(ticks))
+    hvd.shutdown()
+    return "".join(calls), {label: taken.tolist() for label, taken in times.items()}
+
+
+def test_candidates_take_turns_and_the_slowest_rank_counts() -> None:
+    for outcome in process_ranks(2, _measure_with_own_clock):
+        calls, times = outcome.result()
+        assert calls == "aaabbb" * BLOCKS
+        assert times == {label: pytest.approx([3e-6] * 2 * BLOCKS) for label in "ab"}
+
+
+def _measure_what_is_wrong_on_rank_1() -> None:
+    hvd.init()
+    measure([Candidate("x", lambda: None, lambda: hvd.rank() != 1)], iterations=1, warmup=0)
+
+
+def test_a_wrong_result_ends_the_benchmark_on_every_rank() -> None:
+    for outcome in process_ranks(3, _measure_what_is_wrong_on_rank_1):
+        assert (outcome.error, "x gave a wrong result on rank 1;" in outcome.message) == ("WrongResult", True)
+
+
+def _bench(ranks: int, file: Path, *arguments: str) -> tuple[list[str], list[Row]]:
+    """Runs the benchmark under hvdrun; the lines it printed and the rows it wrote."""
+    command = [*COMMAND, "-np", str(ranks), sys.executable, "-m", "hvdlite.bench", *arguments, "--json", str(file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    printed = ended.stdout.splitlines()
+    assert all(line.startswith("[0]<stdout>:") for line in printed)
+    rows = json.loads(file.read_text())
+    assert all(list(row) == [field.name for field in fields(Row)] for row in rows)
+    assert len(printed) == 2 + len(rows)
+    return printed, [Row(**row) for row in rows]
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    printed, rows = _bench(2, tmp_path / "rows", "--sizes", "4,1K,1M", "--iters", "3", "--warmup", "0")
+    assert [(row.system, row.ranks, row.op, row.dtype, row.bytes) for row in rows] == [
+        ("hvdlite", 2, "allreduce", "float32", nbytes) for nbytes in (4, 1 << 10, 1 << 20)
+    ]
+    assert "data plane shm" in printed[0]
+    for row in rows:
+        assert 0 < row.min_us <= row.median_us
+        assert row.algbw_GBps == pytest.approx(row.bytes / row.median_us / 1e3)
+    assert to_json(rows) == (tmp_path / "rows").read_text()
+
+
+def test_a_sweep_of_another_op_dtype_and_plane(tmp_path: Path) -> None:
+    options = ("--sizes", "1,1000", "--op", "allgather", "--dtype", "int16", "--plane", "ring", "--iters", "2")
+    printed, rows = _bench(3, tmp_path / "rows", *options)
+    assert [(row.op, row.dtype, row.bytes) for row in rows] == [("allgather", "int16", 6), ("allgather", "int16", 996)]
+    assert "data plane ring" in printed[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ops"),
+    [
+        (("--op", "broadcast", "--sizes", "1K,64K"), ["broadcast", "broadcast"]),
+        (("--many", "20", "1K"), ["allreduce x 20"]),
+    ],
+)
+def test_a_comparison_with_gloo(mode: tuple[str, ...], ops: list[str], tmp_path: Path) -> None:
+    options = ("--compare", "gloo", "--dtype", "bfloat16", "--iters", "3")
+    printed, rows = _bench(2, tmp_path / "rows", *mode, *options)
+    assert [(row.system, row.op) for row in rows] == [(system, op) for op in ops for system in ("hvdlite", "gloo")]
+    assert printed[1].split()[-2:] == ["time/gloo", "speed-up"]
+    assert all(printed[2 + index].endswith("×") == (row.system == "hvdlite") for index, row in enumerate(rows))
+
+
+def test_training(tmp_path: Path) -> None:
+    _, rows = _bench(2, tmp_path / "rows", "--train", "--iters", "1", "--warmup", "0")
+    assert [row.system for row in rows] == ["bare", "hvdlite", "gloo"]
+    assert {(row.op, row.bytes, row.algbw_GBps) for row in rows} == {("train", 4 * 27_114_304, None)}
+
+
+def test_the_model_has_75_tensors() -> None:
+    from hvdlite.bench.model import make_model
+
+    assert len(list(make_model().parameters())) == 75
