@@ -93,7 +93,7 @@ class RingPlane(DataPlane):
             self._right.connect(right_address)
             self._authenticate(deadline)
             self._open()
-        except (zmq.ZMQError, Refused) as error:
+        except (zmq.ZMQError, Refused, HorovodInternalError) as error:
             failure = HorovodInternalError(
                 f"rank {self.rank} cannot join the ring (its right neighbour should be at {right_address}): {error}"
             )

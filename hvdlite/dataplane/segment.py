@@ -1,8 +1,8 @@
 """Hands one piece of anonymous memory to the other ranks of a host.
 
 The memory is a *memfd*: it has no name in any file system, so it needs no space in ``/dev/shm`` and nothing is left
-when all ranks are gone, however they died. Its pages are reserved at once (a full machine is an error here and not a
-SIGBUS later) and its size is sealed.
+when all ranks are gone, however they died. Its pages are reserved at once, so that a lack of memory shows here and not
+as a SIGBUS in the middle of a collective, and its size is sealed.
 
 The rank that made it listens on an abstract Unix socket with a random name. A peer connects and presents the group's
 token; the offer checks the peer's user id, as the kernel reports it, and the token, and passes the descriptor

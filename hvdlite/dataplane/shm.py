@@ -26,7 +26,7 @@ from hvdlite.settings import Settings
 
 # docs/dataplanes.md has the measurements behind these.
 _CHUNK_BYTES = 256 << 10
-_CHUNK_BYTES_OVERSUBSCRIBED = 1 << 20
+_CHUNK_BYTES_OVERSUBSCRIBED = 512 << 10
 _SPIN_NS = 50_000
 _SEGMENT_LIMIT_BYTES = 64 << 20
 

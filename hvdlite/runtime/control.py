@@ -1,4 +1,7 @@
-"""The control links: the root of a job talks to every other rank, over ZeroMQ with CURVE.
+"""The control links: the root of a job talks to every other rank, over ZeroMQ.
+
+Across hosts, CURVE admits the job's ranks and nobody else. Within a host the kernel does: the root accepts connections
+of its own user only, and spares every message two encryptions (50 µs of a round trip).
 
 Both ends count their frames and check the other's count, so a lost or repeated frame is noticed. A peer that dies is
 noticed by its connection closing; one that is stopped or cut off, by its ZeroMQ heartbeats, which libzmq's own thread
@@ -8,11 +11,12 @@ after they are made. A link is never resumed: a connection that is gone is a pee
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Container, Iterator
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -42,8 +46,11 @@ class ControlLink(ABC):
         """To the root, or from the root to every rank. Does not block."""
 
     @abstractmethod
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        """What has come since the last call: messages with the rank that sent them, and peers that were lost."""
+    def receive(self, ready: Container[object]) -> Iterator[tuple[int, Message] | Lost]:
+        """What has come on those of `sockets` that are ``ready``: messages with their sender, and peers that were lost.
+
+        A peer's last messages come before its loss: libzmq hands them over first, so the monitor is read first.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -58,7 +65,7 @@ class SoloLink(ControlLink):
     def send(self, message: Message) -> None:
         pass
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self, ready: Container[object]) -> Iterator[tuple[int, Message] | Lost]:
         return iter(())
 
     def close(self) -> None:
@@ -78,7 +85,10 @@ class RootLink(ControlLink):
         self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         _configure(self._socket, settings)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        job.serve(self._socket)
+        if address.startswith("ipc:"):
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+        else:
+            job.serve(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(address)
         self.address = _text(self._socket.getsockopt(zmq.LAST_ENDPOINT))
@@ -93,8 +103,9 @@ class RootLink(ControlLink):
             if not self._socket.poll(_milliseconds_until(deadline)):
                 missing = sorted(set(range(1, self._size)) - set(self._rank_of_fd.values()))
                 raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")
-            rank, frame = self._next()
-            if decode(frame.bytes, self._take_sequence(rank), self._session) is not None:
+            name, frame = self._socket.recv_multipart(copy=False)
+            rank, message = self._open(name.bytes, frame.bytes)
+            if message is not None:
                 raise ProtocolError(f"rank {rank} sent something before its hello")
             self._rank_of_fd[int(frame.get(zmq.SRCFD))] = rank
 
@@ -108,29 +119,25 @@ class RootLink(ControlLink):
                 if error.errno != zmq.EHOSTUNREACH:  # unreachable: its end of connection is already on the monitor
                     raise
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        ended = list(_disconnected(self._monitor))  # before the messages: libzmq hands over what came before the end
-        while _has_message(self._socket):
-            rank, frame = self._next()
-            yield rank, decode(frame.bytes, self._take_sequence(rank), self._session)
+    def receive(self, ready: Container[object]) -> Iterator[tuple[int, Message] | Lost]:
+        ended = list(_disconnected(self._monitor)) if self._monitor in ready else ()
+        for frames in _drain(self._socket):
+            yield self._open(*frames)
         for fd in ended:
-            rank_or_none = self._rank_of_fd.pop(fd, None)
-            if rank_or_none is not None:
-                yield Lost(rank_or_none, "its connection to rank 0 ended or its heartbeats stopped")
+            rank = self._rank_of_fd.pop(fd, None)
+            if rank is not None:
+                yield Lost(rank, "its connection to rank 0 ended or its heartbeats stopped")
 
     def close(self) -> None:
         _close(self._socket, self._monitor)
 
-    def _next(self) -> tuple[int, zmq.Frame]:
-        frames = self._socket.recv_multipart(copy=False)
-        name = frames[0].bytes
+    def _open(self, *frames: bytes) -> tuple[int, Message]:
+        name = frames[0]
         if len(frames) != 2 or not name.isdigit() or not 0 < int(name) < self._size:
             raise ProtocolError(f"an unknown peer {name!r} talks to rank 0")
-        return int(name), frames[1]
-
-    def _take_sequence(self, rank: int) -> int:
+        rank = int(name)
         self._received[rank] += 1
-        return self._received[rank] - 1
+        return rank, decode(frames[1], self._received[rank] - 1, self._session)
 
 
 class LeafLink(ControlLink):
@@ -141,7 +148,8 @@ class LeafLink(ControlLink):
         self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         _configure(self._socket, settings)
         self._socket.setsockopt(zmq.ROUTING_ID, b"%d" % settings.rank)
-        job.dial(self._socket)
+        if not address.startswith("ipc:"):
+            job.dial(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
         self.sockets = (self._socket, self._monitor)
@@ -153,13 +161,12 @@ class LeafLink(ControlLink):
         self._socket.send(encode(message, self._sent, self._session))
         self._sent += 1
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        ended = list(_disconnected(self._monitor))  # before the messages: libzmq hands over what came before the end
-        while _has_message(self._socket):
-            frame = self._socket.recv()
+    def receive(self, ready: Container[object]) -> Iterator[tuple[int, Message] | Lost]:
+        has_ended = self._monitor in ready and any(True for _ in _disconnected(self._monitor))
+        for frames in _drain(self._socket):
             self._received += 1
-            yield 0, decode(frame, self._received - 1, self._session)
-        if ended:
+            yield 0, decode(frames[0], self._received - 1, self._session)
+        if has_ended:
             self._socket.linger = 0  # nobody is left to send to
             yield Lost(0, "its connection ended or its heartbeats stopped")
 
@@ -178,13 +185,19 @@ def _configure(socket: zmq.Socket[bytes], settings: Settings) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.peer_timeout * 1000))
 
 
-def _has_message(socket: zmq.Socket[bytes]) -> bool:
-    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+def _drain(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+    """What can be read without waiting. Asking by a failed read is cheaper than pyzmq's way to ask before it."""
+    while True:
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        yield frames
 
 
 def _disconnected(monitor: zmq.Socket[bytes]) -> Iterator[int]:
-    while _has_message(monitor):
-        event, value = _EVENT.unpack(monitor.recv_multipart()[0])
+    for frames in _drain(monitor):
+        event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_DISCONNECTED:
             yield value
 

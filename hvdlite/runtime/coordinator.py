@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import zmq
 
@@ -93,9 +93,10 @@ class Coordinator:
         while not self._is_stopping:
             was_ended = self._end is not None
             try:
-                if (self._wake.fd, zmq.POLLIN) in poller.poll(self._milliseconds_to_sleep()):
+                ready = [socket for socket, _ in poller.poll(self._milliseconds_to_sleep())]
+                if self._wake.fd in ready:
                     self._wake.clear()
-                self._turn()
+                self._turn(ready)
             except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
                 cause = str(error)
                 if not isinstance(error, ProtocolError):
@@ -105,10 +106,10 @@ class Coordinator:
                 if was_ended:
                     break
 
-    def _turn(self) -> None:
+    def _turn(self, ready: Container[object]) -> None:
         if new := self.in_flight.take_new():
             self._submit(new)
-        for item in self._link.receive():
+        for item in self._link.receive(ready):
             if isinstance(item, Lost):
                 self._lose(item)
             else:

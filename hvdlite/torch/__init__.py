@@ -1,5 +1,10 @@
 """``import hvdlite.torch as hvd``: collectives for CPU torch tensors, and what trains a model with them."""
 
+try:
+    import torch as _torch  # noqa: F401 - the reason is told here, before the first module that uses it
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("hvdlite.torch needs PyTorch; pip install 'hvdlite[torch]'", name=error.name) from error
+
 from hvdlite import (
     Adasum,
     Average,

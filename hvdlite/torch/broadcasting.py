@@ -12,7 +12,7 @@ import torch
 from hvdlite.core.handle import Handle
 from hvdlite.framework import broadcast_object, synchronize_all
 from hvdlite.session import rank
-from hvdlite.torch.tensors import collectives
+from hvdlite.torch.tensors import collectives, dense
 
 Named = tuple[str, torch.Tensor]
 
@@ -71,17 +71,13 @@ def _broadcast_all(tensors: list[Named], root_rank: int) -> None:
     handles: list[Handle] = []
     try:
         for name, tensor in tensors:
-            handles.append(collectives.broadcast_async_(_contiguous(tensor), root_rank, name))
+            handles.append(collectives.broadcast_async_(dense(tensor), root_rank, name))
     except ValueError as error:
         synchronize_all(handles)
         raise ValueError(f"cannot broadcast {name!r}: {error}") from error
     for (_, tensor), received in zip(tensors, synchronize_all(handles), strict=True):
         if received is not tensor:
             tensor.copy_(received)
-
-
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous() if tensor.layout is torch.strided else tensor
 
 
 def _dump(state: Any, tensors: list[torch.Tensor]) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,28 +22,29 @@ from hvdlite.core.handle import Handle
 from hvdlite.errors import HvdError
 from hvdlite.ops import Compressor, synchronize
 from hvdlite.session import size
-from hvdlite.torch.tensors import collectives
+from hvdlite.torch.tensors import collectives, dense
+
+
+class _Flight(NamedTuple):
+    """A reduction that was started: its handle, the gradient it is for, and that one's version at the start."""
+
+    handle: Handle
+    value: torch.Tensor
+    version: int
+    context: Any
 
 
 class _Gradient:
-    """One parameter's gradient.
+    """One parameter's gradient: ``passes_left`` backward passes of this step are still to come before its flight."""
 
-    ``handle`` is None unless ``sent``, made from ``value``, is in flight; ``version`` then tells whether someone wrote
-    to ``value`` meanwhile. ``passes_left`` backward passes of this step are still to come.
-    """
-
-    __slots__ = ("context", "handle", "hook", "name", "parameter", "passes_left", "sent", "value", "version")
+    __slots__ = ("flight", "hook", "name", "parameter", "passes_left")
 
     def __init__(self, name: str, parameter: torch.Tensor, passes: int) -> None:
         self.name = name
         self.parameter = parameter
         self.passes_left = passes
+        self.flight: _Flight | None = None
         self.hook: Any = None
-        self.handle: Handle | None = None
-        self.value: torch.Tensor | None = None
-        self.sent: torch.Tensor | None = None
-        self.context: Any = None
-        self.version = 0
 
 
 class GradientReducer:
@@ -58,14 +59,14 @@ class GradientReducer:
         self._submit = functools.partial(
             collectives.allreduce_async_, op=op, prescale_factor=prescale, postscale_factor=postscale
         )
-        self._gradients: dict[torch.Tensor, _Gradient] = {}
+        self._gradients: dict[str, _Gradient] = {}
 
     def watch(self, name: str, parameter: torch.Tensor) -> None:
         """Adds a parameter. Its name is the same on all ranks. Raises ValueError if another one has the name."""
-        if any(name == gradient.name for gradient in self._gradients.values()):
+        if name in self._gradients:
             raise ValueError(f"{name!r} is the name of another parameter of this optimizer; names must be unique")
         gradient = _Gradient(name, parameter, self._passes)
-        self._gradients[parameter] = gradient
+        self._gradients[name] = gradient
         self._hook(gradient)
 
     @property
@@ -76,14 +77,14 @@ class GradientReducer:
     @property
     def is_reducing(self) -> bool:
         """Whether a gradient is in flight."""
-        return any(gradient.handle is not None for gradient in self._gradients.values())
+        return any(gradient.flight is not None for gradient in self._gradients.values())
 
     def start_over(self, passes: int | None = None) -> None:
         """Forgets what is in flight and the passes that were counted; from now on a step has ``passes`` passes."""
         self._passes = self._passes if passes is None else passes
         for gradient in self._gradients.values():
             gradient.passes_left = self._passes
-            gradient.handle = gradient.value = gradient.sent = gradient.context = None
+            gradient.flight = None
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -93,13 +94,11 @@ class GradientReducer:
         waited for before the first error is raised: ValueError for a gradient that cannot be sent, AssertionError for
         one that changed meanwhile, HorovodInternalError for one that was not reduced.
         """
-        gradients = [
-            gradient for gradient in self._gradients.values() if gradient.parameter.requires_grad or gradient.handle
-        ]
+        gradients = [each for each in self._gradients.values() if each.parameter.requires_grad or each.flight]
         failures: list[Exception] = []
         if size() > 1:
-            failures += _failures(self._start, (gradient for gradient in gradients if gradient.handle is None))
-            failures += _failures(self._finish, (gradient for gradient in gradients if gradient.handle is not None))
+            failures += _failures(self._start, (each for each in gradients if each.flight is None))
+            failures += _failures(self._finish, (each for each in gradients if each.flight is not None))
         for gradient in gradients:
             if gradient.hook is None:  # frozen when it was added
                 self._hook(gradient)
@@ -131,32 +130,29 @@ class GradientReducer:
             self._start(gradient)
 
     def _start(self, gradient: _Gradient) -> None:
-        parameter = gradient.parameter
-        value = parameter.grad
+        value = gradient.parameter.grad
         if value is None:
-            value = parameter.grad = torch.zeros_like(parameter)
+            value = gradient.parameter.grad = torch.zeros_like(gradient.parameter)
         try:
             if value.requires_grad:
                 raise ValueError("it is part of a graph; backward(create_graph=True) is not supported")
-            sent, gradient.context = self._compression.compress(value)
-            gradient.sent = sent if sent.layout is not torch.strided else sent.contiguous()
-            gradient.handle = self._submit(gradient.sent, name=gradient.name)
+            sent, context = self._compression.compress(value)
+            handle = self._submit(dense(sent), name=gradient.name)
         except ValueError as error:
             raise ValueError(f"cannot reduce {gradient.name!r}: {error}") from error
-        gradient.value, gradient.version = value, value._version
+        gradient.flight = _Flight(handle, value, value._version, context)
 
     def _finish(self, gradient: _Gradient) -> None:
-        handle, value = gradient.handle, gradient.value
-        assert handle is not None
-        assert value is not None
+        assert gradient.flight is not None
+        handle, value, version, context = gradient.flight
         reduced = synchronize(handle)
-        if gradient.parameter.grad is not value or value._version != gradient.version:
+        if gradient.parameter.grad is not value or value._version != version:
             raise AssertionError(
                 f"{gradient.name!r} was changed while ranks were reducing it; call optimizer.synchronize() first, "
                 "then change gradients, then step() in optimizer.skip_synchronize()"
             )
         if reduced is not value:
-            value.copy_(self._compression.decompress(reduced, gradient.context))
+            value.copy_(self._compression.decompress(reduced, context))
 
 
 def _failures(action: Callable[[_Gradient], None], gradients: Iterable[_Gradient]) -> Iterator[Exception]:

@@ -33,6 +33,11 @@ class TensorAdapter:
         return torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
 
 
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` itself if it is contiguous, or else a contiguous copy. What is not strided is left to be refused."""
+    return tensor.contiguous() if tensor.layout is torch.strided else tensor
+
+
 def _refusal(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided:
         return f"tensor of layout {tensor.layout} is not supported; pass tensor.to_dense()"

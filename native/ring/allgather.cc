@@ -12,7 +12,6 @@
 
 #include <algorithm>
 
-#include "kernels/crc32c.h"
 #include "ring/ring.h"
 
 namespace hvd::ring {
@@ -112,7 +111,7 @@ class Allgather {
     } else if (!ring_.load_out(spans_, begin, bytes, &payload_)) {
       return false;
     }
-    crc_ = crc32c(0, payload_.data(), bytes);
+    crc_ = ring_.link.checksum(&payload_);
     is_loaded_ = true;
     return true;
   }

@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/crc32c.h"
 #include "kernels/reduce.h"
 #include "ring/ring.h"
 
@@ -109,9 +108,8 @@ class Allreduce {
   bool send_raw(uint64_t i) {
     const Frame frame = frame_at(i, 0, static_cast<uint64_t>(ring_.rank), item_);
     Message payload(ring_.link.zmq());
-    const uint64_t bytes = frame.elements * item_;
-    return ring_.load_in(spans_, frame.begin * item_, bytes, &payload) &&
-           ring_.link.send(&payload, crc32c(0, payload.data(), bytes));
+    return ring_.load_in(spans_, frame.begin * item_, frame.elements * item_, &payload) &&
+           ring_.link.send(&payload, ring_.link.checksum(&payload));
   }
 
   // Adds this rank's part to what came and sends it on: as a partial result, or complete.
@@ -129,7 +127,7 @@ class Allreduce {
       if (!ring_.link.allocate(frame.elements * partial_, &next)) return false;
       reduce_pieces(frame, payload->data(), next.data());
     }
-    return ring_.link.send(&next, crc32c(0, next.data(), next.size()));
+    return ring_.link.send(&next, ring_.link.checksum(&next));
   }
 
   // Folds `came` with this rank's memory, piece by piece; into `partial`, or if that is null into memory.
@@ -145,7 +143,7 @@ class Allreduce {
 
   bool store(const Frame& frame, Message* payload, uint32_t crc) {
     spans_.scatter_out(frame.begin * item_, frame.elements * item_, payload->data());
-    return frame.step == steps_ - 1 || ring_.link.send(payload, crc);
+    return frame.step == steps_ - 1 || ring_.link.send(payload, ring_.link.checksum(payload, crc));
   }
 
   // libzmq hands out small messages wherever they lie in its receive buffer; the kernels want aligned elements.

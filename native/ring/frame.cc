@@ -12,12 +12,8 @@ FrameHeader seal(uint64_t session, uint64_t sequence, uint32_t bytes, uint32_t p
   return header;
 }
 
-bool is_frame(const void* header, size_t header_bytes, const void* payload, size_t payload_bytes, uint64_t session,
-              uint64_t sequence, uint64_t expected_bytes, uint32_t* payload_crc) noexcept {
-  if (header_bytes != sizeof(FrameHeader) || payload_bytes != expected_bytes) return false;
-  *payload_crc = crc32c(0, payload, payload_bytes);
-  const FrameHeader expected = seal(session, sequence, static_cast<uint32_t>(expected_bytes), *payload_crc);
-  return std::memcmp(header, &expected, sizeof expected) == 0;
+bool is_header(const void* header, size_t header_bytes, const FrameHeader& expected) noexcept {
+  return header_bytes == sizeof expected && std::memcmp(header, &expected, sizeof expected) == 0;
 }
 
 }  // namespace hvd::ring

@@ -17,18 +17,16 @@ struct FrameHeader {
   char magic[4];  // names the protocol and its version
   uint32_t bytes;
   uint64_t session;
-  uint64_t sequence;  // counts the frames of a link
-  uint32_t payload_crc;
-  uint32_t header_crc;  // of all fields above
+  uint64_t sequence;     // counts the frames of a link
+  uint32_t payload_crc;  // 0 on a link that stays on the host
+  uint32_t header_crc;   // of all fields above
 };
 static_assert(sizeof(FrameHeader) == 32 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
 FrameHeader seal(uint64_t session, uint64_t sequence, uint32_t bytes, uint32_t payload_crc) noexcept;
 
-// True if these `header_bytes` at `header` and `payload_bytes` at `payload` are exactly the frame that is expected.
-// Stores the payload's checksum, so that a frame that is passed on needs no second look.
-bool is_frame(const void* header, size_t header_bytes, const void* payload, size_t payload_bytes, uint64_t session,
-              uint64_t sequence, uint64_t expected_bytes, uint32_t* payload_crc) noexcept;
+// True if these bytes at `header` are exactly the header of the frame that is expected.
+bool is_header(const void* header, size_t header_bytes, const FrameHeader& expected) noexcept;
 
 }  // namespace hvd::ring
 

@@ -24,7 +24,7 @@ bool Zmq::load(const char* path) noexcept {
          find(library, "zmq_msg_send", &msg_send) && find(library, "zmq_msg_recv", &msg_recv) &&
          find(library, "zmq_msg_more", &msg_more) && find(library, "zmq_msg_data", &msg_data) &&
          find(library, "zmq_msg_size", &msg_size) && find(library, "zmq_poll", &poll) &&
-         find(library, "zmq_errno", &last_errno);
+         find(library, "zmq_getsockopt", &getsockopt) && find(library, "zmq_errno", &last_errno);
 }
 
 }  // namespace hvd::ring

@@ -27,6 +27,7 @@ constexpr short kZmqPollIn = 1;
 constexpr short kZmqPollOut = 2;
 constexpr int kZmqDontWait = 1;
 constexpr int kZmqSendMore = 2;
+constexpr int kZmqLastEndpoint = 32;
 
 struct Zmq {
   int (*msg_init)(ZmqMessage*);
@@ -40,6 +41,7 @@ struct Zmq {
   void* (*msg_data)(ZmqMessage*);
   size_t (*msg_size)(const ZmqMessage*);
   int (*poll)(ZmqPollItem*, int n, long timeout_ms);
+  int (*getsockopt)(void* socket, int option, void* value, size_t* bytes);
   int (*last_errno)();
 
   // Fills the table from the shared object at `path`. False if it cannot be loaded or lacks a function.

@@ -32,8 +32,8 @@
 namespace hvd::shm {
 namespace {
 
-// Where one round is faster: the bytes that all ranks together fold, in fp32 (see docs/dataplanes.md).
-constexpr uint64_t kOneRoundBytes = 64 << 10;
+// Up to here one round is faster: bytes that one rank folds, of all ranks together (docs/dataplanes.md).
+constexpr uint64_t kOneRoundBytes = 128 << 10;
 
 // The result of a block is copied to the caller's memory while it is still in the first-level cache.
 constexpr uint64_t kBlockBytes = 16 << 10;

@@ -62,7 +62,10 @@ class Level {
 
 class FakeLink {
  public:
-  explicit FakeLink(size_t capacity) : capacity_(capacity) { update(); }
+  explicit FakeLink(size_t capacity, const std::string& endpoint = "tcp://127.0.0.1:1")
+      : capacity_(capacity), endpoint_(endpoint) {
+    update();
+  }
   ~FakeLink() { drop(); }
 
   int send(FakePart* part, bool more) {
@@ -124,6 +127,7 @@ class FakeLink {
     update();
   }
 
+  const std::string& endpoint() const { return endpoint_; }
   int readable_fd() const { return readable_.fd(); }
   int writable_fd() const { return writable_.fd(); }
 
@@ -148,6 +152,7 @@ class FakeLink {
   }
 
   const size_t capacity_;
+  const std::string endpoint_;
   std::mutex mutex_;
   std::deque<FakePart*> sending_;
   std::deque<std::deque<FakePart*>> queue_;
@@ -218,6 +223,13 @@ inline Zmq fake_zmq() {
   zmq.msg_data = [](ZmqMessage* message) -> void* { return part_of(message)->data(); };
   zmq.msg_size = [](const ZmqMessage* message) { return part_of(message)->size(); };
   zmq.poll = poll_links;
+  zmq.getsockopt = [](void* socket, int option, void* value, size_t* bytes) {
+    CHECK(option == kZmqLastEndpoint);
+    const std::string& endpoint = static_cast<FakeLink*>(socket)->endpoint();
+    CHECK(endpoint.size() < *bytes);
+    std::memcpy(value, endpoint.c_str(), endpoint.size() + 1);
+    return 0;
+  };
   zmq.last_errno = [] { return errno; };
   return zmq;
 }

@@ -24,8 +24,8 @@ const std::string kPayload = "sixteen bytes...";
 
 // Sends on one FakeLink to itself: rank 0 of a ring of one.
 struct Loop {
-  explicit Loop(size_t capacity = 8, milliseconds timeout = seconds(5))
-      : wire(capacity), link(fake_zmq(), &wire, &wire, kSession, timeout) {
+  explicit Loop(size_t capacity = 8, milliseconds timeout = seconds(5), const char* endpoint = "tcp://127.0.0.1:1")
+      : wire(capacity, endpoint), link(fake_zmq(), &wire, &wire, kSession, timeout) {
     CHECK(link.open());
   }
 
@@ -33,7 +33,7 @@ struct Loop {
     Message payload(link.zmq());
     CHECK(link.allocate(bytes.size(), &payload));
     std::memcpy(payload.data(), bytes.data(), bytes.size());
-    CHECK(link.send(&payload, hvd::crc32c(0, bytes.data(), bytes.size())));
+    CHECK(link.send(&payload, link.checksum(&payload)));
   }
 
   bool receive(uint64_t bytes, std::string* got = nullptr) {
@@ -74,6 +74,34 @@ void check_corrupt(Damage damage) {
   CHECK(loop.link.status() == HVD_CORRUPT);
   Message next(loop.link.zmq());
   CHECK(loop.link.try_send(&next, 0) == Outcome::kFailed);
+}
+
+void test_only_frames_that_leave_the_host_are_check_summed() {
+  for (const bool leaves : {true, false}) {
+    Loop loop(8, seconds(5), leaves ? "tcp://127.0.0.1:1" : "ipc://@ring");
+    loop.wire.take();  // the greeting
+    loop.send(kPayload);
+    const Parts parts = loop.wire.take();
+    FrameHeader header;
+    std::memcpy(&header, parts[0].data(), sizeof header);
+    CHECK(header.payload_crc == (leaves ? hvd::crc32c(0, kPayload.data(), kPayload.size()) : 0));
+  }
+}
+
+// A payload that is passed on keeps its checksum, unless only one of the two links has checksums.
+void test_checksums_of_what_is_passed_on() {
+  FakeLink network(8), host(8, "ipc://@ring");
+  constexpr uint32_t kReceived = 7;
+  const auto passed_on = [&](FakeLink* left, FakeLink* right) {
+    Link link(fake_zmq(), left, right, kSession, seconds(1));
+    Message payload(link.zmq());
+    CHECK(link.allocate(kPayload.size(), &payload));
+    std::memcpy(payload.data(), kPayload.data(), kPayload.size());
+    return link.checksum(&payload, kReceived);
+  };
+  CHECK(passed_on(&network, &network) == kReceived);
+  CHECK(passed_on(&network, &host) == 0);
+  CHECK(passed_on(&host, &network) == hvd::crc32c(0, kPayload.data(), kPayload.size()));
 }
 
 void test_every_flipped_bit_is_seen() {
@@ -180,6 +208,8 @@ void test_after_an_abort_closing_the_sockets_releases_memory() {
 
 int main() {
   test_good_frames_arrive_in_order();
+  test_only_frames_that_leave_the_host_are_check_summed();
+  test_checksums_of_what_is_passed_on();
   test_every_flipped_bit_is_seen();
   test_frames_of_the_wrong_shape();
   test_frames_out_of_turn();

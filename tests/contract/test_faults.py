@@ -20,7 +20,7 @@ from tests.contract.planes import spans_of
 from tests.harness import ProcessRanks, pause_at, reached
 
 _TOKEN = b"the ranks of this test"
-_ELEMENTS = 4 << 20
+_ELEMENTS = 1 << 20
 
 
 @contextmanager

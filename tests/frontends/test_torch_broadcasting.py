@@ -74,7 +74,9 @@ def parameters_that_cannot_be_sent() -> None:
         hvd.broadcast_parameters([torch.ones(1)], hvd.size())
 
 
-def optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, rank: int) -> list[torch.optim.Optimizer]:
+    """Optimizers whose hyper-parameters differ between ranks."""
+    lr = 0.1 / (1 + rank)
     first, *rest = model.parameters()
     groups = [{"params": [first], "lr": lr / 2}, {"params": rest}]
     return [
@@ -96,8 +98,8 @@ def check_state(stepping: set[int], is_wrapped: bool) -> None:
     for index in range(4):
         model, reference = model_of(hvd.rank()), model_of(last_rank())
         optimizer, expected = (
-            optimizers(model, 0.1 + hvd.rank())[index],
-            optimizers(reference, 0.1 + last_rank())[index],
+            optimizers(model, hvd.rank())[index],
+            optimizers(reference, last_rank())[index],
         )
         if hvd.rank() in stepping:
             take_a_step(model, optimizer)

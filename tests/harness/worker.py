@@ -6,8 +6,8 @@ Started as ``python -m tests.harness.worker FD``. It dies with the process that 
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
+import operator
 import os
 import resource
 import signal
@@ -31,7 +31,7 @@ def main() -> int:
     points.connect(channel)
     module, name, arguments = channel.recv()
     try:
-        function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        function = operator.attrgetter(name)(importlib.import_module(module))
         value = function(*arguments)
     except BaseException as error:
         ended_at = time.monotonic()
