@@ -25,10 +25,13 @@ from hvdlite.dataplane.opening import Opening, choose, open_plane
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
 from hvdlite.rendezvous.client import exchange
+from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.hostid import kernel_host_id
 from hvdlite.rendezvous.job import Job
-from hvdlite.runtime.control import ControlLink, LeafLink, RootLink, SoloLink
+from hvdlite.runtime.control import ControlLink, SoloLink
 from hvdlite.runtime.coordinator import Coordinator
+from hvdlite.runtime.unixlink import UnixLink
+from hvdlite.runtime.zmqlink import ZmqLeafLink, ZmqRootLink
 from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
@@ -231,10 +234,19 @@ def _open_link(
 ) -> ControlLink:
     if settings.size == 1:
         return SoloLink()
+    if is_one_host:
+        return _open_unix_link(job.key("control"), settings, session, swap, deadline)
     if settings.rank > 0:
-        return LeafLink(context, job, session, settings, swap("")[0])
-    address = f"ipc://@hvdlite-{job.name}-{session:016x}" if is_one_host else "tcp://127.0.0.1:*"
-    root = RootLink(context, job, session, settings, address)
+        return ZmqLeafLink(context, job, session, settings, swap("")[0])
+    root = ZmqRootLink(context, job, session, settings, "tcp://127.0.0.1:*")
     swap(root.address)
     root.accept(deadline)
     return root
+
+
+def _open_unix_link(token: bytes, settings: Settings, session: int, swap: Swap, deadline: float) -> ControlLink:
+    if settings.rank > 0:
+        return UnixLink.dial(swap("")[0], token, session, settings, deadline)
+    with Door(token) as door:
+        swap(door.address)
+        return UnixLink.accept(door, session, settings, deadline)

@@ -1,8 +1,8 @@
 """Collects one card from every rank and gives all of them to each: the only thing a launcher serves to its workers.
 
 Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size", "timeout_s", "card"}`` and gets
-``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of one
-passes first, or ``{"error": text}``. Frames are JSON, capped, and CURVE admits only peers with the job's key.
+``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of
+one passes first, or ``{"error": text}``. Frames are JSON, capped, and CURVE admits only peers with the job's key.
 """
 
 from __future__ import annotations

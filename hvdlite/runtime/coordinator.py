@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Container, Sequence
-
-import zmq
+from collections.abc import Sequence
 
 from hvdlite.core.bits import members
 from hvdlite.core.cache import Cache
@@ -32,7 +30,6 @@ from hvdlite.runtime.batch import Work
 from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.executor import Executor
 from hvdlite.runtime.inflight import InFlight
-from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
 
 _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles and the rest goes on accumulating
@@ -46,7 +43,7 @@ class Coordinator:
         self._hosts = hosts
         self._link = link
         self._plane = plane
-        self._wake = Wake()
+        self._wake = link.wake
         self.in_flight = InFlight(self._wake.set)
         self._executor = Executor(plane, self.in_flight, self._batch_is_done, self._batch_failed)
         self._cache = Cache()
@@ -81,22 +78,14 @@ class Coordinator:
         self._thread.join()
         self._link.close()
         self._plane.close()
-        self._wake.close()
 
     # ---- the thread
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        for socket in self._link.sockets:
-            poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake.fd, zmq.POLLIN)
         while not self._is_stopping:
             was_ended = self._end is not None
             try:
-                ready = [socket for socket, _ in poller.poll(self._milliseconds_to_sleep())]
-                if self._wake.fd in ready:
-                    self._wake.clear()
-                self._turn(ready)
+                self._turn()
             except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
                 cause = str(error)
                 if not isinstance(error, ProtocolError):
@@ -106,14 +95,14 @@ class Coordinator:
                 if was_ended:
                     break
 
-    def _turn(self, ready: Container[object]) -> None:
-        if new := self.in_flight.take_new():
-            self._submit(new)
-        for item in self._link.receive(ready):
+    def _turn(self) -> None:
+        for item in self._link.receive(self._milliseconds_to_sleep(), bool(self.in_flight)):
             if isinstance(item, Lost):
                 self._lose(item)
             else:
                 self._take(*item)
+        if new := self.in_flight.take_new():
+            self._submit(new)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._announce(End(EndKind.FAILED, self._rank, self._hosts[self._rank], str(failure)))

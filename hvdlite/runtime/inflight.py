@@ -24,6 +24,10 @@ class InFlight:
         self._new: list[Entry] = []
         self._error: HvdError | None = None
 
+    def __bool__(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._by_name)
+
     def submit(self, entry: Entry) -> None:
         """Raises DuplicateName while a tensor of this name is in flight, and the session's error once it has ended."""
         name = entry.request.name

@@ -96,8 +96,8 @@ typedef struct hvd_ring hvd_ring;
 // that receives from rank - 1, `right` the one that sends to rank + 1, both raw libzmq handles. `session` is checked in
 // every frame.
 HVD_API hvd_status hvd_ring_open(const char* library, void* left, void* right, int32_t rank, int32_t size,
-                                 uint64_t session, uint64_t chunk_bytes, int32_t window,
-                                 int64_t progress_timeout_ns, hvd_ring** out);
+                                 uint64_t session, uint64_t chunk_bytes, int32_t window, int64_t progress_timeout_ns,
+                                 hvd_ring** out);
 HVD_API hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n,
                                       const hvd_reduction* reduction);
 HVD_API hvd_status hvd_ring_allgather(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts);

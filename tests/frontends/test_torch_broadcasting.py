@@ -168,7 +168,7 @@ def run() -> Report:
     return scenario.run()
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids="{0}-ranks".format)
+@pytest.fixture(scope="module", params=[1, 3], ids="{0}-ranks".format)
 def report(request: pytest.FixtureRequest) -> Report:
     return launch(request.param, run)
 

@@ -239,10 +239,11 @@ def parameters_may_be_frozen_unfrozen_and_added() -> None:
     assert len(gradients_of(model)) == 2
 
     model[0].requires_grad_(True)
-    for _ in range(2):  # the first backward finds no hook on the unfrozen layer, the second does
+    for hooked in (2, 4):  # the first backward finds no hook on the unfrozen layer, the second does
         optimizer.zero_grad()
         expected = [total / 2 for total in summed_gradients(model)]
         own_loss(model).backward()
+        assert sum(each.flight is not None for each in optimizer._reducer._gradients.values()) == hooked
         optimizer.synchronize()
         assert_gradients(model, expected)
     model[1].requires_grad_(False)

@@ -124,7 +124,9 @@ def test_every_disagreement_names_both_sides_on_all_ranks() -> None:
     assert ours == theirs
     assert ours[:8] == ours[8:]
     for text, what in zip(
-        ours, ("shape", "dtype", "reduce op", "prescale", "root rank", "after the first", "dimensions", "operation"), strict=False
+        ours,
+        ("shape", "dtype", "reduce op", "prescale", "root rank", "after the first", "dimensions", "operation"),
+        strict=False,
     ):
         assert what in text
         assert "rank 0 has" in text

@@ -1,0 +1,118 @@
+"""A door between processes of one host and one user: who knocks with the token gets a connected socket.
+
+The listener is an abstract Unix socket with a random name, so it leaves no file. It admits a peer if the kernel says
+that it is of the same user, and if the first packet begins with the token; the rest of the packet is a greeting.
+Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is dropped and delays
+nobody.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Generator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final
+
+from hvdlite.errors import HorovodInternalError
+
+_KNOCK_LIMIT_BYTES: Final = 4096
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+
+class Door:
+    """Listens at ``address`` until it is closed, for peers that know ``token``."""
+
+    def __init__(self, token: bytes) -> None:
+        self.address = f"hvdlite-door-{secrets.token_hex(16)}"
+        self._token = token
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("\0" + self.address)
+        self._listener.listen(socket.SOMAXCONN)
+        self._listener.setblocking(False)
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops listening. Those who were admitted stay connected."""
+        self._listener.close()
+
+    def admit(self, deadline: float) -> Generator[tuple[socket.socket, bytes], None, None]:
+        """Everyone who is let in, with the greeting; the caller closes the sockets.
+
+        Raises TimeoutError at ``deadline`` (``time.monotonic()`` seconds).
+        """
+        with selectors.DefaultSelector() as ready, ExitStack() as guests:
+            ready.register(self._listener, selectors.EVENT_READ)
+            while True:
+                events = ready.select(max(0.0, deadline - time.monotonic()))
+                if not events:
+                    raise TimeoutError
+                for key, _ in events:
+                    if key.fileobj is self._listener:
+                        if (guest := self._accept()) is not None:
+                            ready.register(guests.enter_context(guest), selectors.EVENT_READ)
+                        continue
+                    assert isinstance(key.fileobj, socket.socket)
+                    ready.unregister(key.fileobj)
+                    greeting = self._check(key.fileobj)
+                    if greeting is None:
+                        key.fileobj.close()
+                    else:
+                        # A new object for the caller: the stack closes its own when the iteration ends.
+                        yield socket.socket(fileno=key.fileobj.detach()), greeting
+
+    def _accept(self) -> socket.socket | None:
+        try:
+            guest, _ = self._listener.accept()
+        except BlockingIOError:  # the guest left before it was let in
+            return None
+        if peer_of(guest)[1] != os.geteuid():
+            guest.close()
+            return None
+        guest.setblocking(False)
+        return guest
+
+    def _check(self, guest: socket.socket) -> bytes | None:
+        try:
+            packet = guest.recv(_KNOCK_LIMIT_BYTES)
+        except OSError:
+            return None
+        length = len(self._token)
+        return packet[length:] if hmac.compare_digest(packet[:length], self._token) else None
+
+
+def knock(address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
+    """A socket to whoever listens at ``address``; it blocks until ``deadline``.
+
+    Raises OSError if nobody listens, and HorovodInternalError if the listener is another user's.
+    """
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        link.settimeout(max(0.001, deadline - time.monotonic()))
+        link.connect("\0" + address)
+        if peer_of(link)[1] != os.geteuid():
+            raise HorovodInternalError(f"{address} belongs to another user; start the job anew")
+        link.send(token + greeting)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def peer_of(link: socket.socket) -> tuple[int, int]:
+    """The process id and user id of the peer, as the kernel knows them since it connected or listened."""
+    pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid), int(uid)

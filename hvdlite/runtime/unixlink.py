@@ -1,0 +1,166 @@
+"""Control links within a host: Unix sockets, written and read by the coordinator itself.
+
+A message costs one system call on each side and wakes one thread. ZeroMQ hands every message to a thread of its own on
+either side first, which made a round trip four times as long (docs/dataplanes.md has the figures).
+
+The kernel ends the connection of a process that dies. One that is stopped (SIGSTOP) stays connected and cannot say
+so; its state is looked up in ``/proc`` from time to time while this rank waits for something. A rank whose Python is
+busy or hung is neither, so it counts as late and not as lost.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdlite.core.wire import Message, ProtocolError, decode, encode
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.door import Door, knock, peer_of
+from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.frames import FrameSocket
+from hvdlite.runtime.wake import Wake
+from hvdlite.settings import Settings
+
+_CLOSE_S = 2.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    """The other end of one connection. ``stopped_at`` is when it was first seen stopped, on the monotonic clock."""
+
+    rank: int
+    pid: int
+    frames: FrameSocket
+    received: int = 0
+    stopped_at: float | None = field(default=None)
+
+
+class UnixLink(ControlLink):
+    """One rank's end: on the root it has a peer for each other rank, elsewhere the root alone. See `accept`, `dial`."""
+
+    def __init__(self, session: int, settings: Settings) -> None:
+        self.wake = Wake()
+        self._session = session
+        self._sent = 0
+        self._heartbeat_s = settings.heartbeat_interval
+        self._patience_s = settings.peer_timeout
+        self._next_look = 0.0
+        self._peers: dict[int, _Peer] = {}  # by descriptor
+        self._poll = select.poll()
+        self._poll.register(self.wake.fd, select.POLLIN)
+
+    @classmethod
+    def accept(cls, door: Door, session: int, settings: Settings, deadline: float) -> UnixLink:
+        """The root's end, once all other ranks came through ``door``. Raises HorovodInternalError if not in time."""
+        link = cls(session, settings)
+        missing = set(range(1, settings.size))
+        guests = door.admit(deadline)
+        try:
+            while missing:
+                guest, greeting = next(guests)
+                if greeting.isdigit() and int(greeting) in missing:
+                    missing.discard(int(greeting))
+                    link._add(int(greeting), guest)
+                else:
+                    guest.close()
+        except TimeoutError:
+            link.close()
+            ranks = ", ".join(map(str, sorted(missing)))
+            raise HorovodInternalError(f"rank(s) {ranks} did not connect to rank 0 in time; see their output") from None
+        finally:
+            guests.close()
+        return link
+
+    @classmethod
+    def dial(cls, address: str, token: bytes, session: int, settings: Settings, deadline: float) -> UnixLink:
+        """Any other rank's end. Raises HorovodInternalError if rank 0 does not listen at ``address``."""
+        try:
+            connection = knock(address, token, b"%d" % settings.rank, deadline)
+        except OSError as error:
+            raise HorovodInternalError(f"rank {settings.rank} cannot connect to rank 0: {error}") from None
+        link = cls(session, settings)
+        link._add(0, connection)
+        return link
+
+    def send(self, message: Message) -> None:
+        frame = encode(message, self._sent, self._session)
+        self._sent += 1
+        for peer in self._peers.values():
+            peer.frames.send(frame)
+            if peer.frames.has_unsent:
+                self._poll.modify(peer.frames, select.POLLIN | select.POLLOUT)
+
+    def receive(self, timeout_ms: int | None, is_waiting: bool) -> Iterator[tuple[int, Message] | Lost]:
+        if is_waiting:
+            heartbeat_ms = int(self._heartbeat_s * 1000)
+            timeout_ms = heartbeat_ms if timeout_ms is None else min(timeout_ms, heartbeat_ms)
+        for fd, event in self._poll.poll(timeout_ms):
+            if fd == self.wake.fd:
+                self.wake.clear()
+                continue
+            peer = self._peers[fd]
+            if event & select.POLLOUT:
+                peer.frames.flush()
+                if not peer.frames.has_unsent:
+                    self._poll.modify(fd, select.POLLIN)
+            if event & ~select.POLLOUT:
+                yield from self._read(peer)
+        if is_waiting:
+            yield from self._look_for_stopped()
+
+    def close(self) -> None:
+        deadline = time.monotonic() + _CLOSE_S
+        for peer in self._peers.values():
+            while peer.frames.has_unsent and time.monotonic() < deadline:
+                select.select((), (peer.frames,), (), deadline - time.monotonic())
+                peer.frames.flush()
+            peer.frames.close()
+        self.wake.close()
+
+    def _add(self, rank: int, connection: socket.socket) -> None:
+        peer = _Peer(rank, peer_of(connection)[0], FrameSocket(connection))
+        self._peers[connection.fileno()] = peer
+        self._poll.register(connection, select.POLLIN)
+
+    def _read(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
+        frame = peer.frames.receive()
+        if frame is not None:
+            peer.received += 1
+            message = decode(frame, peer.received - 1, self._session)
+            if message is None:
+                raise ProtocolError(f"rank {peer.rank} said hello twice")
+            yield peer.rank, message
+        elif peer.frames.has_ended:
+            yield self._lose(peer, "its process ended")
+
+    def _look_for_stopped(self) -> Iterator[Lost]:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._heartbeat_s
+        for peer in list(self._peers.values()):
+            if not _is_stopped(peer.pid):
+                peer.stopped_at = None
+            elif peer.stopped_at is None:
+                peer.stopped_at = now
+            elif now - peer.stopped_at >= self._patience_s:
+                yield self._lose(peer, f"its process {peer.pid} has been stopped for {now - peer.stopped_at:.1f} s")
+
+    def _lose(self, peer: _Peer, cause: str) -> Lost:
+        self._poll.unregister(peer.frames)
+        del self._peers[peer.frames.fileno()]
+        peer.frames.close()
+        return Lost(peer.rank, cause)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal stopped the process. One that a debugger holds is not, nor one that cannot be looked up."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] == b"T"
