@@ -46,12 +46,16 @@ def _waiting(victim: int) -> None:
     hvd.allreduce(np.ones(3), name="x")
 
 
-@pytest.mark.parametrize("plane", ["shm", "ring"])
+# One host: shared memory and Unix sockets. Three hosts: the ring and ZeroMQ, both over TCP.
+HOSTS = {"one host": {}, "three hosts": {rank: {"HVDLITE_HOSTID": f"host {rank}"} for rank in range(3)}}
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["moving", "waiting"])
-def test_a_killed_rank_is_named_by_all_others_within_3_s(victim: int, plane: str, is_busy: bool) -> None:
+def test_a_killed_rank_is_named_by_all_others_within_3_s(victim: int, hosts: str, is_busy: bool) -> None:
     work, arguments = (_busy, ()) if is_busy else (_waiting, (victim,))
-    with ProcessRanks(3, work, *arguments, environ={"HVDLITE_PLANE": plane}) as ranks:
+    with ProcessRanks(3, work, *arguments, environ_by_rank=HOSTS[hosts]) as ranks:
         ranks.wait_for("running")
         killed_at = ranks.kill(victim)
         outcomes = ranks.join()
@@ -64,8 +68,9 @@ def test_a_killed_rank_is_named_by_all_others_within_3_s(victim: int, plane: str
         assert outcome.ended_at - killed_at < 3.0
 
 
-def test_a_stopped_rank_is_lost_and_a_short_stop_is_not() -> None:
-    with ProcessRanks(2, _stopped_twice) as ranks:
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_stopped_rank_is_lost_and_a_short_stop_is_not(hosts: str) -> None:
+    with ProcessRanks(2, _stopped_twice, environ_by_rank=HOSTS[hosts]) as ranks:
         ranks.wait_for("running")
         ranks.send_signal(1, signal.SIGSTOP)
         threading.Event().wait(1.5)
@@ -91,9 +96,10 @@ def _hang(seconds: int) -> str:
     return "ok"
 
 
-def test_a_rank_that_holds_the_gil_is_late_and_not_dead() -> None:
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_rank_that_holds_the_gil_is_late_and_not_dead(hosts: str) -> None:
     environ = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
-    outcomes = process_ranks(2, _hang, 5, environ=environ)
+    outcomes = process_ranks(2, _hang, 5, environ=environ, environ_by_rank=HOSTS[hosts])
     assert [outcome.result() for outcome in outcomes] == ["ok", "ok"]
     assert "rank(s) 1 did not submit second" in outcomes[0].output
 
@@ -144,8 +150,9 @@ def _idle() -> float:
     return spent_s
 
 
-def test_an_idle_job_uses_no_cpu() -> None:
-    with ProcessRanks(2, _idle, deadline_s=40) as ranks:
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_an_idle_job_uses_no_cpu(hosts: str) -> None:
+    with ProcessRanks(2, _idle, deadline_s=40, environ_by_rank=HOSTS[hosts]) as ranks:
         ranks.wait_for("idle")
         threading.Event().wait(10.0)
         ranks.release()

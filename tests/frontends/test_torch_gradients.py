@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` on two ranks: what is reduced, when, and what the user may do in between."""
+"""What `DistributedOptimizer` reduces, when, and how it fails, on two ranks."""
 
 from __future__ import annotations
 
@@ -12,52 +12,24 @@ import hvdlite.torch as hvd
 from hvdlite.session import current
 from hvdlite.torch.compression import Compressor
 from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.toys import (
+    assert_gradients,
+    gradients_of,
+    local_gradients,
+    own_loss,
+    sgd,
+    summed_gradients,
+    two_layers,
+)
 
 scenario = Scenarios()
-
-
-def two_layers() -> nn.Sequential:
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-
-
-def sgd(model: nn.Module, **options: object) -> torch.optim.SGD:
-    """A wrapped optimizer that leaves the gradients to look at."""
-    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
-
-
-def loss_on(model: nn.Module, rank: int) -> torch.Tensor:
-    """A loss that differs between ranks and that any rank can compute for any other."""
-    return (model(torch.full((1, 3), 1.0 + rank)) ** 2).sum()
-
-
-def own_loss(model: nn.Module) -> torch.Tensor:
-    return loss_on(model, hvd.rank())
-
-
-def gradients_of(model: nn.Module) -> list[torch.Tensor]:
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
-def local_gradients(model: nn.Module, rank: int) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss_on(model, rank), list(model.parameters())))
-
-
-def summed_gradients(model: nn.Module) -> list[torch.Tensor]:
-    both = zip(*(local_gradients(model, rank) for rank in range(hvd.size())), strict=True)
-    return [torch.stack(gradients).sum(dim=0) for gradients in both]
-
-
-def assert_gradients(model: nn.Module, expected: list[torch.Tensor], tolerance: float = 1e-5) -> None:
-    for actual, wanted in zip(gradients_of(model), expected, strict=True):
-        assert_close(actual, wanted, tolerance)
 
 
 @scenario
 def gradients_are_averaged_in_place() -> None:
     model = two_layers()
     optimizer = sgd(model)
-    expected = [total / 2 for total in summed_gradients(model)]
+    expected = averaged_gradients(model)
     own_loss(model).backward()
     before = [parameter.grad for parameter in model.parameters()]
     optimizer.synchronize()
@@ -118,77 +90,12 @@ def compression_sends_less_and_restores_the_dtype() -> None:
     for compression, tolerance in ((hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2), (Quartering, 1e-5)):
         model = two_layers()
         optimizer = sgd(model, compression=compression)
-        expected = [total / 2 for total in summed_gradients(model)]
+        expected = averaged_gradients(model)
         own_loss(model).backward()
         optimizer.synchronize()
         assert_gradients(model, expected, tolerance)
         is_exact = all(torch.equal(*pair) for pair in zip(gradients_of(model), expected, strict=True))
         assert is_exact == (compression is Quartering)
-
-
-@scenario
-def clipping_between_synchronize_and_step() -> None:
-    model = two_layers()
-    optimizer = sgd(model)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    own_loss(model).backward()
-    optimizer.synchronize()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    with optimizer.skip_synchronize():
-        optimizer.step()
-    moved = torch.cat([(a - b).flatten() for a, b in zip(before, model.parameters(), strict=True)])
-    assert_close(moved.norm(), torch.tensor(0.1 * 0.5), 1e-4)
-
-
-@scenario
-def clipping_without_synchronize_is_noticed() -> None:
-    model = two_layers()
-    optimizer = sgd(model)
-    own_loss(model).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    with pytest.raises(
-        AssertionError, match=r"'gradient.0.weight' was changed while .* optimizer.synchronize\(\) first"
-    ):
-        optimizer.step()
-    optimizer.zero_grad()
-    expected = [total / 2 for total in summed_gradients(model)]
-    own_loss(model).backward()
-    optimizer.synchronize()
-    assert_gradients(model, expected)
-
-
-@scenario
-def step_after_synchronize_warns_and_reduces_again() -> None:
-    model = two_layers()
-    optimizer = sgd(model, op=hvd.Sum)
-    expected = [total * 2 for total in summed_gradients(model)]
-    own_loss(model).backward()
-    optimizer.synchronize()
-    with pytest.warns(UserWarning, match="skip_synchronize"):
-        optimizer.step()
-    assert_gradients(model, expected)
-    optimizer.zero_grad()
-    own_loss(model).backward()
-    with (
-        optimizer.skip_synchronize(),
-        pytest.raises(AssertionError, match=r"step\(\) in skip_synchronize\(\) was called"),
-    ):
-        optimizer.step()
-    optimizer.synchronize()
-
-
-@scenario
-def zero_grad_is_refused_while_gradients_are_reduced() -> None:
-    model = two_layers()
-    optimizer = sgd(model)
-    own_loss(model).backward()
-    with pytest.raises(AssertionError, match=r"zero_grad\(\) was called while ranks are reducing"):
-        optimizer.zero_grad()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
-    assert [gradient.abs().sum().item() for gradient in gradients_of(model)] == [0.0] * 4
-    optimizer.zero_grad()
-    assert gradients_of(model) == []
 
 
 @scenario
@@ -241,7 +148,7 @@ def parameters_may_be_frozen_unfrozen_and_added() -> None:
     model[0].requires_grad_(True)
     for hooked in (2, 4):  # the first backward finds no hook on the unfrozen layer, the second does
         optimizer.zero_grad()
-        expected = [total / 2 for total in summed_gradients(model)]
+        expected = averaged_gradients(model)
         own_loss(model).backward()
         assert sum(each.flight is not None for each in optimizer._reducer._gradients.values()) == hooked
         optimizer.synchronize()
@@ -266,63 +173,6 @@ def ranks_may_differ_in_memory_format() -> None:
     assert layer.weight.grad.is_contiguous() == (hvd.rank() == 1)
     optimizer.synchronize()
     assert_close(layer.weight.grad, expected, 1e-4)
-
-
-@scenario
-def a_closure_sees_reduced_gradients() -> None:
-    model = two_layers()
-    optimizer = sgd(model)
-    expected = [total / 2 for total in summed_gradients(model)]
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = own_loss(model)
-        loss.backward()
-        return loss
-
-    loss = own_loss(model).item()
-    assert optimizer.step(closure).item() == loss
-    assert_gradients(model, expected)
-
-
-@scenario
-def schedulers_take_the_wrapped_and_the_bare_optimizer() -> None:
-    for is_made_first in (False, True):
-        model = two_layers()
-        bare = torch.optim.SGD(model.parameters(), lr=1.0)
-        schedule = torch.optim.lr_scheduler.StepLR(bare, 1, gamma=0.5) if is_made_first else None
-        optimizer = hvd.DistributedOptimizer(bare)
-        schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        expected = [total / 2 for total in summed_gradients(model)]
-        own_loss(model).backward()
-        with warnings.catch_warnings(action="ignore" if is_made_first else "error"):
-            optimizer.step()
-            schedule.step()
-        assert_gradients(model, expected)
-        assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-@scenario
-def an_overflow_on_one_rank_makes_the_gradient_scaler_skip_the_step_on_all() -> None:
-    model = two_layers()
-    optimizer = sgd(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    expected = [total / 2 for total in summed_gradients(model)]
-    for has_overflow in (False, True):
-        optimizer.zero_grad()
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        factor = float("inf") if has_overflow and hvd.rank() == 1 else 1.0
-        scaler.scale(own_loss(model) * factor).backward()
-        optimizer.synchronize()
-        scaler.unscale_(optimizer)
-        if not has_overflow:
-            assert_gradients(model, expected)
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-        stayed = [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
-        assert stayed == [has_overflow] * 4
-    assert scaler.get_scale() == 4.0
 
 
 @scenario
@@ -358,21 +208,6 @@ def a_gradient_that_has_a_graph_is_refused() -> None:
     optimizer.step()
 
 
-@scenario
-def another_optimizer_takes_over_when_the_first_is_gone() -> None:
-    model = two_layers()
-    optimizer = sgd(model)
-    expected = [total / 2 for total in summed_gradients(model)]
-    own_loss(model).backward()
-    optimizer.synchronize()
-    del optimizer
-    model.zero_grad()
-    optimizer = sgd(model)
-    own_loss(model).backward()
-    optimizer.synchronize()
-    assert_gradients(model, expected)
-
-
 def run() -> Report:
     return scenario.run()
 
@@ -383,5 +218,5 @@ def report() -> Report:
 
 
 @pytest.mark.parametrize("name", scenario.names)
-def test_torch_optimizer(report: Report, name: str) -> None:
+def test_torch_gradients(report: Report, name: str) -> None:
     assert report[name] == ""

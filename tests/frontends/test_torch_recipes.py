@@ -1,0 +1,166 @@
+"""What users do between backward and step of a `DistributedOptimizer`, on two ranks."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.toys import averaged_gradients, assert_gradients, gradients_of, own_loss, sgd, summed_gradients, two_layers
+
+scenario = Scenarios()
+
+
+@scenario
+def clipping_between_synchronize_and_step() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    own_loss(model).backward()
+    optimizer.synchronize()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    moved = torch.cat([(a - b).flatten() for a, b in zip(before, model.parameters(), strict=True)])
+    assert_close(moved.norm(), torch.tensor(0.1 * 0.5), 1e-4)
+
+
+@scenario
+def clipping_without_synchronize_is_noticed() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    own_loss(model).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with pytest.raises(
+        AssertionError, match=r"'gradient.0.weight' was changed while .* optimizer.synchronize\(\) first"
+    ):
+        optimizer.step()
+    optimizer.zero_grad()
+    expected = averaged_gradients(model)
+    own_loss(model).backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+
+
+@scenario
+def step_after_synchronize_warns_and_reduces_again() -> None:
+    model = two_layers()
+    optimizer = sgd(model, op=hvd.Sum)
+    expected = [total * 2 for total in summed_gradients(model)]
+    own_loss(model).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+    assert_gradients(model, expected)
+    optimizer.zero_grad()
+    own_loss(model).backward()
+    with (
+        optimizer.skip_synchronize(),
+        pytest.raises(AssertionError, match=r"step\(\) in skip_synchronize\(\) was called"),
+    ):
+        optimizer.step()
+    optimizer.synchronize()
+
+
+@scenario
+def zero_grad_is_refused_while_gradients_are_reduced() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    own_loss(model).backward()
+    with pytest.raises(AssertionError, match=r"zero_grad\(\) was called while ranks are reducing"):
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    assert [gradient.abs().sum().item() for gradient in gradients_of(model)] == [0.0] * 4
+    optimizer.zero_grad()
+    assert gradients_of(model) == []
+
+
+@scenario
+def a_closure_sees_reduced_gradients() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    expected = averaged_gradients(model)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = own_loss(model)
+        loss.backward()
+        return loss
+
+    loss = own_loss(model).item()
+    assert optimizer.step(closure).item() == loss
+    assert_gradients(model, expected)
+
+
+@scenario
+def schedulers_take_the_wrapped_and_the_bare_optimizer() -> None:
+    for is_made_first in (False, True):
+        model = two_layers()
+        bare = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(bare, 1, gamma=0.5) if is_made_first else None
+        optimizer = hvd.DistributedOptimizer(bare)
+        schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        expected = averaged_gradients(model)
+        own_loss(model).backward()
+        with warnings.catch_warnings(action="ignore" if is_made_first else "error"):
+            optimizer.step()
+            schedule.step()
+        assert_gradients(model, expected)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@scenario
+def an_overflow_on_one_rank_makes_the_gradient_scaler_skip_the_step_on_all() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    expected = averaged_gradients(model)
+    for has_overflow in (False, True):
+        optimizer.zero_grad()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        factor = float("inf") if has_overflow and hvd.rank() == 1 else 1.0
+        scaler.scale(own_loss(model) * factor).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        if not has_overflow:
+            assert_gradients(model, expected)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        stayed = [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
+        assert stayed == [has_overflow] * 4
+    assert scaler.get_scale() == 4.0
+
+
+@scenario
+def another_optimizer_takes_over_when_the_first_is_gone() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    expected = averaged_gradients(model)
+    own_loss(model).backward()
+    optimizer.synchronize()
+    del optimizer
+    model.zero_grad()
+    optimizer = sgd(model)
+    own_loss(model).backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+
+
+def run() -> Report:
+    return scenario.run()
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return launch(2, run)
+
+
+@pytest.mark.parametrize("name", scenario.names)
+def test_torch_recipes(report: Report, name: str) -> None:
+    assert report[name] == ""

@@ -1,0 +1,50 @@
+"""A small model whose loss differs between ranks, and what its gradients should be."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from tests.frontends.scenarios import assert_close
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def sgd(model: nn.Module, **options: object) -> torch.optim.SGD:
+    """A wrapped optimizer that knows the names of the model's parameters."""
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+
+
+def loss_on(model: nn.Module, rank: int) -> torch.Tensor:
+    """A loss that differs between ranks and that any rank can compute for any other."""
+    return (model(torch.full((1, 3), 1.0 + rank)) ** 2).sum()
+
+
+def own_loss(model: nn.Module) -> torch.Tensor:
+    return loss_on(model, hvd.rank())
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def local_gradients(model: nn.Module, rank: int) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss_on(model, rank), list(model.parameters())))
+
+
+def summed_gradients(model: nn.Module) -> list[torch.Tensor]:
+    both = zip(*(local_gradients(model, rank) for rank in range(hvd.size())), strict=True)
+    return [torch.stack(gradients).sum(dim=0) for gradients in both]
+
+
+def averaged_gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [total / hvd.size() for total in summed_gradients(model)]
+
+
+def assert_gradients(model: nn.Module, expected: list[torch.Tensor], tolerance: float = 1e-5) -> None:
+    for actual, wanted in zip(gradients_of(model), expected, strict=True):
+        assert_close(actual, wanted, tolerance)

@@ -1,0 +1,147 @@
+"""The control links: both ends in one process, over Unix sockets and over ZeroMQ."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from hvdlite.core.messages import Batch, End, EndKind, Ready, Response, Run
+from hvdlite.core.wire import Message, ProtocolError
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.door import Door, knock
+from hvdlite.rendezvous.job import Job
+from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.unixlink import UnixLink
+from hvdlite.runtime.zmqlink import ZmqLeafLink, ZmqRootLink
+from hvdlite.settings import Settings
+
+SIZE = 3
+SESSION = 77
+LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
+BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i in range(20_000))),))
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def settings(rank: int) -> Settings:
+    return Settings(rank=rank, size=SIZE)
+
+
+def unix_links(context: Any) -> list[ControlLink]:
+    with Door(b"token") as door:
+        leaves = [UnixLink.dial(door.address, b"token", SESSION, settings(rank), soon()) for rank in (1, 2)]
+        return [UnixLink.accept(door, SESSION, settings(0), soon()), *leaves]
+
+
+def zmq_links(context: Any) -> list[ControlLink]:
+    job = Job.create()
+    root = ZmqRootLink(context, job, SESSION, settings(0), "tcp://127.0.0.1:*")
+    leaves = [ZmqLeafLink(context, job, SESSION, settings(rank), root.address) for rank in (1, 2)]
+    root.accept(soon())
+    return [root, *leaves]
+
+
+@pytest.fixture(params=[unix_links, zmq_links])
+def links(request: pytest.FixtureRequest) -> Iterator[list[ControlLink]]:
+    with zmq.Context() as context:
+        links = request.param(context)
+        yield links
+        for link in links:
+            link.close()
+
+
+def next_from(link: ControlLink) -> tuple[int, Message] | Lost:
+    deadline = soon()
+    while time.monotonic() < deadline:
+        for item in link.receive(1000, is_waiting=True):
+            return item
+    raise AssertionError("nothing came")
+
+
+def test_messages_go_up_with_their_sender_and_down_to_all(links: list[ControlLink]) -> None:
+    root, *leaves = links
+    for rank, leaf in enumerate(leaves, 1):
+        leaf.send(Ready(0, rank, ()))
+    assert {next_from(root) for _ in leaves} == {(1, Ready(0, 1, ())), (2, Ready(0, 2, ()))}
+    root.send(LEFT)
+    assert [next_from(leaf) for leaf in leaves] == [(0, LEFT), (0, LEFT)]
+
+
+def test_large_messages_in_both_directions_do_not_wait_for_each_other(links: list[ControlLink]) -> None:
+    root, leaf, _ = links
+    for _ in range(3):
+        root.send(BIG)
+        leaf.send(BIG)
+    came: dict[ControlLink, list[Any]] = {root: [], leaf: []}
+    deadline = soon()
+    while min(map(len, came.values())) < 3 and time.monotonic() < deadline:
+        for link, items in came.items():
+            items.extend(link.receive(10, is_waiting=True))
+    assert came == {root: [(1, BIG)] * 3, leaf: [(0, BIG)] * 3}
+
+
+def test_what_a_peer_sent_last_comes_before_its_loss(links: list[ControlLink]) -> None:
+    root, leaf, other = links
+    leaf.send(LEFT)
+    leaf.close()
+    assert next_from(root) == (1, LEFT)
+    lost = next_from(root)
+    assert isinstance(lost, Lost)
+    assert lost.rank == 1
+    root.send(LEFT)  # to those who are left
+    assert next_from(other) == (0, LEFT)
+    root.close()
+    assert isinstance(next_from(other), Lost)
+    other.send(LEFT)  # to nobody, without an error
+    links[:] = [other]
+
+
+def test_the_wake_ends_the_sleep(links: list[ControlLink]) -> None:
+    root = links[0]
+    timer = threading.Timer(0.05, root.wake.set)
+    timer.start()
+    began = time.monotonic()
+    assert list(root.receive(5000, is_waiting=False)) == []
+    assert time.monotonic() - began < 2
+    timer.join()
+
+
+def test_a_frame_of_another_session_is_refused() -> None:
+    with Door(b"token") as door:
+        leaf = UnixLink.dial(door.address, b"token", SESSION + 1, Settings(rank=1, size=2), soon())
+        root = UnixLink.accept(door, SESSION, Settings(rank=0, size=2), soon())
+    leaf.send(LEFT)
+    with pytest.raises(ProtocolError, match="session"):
+        next_from(root)
+    leaf.close()
+    root.close()
+
+
+def test_strangers_are_dropped_and_the_missing_rank_is_named() -> None:
+    with Door(b"token") as door:
+        strangers = [knock(door.address, b"wrong", b"1", soon()), knock(door.address, b"token", b"9", soon())]
+        leaf = UnixLink.dial(door.address, b"token", SESSION, settings(1), soon())
+        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 2 did not connect"):
+            UnixLink.accept(door, SESSION, settings(0), soon(0.3))
+    for stranger in strangers:
+        assert stranger.recv(10) == b""
+        stranger.close()
+    leaf.close()
+
+
+def test_a_key_of_another_job_gets_nowhere() -> None:
+    with zmq.Context() as context:
+        root = ZmqRootLink(context, Job.create(), SESSION, Settings(rank=0, size=2), "tcp://127.0.0.1:*")
+        leaf = ZmqLeafLink(context, Job.create(), SESSION, Settings(rank=1, size=2), root.address)
+        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
+            root.accept(soon(0.5))
+        leaf._socket.linger = 0
+        leaf.close()
+        root.close()
