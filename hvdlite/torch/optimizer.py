@@ -142,8 +142,12 @@ def DistributedOptimizer(
     names = names_of(optimizer.param_groups, named_parameters)
     factor = float(gradient_predivide_factor)
     reducer = GradientReducer(compression, _positive(backward_passes_per_step), op, 1 / factor, factor)
-    for parameter, name in names.items():
-        reducer.watch(f"gradient.{name}", parameter)
+    try:
+        for parameter, name in names.items():
+            reducer.watch(f"gradient.{name}", parameter)
+    except BaseException:
+        reducer.close()
+        raise
     return _wrap(optimizer, reducer)
 
 

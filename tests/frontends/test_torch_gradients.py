@@ -14,6 +14,7 @@ from hvdlite.torch.compression import Compressor
 from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
 from tests.frontends.toys import (
     assert_gradients,
+    averaged_gradients,
     gradients_of,
     local_gradients,
     own_loss,

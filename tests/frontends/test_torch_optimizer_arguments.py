@@ -133,7 +133,11 @@ def test_names_come_from_the_optimizer_or_from_places(model: nn.Module) -> None:
 
 
 def test_a_name_is_taken_once(model: nn.Module) -> None:
-    bare = torch.optim.SGD(model[0].named_parameters(), lr=0.1)
-    optimizer = hvd.DistributedOptimizer(bare)
+    groups = [{"params": layer.named_parameters()} for layer in model]
+    with pytest.raises(ValueError, match=r"'gradient.weight' is the name of another parameter"):
+        hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+    backward(model)  # and nothing stays hooked
+    backward(model)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model[0].named_parameters(), lr=0.1))
     with pytest.raises(ValueError, match=r"'gradient.weight' is the name of another parameter"):
         optimizer.add_param_group({"params": model[1].named_parameters()})

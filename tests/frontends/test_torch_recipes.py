@@ -10,7 +10,15 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
-from tests.frontends.toys import averaged_gradients, assert_gradients, gradients_of, own_loss, sgd, summed_gradients, two_layers
+from tests.frontends.toys import (
+    assert_gradients,
+    averaged_gradients,
+    gradients_of,
+    own_loss,
+    sgd,
+    summed_gradients,
+    two_layers,
+)
 
 scenario = Scenarios()
 
