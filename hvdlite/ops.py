@@ -9,7 +9,7 @@ A submit costs a request, an entry and a handle, one lock, and one wake-up for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -74,12 +74,13 @@ class Collectives(Generic[T]):
         Shape and dtype are the same on all ranks. Integer averages and scaled integers are truncated toward zero;
         float16 and bfloat16 accumulate in float32. ``bool`` tensors take Sum and Max as *or*, Product and Min as *and*.
         """
-        if compression is None:
-            return self._result(self.allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor))
-        small, context = compression.compress(tensor)
-        reduced = self._result(self.allreduce_async(small, average, name, op, prescale_factor, postscale_factor))
-        result: T = compression.decompress(reduced, context)
-        return result
+        context = None
+        if compression is not None:
+            tensor, context = compression.compress(tensor)
+        reduced = self._result(
+            self._allreduce(tensor, False, average, name, op, prescale_factor, postscale_factor, will_wait=True)
+        )
+        return reduced if compression is None else cast(T, compression.decompress(reduced, context))
 
     def allreduce_async(
         self,
@@ -91,10 +92,7 @@ class Collectives(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> Handle:
         """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
-        source = self._adapter.buffer(tensor)
-        output = self._adapter.empty(source.shape, tensor)
-        target = self._adapter.buffer(output)
-        return self._allreduce(source, target, output, average, name, op, prescale_factor, postscale_factor)
+        return self._allreduce(tensor, False, average, name, op, prescale_factor, postscale_factor)
 
     def allreduce_(
         self,
@@ -106,7 +104,9 @@ class Collectives(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> T:
         """Like `allreduce`, in place. Returns ``tensor`` itself."""
-        return self._result(self.allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor))
+        return self._result(
+            self._allreduce(tensor, True, average, name, op, prescale_factor, postscale_factor, will_wait=True)
+        )
 
     def allreduce_async_(
         self,
@@ -118,8 +118,7 @@ class Collectives(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> Handle:
         """Starts `allreduce_` and returns its handle."""
-        buffer = self._adapter.buffer(tensor)
-        return self._allreduce(buffer, buffer, tensor, average, name, op, prescale_factor, postscale_factor)
+        return self._allreduce(tensor, True, average, name, op, prescale_factor, postscale_factor)
 
     # ---- allgather
 
@@ -128,10 +127,63 @@ class Collectives(Generic[T]):
 
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
-        return self._result(self.allgather_async(tensor, name))
+        return self._result(self._allgather(tensor, name, will_wait=True))
 
     def allgather_async(self, tensor: T, name: str | None = None) -> Handle:
         """Starts `allgather` and returns its handle."""
+        return self._allgather(tensor, name)
+
+    # ---- broadcast
+
+    def broadcast(self, tensor: T, root_rank: int, name: str | None = None) -> T:
+        """The tensor of ``root_rank``, as a new tensor on every rank. Shape and dtype are the same on all ranks."""
+        return self._result(self._broadcast(tensor, False, root_rank, name, will_wait=True))
+
+    def broadcast_async(self, tensor: T, root_rank: int, name: str | None = None) -> Handle:
+        """Starts `broadcast` and returns its handle."""
+        return self._broadcast(tensor, False, root_rank, name)
+
+    def broadcast_(self, tensor: T, root_rank: int, name: str | None = None) -> T:
+        """Like `broadcast`, in place. Returns ``tensor`` itself."""
+        return self._result(self._broadcast(tensor, True, root_rank, name, will_wait=True))
+
+    def broadcast_async_(self, tensor: T, root_rank: int, name: str | None = None) -> Handle:
+        """Starts `broadcast_` and returns its handle."""
+        return self._broadcast(tensor, True, root_rank, name)
+
+    @staticmethod
+    def _result(handle: Handle) -> T:
+        result: T = synchronize(handle)
+        return result
+
+    def _buffers(self, tensor: T, is_in_place: bool) -> tuple[Buffer, Buffer, T]:
+        """What is read, what is written, and the tensor that it belongs to."""
+        source = self._adapter.buffer(tensor)
+        if is_in_place:
+            return source, source, tensor
+        output = self._adapter.empty(source.shape, tensor)
+        return source, self._adapter.buffer(output), output
+
+    def _allreduce(
+        self,
+        tensor: T,
+        is_in_place: bool,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale: float,
+        postscale: float,
+        will_wait: bool = False,
+    ) -> Handle:
+        op = _reduce_op(average, op)
+        source, target, output = self._buffers(tensor, is_in_place)
+        if source.dtype is DType.BOOL and op == Average:
+            raise ValueError("a bool tensor has no average; pass op=hvd.Min, Max, Sum or Product")
+        return _submit(
+            Kind.ALLREDUCE, source, target, output, name, op, float(prescale), float(postscale), will_wait=will_wait
+        )
+
+    def _allgather(self, tensor: T, name: str | None, will_wait: bool = False) -> Handle:
         source = self._adapter.buffer(tensor)
         if not source.shape:
             raise ValueError("allgather needs a tensor with at least one dimension; reshape a scalar to (1,)")
@@ -140,54 +192,21 @@ class Collectives(Generic[T]):
             output = self._adapter.empty(shape, tensor)
             return output, self._adapter.buffer(output)
 
-        return _submit(Kind.ALLGATHER, source, None, None, name, allocate=allocate)
+        return _submit(Kind.ALLGATHER, source, None, None, name, allocate=allocate, will_wait=will_wait)
 
-    # ---- broadcast
-
-    def broadcast(self, tensor: T, root_rank: int, name: str | None = None) -> T:
-        """The tensor of ``root_rank``, as a new tensor on every rank. Shape and dtype are the same on all ranks."""
-        return self._result(self.broadcast_async(tensor, root_rank, name))
-
-    def broadcast_async(self, tensor: T, root_rank: int, name: str | None = None) -> Handle:
-        """Starts `broadcast` and returns its handle."""
-        source = self._adapter.buffer(tensor)
-        output = self._adapter.empty(source.shape, tensor)
-        return _broadcast(source, self._adapter.buffer(output), output, root_rank, name)
-
-    def broadcast_(self, tensor: T, root_rank: int, name: str | None = None) -> T:
-        """Like `broadcast`, in place. Returns ``tensor`` itself."""
-        return self._result(self.broadcast_async_(tensor, root_rank, name))
-
-    def broadcast_async_(self, tensor: T, root_rank: int, name: str | None = None) -> Handle:
-        """Starts `broadcast_` and returns its handle."""
-        buffer = self._adapter.buffer(tensor)
-        return _broadcast(buffer, buffer, tensor, root_rank, name)
-
-    @staticmethod
-    def _result(handle: Handle) -> T:
-        result: T = synchronize(handle)
-        return result
-
-    @staticmethod
-    def _allreduce(
-        source: Buffer,
-        target: Buffer,
-        output: T,
-        average: bool | None,
-        name: str | None,
-        op: int | None,
-        prescale: float,
-        postscale: float,
+    def _broadcast(
+        self, tensor: T, is_in_place: bool, root_rank: int, name: str | None, will_wait: bool = False
     ) -> Handle:
-        op = _reduce_op(average, op)
-        if source.dtype is DType.BOOL and op == Average:
-            raise ValueError("a bool tensor has no average; pass op=hvd.Min, Max, Sum or Product")
-        return _submit(Kind.ALLREDUCE, source, target, output, name, op, float(prescale), float(postscale))
+        size = current().settings.size
+        if not 0 <= root_rank < size:
+            raise ValueError(f"root_rank {root_rank} is not a rank of this job; it must be from 0 to {size - 1}")
+        source, target, output = self._buffers(tensor, is_in_place)
+        return _submit(Kind.BROADCAST, source, target, output, name, root=int(root_rank), will_wait=will_wait)
 
 
 def barrier() -> None:
     """Returns after every rank has called it. Does not wait for collectives that are in flight."""
-    synchronize(_submit(Kind.BARRIER, _NOTHING, _NOTHING, None, None))
+    synchronize(_submit(Kind.BARRIER, _NOTHING, _NOTHING, None, None, will_wait=True))
 
 
 def poll(handle: Handle) -> bool:
@@ -226,6 +245,7 @@ def _submit(
     postscale: float = 1.0,
     root: int = 0,
     allocate: Allocate | None = None,
+    will_wait: bool = False,
 ) -> Handle:
     session = current()
     is_named = name is not None
@@ -233,15 +253,8 @@ def _submit(
     handle = Handle(known_as)
     handle.output = output
     request = Request(known_as, kind, source.dtype, source.shape, op, prescale, postscale, root, is_named)
-    session.submit(Entry(request, source, target, allocate, handle))
+    session.submit(Entry(request, source, target, allocate, handle), will_wait)
     return handle
-
-
-def _broadcast(source: Buffer, target: Buffer, output: Any, root_rank: int, name: str | None) -> Handle:
-    size = current().settings.size
-    if not 0 <= root_rank < size:
-        raise ValueError(f"root_rank {root_rank} is not a rank of this job; it must be from 0 to {size - 1}")
-    return _submit(Kind.BROADCAST, source, target, output, name, root=int(root_rank))
 
 
 def _reduce_op(average: bool | None, op: int | None) -> int:

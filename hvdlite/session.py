@@ -29,7 +29,7 @@ from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.hostid import kernel_host_id
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, SoloLink
-from hvdlite.runtime.coordinator import Coordinator
+from hvdlite.runtime.engine import Engine
 from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.zmqlink import ZmqLeafLink, ZmqRootLink
 from hvdlite.settings import Settings
@@ -61,7 +61,7 @@ class Session:
             raise
         self.plane_name = plane.name
         self._names = {kind: itertools.count() for kind in Kind}
-        self._coordinator = Coordinator(settings, hosts, link, plane)
+        self._engine = Engine(settings, hosts, link, plane)
 
     @property
     def placement(self) -> Placement:
@@ -72,17 +72,17 @@ class Session:
         """The next name for a tensor that the user did not name; counted for each kind of collective."""
         return f"{kind}.noname.{next(self._names[kind])}"
 
-    def submit(self, entry: Entry) -> None:
-        """Puts a tensor in flight. Raises DuplicateName, or the error that ended the session."""
-        self._coordinator.in_flight.submit(entry)
+    def submit(self, entry: Entry, will_wait: bool = False) -> None:
+        """Puts a tensor in flight; see `Engine.submit`."""
+        self._engine.submit(entry, will_wait)
 
     def wait(self, handle: Handle) -> None:
-        """Sleeps until ``handle`` is done."""
-        self._coordinator.in_flight.wait(handle)
+        """Returns when ``handle`` is done."""
+        self._engine.wait(handle)
 
     def close(self) -> None:
         """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little."""
-        self._coordinator.shut_down(time.monotonic() + self.settings.shutdown_timeout)
+        self._engine.shut_down(time.monotonic() + self.settings.shutdown_timeout)
         self._context.term()
 
 

@@ -1,13 +1,12 @@
 """The control links: how the root of a job and every other rank talk about tensors.
 
-A link has one end on each rank, used by its coordinator's thread. Its frames are `hvdlite.core.wire`'s, which carry the
-session and a count, so a frame that is lost, repeated or of another job is noticed. A link is never resumed: a
-connection that is gone is a peer that is gone.
+A link has one end on each rank; threads take turns to use it, and may sleep on it meanwhile. Its frames are those of
+`hvdlite.core.wire`. They carry the session and a count, so a frame that is lost, repeated or of another job is noticed.
+A link is never resumed: a connection that is gone is a peer that is gone.
 """
 
 from __future__ import annotations
 
-import select
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -33,33 +32,57 @@ class ControlLink(ABC):
         """To the root, or from the root to every rank. Does not block."""
 
     @abstractmethod
-    def receive(self, timeout_ms: int | None, is_waiting: bool) -> Iterator[tuple[int, Message] | Lost]:
-        """Sleeps until something comes, `wake` is set, or the time is over; gives messages with their sender, and peers
-        that were lost. A peer's last messages come before its loss.
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        """What has come: messages with their sender, and peers that were lost, after their last messages."""
 
-        ``is_waiting`` says that this rank needs its peers to be alive, so one that is stopped must be noticed.
-        """
+    @abstractmethod
+    def sleep(self, timeout_ms: int | None) -> None:
+        """Returns when something has come, `wake` is set, or the time is over. For the coordinator's thread."""
 
     @abstractmethod
     def close(self) -> None:
         """Sends what is queued and closes the link, the wake too."""
 
 
-class SoloLink(ControlLink):
+class DrivableLink(ControlLink):
+    """A link on which a thread that waits can sleep in the place of the coordinator's."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """From now on `sleep` looks at `wake` only."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Takes back `pause`."""
+
+    @abstractmethod
+    def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
+        """Returns when something has come, ``wake`` is set, or the time is over."""
+
+
+class SoloLink(DrivableLink):
     """The link of a job of one rank: nobody to talk to."""
 
     def __init__(self) -> None:
         self.wake = Wake()
-        self._poll = select.poll()
-        self._poll.register(self.wake.fd, select.POLLIN)
 
     def send(self, message: Message) -> None:
         pass
 
-    def receive(self, timeout_ms: int | None, is_waiting: bool) -> Iterator[tuple[int, Message] | Lost]:
-        if self._poll.poll(timeout_ms):
-            self.wake.clear()
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
         return iter(())
+
+    def sleep(self, timeout_ms: int | None) -> None:
+        self.wake.wait(timeout_ms)
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
+        wake.wait(timeout_ms)
 
     def close(self) -> None:
         self.wake.close()

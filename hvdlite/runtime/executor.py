@@ -1,4 +1,9 @@
-"""The thread that moves bytes: runs batches in the order in which they were agreed, one native call each."""
+"""Moves bytes: runs batches in the order in which they were agreed, one native call each, one at a time.
+
+A thread of its own does it, unless a thread that waits for a result does it in passing (`run_here`), which saves two
+switches between threads. Whoever has the lock runs what is queued, and looks again after it let the lock go; so a batch
+that is queued while somebody runs others is never forgotten.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hvdlite.core.entry import Entry
+from hvdlite.core.handle import Handle
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.runtime.batch import Work, run
@@ -16,10 +22,10 @@ from hvdlite.runtime.inflight import InFlight
 
 
 class Executor:
-    """Runs work from a queue until it is closed.
+    """Runs batches until it is closed.
 
-    ``on_done`` is called after each batch and ``on_failure`` with the error of a batch that failed, both from the
-    executor's thread. A failed batch fails its entries; what follows it fails too, because the plane stays aborted.
+    ``on_done`` is called when the executor's own thread has run some, and ``on_failure`` with the error of each batch
+    that failed. A failed batch fails its entries; what follows it fails too, because the plane stays aborted.
     """
 
     def __init__(
@@ -33,8 +39,9 @@ class Executor:
         self._in_flight = in_flight
         self._on_done = on_done
         self._on_failure = on_failure
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._unfinished: deque[Work] = deque()
+        self._is_running = threading.Lock()
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: the end
         self._thread = threading.Thread(target=self._serve, name="hvdlite-executor", daemon=True)
         self._thread.start()
 
@@ -48,25 +55,48 @@ class Executor:
         return {entry for work in list(self._unfinished) for entry in work.entries}
 
     def put(self, work: Work) -> None:
-        """Queues a batch. Only the coordinator calls this."""
+        """Queues a batch. `run_here` or `wake` must follow."""
         self._unfinished.append(work)
-        self._queue.put(work)
+
+    def wake(self) -> None:
+        """Has the executor's thread run what is queued, if anything is."""
+        if self._unfinished:
+            self._tokens.put(True)
+
+    def run_here(self, until: Handle | None = None) -> bool:
+        """Runs what is queued, in this thread, until ``until`` is done. False if there was nothing for it to do."""
+        has_run = False
+        while self._unfinished and self._is_running.acquire(blocking=False):
+            try:
+                while self._unfinished and not (until is not None and until.is_done):
+                    self._run_first()
+                    has_run = True
+            finally:
+                self._is_running.release()
+            if until is not None and until.is_done:
+                self.wake()
+                break
+        return has_run
 
     def close(self, deadline: float) -> bool:
         """Lets queued batches finish, then ends the thread. False if they have not finished by ``deadline``."""
-        self._queue.put(None)
+        self._tokens.put(True)
+        self._tokens.put(False)
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
     def _serve(self) -> None:
-        while (work := self._queue.get()) is not None:
-            error = self._run(work)
-            self._in_flight.finish(work.entries, error)
-            self._unfinished.popleft()
-            if error is not None:
-                self._on_failure(error)
-            self._on_done()
-            del work  # the tensors of a finished batch belong to the user again
+        while self._tokens.get():
+            if self.run_here():
+                self._on_done()
+
+    def _run_first(self) -> None:
+        work = self._unfinished[0]
+        error = self._run(work)
+        self._in_flight.finish(work.entries, error)
+        self._unfinished.popleft()
+        if error is not None:
+            self._on_failure(error)
 
     def _run(self, work: Work) -> HvdError | None:
         try:

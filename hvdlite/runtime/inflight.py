@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from hvdlite.core.entry import Entry
-from hvdlite.core.handle import Handle
+from hvdlite.core.handle import Handle, Waiter
 from hvdlite.errors import DuplicateName, HvdError
 
 
@@ -22,14 +22,18 @@ class InFlight:
         self._lock = threading.Lock()
         self._by_name: dict[str, Entry] = {}
         self._new: list[Entry] = []
+        self._is_awake = False  # the coordinator was woken and has not taken the new ones yet
         self._error: HvdError | None = None
 
     def __bool__(self) -> bool:
         """Whether anything is in flight."""
         return bool(self._by_name)
 
-    def submit(self, entry: Entry) -> None:
-        """Raises DuplicateName while a tensor of this name is in flight, and the session's error once it has ended."""
+    def submit(self, entry: Entry, wakes: bool) -> None:
+        """Puts ``entry`` in flight, and wakes the coordinator if ``wakes`` and it is not awake already.
+
+        Raises DuplicateName while a tensor of this name is in flight, and the session's error once it has ended.
+        """
         name = entry.request.name
         with self._lock:
             if self._error is not None:
@@ -39,15 +43,16 @@ class InFlight:
                     f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
                 )
             self._by_name[name] = entry
-            is_first = not self._new
+            self._is_awake, wakes = self._is_awake or wakes, wakes and not self._is_awake
             self._new.append(entry)
-        if is_first:
+        if wakes:
             self._wake()
 
     def take_new(self) -> list[Entry]:
         """What was submitted since the last call, in order."""
         with self._lock:
             new, self._new = self._new, []
+            self._is_awake = False
             return new
 
     def find(self, name: str) -> Entry | None:
@@ -64,8 +69,8 @@ class InFlight:
                 handle = entry.handle
                 handle.error = error
                 handle.is_done = True
-                if handle.waiter is not None:
-                    waiters.append(handle.waiter)
+                if handle.waiters is not None:
+                    waiters += handle.waiters
         for waiter in waiters:
             waiter.release()
 
@@ -74,24 +79,25 @@ class InFlight:
         with self._lock:
             self._error = self._error or error
 
-    @property
-    def error(self) -> HvdError | None:
-        """The error that ended the session."""
-        return self._error
-
     def all(self) -> list[Entry]:
         """Every entry that is not finished."""
         with self._lock:
             return list(self._by_name.values())
 
-    def wait(self, handle: Handle) -> None:
-        """Sleeps until ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle."""
+    def watch(self, handle: Handle, waiter: Waiter) -> bool:
+        """Has ``waiter`` released when ``handle`` is done; False if it is done already."""
         with self._lock:
             if handle.is_done:
-                return
-            if handle.waiter is None:
-                handle.waiter = threading.Lock()
-                handle.waiter.acquire()
-            waiter = handle.waiter
-        with waiter:  # released by finish; a second waiting thread gets it when the first lets go
-            pass
+                return False
+            if handle.waiters is None:
+                handle.waiters = [waiter]
+            else:
+                handle.waiters.append(waiter)
+            return True
+
+    def wait(self, handle: Handle) -> None:
+        """Sleeps until ``handle`` is done."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        if self.watch(handle, waiter):
+            waiter.acquire()

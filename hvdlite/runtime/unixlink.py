@@ -20,7 +20,7 @@ from pathlib import Path
 from hvdlite.core.wire import Message, ProtocolError, decode, encode
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock, peer_of
-from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.control import DrivableLink, Lost
 from hvdlite.runtime.frames import FrameSocket
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
@@ -39,7 +39,7 @@ class _Peer:
     stopped_at: float | None = field(default=None)
 
 
-class UnixLink(ControlLink):
+class UnixLink(DrivableLink):
     """One rank's end: on the root it has a peer for each other rank, elsewhere the root alone. See `accept`, `dial`."""
 
     def __init__(self, session: int, settings: Settings) -> None:
@@ -50,8 +50,11 @@ class UnixLink(ControlLink):
         self._patience_s = settings.peer_timeout
         self._next_look = 0.0
         self._peers: dict[int, _Peer] = {}  # by descriptor
-        self._poll = select.poll()
-        self._poll.register(self.wake.fd, select.POLLIN)
+        # What has come from any peer makes one descriptor readable, which whoever looks after the peers polls.
+        self._inbox = select.epoll()
+        self._poll = select.epoll()
+        self._poll.register(self.wake.fd, select.EPOLLIN)
+        self.resume()
 
     @classmethod
     def accept(cls, door: Door, session: int, settings: Settings, deadline: float) -> UnixLink:
@@ -92,25 +95,36 @@ class UnixLink(ControlLink):
         for peer in self._peers.values():
             peer.frames.send(frame)
             if peer.frames.has_unsent:
-                self._poll.modify(peer.frames, select.POLLIN | select.POLLOUT)
+                self._inbox.modify(peer.frames, select.EPOLLIN | select.EPOLLOUT)
 
-    def receive(self, timeout_ms: int | None, is_waiting: bool) -> Iterator[tuple[int, Message] | Lost]:
-        if is_waiting:
-            heartbeat_ms = int(self._heartbeat_s * 1000)
-            timeout_ms = heartbeat_ms if timeout_ms is None else min(timeout_ms, heartbeat_ms)
-        for fd, event in self._poll.poll(timeout_ms):
-            if fd == self.wake.fd:
-                self.wake.clear()
-                continue
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        for fd, event in self._inbox.poll(0):
             peer = self._peers[fd]
-            if event & select.POLLOUT:
+            if event & select.EPOLLOUT:
                 peer.frames.flush()
                 if not peer.frames.has_unsent:
-                    self._poll.modify(fd, select.POLLIN)
-            if event & ~select.POLLOUT:
+                    self._inbox.modify(fd, select.EPOLLIN)
+            if event & ~select.EPOLLOUT:
                 yield from self._read(peer)
-        if is_waiting:
-            yield from self._look_for_stopped()
+        yield from self._look_for_stopped()
+
+    def sleep(self, timeout_ms: int | None) -> None:
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        if any(fd == self.wake.fd for fd, _ in self._poll.poll(timeout_s)):
+            self.wake.clear()
+
+    def pause(self) -> None:
+        self._poll.unregister(self._inbox)
+
+    def resume(self) -> None:
+        self._poll.register(self._inbox, select.EPOLLIN)
+
+    def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
+        poll = select.poll()
+        poll.register(self._inbox, select.POLLIN)
+        poll.register(wake.fd, select.POLLIN)
+        if any(fd == wake.fd for fd, _ in poll.poll(timeout_ms)):
+            wake.clear()
 
     def close(self) -> None:
         deadline = time.monotonic() + _CLOSE_S
@@ -119,12 +133,14 @@ class UnixLink(ControlLink):
                 select.select((), (peer.frames,), (), deadline - time.monotonic())
                 peer.frames.flush()
             peer.frames.close()
+        self._poll.close()
+        self._inbox.close()
         self.wake.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         peer = _Peer(rank, peer_of(connection)[0], FrameSocket(connection))
         self._peers[connection.fileno()] = peer
-        self._poll.register(connection, select.POLLIN)
+        self._inbox.register(connection, select.EPOLLIN)
 
     def _read(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
         frame = peer.frames.receive()
@@ -151,7 +167,7 @@ class UnixLink(ControlLink):
                 yield self._lose(peer, f"its process {peer.pid} has been stopped for {now - peer.stopped_at:.1f} s")
 
     def _lose(self, peer: _Peer, cause: str) -> Lost:
-        self._poll.unregister(peer.frames)
+        self._inbox.unregister(peer.frames)
         del self._peers[peer.frames.fileno()]
         peer.frames.close()
         return Lost(peer.rank, cause)

@@ -44,13 +44,12 @@ class _ZmqLink(ControlLink):
         for item in (socket, self._monitor, self.wake.fd):
             self._poller.register(item, zmq.POLLIN)
 
-    def _sleep(self, timeout_ms: int | None) -> list[int]:
-        """Returns the connections that have ended; what they sent before can be read by then."""
-        ready = [item for item, _ in self._poller.poll(timeout_ms)]
-        if self.wake.fd in ready:
+    def sleep(self, timeout_ms: int | None) -> None:
+        if (self.wake.fd, zmq.POLLIN) in self._poller.poll(timeout_ms):
             self.wake.clear()
-        if self._monitor not in ready:
-            return []
+
+    def _ended(self) -> list[int]:
+        """The connections that have ended; what they sent before can be read by now."""
         events = (_EVENT.unpack(frames[0]) for frames in _drain(self._monitor))
         return [value for event, value in events if event == zmq.EVENT_DISCONNECTED]
 
@@ -101,8 +100,8 @@ class ZmqRootLink(_ZmqLink):
                 if error.errno != zmq.EHOSTUNREACH:  # unreachable: its end of connection is already on the monitor
                     raise
 
-    def receive(self, timeout_ms: int | None, is_waiting: bool) -> Iterator[tuple[int, Message] | Lost]:
-        ended = self._sleep(timeout_ms)
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        ended = self._ended()
         for frames in _drain(self._socket):
             yield self._open(*frames)
         for fd in ended:
@@ -135,8 +134,8 @@ class ZmqLeafLink(_ZmqLink):
         self._socket.send(encode(message, self._sent, self._session))
         self._sent += 1
 
-    def receive(self, timeout_ms: int | None, is_waiting: bool) -> Iterator[tuple[int, Message] | Lost]:
-        has_ended = bool(self._sleep(timeout_ms))
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        has_ended = bool(self._ended())
         for frames in _drain(self._socket):
             self._received += 1
             yield 0, decode(frames[0], self._received - 1, self._session)

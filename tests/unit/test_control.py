@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,14 +56,20 @@ def links(request: pytest.FixtureRequest) -> Iterator[list[ControlLink]]:
         yield links
         for link in links:
             link.close()
+        _came.clear()
+
+
+_came: dict[ControlLink, deque[tuple[int, Message] | Lost]] = defaultdict(deque)
 
 
 def next_from(link: ControlLink) -> tuple[int, Message] | Lost:
     deadline = soon()
-    while time.monotonic() < deadline:
-        for item in link.receive(1000, is_waiting=True):
-            return item
-    raise AssertionError("nothing came")
+    while not _came[link]:
+        assert time.monotonic() < deadline, "nothing came"
+        _came[link].extend(link.receive())
+        if not _came[link]:
+            link.sleep(100)
+    return _came[link].popleft()
 
 
 def test_messages_go_up_with_their_sender_and_down_to_all(links: list[ControlLink]) -> None:
@@ -83,7 +90,7 @@ def test_large_messages_in_both_directions_do_not_wait_for_each_other(links: lis
     deadline = soon()
     while min(map(len, came.values())) < 3 and time.monotonic() < deadline:
         for link, items in came.items():
-            items.extend(link.receive(10, is_waiting=True))
+            items.extend(link.receive())
     assert came == {root: [(1, BIG)] * 3, leaf: [(0, BIG)] * 3}
 
 
@@ -108,7 +115,8 @@ def test_the_wake_ends_the_sleep(links: list[ControlLink]) -> None:
     timer = threading.Timer(0.05, root.wake.set)
     timer.start()
     began = time.monotonic()
-    assert list(root.receive(5000, is_waiting=False)) == []
+    root.sleep(5000)
+    assert list(root.receive()) == []
     assert time.monotonic() - began < 2
     timer.join()
 

@@ -1,0 +1,178 @@
+"""Which thread does what on a rank, from the first submit to the shutdown.
+
+The coordinator's thread sleeps until a message comes or something was submitted, and takes a turn; the executor's
+thread runs the batches. That is how tensors move beside a computation. A thread that has nothing to do but wait for a
+result *drives* instead: it takes the turns and runs the batches itself, and sleeps on the control link while the
+coordinator's thread does not look there. So a blocking collective switches between no threads on its way, which is most
+of its time. While a driver is inside a native call, the coordinator's thread watches the peers again.
+
+One thread drives at a time; others that wait sleep until their handle is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from hvdlite.core.entry import Entry
+from hvdlite.core.handle import Handle
+from hvdlite.core.wire import ProtocolError
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.errors import HvdError, ShutDown
+from hvdlite.log import logger
+from hvdlite.runtime.control import ControlLink, DrivableLink
+from hvdlite.runtime.coordinator import Coordinator
+from hvdlite.runtime.executor import Executor
+from hvdlite.runtime.inflight import InFlight
+from hvdlite.runtime.wake import Wake
+from hvdlite.settings import Settings
+
+
+class _Driver:
+    """What a handle's end rings while its waiter drives: a wake, but only if the driver may be asleep."""
+
+    def __init__(self) -> None:
+        self.wake = Wake()
+        self.is_asleep = False
+
+    def release(self) -> None:
+        if self.is_asleep:
+            self.wake.set()
+
+
+class Engine:
+    """A rank's threads and the state that they share, until `shut_down`."""
+
+    def __init__(self, settings: Settings, hosts: Sequence[str], link: ControlLink, plane: DataPlane) -> None:
+        self._rank = settings.rank
+        self._heartbeat_s = settings.heartbeat_interval
+        self._link = link
+        self._plane = plane
+        self._in_flight = InFlight(link.wake.set)
+        self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
+        self._coordinator = Coordinator(settings, hosts, link, plane, self._in_flight, self._executor)
+        self._turn_lock = threading.Lock()
+        self._driving = threading.Lock()
+        self._driver = _Driver()
+        self._turns = 0
+        self._is_alert = False  # the coordinator's thread looks after the peers every heartbeat
+        self._failure: HvdError | None = None  # of a batch, on its way from the thread that ran it to the next turn
+        self._is_leaving = False
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
+        self._thread.start()
+
+    def submit(self, entry: Entry, will_wait: bool) -> None:
+        """Puts a tensor in flight. With ``will_wait`` the caller calls `wait` next, and nobody else is woken for it.
+
+        Raises DuplicateName, or the error that ended the session.
+        """
+        self._in_flight.submit(entry, wakes=not will_wait)
+
+    def wait(self, handle: Handle) -> None:
+        """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle."""
+        link = self._link
+        if isinstance(link, DrivableLink) and self._driving.acquire(blocking=False):
+            try:
+                self._drive(handle, link)
+            finally:
+                self._driving.release()
+        else:
+            self._link.wake.set()
+            self._in_flight.wait(handle)
+
+    def shut_down(self, deadline: float) -> None:
+        """Leaves the session: what is not agreed yet fails on all ranks, what is agreed is still run."""
+        self._is_leaving = True
+        self._link.wake.set()
+        self._coordinator.has_ended.wait(max(0.0, deadline - time.monotonic()))
+        if not self._executor.close(deadline):
+            self._plane.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
+            self._executor.close(time.monotonic() + 1)
+        self._is_stopping = True
+        self._link.wake.set()
+        self._thread.join()
+        with self._driving:  # whoever drives sees its handle end
+            self._link.close()
+            self._plane.close()
+            self._driver.wake.close()
+
+    # ---- the coordinator's thread
+
+    def _serve(self) -> None:
+        while not self._is_stopping:
+            turns = self._turns
+            self._link.sleep(self._milliseconds_to_sleep(self._is_alert))
+            self._is_alert = bool(self._in_flight) or self._turns != turns
+            self._turn()
+            self._executor.wake()
+
+    def _turn(self) -> None:
+        with self._turn_lock:
+            self._turns += 1
+            had_ended = self._coordinator.has_ended.is_set()
+            try:
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    self._coordinator.fail(str(failure))
+                self._coordinator.turn()
+                if self._is_leaving:
+                    self._coordinator.leave()
+            except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+                cause = str(error)
+                if not isinstance(error, ProtocolError):
+                    logger.exception("the coordinator failed")
+                    cause = f"its coordinator failed: {type(error).__name__}: {error}"
+                if had_ended:
+                    self._is_stopping = True  # not even the end can be told
+                else:
+                    self._coordinator.fail(cause)
+            except BaseException as error:  # a signal's handler raised it in the middle of a turn of the user's thread
+                self._coordinator.fail(f"it was interrupted by {type(error).__name__}")
+                raise
+
+    def _milliseconds_to_sleep(self, is_alert: bool) -> int | None:
+        timer = self._coordinator.next_timer
+        sleep_s = None if timer is None else max(0.0, timer - time.monotonic())
+        if is_alert:
+            sleep_s = self._heartbeat_s if sleep_s is None else min(sleep_s, self._heartbeat_s)
+        return None if sleep_s is None else int(sleep_s * 1000) + 1
+
+    def _batches_are_done(self) -> None:
+        if self._coordinator.has_agreed:
+            self._link.wake.set()
+
+    def _batch_failed(self, error: HvdError) -> None:
+        if not self._coordinator.has_ended.is_set():
+            self._failure = error
+            self._link.wake.set()
+
+    # ---- a thread that waits
+
+    def _drive(self, handle: Handle, link: DrivableLink) -> None:
+        if not self._in_flight.watch(handle, self._driver):
+            return
+        if not self._is_alert:
+            self._is_alert = True
+            self._link.wake.set()
+        try:
+            self._turn()
+            while not handle.is_done:
+                if not self._executor.run_here(until=handle):
+                    self._sleep_as_driver(handle, link)
+        finally:
+            self._executor.wake()
+            if self._coordinator.has_agreed or self._coordinator.next_timer is not None:
+                self._link.wake.set()
+
+    def _sleep_as_driver(self, handle: Handle, link: DrivableLink) -> None:
+        link.pause()
+        self._driver.is_asleep = True
+        try:
+            if not handle.is_done:
+                link.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
+            self._turn()  # before the coordinator's thread sees, and wakes for, what this turn takes
+        finally:
+            self._driver.is_asleep = False
+            link.resume()
