@@ -83,7 +83,12 @@ class Executor:
         self._tokens.put(True)
         self._tokens.put(False)
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
+        is_idle = not self._thread.is_alive() and self._is_running.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        )
+        if is_idle:
+            self._is_running.release()
+        return is_idle
 
     def _serve(self) -> None:
         while self._tokens.get():
@@ -92,11 +97,17 @@ class Executor:
 
     def _run_first(self) -> None:
         work = self._unfinished[0]
-        error = self._run(work)
-        self._in_flight.finish(work.entries, error)
-        self._unfinished.popleft()
-        if error is not None:
-            self._on_failure(error)
+        # What stands if a signal's handler raises in a thread of the user, after the native call.
+        error: HvdError | None = HorovodInternalError(
+            "a collective was interrupted by an exception of a signal handler"
+        )
+        try:
+            error = self._run(work)
+        finally:
+            self._in_flight.finish(work.entries, error)
+            self._unfinished.popleft()
+            if error is not None:
+                self._on_failure(error)
 
     def _run(self, work: Work) -> HvdError | None:
         try:

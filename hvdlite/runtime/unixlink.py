@@ -1,7 +1,7 @@
 """Control links within a host: Unix sockets, written and read by the coordinator itself.
 
 A message costs one system call on each side and wakes one thread. ZeroMQ hands every message to a thread of its own on
-either side first, which made a round trip four times as long (docs/dataplanes.md has the figures).
+either side first, which made a round trip four times as long (docs/threads.md has the figures).
 
 The kernel ends the connection of a process that dies. One that is stopped (SIGSTOP) stays connected and cannot say
 so; its state is looked up in ``/proc`` from time to time while this rank waits for something. A rank whose Python is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 
@@ -132,6 +133,32 @@ def _threads() -> str:
 
 def test_several_threads_submit_at_once() -> None:
     assert [outcome.result() for outcome in process_ranks(2, _threads)] == ["ok", "ok"]
+
+
+def _interrupted() -> str:
+    hvd.init()
+    if hvd.rank() == 0:
+        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            hvd.allreduce(np.ones(3), name="x")
+        assert time.monotonic() - began < 2.0
+        timer.join()
+        reached("interrupted")
+    else:
+        pause_at("waiting")
+        hvd.allreduce(np.ones(3), name="x")
+    np.testing.assert_array_equal(hvd.allreduce(np.ones(3), name="y", op=hvd.Sum), 2.0)
+    hvd.shutdown()
+    return "ok"
+
+
+def test_ctrl_c_ends_a_wait_at_once_and_not_the_session() -> None:
+    with ProcessRanks(2, _interrupted) as ranks:
+        ranks.wait_for("interrupted", 0)
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
 def _fork() -> int:
