@@ -37,6 +37,8 @@ from hvdlite.version import __version__
 
 Swap = Callable[[Any], Sequence[Any]]
 
+_EXIT_S = 1.0
+
 
 class Session:
     """One rank's live membership. Raises HorovodInternalError if not all ranks come within ``start_timeout``."""
@@ -82,14 +84,17 @@ class Session:
 
     def close(self) -> None:
         """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little."""
-        self._engine.shut_down(time.monotonic() + self.settings.shutdown_timeout)
-        self._context.term()
+        self._engine.shut_down(time.monotonic() + self.settings.shutdown_timeout, on_closed=self._context.term)
+
+    def stop_at_exit(self) -> None:
+        """Ends the threads; connections stay open until the process ends."""
+        self._engine.stop_at_exit(time.monotonic() + _EXIT_S)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may call shutdown() while its thread is in init()
 _current: Session | None = None
 _completed = 0  # inits of this process that succeeded: ranks of a job count alike
-_inherited: Session | None = None  # what a forked child has of its parent's session, never used nor closed
+_inherited: Session | None = None  # a session that this process must neither use nor close: see where it is set
 
 
 def init() -> None:
@@ -107,7 +112,7 @@ def init() -> None:
         _current = Session(settings, _completed)
         _completed += 1
         if _completed == 1:
-            atexit.register(shutdown)
+            atexit.register(_at_exit)
         logger.info("rank %d of %d is ready, data plane %s", settings.rank, settings.size, _current.plane_name)
 
 
@@ -120,10 +125,23 @@ def shutdown() -> None:
             session.close()
 
 
+def _at_exit() -> None:
+    """Says no farewell: peers learn of the end of a process from the kernel, so it is over before any of them raises.
+
+    A launcher then sees who failed first. A rank that failed and said so here would be outrun by those that heard it.
+    """
+    global _current, _inherited
+    with _lock:
+        session, _current = _current, None
+        _inherited = session
+        if session is not None:
+            session.stop_at_exit()
+
+
 def _after_fork_in_child() -> None:
     """The child has the parent's objects and descriptors but none of its threads, so it is in no session."""
     global _lock, _current, _inherited
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _current, _inherited = None, _current
 
 

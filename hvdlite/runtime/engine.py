@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle
@@ -28,6 +28,8 @@ from hvdlite.runtime.inflight import InFlight
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
 
+_STOP_S = 5.0  # for a thread that has nothing left to do
+
 
 class _Driver:
     """What a handle's end rings while its waiter drives: a wake, but only if the driver may be asleep."""
@@ -35,6 +37,7 @@ class _Driver:
     def __init__(self) -> None:
         self.wake = Wake()
         self.is_asleep = False
+        self.thread: int | None = None
 
     def release(self) -> None:
         if self.is_asleep:
@@ -60,6 +63,8 @@ class Engine:
         self._failure: HvdError | None = None  # of a batch, on its way from the thread that ran it to the next turn
         self._is_leaving = False
         self._is_stopping = False
+        self._must_close = False
+        self._on_closed: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
         self._thread.start()
 
@@ -75,28 +80,52 @@ class Engine:
         link = self._link
         if isinstance(link, DrivableLink) and self._driving.acquire(blocking=False):
             try:
+                self._driver.thread = threading.get_ident()
                 self._drive(handle, link)
             finally:
+                self._driver.thread = None
                 self._driving.release()
+                if self._must_close:
+                    self._close()
         else:
             self._link.wake.set()
             self._in_flight.wait(handle)
 
-    def shut_down(self, deadline: float) -> None:
-        """Leaves the session: what is not agreed yet fails on all ranks, what is agreed is still run."""
+    def shut_down(self, deadline: float, on_closed: Callable[[], object]) -> None:
+        """Leaves the session: what is not agreed yet fails on all ranks, what is agreed is still run.
+
+        ``on_closed`` is called when nothing of the link and the plane is in use any more.
+        """
+        self._on_closed = on_closed
         self._is_leaving = True
         self._link.wake.set()
         self._coordinator.has_ended.wait(max(0.0, deadline - time.monotonic()))
         if not self._executor.close(deadline):
             self._plane.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
             self._executor.close(time.monotonic() + 1)
+        self._stop()
+        if self._driver.thread == threading.get_ident():  # a signal's handler calls this in the middle of a wait
+            self._must_close = True
+        else:
+            with self._driving:  # whoever drives sees its handle end
+                self._close()
+
+    def stop_at_exit(self, deadline: float) -> None:
+        """Ends the threads of a process that is about to end, and tells nobody: its end will."""
+        self._plane.abort(ShutDown(self._rank, f"rank {self._rank} is exiting"))
+        self._executor.close(deadline)
+        self._stop()
+
+    def _stop(self) -> None:
         self._is_stopping = True
         self._link.wake.set()
-        self._thread.join()
-        with self._driving:  # whoever drives sees its handle end
-            self._link.close()
-            self._plane.close()
-            self._driver.wake.close()
+        self._thread.join(_STOP_S)
+
+    def _close(self) -> None:
+        self._link.close()
+        self._plane.close()
+        self._driver.wake.close()
+        self._on_closed()
 
     # ---- the coordinator's thread
 

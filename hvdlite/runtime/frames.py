@@ -6,6 +6,7 @@ sent when it has room, so two peers that send much to each other cannot wait for
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 
@@ -55,6 +56,10 @@ class FrameSocket:
             return
         except OSError:  # the peer is gone; `receive` still gives what it sent before, then says so
             self._unsent.clear()
+
+    def may_receive(self) -> bool:
+        """Whether `receive` has something to read now, or an end to find."""
+        return bool(select.select((self,), (), (), 0)[0])
 
     def receive(self) -> bytes | None:
         """The next frame; None if it has not come whole. Raises ProtocolError for a frame that no peer sends."""

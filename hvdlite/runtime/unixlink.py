@@ -3,13 +3,15 @@
 A message costs one system call on each side and wakes one thread. ZeroMQ hands every message to a thread of its own on
 either side first, which made a round trip four times as long (docs/threads.md has the figures).
 
-The kernel ends the connection of a process that dies. One that is stopped (SIGSTOP) stays connected and cannot say
-so; its state is looked up in ``/proc`` from time to time while this rank waits for something. A rank whose Python is
-busy or hung is neither, so it counts as late and not as lost.
+The kernel tells when a process dies: its connection ends, unless a forked child still holds it, and its pidfd becomes
+readable in any case. One that is stopped (SIGSTOP) stays connected and cannot say so; its state is looked up in
+``/proc`` from time to time while this rank waits for something. A rank whose Python is busy or hung is neither, so it
+counts as late and not as lost.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -30,10 +32,15 @@ _CLOSE_S = 2.0
 
 @dataclass(slots=True)
 class _Peer:
-    """The other end of one connection. ``stopped_at`` is when it was first seen stopped, on the monotonic clock."""
+    """The other end of one connection.
+
+    ``pidfd`` is -1 where the process cannot be seen from here. ``stopped_at`` is when it was first seen stopped, on the
+    monotonic clock.
+    """
 
     rank: int
     pid: int
+    pidfd: int
     frames: FrameSocket
     received: int = 0
     stopped_at: float | None = field(default=None)
@@ -92,14 +99,19 @@ class UnixLink(DrivableLink):
     def send(self, message: Message) -> None:
         frame = encode(message, self._sent, self._session)
         self._sent += 1
-        for peer in self._peers.values():
+        for peer in self._all_peers():
             peer.frames.send(frame)
             if peer.frames.has_unsent:
                 self._inbox.modify(peer.frames, select.EPOLLIN | select.EPOLLOUT)
 
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
         for fd, event in self._inbox.poll(0):
-            peer = self._peers[fd]
+            peer = self._peers.get(fd)
+            if peer is None:  # lost a moment ago, by its other descriptor
+                continue
+            if fd == peer.pidfd:
+                yield from self._read_last(peer)
+                continue
             if event & select.EPOLLOUT:
                 peer.frames.flush()
                 if not peer.frames.has_unsent:
@@ -128,19 +140,25 @@ class UnixLink(DrivableLink):
 
     def close(self) -> None:
         deadline = time.monotonic() + _CLOSE_S
-        for peer in self._peers.values():
+        for peer in self._all_peers():
             while peer.frames.has_unsent and time.monotonic() < deadline:
                 select.select((), (peer.frames,), (), deadline - time.monotonic())
                 peer.frames.flush()
-            peer.frames.close()
+            self._close_peer(peer)
         self._poll.close()
         self._inbox.close()
         self.wake.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
-        peer = _Peer(rank, peer_of(connection)[0], FrameSocket(connection))
-        self._peers[connection.fileno()] = peer
-        self._inbox.register(connection, select.EPOLLIN)
+        pid = peer_of(connection)[0]
+        peer = _Peer(rank, pid, _pidfd_of(pid), FrameSocket(connection))
+        for fd in (peer.frames.fileno(), peer.pidfd):
+            if fd >= 0:
+                self._peers[fd] = peer
+                self._inbox.register(fd, select.EPOLLIN)
+
+    def _all_peers(self) -> list[_Peer]:
+        return [peer for fd, peer in self._peers.items() if fd != peer.pidfd]
 
     def _read(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
         frame = peer.frames.receive()
@@ -153,12 +171,19 @@ class UnixLink(DrivableLink):
         elif peer.frames.has_ended:
             yield self._lose(peer, "its process ended")
 
+    def _read_last(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
+        """What a process that has ended had sent before."""
+        while peer.frames.fileno() in self._peers and peer.frames.may_receive():
+            yield from self._read(peer)
+        if peer.frames.fileno() in self._peers:
+            yield self._lose(peer, "its process ended")
+
     def _look_for_stopped(self) -> Iterator[Lost]:
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + self._heartbeat_s
-        for peer in list(self._peers.values()):
+        for peer in self._all_peers():
             if not _is_stopped(peer.pid):
                 peer.stopped_at = None
             elif peer.stopped_at is None:
@@ -167,10 +192,25 @@ class UnixLink(DrivableLink):
                 yield self._lose(peer, f"its process {peer.pid} has been stopped for {now - peer.stopped_at:.1f} s")
 
     def _lose(self, peer: _Peer, cause: str) -> Lost:
-        self._inbox.unregister(peer.frames)
-        del self._peers[peer.frames.fileno()]
-        peer.frames.close()
+        for fd in (peer.frames.fileno(), peer.pidfd):
+            if self._peers.pop(fd, None) is not None:
+                self._inbox.unregister(fd)
+        self._close_peer(peer)
         return Lost(peer.rank, cause)
+
+    @staticmethod
+    def _close_peer(peer: _Peer) -> None:
+        peer.frames.close()
+        if peer.pidfd >= 0:
+            os.close(peer.pidfd)
+            peer.pidfd = -1
+
+
+def _pidfd_of(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # of another pid namespace, or the kernel is older than 5.3: then only its connection tells
+        return -1
 
 
 def _is_stopped(pid: int) -> bool:

@@ -137,7 +137,7 @@ def test_a_rank_that_ends_by_an_exception_is_named() -> None:
     outcomes = process_ranks(3, _raise_on_one)
     assert outcomes[1].error == "RuntimeError"
     for rank in (0, 2):
-        assert (outcomes[rank].error, outcomes[rank].details["rank"]) == ("ShutDown", 1)
+        assert (outcomes[rank].error, outcomes[rank].details["rank"]) == ("PeerLost", 1)
 
 
 def _idle() -> float:
