@@ -12,6 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 REQUIREMENTS := setup.cfg setup.py pyproject.toml constraints.txt
 CPUS := $(shell nproc)
+# In the folder that holds this one, 'import hvdlite' would find this folder before the editable install. A path in
+# site-packages comes first.
+ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/hvdlite-source.pth", "w").write("$(CURDIR)\n")'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -73,8 +76,10 @@ $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
 
 $(VENV)/.for-demo: $(REQUIREMENTS) $(VENV)/.build-tools
 	$(PIP) --no-build-isolation --editable '.[torch,examples]'
+	$(ON_PATH)
 	@touch $@
 
 $(VENV)/.for-development: $(REQUIREMENTS) $(VENV)/.build-tools
 	$(PIP) --no-build-isolation --editable '.[torch,examples,test,dev]'
+	$(ON_PATH)
 	@touch $@

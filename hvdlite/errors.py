@@ -20,10 +20,20 @@ Wrong arguments are ``ValueError`` (``DuplicateName`` among them), raised at the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class HvdError(RuntimeError):
-    """The root of hvdlite's errors."""
+    """The root of hvdlite's errors. All of them can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[HvdError], args: tuple[Any, ...], attributes: dict[str, Any]) -> HvdError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class HorovodInternalError(HvdError):

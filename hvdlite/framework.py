@@ -7,7 +7,7 @@ came over this job's own data plane: from a process that holds the job's key and
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,22 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 
     Raises on the root what pickling raised, and then HorovodInternalError on the other ranks.
     """
+    return broadcast_with(pickle.dumps, pickle.loads, obj, root_rank, name)
+
+
+def broadcast_with(
+    dumps: Callable[[Any], bytes], loads: Callable[[Any], Any], obj: Any, root_rank: int, name: str | None
+) -> Any:
+    """`broadcast_object` with another way to pickle: ``dumps`` is called on the root and ``loads`` elsewhere."""
     is_root = rank() == root_rank
-    data, failure = _pickled(obj) if is_root else (_NO_BYTES, None)
+    data, failure = _pickled(obj, dumps) if is_root else (_NO_BYTES, None)
     length = ops.broadcast_(_length(data, failure), root_rank, _part(name, "length")).item()
     if failure is not None:
         raise failure
     if length == _FAILED:
-        raise HorovodInternalError(f"rank {root_rank} could not pickle its object for broadcast_object; see its error")
+        raise HorovodInternalError(f"rank {root_rank} could not pickle its object for a broadcast; see its error")
     data = ops.broadcast_(data if is_root else np.empty(length, np.uint8), root_rank, _part(name, "pickle"))
-    return obj if is_root else pickle.loads(data.data)
+    return obj if is_root else loads(data.data)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
@@ -72,9 +79,9 @@ def synchronize_all(handles: Iterable[Handle]) -> list[Any]:
 _NO_BYTES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-def _pickled(obj: Any) -> tuple[npt.NDArray[np.uint8], Exception | None]:
+def _pickled(obj: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> tuple[npt.NDArray[np.uint8], Exception | None]:
     try:
-        return np.frombuffer(pickle.dumps(obj), np.uint8), None
+        return np.frombuffer(bytearray(dumps(obj)), np.uint8), None
     except Exception as error:  # an object's own __reduce__ may raise anything, and the other ranks must hear of it
         return _NO_BYTES, error
 

@@ -8,8 +8,10 @@ A submit costs a request, an entry and a handle, one lock, and one wake-up for a
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from hvdlite.core.dtypes import OP_NAMES, Adasum, Average, DType, Sum
 from hvdlite.core.entry import Allocate, Entry
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind, Request
+from hvdlite.core.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.session import current
 
 T = TypeVar("T")
@@ -27,8 +30,12 @@ T = TypeVar("T")
 class Adapter(Protocol[T]):
     """A front end's tensors."""
 
-    def buffer(self, tensor: T) -> Buffer:
-        """The memory of ``tensor``. Raises ValueError if it is no tensor, not contiguous, or of an unknown dtype."""
+    def buffer(self, tensor: T, is_written: bool = False) -> Buffer:
+        """The memory of ``tensor``.
+
+        Raises ValueError if it is no tensor, not contiguous and aligned, of an unknown dtype, or ``is_written`` and
+        read-only.
+        """
 
     def empty(self, shape: Sequence[int], like: T) -> T:
         """A new contiguous tensor with the dtype of ``like``; called from any thread."""
@@ -158,7 +165,7 @@ class Collectives(Generic[T]):
 
     def _buffers(self, tensor: T, is_in_place: bool) -> tuple[Buffer, Buffer, T]:
         """What is read, what is written, and the tensor that it belongs to."""
-        source = self._adapter.buffer(tensor)
+        source = self._adapter.buffer(tensor, is_in_place)
         if is_in_place:
             return source, source, tensor
         output = self._adapter.empty(source.shape, tensor)
@@ -177,6 +184,8 @@ class Collectives(Generic[T]):
     ) -> Handle:
         op = _reduce_op(average, op)
         source, target, output = self._buffers(tensor, is_in_place)
+        if prescale != prescale or postscale != postscale:
+            raise ValueError("a scale factor is not a number (NaN)")
         if source.dtype is DType.BOOL and op == Average:
             raise ValueError("a bool tensor has no average; pass op=hvd.Min, Max, Sum or Product")
         return _submit(
@@ -198,10 +207,10 @@ class Collectives(Generic[T]):
         self, tensor: T, is_in_place: bool, root_rank: int, name: str | None, will_wait: bool = False
     ) -> Handle:
         size = current().settings.size
-        if not 0 <= root_rank < size:
-            raise ValueError(f"root_rank {root_rank} is not a rank of this job; it must be from 0 to {size - 1}")
+        if not isinstance(root_rank, SupportsIndex) or not 0 <= (root := operator.index(root_rank)) < size:
+            raise ValueError(f"root_rank {root_rank!r} is not a rank of this job; it must be from 0 to {size - 1}")
         source, target, output = self._buffers(tensor, is_in_place)
-        return _submit(Kind.BROADCAST, source, target, output, name, root=int(root_rank), will_wait=will_wait)
+        return _submit(Kind.BROADCAST, source, target, output, name, root=root, will_wait=will_wait)
 
 
 def barrier() -> None:
@@ -227,7 +236,8 @@ def synchronize(handle: Handle) -> Any:
     handle.is_taken = True
     result, handle.output = handle.output, None
     if handle.error is not None:
-        raise handle.error
+        # Handles may share an error, but not the traceback that raising it adds.
+        raise copy.copy(handle.error) from handle.error.__cause__
     return result
 
 
@@ -249,12 +259,20 @@ def _submit(
 ) -> Handle:
     session = current()
     is_named = name is not None
-    known_as = name if name is not None else session.automatic_name(kind)
+    known_as = _checked_name(name) if name is not None else session.automatic_name(kind)
+    if len(source.shape) > MAX_DIMENSIONS:
+        raise ValueError(f"tensor has {len(source.shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
     handle = Handle(known_as)
     handle.output = output
     request = Request(known_as, kind, source.dtype, source.shape, op, prescale, postscale, root, is_named)
     session.submit(Entry(request, source, target, allocate, handle), will_wait)
     return handle
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:
+        raise ValueError(f"a tensor's name is text of at most {MAX_NAME_CHARACTERS} characters, not {name!r:.60}")
+    return name
 
 
 def _reduce_op(average: bool | None, op: int | None) -> int:
@@ -264,6 +282,7 @@ def _reduce_op(average: bool | None, op: int | None) -> int:
         return Average if average else Sum
     if op is None:
         return Average
+    op = operator.index(op) if isinstance(op, SupportsIndex) else op
     if op == Adasum or op not in OP_NAMES:
         legal = ", ".join(f"hvd.{name}" for number, name in OP_NAMES.items() if number != Adasum)
         raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use one of {legal}")
@@ -273,8 +292,8 @@ def _reduce_op(average: bool | None, op: int | None) -> int:
 class _NumpyAdapter:
     """C-contiguous numpy arrays."""
 
-    def buffer(self, tensor: npt.NDArray[Any]) -> Buffer:
-        return of_array(tensor)
+    def buffer(self, tensor: npt.NDArray[Any], is_written: bool = False) -> Buffer:
+        return of_array(tensor, is_written)
 
     def empty(self, shape: Sequence[int], like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.empty(shape, like.dtype)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+_MAX_FLOAT = 1e6  # seconds of eleven days: as good as no limit, and still a number of milliseconds that polls take
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -157,6 +158,8 @@ class Spec:
             raise ValueError(f"{variable}={text!r} must be {noun}") from None
         if value != value or (self.at_least is not None and value < self.at_least):
             raise ValueError(f"{variable}={text!r} must be at least {self.at_least:g}")
+        if self.kind is float and value > _MAX_FLOAT:
+            raise ValueError(f"{variable}={text!r} must be at most {_MAX_FLOAT:g}")
         return value
 
 

@@ -95,8 +95,18 @@ def hvdrun(
         return execute(plan.meeting_at(server.address), screen, logs, is_verbose=is_verbose)
 
 
+def _open_missing_streams() -> None:
+    """Gives the descriptors 0 to 2 a place to go if the caller closed them, as in ``hvdrun ... >&-``."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - open as long as the process
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvdrun and returns its exit code; errors of the user's and of starting are one line on stderr."""
+    _open_missing_streams()
     try:
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
     except click.Abort:

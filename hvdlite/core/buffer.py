@@ -24,18 +24,21 @@ class Buffer(NamedTuple):
     owner: Any
 
 
-def of_array(array: npt.NDArray[Any]) -> Buffer:
+def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     """The buffer of a C-contiguous numpy array.
 
-    Raises ValueError for an unsupported dtype and for memory that is not contiguous and aligned.
+    Raises ValueError for an unsupported dtype, for memory that is not contiguous and aligned, and for read-only memory
+    that is to be written.
     """
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"expected a numpy array, got {type(array).__name__}")
+        raise ValueError(f"expected a numpy array, got {type(array).__name__}; numpy.asarray(x) makes one")
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned):
         raise ValueError(
             f"tensor of shape {array.shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead"
         )
+    if is_written and not flags.writeable:
+        raise ValueError("the array is read-only, so nothing can be written in place; use the form without _ or a copy")
     return Buffer(_address_of(array), array.nbytes, from_numpy(array.dtype), array.shape, array)
 
 

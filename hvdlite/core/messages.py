@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from hvdlite.core.dtypes import OP_NAMES, DType
+from hvdlite.core.dtypes import DType
 
 
 class Kind(IntEnum):
@@ -32,15 +32,6 @@ class Request(NamedTuple):
     postscale: float
     root: int
     cacheable: bool
-
-    def describe(self) -> str:
-        """The request in words, for messages."""
-        detail = ""
-        if self.kind is Kind.ALLREDUCE:
-            detail = f" op {OP_NAMES.get(self.op, self.op)}"
-        elif self.kind is Kind.BROADCAST:
-            detail = f" root {self.root}"
-        return f"{self.kind} of {self.dtype}{list(self.shape)}{detail}"
 
 
 class Response(NamedTuple):

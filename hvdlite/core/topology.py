@@ -13,10 +13,13 @@ Hosts count in the order in which they first appear, so the same list gives the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.errors import BadHostSpec
+
+MAX_RANKS = 1 << 16  # far more than hosts can run, and few enough to list
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,11 @@ def place(hosts: Sequence[tuple[str, int]], size: int) -> tuple[Placement, ...]:
 
     A host may be listed twice; slots left over stay empty. Raises BadHostSpec if there are too few slots.
     """
-    slots = [name for name, count in hosts for _ in range(count)]
-    if size < 1:
-        raise BadHostSpec(f"a job needs at least 1 rank, not {size}; give -np a positive number.")
-    if size > len(slots):
+    if not 1 <= size <= MAX_RANKS:
+        raise BadHostSpec(f"a job has 1 to {MAX_RANKS} ranks, not {size}; give -np another number.")
+    total = sum(count for _, count in hosts)
+    if size > total:
         listed = ",".join(f"{name}:{count}" for name, count in hosts)
-        raise BadHostSpec(
-            f"{size} ranks do not fit into the {len(slots)} slots of {listed}; lower -np or raise the slots."
-        )
-    return group(slots[:size])
+        raise BadHostSpec(f"{size} ranks do not fit into the {total} slots of {listed}; lower -np or raise the slots.")
+    slots = (name for name, count in hosts for _ in range(count))
+    return group(tuple(itertools.islice(slots, size)))

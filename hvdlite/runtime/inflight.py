@@ -6,6 +6,7 @@ wake is due only after the coordinator has taken what was submitted.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable
 
@@ -37,7 +38,7 @@ class InFlight:
         name = entry.request.name
         with self._lock:
             if self._error is not None:
-                raise self._error
+                raise copy.copy(self._error)
             if name in self._by_name:
                 raise DuplicateName(
                     f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"

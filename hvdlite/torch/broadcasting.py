@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvdlite.core.handle import Handle
-from hvdlite.framework import broadcast_object, synchronize_all
+from hvdlite.framework import broadcast_with, synchronize_all
 from hvdlite.session import rank
 from hvdlite.torch.tensors import collectives, dense
 
@@ -41,11 +41,13 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
     tensors: list[torch.Tensor] = []
-    if rank() == root_rank:
-        state = optimizer.state_dict()
-        broadcast_object(_dump(state, tensors), root_rank, "optimizer_state")
-    else:
-        state = _load(broadcast_object(None, root_rank, "optimizer_state"), tensors)
+    state = broadcast_with(
+        lambda state: _dump(state, tensors),
+        lambda data: _load(data, tensors),
+        optimizer.state_dict() if rank() == root_rank else None,
+        root_rank,
+        "optimizer_state",
+    )
     _broadcast_all([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root_rank)
     optimizer.load_state_dict(state)
 

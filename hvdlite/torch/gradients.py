@@ -12,6 +12,7 @@ Hooks run with the GIL in the middle of backward and are the only cost that it s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -80,7 +81,14 @@ class GradientReducer:
         return any(gradient.flight is not None for gradient in self._gradients.values())
 
     def start_over(self, passes: int | None = None) -> None:
-        """Forgets what is in flight and the passes that were counted; from now on a step has ``passes`` passes."""
+        """Forgets the passes that were counted; from now on a step has ``passes`` passes.
+
+        Waits for what is in flight, whose names could not be used again before, and forgets the results.
+        """
+        for gradient in self._gradients.values():
+            if gradient.flight is not None:
+                with contextlib.suppress(HvdError):
+                    synchronize(gradient.flight.handle)
         self._passes = self._passes if passes is None else passes
         for gradient in self._gradients.values():
             gradient.passes_left = self._passes

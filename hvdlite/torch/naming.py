@@ -46,7 +46,8 @@ def _checked(named_parameters: Iterable[tuple[str, Any]]) -> dict[torch.Tensor, 
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise ValueError(
-                f"named_parameters must be pairs of a name and a parameter, as model.named_parameters(); got {pair!r}"
+                "named_parameters must be pairs of a name and a parameter, as model.named_parameters() gives them; "
+                f"got a {type(pair).__name__}"
             )
     repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if repeated:

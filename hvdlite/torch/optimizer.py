@@ -98,6 +98,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._is_synchronized = False
         super().load_state_dict(state_dict)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled: it has hooks on the parameters. Save and load its "
+            "state_dict(), or wrap a copy of the optimizer that it was made from"
+        )
+
     def _evaluate(self, closure: Closure) -> Any:
         loss = closure()
         self._reducer.synchronize()

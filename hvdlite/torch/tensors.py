@@ -20,13 +20,16 @@ _DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
 class TensorAdapter:
     """Contiguous strided tensors in CPU memory, whether or not they require a gradient."""
 
-    def buffer(self, tensor: torch.Tensor) -> Buffer:
+    def buffer(self, tensor: torch.Tensor, is_written: bool = False) -> Buffer:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"expected a torch tensor, got {type(tensor).__name__}")
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None or tensor.layout is not torch.strided or not tensor.is_cpu or not tensor.is_contiguous():
             raise ValueError(_refusal(tensor))
-        return Buffer(tensor.data_ptr(), tensor.nbytes, dtype, tuple(tensor.shape), tensor)
+        address = tensor.data_ptr()
+        if address % dtype.itemsize:
+            raise ValueError(f"the memory of the tensor is not aligned to its {dtype} elements; pass tensor.clone()")
+        return Buffer(address, tensor.nbytes, dtype, tuple(tensor.shape), tensor)
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         # the device is named because torch.set_default_device counts for one thread only

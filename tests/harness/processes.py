@@ -120,6 +120,10 @@ class ProcessRanks:
         worker = self._workers[rank]
         return not worker.report and not worker.channel.closed
 
+    def points(self, rank: int) -> list[str]:
+        """The points that ``rank`` has reached, in order."""
+        return list(self._workers[rank].points)
+
     def time_of(self, point: str, rank: int) -> float:
         """When ``rank`` reached ``point``, on the monotonic clock."""
         return self._workers[rank].points[point]

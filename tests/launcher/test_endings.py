@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -97,7 +98,8 @@ def test_a_program_behind_a_shell_has_its_five_seconds_too(tmp_path: Path) -> No
         f"print('ready', flush=True)\n"
         f"time.sleep(60)\n"
     )
-    with started("-np", "1", "sh", "-c", f"{sys.executable} -S {program}; true") as process:
+    command = shlex.join([sys.executable, "-S", str(program)])
+    with started("-np", "1", "sh", "-c", f"{command}; true") as process:
         wait_for_ready(process, 1)
         process.terminate()
         assert process.wait(8) == 143

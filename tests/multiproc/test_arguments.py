@@ -34,6 +34,12 @@ def alone() -> Any:
         (lambda: hvd.allgather(np.array(1.0)), "at least one dimension"),
         (lambda: hvd.broadcast(np.ones(3), 1), "root_rank 1 is not a rank"),
         (lambda: hvd.broadcast(np.ones(3), -1), "root_rank -1 is not a rank"),
+        (lambda: hvd.broadcast(np.ones(3), 0.5), "root_rank 0.5 is not a rank"),
+        (lambda: hvd.allreduce(np.ones(3), name=5), "name is text of at most 4096 characters, not 5"),
+        (lambda: hvd.allreduce(np.ones(3), name="x" * 5000), "name is text of at most 4096"),
+        (lambda: hvd.allreduce(np.ones(3), prescale_factor=float("nan")), "not a number"),
+        (lambda: hvd.allreduce_(np.frombuffer(b"12345678")), "read-only"),
+        (lambda: hvd.broadcast_(np.broadcast_to(np.ones(1), (1,)), 0), "read-only"),
         (lambda: hvd.poll(7), "not a handle"),
         (lambda: hvd.synchronize("x"), "not a handle"),
     ],
@@ -53,6 +59,11 @@ def test_alone_every_collective_is_the_identity(alone: None) -> None:
     np.testing.assert_array_equal(hvd.allreduce(tensor, prescale_factor=0.5, postscale_factor=4.0), tensor * 2)
     np.testing.assert_array_equal(hvd.allreduce(np.array([7, -7]), prescale_factor=0.5), [3, -3])
     hvd.barrier()
+
+
+def test_numbers_of_numpy_are_numbers(alone: None) -> None:
+    np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=np.int64(hvd.Sum), prescale_factor=np.float32(2)), 2)
+    np.testing.assert_array_equal(hvd.broadcast(np.frombuffer(b"12345678"), np.int32(0)), np.frombuffer(b"12345678"))
 
 
 def test_a_handle_is_synchronized_once(alone: None) -> None:

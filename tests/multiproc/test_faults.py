@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import pickle
 import signal
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -138,6 +141,47 @@ def test_a_rank_that_ends_by_an_exception_is_named() -> None:
     assert outcomes[1].error == "RuntimeError"
     for rank in (0, 2):
         assert (outcomes[rank].error, outcomes[rank].details["rank"]) == ("PeerLost", 1)
+
+
+def _leave_a_child() -> None:
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        reached(str(child))
+        os._exit(0)
+    hvd.allreduce(np.ones(3), name="x")
+
+
+def test_a_dead_rank_is_noticed_although_a_child_of_it_lives() -> None:
+    with ProcessRanks(2, _leave_a_child) as ranks:
+        ranks.wait_for_end(0)
+        (child,) = ranks.points(1)
+        os.kill(int(child), signal.SIGKILL)  # it holds the channel of rank 1 open, too
+        survivor = ranks.join()[0]
+    assert (survivor.error, survivor.details.get("rank")) == ("PeerLost", 1)
+    assert survivor.ended_at is not None
+    assert survivor.ended_at - ranks.time_of(child, 1) < 3.0
+
+
+def _fail_again_and_again() -> int:
+    hvd.init()
+    depths = []
+    hvd.barrier()
+    if hvd.rank() == 0:
+        os._exit(0)
+    for _ in range(50):
+        with pytest.raises(hvd.PeerLost) as caught:
+            hvd.allreduce(np.ones(3))
+        depths.append(len(traceback.extract_tb(caught.tb)))
+    assert pickle.loads(pickle.dumps(caught.value)).rank == 0
+    return max(depths) - min(depths)
+
+
+def test_an_error_that_is_raised_often_does_not_grow() -> None:
+    assert process_ranks(2, _fail_again_and_again)[1].result() < 20
 
 
 def _idle() -> float:

@@ -161,6 +161,29 @@ def test_ctrl_c_ends_a_wait_at_once_and_not_the_session() -> None:
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
+def _shut_down_in_a_handler() -> str:
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        pause_at("waiting")
+    else:
+        signal.signal(signal.SIGALRM, lambda *_: hvd.shutdown())
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(hvd.ShutDown):
+            hvd.allreduce(np.ones(3), name="x")
+        reached("over")
+        assert not hvd.is_initialized()
+    return "ok"
+
+
+@pytest.mark.parametrize("plane", ["shm", "ring"])
+def test_a_signal_handler_may_shut_down_in_the_middle_of_a_wait(plane: str) -> None:
+    with ProcessRanks(2, _shut_down_in_a_handler, environ={"HVDLITE_PLANE": plane}) as ranks:
+        ranks.wait_for("over", 0)
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
 def _fork() -> int:
     hvd.init()
     hvd.allreduce(np.ones(3))
