@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -207,7 +207,8 @@ class Collectives(Generic[T]):
         self, tensor: T, is_in_place: bool, root_rank: int, name: str | None, will_wait: bool = False
     ) -> Handle:
         size = current().settings.size
-        if not isinstance(root_rank, SupportsIndex) or not 0 <= (root := operator.index(root_rank)) < size:
+        root = _index(root_rank)
+        if root is None or not 0 <= root < size:
             raise ValueError(f"root_rank {root_rank!r} is not a rank of this job; it must be from 0 to {size - 1}")
         source, target, output = self._buffers(tensor, is_in_place)
         return _submit(Kind.BROADCAST, source, target, output, name, root=root, will_wait=will_wait)
@@ -269,6 +270,14 @@ def _submit(
     return handle
 
 
+def _index(value: Any) -> int | None:
+    """``value`` as an int if it is a whole number of any type."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _checked_name(name: str) -> str:
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"a tensor's name is text of at most {MAX_NAME_CHARACTERS} characters, not {name!r:.60}")
@@ -282,11 +291,11 @@ def _reduce_op(average: bool | None, op: int | None) -> int:
         return Average if average else Sum
     if op is None:
         return Average
-    op = operator.index(op) if isinstance(op, SupportsIndex) else op
-    if op == Adasum or op not in OP_NAMES:
-        legal = ", ".join(f"hvd.{name}" for number, name in OP_NAMES.items() if number != Adasum)
+    number = op if type(op) is int else _index(op)  # numpy's integers are welcome
+    if number is None or number == Adasum or number not in OP_NAMES:
+        legal = ", ".join(f"hvd.{name}" for each, name in OP_NAMES.items() if each != Adasum)
         raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use one of {legal}")
-    return op
+    return number
 
 
 class _NumpyAdapter:
