@@ -56,7 +56,7 @@ class Session:
             is_one_host = len(set(host_ids)) == 1
             session = _session_id(job, number)
             link = _open_link(self._context, job, settings, session, swap, deadline, is_one_host)
-            opening = Opening(settings, self._context, job.key("data plane"), session, is_one_host, swap, deadline)
+            opening = Opening(settings, job.key("data plane"), session, is_one_host, swap, deadline)
             plane = open_plane(choose(settings.plane, host_ids), opening)
         except BaseException:
             self._context.destroy(linger=0)

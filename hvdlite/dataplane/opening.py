@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import zmq
+from typing import NamedTuple
 
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.local import LocalPlane
@@ -27,7 +25,6 @@ class Opening(NamedTuple):
     """
 
     settings: Settings
-    context: zmq.Context[Any]
     key: bytes
     session: int
     is_one_host: bool
@@ -80,10 +77,13 @@ def _open_ring(opening: Opening) -> DataPlane:
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
         bind=None if opening.is_one_host else "tcp://127.0.0.1:*",
-        context=opening.context,
     )
-    addresses = opening.swap(plane.address)
-    plane.connect(addresses[(settings.rank + 1) % settings.size], opening.deadline)
+    try:
+        addresses = opening.swap(plane.address)
+        plane.connect(addresses[(settings.rank + 1) % settings.size], opening.deadline)
+    except BaseException:
+        plane.close()
+        raise
     return plane
 
 

@@ -57,7 +57,6 @@ class RingPlane(DataPlane):
         window: int,
         progress_timeout_s: float,
         bind: str | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         if not 0 <= rank < size or size < 2:
             raise ValueError(f"a ring needs at least 2 ranks and a rank below their number, got rank {rank} of {size}")
@@ -72,8 +71,7 @@ class RingPlane(DataPlane):
         self._ring: ctypes.c_void_p | None = None
         self._error: HvdError | None = None
         self._lock = threading.Lock()  # guards _ring and _error against abort, which any thread may call
-        self._owns_context = context is None
-        self._context = context or zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._left = self._socket(zmq.ROUTER)
         self._right = self._socket(zmq.DEALER)
         try:
@@ -127,8 +125,7 @@ class RingPlane(DataPlane):
             ring, self._ring = self._ring, None
         if ring is not None:
             self._library.hvd_ring_close(ring)
-        if self._owns_context:
-            self._context.term()
+        self._context.term()
 
     @property
     def _left_rank(self) -> int:

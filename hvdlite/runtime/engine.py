@@ -111,10 +111,17 @@ class Engine:
                 self._close()
 
     def stop_at_exit(self, deadline: float) -> None:
-        """Ends the threads of a process that is about to end, and tells nobody: its end will."""
-        self._plane.abort(ShutDown(self._rank, f"rank {self._rank} is exiting"))
-        self._executor.close(deadline)
+        """Ends the threads of a process that is about to end, and tells nobody: its end will.
+
+        Batches that were agreed may still finish, and what they sent is delivered.
+        """
+        is_idle = self._executor.close(deadline)
+        if not is_idle:
+            self._plane.abort(ShutDown(self._rank, f"rank {self._rank} is exiting"))
+            is_idle = self._executor.close(time.monotonic() + 1)
         self._stop()
+        if is_idle:
+            self._plane.close()
 
     def _stop(self) -> None:
         self._is_stopping = True

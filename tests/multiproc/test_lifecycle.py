@@ -217,3 +217,19 @@ def test_exiting_without_shutdown_is_clean() -> None:
         assert outcome.result() == "ok"
         assert outcome.exit_code == 0
         assert outcome.output == ""
+
+
+def _exit_right_after_the_last_collective(count: int) -> int:
+    hvd.init()
+    tensor = np.ones(count, np.float32)
+    for _ in range(5):
+        hvd.allreduce_(tensor, op=hvd.Max)
+    return int(tensor.sum())
+
+
+@pytest.mark.parametrize("count", [3, 1 << 20])
+@pytest.mark.parametrize("plane", ["shm", "ring"])
+def test_a_rank_that_exits_first_still_delivers_what_it_sent(plane: str, count: int) -> None:
+    for _ in range(3):
+        outcomes = process_ranks(3, _exit_right_after_the_last_collective, count, environ={"HVDLITE_PLANE": plane})
+        assert [(outcome.result(), outcome.exit_code) for outcome in outcomes] == [(count, 0)] * 3
