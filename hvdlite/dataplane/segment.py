@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from types import TracebackType
 from typing import Final
 
 from hvdlite.errors import HorovodInternalError
@@ -35,25 +34,12 @@ def create(nbytes: int) -> int:
     return fd
 
 
-class SegmentOffer:
-    """Offers ``fd`` (borrowed, never closed here) at ``address`` to peers that present ``token``."""
+class SegmentOffer(Door):
+    """A door at which ``fd`` (borrowed, never closed here) is handed to peers that present ``token``."""
 
     def __init__(self, fd: int, token: bytes) -> None:
+        super().__init__(token)
         self._fd = fd
-        self._door = Door(token)
-        self.address = self._door.address
-
-    def __enter__(self) -> SegmentOffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stops listening."""
-        self._door.close()
 
     def serve(self, count: int, deadline: float) -> None:
         """Hands the descriptor to ``count`` peers.
@@ -61,7 +47,7 @@ class SegmentOffer:
         Raises HorovodInternalError if they have not all come at ``deadline`` (``time.monotonic()`` seconds).
         """
         served = 0
-        guests = self._door.admit(deadline)
+        guests = self.admit(deadline)
         while served < count:
             try:
                 guest, _ = next(guests)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Generator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from hvdlite.errors import HorovodInternalError
 
@@ -37,7 +37,7 @@ class Door:
         self._listener.listen(socket.SOMAXCONN)
         self._listener.setblocking(False)
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
