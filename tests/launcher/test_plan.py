@@ -26,7 +26,7 @@ def test_a_host_without_slots_takes_its_cores() -> None:
     ("hosts", "size", "message"),
     [
         ((), None, "say how many processes"),
-        ((), 0, "at least 1 rank"),
+        ((), 0, "1 to 65536 ranks"),
         ((Host("localhost", 2),), 3, "3 ranks do not fit into the 2 slots of localhost:2"),
         ((Host("node17.example", 2),), 2, "'node17.example' is not this machine"),
     ],

@@ -47,10 +47,10 @@ def test_too_few_slots_names_both_numbers() -> None:
         place([("a", 3), ("b", 1)], 5)
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_job_has_at_least_one_rank(size: int) -> None:
-    with pytest.raises(BadHostSpec, match="at least 1 rank"):
-        place([("a", 3)], size)
+@pytest.mark.parametrize("size", [0, -1, 99_999_999_999])
+def test_a_job_has_a_number_of_ranks_that_can_be(size: int) -> None:
+    with pytest.raises(BadHostSpec, match="1 to 65536 ranks"):
+        place([("a", 1 << 40)], size)
 
 
 def test_no_ranks_no_placements() -> None:
