@@ -33,4 +33,5 @@ class Wake:
             self.clear()
 
     def close(self) -> None:
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1  # a late `set` then fails, and does not write to whatever has the number next
+        os.close(fd)
