@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,9 @@ from hvdlite.core.dtypes import DType, from_numpy
 
 Spans = npt.NDArray[np.uint64]
 """Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""
+
+Matrix = npt.NDArray[np.uint64]
+"""Bytes from each rank to each other; shape ``(size, size)``, row by sender."""
 
 
 class Buffer(NamedTuple):
@@ -47,3 +51,16 @@ def _address_of(array: Any) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # a fifth of the time of array.ctypes.data
     except (TypeError, ValueError):  # read-only, empty, or of a dtype that Python's buffers do not know
         return int(array.ctypes.data)
+
+
+def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:
+    """(address to read, address to write, bytes) of pieces that copy all of ``reads`` into ``writes``, in order."""
+    targets = iter(writes.tolist())
+    write = room = 0
+    for read, _, nbytes in reads.tolist():
+        while nbytes:
+            while not room:
+                _, write, room = next(targets)
+            piece = min(nbytes, room)
+            yield read, write, piece
+            read, write, nbytes, room = read + piece, write + piece, nbytes - piece, room - piece

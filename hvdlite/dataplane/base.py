@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from hvdlite.core.buffer import Spans
+from hvdlite.core.buffer import Matrix, Spans
 from hvdlite.core.dtypes import DType
 from hvdlite.errors import HvdError
 
@@ -50,6 +50,25 @@ class DataPlane(ABC):
         memory (equal addresses: nothing to copy), for others the reading address is 0 and ignored. Row ``i`` of
         stream ``r`` has the same bytes on every rank; streams may differ in length and be empty. A broadcast is an
         allgather in which only the root's stream is not empty.
+        """
+
+    @abstractmethod
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        """Reduces as `allreduce` does and writes each part of the result on one rank only.
+
+        ``parts[r]`` are the spans of what rank ``r`` gets: row ``i`` of part ``r`` has the same bytes on every rank.
+        All rows are read; only those of ``parts[self.rank]`` are written, and of others the writing address is ignored.
+        Parts may differ in length and be empty. A reduction to one root is the case of one part that is not empty.
+        """
+
+    @abstractmethod
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        """Gives every rank bytes of its own from each rank.
+
+        ``sends[r]`` is what goes to rank ``r``: rows whose reading address and bytes count. ``receives[r]`` is where
+        what rank ``r`` sends goes: rows whose writing address and bytes count. ``matrix[s, d]`` are the bytes from rank
+        ``s`` to rank ``d``, equal on all ranks; rows may divide them differently on the two sides. What is read and
+        what is written do not overlap. Gather, scatter and a message from one rank to another are cases of it.
         """
 
     @abstractmethod

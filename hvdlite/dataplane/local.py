@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from hvdlite import native
-from hvdlite.core.buffer import Spans
+from hvdlite.core.buffer import Matrix, Spans, paired
 from hvdlite.core.dtypes import DType
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HvdError
@@ -37,6 +37,17 @@ class LocalPlane(DataPlane):
         for read, write, nbytes in streams[0].tolist():
             if read != write:
                 ctypes.memmove(write, read, nbytes)
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self.allreduce(parts[0], dtype, op, prescale, postscale)
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        self._refuse_if_aborted()
+        expected, sent, received = int(matrix[0, 0]), int(sends[0][:, 2].sum()), int(receives[0][:, 2].sum())
+        if not sent == received == expected:
+            raise ValueError(f"alltoall: the matrix says {expected} bytes, but {sent} are sent and {received} received")
+        for read, write, nbytes in paired(sends[0], receives[0]):
+            ctypes.memmove(write, read, nbytes)
 
     def barrier(self) -> None:
         self._refuse_if_aborted()

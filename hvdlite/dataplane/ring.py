@@ -23,11 +23,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import zmq
 import zmq.backend.cython._zmq as zmq_extension
 
 from hvdlite import native
-from hvdlite.core.buffer import Spans
+from hvdlite.core.buffer import Matrix, Spans
 from hvdlite.core.dtypes import DType
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.handshake import Callee, Caller, Refused, session_key
@@ -104,9 +105,22 @@ class RingPlane(DataPlane):
         self._run("allreduce", spans.ctypes.data, len(spans), ctypes.byref(reduction))
 
     def allgather(self, streams: Sequence[Spans]) -> None:
-        spans = np.concatenate(streams)
-        counts = np.array([len(stream) for stream in streams], np.uint64)
+        spans, counts = self._of_all_ranks(streams, "allgather")
         self._run("allgather", spans.ctypes.data, counts.ctypes.data)
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        spans, counts = self._of_all_ranks(parts, "reducescatter")
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        self._run("reducescatter", spans.ctypes.data, counts.ctypes.data, ctypes.byref(reduction))
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        sent, send_counts = self._of_all_ranks(sends, "alltoall")
+        received, receive_counts = self._of_all_ranks(receives, "alltoall")
+        cells = np.ascontiguousarray(matrix, np.uint64)
+        if cells.shape != (self.size, self.size):
+            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {cells.shape}")
+        arrays = (sent, send_counts, received, receive_counts, cells)
+        self._run("alltoall", *(array.ctypes.data for array in arrays))
 
     def barrier(self) -> None:
         self._run("barrier")
@@ -201,6 +215,12 @@ class RingPlane(DataPlane):
             self._ring = ring
             if self._error is not None:
                 self._library.hvd_ring_abort(ring)
+
+    def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
+        """The spans of each rank as the rows of one array, and how many rows each rank has."""
+        if len(spans) != self.size:
+            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
+        return np.concatenate(spans), np.array([len(rows) for rows in spans], np.uint64)
 
     def _run(self, collective: str, *arguments: Any) -> None:
         if self._ring is None:

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdlite import native
-from hvdlite.core.buffer import Spans
+from hvdlite.core.buffer import Matrix, Spans
 from hvdlite.core.dtypes import DType
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HorovodInternalError, HvdError
@@ -111,11 +112,34 @@ class ShmPlane(DataPlane):
 
     def allgather(self, streams: Sequence[Spans]) -> None:
         handle = self._usable_handle("allgather")
-        if len(streams) != self.size:
-            raise ValueError(f"allgather needs the spans of {self.size} ranks, got {len(streams)}")
-        rows = _as_rows(np.concatenate(streams))
-        counts = np.array([len(stream) for stream in streams], np.uint64)
+        rows, counts = self._of_all_ranks(streams, "allgather")
         self._check(self._library.hvd_shm_allgather(handle, rows.ctypes.data, counts.ctypes.data), "allgather")
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        handle = self._usable_handle("reducescatter")
+        rows, counts = self._of_all_ranks(parts, "reducescatter")
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        status = self._library.hvd_shm_reducescatter(
+            handle, rows.ctypes.data, counts.ctypes.data, ctypes.byref(reduction)
+        )
+        self._check(status, "reducescatter")
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        handle = self._usable_handle("alltoall")
+        sent, send_counts = self._of_all_ranks(sends, "alltoall")
+        received, receive_counts = self._of_all_ranks(receives, "alltoall")
+        cells = np.ascontiguousarray(matrix, np.uint64)
+        if cells.shape != (self.size, self.size):
+            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {cells.shape}")
+        status = self._library.hvd_shm_alltoall(
+            handle,
+            sent.ctypes.data,
+            send_counts.ctypes.data,
+            received.ctypes.data,
+            receive_counts.ctypes.data,
+            cells.ctypes.data,
+        )
+        self._check(status, "alltoall")
 
     def barrier(self) -> None:
         self._check(self._library.hvd_shm_barrier(self._usable_handle("barrier")), "barrier")
@@ -139,6 +163,12 @@ class ShmPlane(DataPlane):
             reason = "the plane is closed" if self._handle is None else "this process was forked from rank's own"
             raise HorovodInternalError(f"{what} failed on rank {self.rank}: {reason}; call hvdlite.init() here first.")
         return self._handle
+
+    def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
+        """The spans of each rank as the rows of one array, and how many rows each rank has."""
+        if len(spans) != self.size:
+            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
+        return _as_rows(np.concatenate(spans)), np.array([len(rows) for rows in spans], np.uint64)
 
     def _check(self, status: int, what: str) -> None:
         native.check(status, f"{what} on rank {self.rank}", self._error)

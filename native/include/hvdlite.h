@@ -82,6 +82,15 @@ HVD_API hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64
 
 // `counts[r]` spans of rank r follow each other in `spans`.
 HVD_API hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts);
+
+// `counts[r]` spans of the part of rank r follow each other in `spans`. `out` counts in this rank's own part only.
+HVD_API hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts,
+                                         const hvd_reduction* reduction);
+
+// `send_counts[r]` spans of what goes to rank r follow each other in `sends`, and so for what comes from it. `matrix`
+// has the bytes from each rank to each other, row by sender; HVD_INVALID if the spans hold other numbers of bytes.
+HVD_API hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const uint64_t* send_counts,
+                                    const hvd_span* receives, const uint64_t* receive_counts, const uint64_t* matrix);
 HVD_API hvd_status hvd_shm_barrier(hvd_shm* shm);
 
 // Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.
@@ -101,6 +110,12 @@ HVD_API hvd_status hvd_ring_open(const char* library, void* left, void* right, i
 HVD_API hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n,
                                       const hvd_reduction* reduction);
 HVD_API hvd_status hvd_ring_allgather(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts);
+
+// As hvd_shm_reducescatter and hvd_shm_alltoall.
+HVD_API hvd_status hvd_ring_reducescatter(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts,
+                                          const hvd_reduction* reduction);
+HVD_API hvd_status hvd_ring_alltoall(hvd_ring* ring, const hvd_span* sends, const uint64_t* send_counts,
+                                     const hvd_span* receives, const uint64_t* receive_counts, const uint64_t* matrix);
 HVD_API hvd_status hvd_ring_barrier(hvd_ring* ring);
 
 // Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.

@@ -46,7 +46,7 @@ class Course {
       begin_ = spans_.begin_of(row);
       end_ = spans_.begin_of(row + counts_[stream_]);
       if (begin_ == end_) continue;
-      frame_bytes_ = std::min(ring_.chunk_bytes, std::max(kMinFrameBytes, (end_ - begin_) / ring_.window));
+      frame_bytes_ = ring_.frame_bytes(end_ - begin_);
       return;
     }
   }

@@ -17,10 +17,8 @@
 // optimal all-reduce algorithms for clusters of workstations", 2009.
 
 #include <algorithm>
-#include <cstring>
 
-#include "kernels/reduce.h"
-#include "ring/ring.h"
+#include "ring/fold.h"
 
 namespace hvd::ring {
 namespace {
@@ -54,9 +52,9 @@ class Allreduce {
   Allreduce(Ring* ring, const SpanList& spans, const hvd_reduction& reduction)
       : ring_(*ring),
         spans_(spans),
-        reduction_(reduction),
-        item_(item_bytes(reduction.dtype)),
-        partial_(partial_bytes(reduction.dtype)),
+        fold_(&ring->link, spans, reduction),
+        item_(fold_.item()),
+        partial_(fold_.partial()),
         steps_(2 * static_cast<uint64_t>(ring->size - 1)),
         plan_(make_plan(*ring, spans.bytes() / item_, partial_)) {}
 
@@ -114,31 +112,14 @@ class Allreduce {
 
   // Adds this rank's part to what came and sends it on: as a partial result, or complete.
   bool combine(const Frame& frame, Message* payload) {
-    if (!align(payload)) return false;
-    Message next(ring_.link.zmq());
-    const bool is_complete = frame.step == steps_ / 2 - 1;
-    if (is_complete) {
-      reduce_pieces(frame, payload->data(), nullptr);
-      if (!ring_.load_out(spans_, frame.begin * item_, frame.elements * item_, &next)) return false;
-    } else if (frame.item == partial_) {
-      reduce_pieces(frame, payload->data(), payload->data());
-      next.take(payload);
-    } else {
-      if (!ring_.link.allocate(frame.elements * partial_, &next)) return false;
-      reduce_pieces(frame, payload->data(), next.data());
+    const Fold::Hop hop = {frame.begin, frame.elements, frame.step > 0};
+    if (frame.step < steps_ / 2 - 1) {
+      return fold_.into_payload(hop, payload) && ring_.link.send(payload, ring_.link.checksum(payload));
     }
-    return ring_.link.send(&next, ring_.link.checksum(&next));
-  }
-
-  // Folds `came` with this rank's memory, piece by piece; into `partial`, or if that is null into memory.
-  void reduce_pieces(const Frame& frame, const char* came, char* partial) {
-    const bool is_complete = partial == nullptr;
-    spans_.for_each_piece(frame.begin * item_, frame.elements * item_, [&](char* in, char* out, uint64_t bytes) {
-      const uint64_t n = bytes / item_;
-      reduce_hop(is_complete ? out : partial, !is_complete, came, frame.step > 0, in, n, reduction_);
-      came += n * frame.item;
-      if (!is_complete) partial += n * partial_;
-    });
+    Message complete(ring_.link.zmq());
+    return fold_.into_memory(hop, payload) &&
+           ring_.load_out(spans_, frame.begin * item_, frame.elements * item_, &complete) &&
+           ring_.link.send(&complete, ring_.link.checksum(&complete));
   }
 
   bool store(const Frame& frame, Message* payload, uint32_t crc) {
@@ -146,19 +127,9 @@ class Allreduce {
     return frame.step == steps_ - 1 || ring_.link.send(payload, ring_.link.checksum(payload, crc));
   }
 
-  // libzmq hands out small messages wherever they lie in its receive buffer; the kernels want aligned elements.
-  bool align(Message* payload) {
-    if (reinterpret_cast<uintptr_t>(payload->data()) % partial_ == 0) return true;
-    Message aligned(ring_.link.zmq());
-    if (!ring_.link.allocate(payload->size(), &aligned)) return false;
-    std::memcpy(aligned.data(), payload->data(), payload->size());
-    payload->take(&aligned);
-    return true;
-  }
-
   Ring& ring_;
   const SpanList& spans_;
-  const hvd_reduction& reduction_;
+  const Fold fold_;
   const uint64_t item_;
   const uint64_t partial_;
   const uint64_t steps_;

@@ -3,6 +3,7 @@
 #ifndef HVDLITE_RING_RING_H_
 #define HVDLITE_RING_RING_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "hvdlite.h"
@@ -27,7 +28,15 @@ struct Ring {
   // Each returns once its part is done and all memory is the caller's again; false: link.status() says why.
   bool allreduce(const SpanList& spans, const hvd_reduction& reduction);
   bool allgather(const SpanList& streams, const uint64_t* counts);
+  bool reducescatter(const SpanList& parts, const uint64_t* counts, const hvd_reduction& reduction);
+  bool alltoall(const hvd_span* sends, const uint64_t* send_counts, const SpanList& receives,
+                const uint64_t* receive_counts, const uint64_t* matrix);
   bool barrier();
+
+  // How many bytes each frame of a stream has: few enough to keep the pipe full, and no fewer than pay.
+  uint64_t frame_bytes(uint64_t stream_bytes) const noexcept {
+    return std::min(chunk_bytes, std::max(kMinFrameBytes, stream_bytes / window));
+  }
 
   // Makes a payload of bytes [begin, begin + bytes) as they are now at the reading (writing) addresses.
   bool load_in(const SpanList& spans, uint64_t begin, uint64_t bytes, Message* payload);

@@ -33,7 +33,8 @@ class SpanList {
       const uint64_t skip = begin - begins_[row];
       const uint64_t piece = std::min(bytes, spans_[row].bytes - skip);
       if (piece > 0) {
-        visit(reinterpret_cast<char*>(spans_[row].in) + skip, reinterpret_cast<char*>(spans_[row].out) + skip, piece);
+        // Integers are added, not pointers: an address that nobody uses may be null.
+        visit(reinterpret_cast<char*>(spans_[row].in + skip), reinterpret_cast<char*>(spans_[row].out + skip), piece);
       }
       begin += piece;
       bytes -= piece;

@@ -1,47 +1,14 @@
-// The ring's collectives with threads as ranks, over links that hold few messages.
+// The ring's all-reduce, all-gather and barrier, over links that hold few messages.
 
 #include <atomic>
-#include <functional>
-#include <memory>
-#include <thread>
 #include <vector>
 
-#include "ring/ring.h"
 #include "tests/check.h"
-#include "tests/ring_fake_zmq.h"
+#include "tests/ring_ranks.h"
 
 namespace {
 
 using namespace hvd::ring;
-
-constexpr uint64_t kChunkBytes = 4096;
-
-class Ranks {
- public:
-  explicit Ranks(int32_t size, uint64_t window = 3) {
-    for (int32_t rank = 0; rank < size; ++rank) wires_.push_back(std::make_unique<FakeLink>(2 * window));
-    for (int32_t rank = 0; rank < size; ++rank) {
-      FakeLink* left = wires_[(rank + size - 1) % size].get();
-      rings_.emplace_back(new Ring{
-          rank, size, kChunkBytes, window, {fake_zmq(), left, wires_[rank].get(), 42, std::chrono::seconds(20)}});
-      CHECK(rings_.back()->link.open());
-    }
-  }
-
-  void run(const std::function<void(Ring&)>& work) {
-    std::vector<std::thread> threads;
-    for (auto& ring : rings_) threads.emplace_back([&work, &ring] { work(*ring); });
-    for (std::thread& thread : threads) thread.join();
-  }
-
- private:
-  std::vector<std::unique_ptr<FakeLink>> wires_;
-  std::vector<std::unique_ptr<Ring>> rings_;
-};
-
-hvd_span span_of(const void* in, void* out, uint64_t bytes) {
-  return {reinterpret_cast<uint64_t>(in), reinterpret_cast<uint64_t>(out), bytes};
-}
 
 void check_allreduce(Ring& ring, uint64_t count) {
   std::vector<int32_t> data(count + 1), out(count + 1);

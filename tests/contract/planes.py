@@ -46,6 +46,11 @@ class Group:
         """``work(plane)`` on all ranks at once; the values in rank order, or the first error."""
         return thread_ranks(self.size, lambda rank: work(self.planes[rank]), deadline_s)
 
+    def fold_orders(self, inputs: Sequence[Array]) -> list[Sequence[Array]]:
+        """The orders in which the plane may fold an element: of rank, or that of a ring from any rank on."""
+        firsts = range(1) if self.kind.folds_in_rank_order else range(self.size)
+        return [[*inputs[first:], *inputs[:first]] for first in firsts]
+
 
 def spans_of(*pairs: tuple[Array, Array]) -> Spans:
     """The rows of (array to read, array to write) pairs."""
@@ -54,5 +59,10 @@ def spans_of(*pairs: tuple[Array, Array]) -> Spans:
 
 
 def receiving(*outputs: Array) -> Spans:
-    """The rows of another rank's contribution: nothing to read, ``outputs`` to write."""
+    """The rows of what another rank contributes: nothing to read, ``outputs`` to write."""
     return np.array([(0, output.ctypes.data, output.nbytes) for output in outputs], np.uint64).reshape(-1, 3)
+
+
+def sending(*inputs: Array) -> Spans:
+    """The rows of what is only read."""
+    return np.array([(array.ctypes.data, 0, array.nbytes) for array in inputs], np.uint64).reshape(-1, 3)

@@ -42,18 +42,12 @@ def allreduce(
     return group.run(work)
 
 
-def orders(group: Group, inputs: Sequence[Array]) -> list[Sequence[Array]]:
-    """The orders in which the plane may fold an element: of rank, or that of a ring from any rank on."""
-    firsts = range(1) if group.kind.folds_in_rank_order else range(group.size)
-    return [[*inputs[first:], *inputs[:first]] for first in firsts]
-
-
 def assert_reduced(
     group: Group, inputs: Sequence[Array], dtype: DType, op: int = Sum, pre: float = 1.0, post: float = 1.0
 ) -> None:
     outputs = allreduce(group, inputs, dtype, op, pre, post)
     what = f"{OP_NAMES[op]} of {len(inputs[0])} {dtype} over {group.size} ranks, scales {pre} and {post}"
-    expected = [oracle.allreduce(order, dtype, op, pre, post) for order in orders(group, inputs)]
+    expected = [oracle.allreduce(order, dtype, op, pre, post) for order in group.fold_orders(inputs)]
     oracle.assert_one_of(outputs[0], expected, dtype, what)
     for rank, output in enumerate(outputs):
         assert output.tobytes() == outputs[0].tobytes(), f"{what}: rank {rank} differs from rank 0"
@@ -116,7 +110,7 @@ def test_spans_of_many_lengths_in_and_out_of_place(group: Group, dtype: DType) -
         return np.concatenate(writes)
 
     outputs = group.run(work)
-    expected = [oracle.allreduce(order, dtype, Sum) for order in orders(group, inputs)]
+    expected = [oracle.allreduce(order, dtype, Sum) for order in group.fold_orders(inputs)]
     oracle.assert_one_of(outputs[0], expected, dtype, "spans")
     assert all(output.tobytes() == outputs[0].tobytes() for output in outputs)
 

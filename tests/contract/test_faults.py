@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import numpy as np
+import pytest
 
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
@@ -17,6 +18,7 @@ from hvdlite.dataplane.shm import ShmPlane, geometry
 from hvdlite.errors import PeerLost
 from hvdlite.settings import Settings
 from tests.contract.planes import spans_of
+from tests.contract.test_programs import COLLECTIVES
 from tests.harness import ProcessRanks, pause_at, reached
 
 _TOKEN = b"the ranks of this test"
@@ -24,11 +26,14 @@ _ELEMENTS = 1 << 20
 
 
 @contextmanager
-def two_ranks(work: object) -> Iterator[ProcessRanks]:
-    """Two processes that run ``work(address)`` and can fetch one segment from there."""
+def two_ranks(work: object, *arguments: str) -> Iterator[ProcessRanks]:
+    """Two processes that run ``work(address, *arguments)`` and can fetch one segment from there."""
     fd = create(geometry(Settings(size=2), cores=2).nbytes)
     try:
-        with SegmentOffer(fd, _TOKEN) as offer, ProcessRanks(2, work, offer.address) as ranks:  # type: ignore[arg-type]
+        with (
+            SegmentOffer(fd, _TOKEN) as offer,
+            ProcessRanks(2, work, offer.address, *arguments) as ranks,  # type: ignore[arg-type]
+        ):
             offer.serve(2, time.monotonic() + 20)
             yield ranks
     finally:
@@ -46,22 +51,22 @@ def allreduce_ones(plane: ShmPlane, array: np.ndarray[tuple[int], np.dtype[np.fl
     assert (array == 2).all()
 
 
-def reduce_until_aborted(address: str) -> tuple[str, float]:
-    """Reduces for ever; the main thread aborts when the test says so. The error and how long after the abort."""
+def repeat_until_aborted(address: str, collective: str) -> tuple[str, float]:
+    """Runs it for ever; the main thread aborts when the test says so. The error and how long after the abort."""
+    run = next(run for run in COLLECTIVES if run.__name__ == collective)
     with closing(open_own_plane(address)) as plane:
         ended: list[tuple[str, float]] = []
 
-        def reduce_for_ever() -> None:
-            array = np.empty(_ELEMENTS, np.float32)
+        def repeat() -> None:
             try:
-                allreduce_ones(plane, array)
-                reached("reducing")
+                run(plane, _ELEMENTS, 0)
+                reached("repeating")
                 while True:
-                    allreduce_ones(plane, array)
+                    run(plane, _ELEMENTS, 0)
             except PeerLost as error:
                 ended.append((str(error), time.monotonic()))
 
-        worker = threading.Thread(target=reduce_for_ever, daemon=True)
+        worker = threading.Thread(target=repeat, daemon=True)
         worker.start()
         pause_at("ready to abort")
         aborted_at = time.monotonic()
@@ -71,9 +76,10 @@ def reduce_until_aborted(address: str) -> tuple[str, float]:
         return message, ended_at - aborted_at
 
 
-def test_a_survivor_of_sigkill_ends_by_abort() -> None:
-    with two_ranks(reduce_until_aborted) as ranks:
-        ranks.wait_for("reducing")
+@pytest.mark.parametrize("collective", ["allreduce", "reducescatter", "alltoall"])
+def test_a_survivor_of_sigkill_ends_by_abort(collective: str) -> None:
+    with two_ranks(repeat_until_aborted, collective) as ranks:
+        ranks.wait_for("repeating")
         ranks.wait_for("ready to abort", 0)
         ranks.kill(1)
         ranks.release(0)

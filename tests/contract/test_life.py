@@ -29,48 +29,20 @@ def test_nobody_leaves_a_barrier_before_all_have_entered(group: Group) -> None:
     group.run(work)
 
 
-def test_programs_of_mixed_collectives(group: Group) -> None:
-    """Kinds, sizes and dtypes follow each other at random; some ranks are slower than others at some steps."""
-
-    def work(plane: DataPlane) -> None:
-        program = np.random.default_rng(7)  # the same on all ranks
-        own = np.random.default_rng(plane.rank)
-        for _ in range(120):
-            kind, count, root = program.integers(4), int(program.integers(1, 9000)), int(program.integers(plane.size))
-            if own.random() < 0.2:
-                np.sort(own.random(20_000))
-            if kind == 0:
-                array = np.full(count, plane.rank + 1, np.int64)
-                plane.allreduce(spans_of((array, array)), DType.INT64, Sum, 1.0, 1.0)
-                assert (array == plane.size * (plane.size + 1) // 2).all()
-            elif kind == 1:
-                array = np.full(count, plane.rank + 1, np.uint8)
-                streams = [receiving(array) if rank == root else spans_of() for rank in range(plane.size)]
-                if plane.rank == root:
-                    streams[root] = spans_of((array, array))
-                plane.allgather(streams)
-                assert (array == root + 1).all()
-            elif kind == 2:
-                gathered = np.full((plane.size, count), plane.rank, np.uint16)
-                streams = [receiving(row) for row in gathered]
-                streams[plane.rank] = spans_of((gathered[plane.rank], gathered[plane.rank]))
-                plane.allgather(streams)
-                assert (gathered == np.arange(plane.size)[:, None]).all()
-            else:
-                plane.barrier()
-
-    group.run(work)
-
-
-@pytest.mark.parametrize("collective", ["allreduce", "allgather", "barrier"])
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reducescatter", "alltoall", "barrier"])
 def test_abort_ends_a_waiting_rank_with_its_error(trio: Group, collective: str) -> None:
     plane = trio.planes[0]
     error = PeerLost(2, "here", "it went silent")
     array = np.ones(100_000, np.float32)
     streams = [spans_of((array, array)), receiving(array), spans_of()]
+    parts = [spans_of((array, array)), spans_of(), spans_of()]
+    nothing, cells = [spans_of()] * 3, [spans_of(), receiving(array), spans_of()]
+    matrix = np.array([[0, 0, 0], [array.nbytes, 0, 0], [0, 0, 0]], np.uint64)
     calls = {
         "allreduce": lambda: plane.allreduce(spans_of((array, array)), DType.FLOAT32, Sum, 1.0, 1.0),
         "allgather": lambda: plane.allgather(streams),
+        "reducescatter": lambda: plane.reducescatter(parts, DType.FLOAT32, Sum, 1.0, 1.0),
+        "alltoall": lambda: plane.alltoall(nothing, cells, matrix),
         "barrier": plane.barrier,
     }
     raised: list[tuple[BaseException, float]] = []

@@ -79,3 +79,16 @@ def test_vectors_beyond_four_gibibytes_are_counted_in_64_bits() -> None:
         spans = np.repeat(spans_of((array, array)), 257, axis=0)
         planes[0].allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0)
         assert (array == 1).all()
+
+
+def test_arguments_for_another_number_of_ranks_are_refused() -> None:
+    nothing, matrix = spans_of(), np.zeros((2, 2), np.uint64)
+    with PLANE.open(2, 15.0) as planes:
+        with pytest.raises(ValueError, match="allgather needs the spans of 2 ranks, got 3"):
+            planes[0].allgather([nothing] * 3)
+        with pytest.raises(ValueError, match="reducescatter needs the spans of 2 ranks, got 1"):
+            planes[0].reducescatter([nothing], DType.FLOAT32, Sum, 1.0, 1.0)
+        with pytest.raises(ValueError, match="alltoall needs the spans of 2 ranks, got 1"):
+            planes[0].alltoall([nothing] * 2, [nothing], matrix)
+        with pytest.raises(ValueError, match=r"alltoall needs a matrix of shape \(2, 2\), not \(1, 2\)"):
+            planes[0].alltoall([nothing] * 2, [nothing] * 2, matrix[1:])

@@ -1,0 +1,47 @@
+// What came from the left folded with this rank's memory: the arithmetic of a reduction on its way round the ring.
+
+#ifndef HVDLITE_RING_FOLD_H_
+#define HVDLITE_RING_FOLD_H_
+
+#include <cstdint>
+
+#include "ring/ring.h"
+
+namespace hvd::ring {
+
+// What travels is raw as it leaves the first rank, and a partial result, float32 for 16-bit floats, from the second on.
+class Fold {
+ public:
+  Fold(Link* link, const SpanList& spans, const hvd_reduction& reduction);
+
+  // Bytes of an element of the input and the result, and of a partial result.
+  uint64_t item() const noexcept { return item_; }
+  uint64_t partial() const noexcept { return partial_; }
+
+  // Elements [begin, begin + count) of the spans, and what came of them.
+  struct Hop {
+    uint64_t begin;
+    uint64_t count;
+    bool came_is_partial;
+  };
+
+  // Makes `payload` a partial result that is to be sent on.
+  bool into_payload(const Hop& hop, Message* payload) const;
+
+  // Writes the complete result to memory.
+  bool into_memory(const Hop& hop, Message* payload) const;
+
+ private:
+  void fold(const Hop& hop, const char* came, char* partial_result) const;
+  bool align(Message* payload) const;
+
+  Link& link_;
+  const SpanList& spans_;
+  const hvd_reduction& reduction_;
+  const uint64_t item_;
+  const uint64_t partial_;
+};
+
+}  // namespace hvd::ring
+
+#endif  // HVDLITE_RING_FOLD_H_
