@@ -4,7 +4,7 @@ The type says whose fault it is; the message names ranks, tensor and what to do 
 
     HvdError(RuntimeError)
     ├── HorovodInternalError      a collective did not happen (the class Horovod's users catch)
-    │   ├── Mismatch              ranks disagree about one tensor; the session stays usable
+    │   ├── Mismatch              ranks disagree about a tensor or a process set; the session stays usable
     │   ├── PeerLost              a rank died or went silent; the session is over
     │   ├── Stalled               a rank never submitted a tensor; the session is over
     │   └── ShutDown              a rank left the job; the session is over
@@ -12,7 +12,8 @@ The type says whose fault it is; the message names ranks, tensor and what to do 
     └── LaunchError               hvdrun could not start or finish the job
         ├── BadHostSpec
         ├── CannotStart
-        └── WorkerFailed
+        ├── WorkerFailed
+        └── FunctionFailed       what hvdlite.run() called raised an error
 
 Wrong arguments are ``ValueError`` (``DuplicateName`` among them), raised at the call.
 """
@@ -41,7 +42,7 @@ class HorovodInternalError(HvdError):
 
 
 class Mismatch(HorovodInternalError):
-    """Ranks submitted the same name with different descriptions. Every participant raises it."""
+    """Ranks submitted the same name with different descriptions, or asked for different process sets. All raise it."""
 
 
 class PeerLost(HorovodInternalError):
@@ -120,3 +121,13 @@ class WorkerFailed(LaunchError):
         self.code = code
         self.exit_code = code
         self.last_lines = list(last_lines)
+
+
+class FunctionFailed(LaunchError):
+    """The function that `hvdlite.run` called raised an error on ``rank``; ``traceback`` is the text of it."""
+
+    def __init__(self, rank: int, host: str, traceback: str) -> None:
+        super().__init__(f"the function failed on rank {rank} on {host}:\n\n{traceback.rstrip()}")
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback

@@ -1,4 +1,4 @@
-"""What every front end shares, knowing no framework: Python objects as bytes, and waiting for many tensors.
+"""What every front end shares, knowing no framework: Python objects, which travel as bytes.
 
 An object travels as two collectives, the length of its pickle and then the pickle. It is unpickled only from bytes that
 came over this job's own data plane: from a process that holds the job's key and runs the user's program already.
@@ -7,73 +7,67 @@ came over this job's own data plane: from a process that holds the job's key and
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite import ops
-from hvdlite.core.handle import Handle
-from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.errors import HorovodInternalError
+from hvdlite.ops import arrays
 from hvdlite.session import rank
 
 _FAILED = -1  # sent instead of a length, so that the other ranks raise and do not wait for bytes that never come
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """The object of ``root_rank`` on every rank: on the root ``obj`` itself, elsewhere an unpickled copy.
 
     Raises on the root what pickling raised, and then HorovodInternalError on the other ranks.
     """
-    return broadcast_with(pickle.dumps, pickle.loads, obj, root_rank, name)
+    return broadcast_with(pickle.dumps, pickle.loads, obj, root_rank, name, process_set)
 
 
 def broadcast_with(
-    dumps: Callable[[Any], bytes], loads: Callable[[Any], Any], obj: Any, root_rank: int, name: str | None
+    dumps: Callable[[Any], bytes],
+    loads: Callable[[Any], Any],
+    obj: Any,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
 ) -> Any:
     """`broadcast_object` with another way to pickle: ``dumps`` is called on the root and ``loads`` elsewhere."""
     is_root = rank() == root_rank
     data, failure = _pickled(obj, dumps) if is_root else (_NO_BYTES, None)
-    length = ops.broadcast_(_length(data, failure), root_rank, _part(name, "length")).item()
+    length = arrays.broadcast_(_length(data, failure), root_rank, _part(name, "length"), process_set).item()
     if failure is not None:
         raise failure
     if length == _FAILED:
         raise HorovodInternalError(f"rank {root_rank} could not pickle its object for a broadcast; see its error")
-    data = ops.broadcast_(data if is_root else np.empty(length, np.uint8), root_rank, _part(name, "pickle"))
-    return obj if is_root else loads(data.data)
+    received = data if is_root else np.empty(length, np.uint8)
+    arrays.broadcast_(received, root_rank, _part(name, "pickle"), process_set)
+    return obj if is_root else loads(received.data)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """The objects of all ranks in rank order, as unpickled copies.
 
     Raises what pickling raised on the rank where it failed, and then HorovodInternalError on the other ranks.
     """
     data, failure = _pickled(obj)
-    lengths = ops.allgather(_length(data, failure), _part(name, "length"))
+    lengths = arrays.allgather(_length(data, failure), _part(name, "length"), process_set)
     if failure is not None:
         raise failure
-    failed = np.flatnonzero(lengths == _FAILED).tolist()
-    if failed:
+    if _FAILED in lengths:
+        failed = [number for number, length in zip(process_set.ranks or (), lengths, strict=True) if length == _FAILED]
         raise HorovodInternalError(
             f"ranks {failed} could not pickle their objects for allgather_object; see their errors"
         )
-    gathered = ops.allgather(data, _part(name, "pickle"))
+    gathered = arrays.allgather(data, _part(name, "pickle"), process_set)
     return [pickle.loads(part.data) for part in np.split(gathered, np.cumsum(lengths)[:-1])]
-
-
-def synchronize_all(handles: Iterable[Handle]) -> list[Any]:
-    """The results of all handles, in order. If some fail, all are waited for before the first error is raised."""
-    results: list[Any] = []
-    errors: list[HvdError] = []
-    for handle in handles:
-        try:
-            results.append(ops.synchronize(handle))
-        except HvdError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    return results
 
 
 _NO_BYTES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)

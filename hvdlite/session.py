@@ -6,7 +6,6 @@ One session at a time is current; `init` makes it and every collective uses it.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import itertools
 import os
 import socket
@@ -17,21 +16,17 @@ from typing import Any
 
 import zmq
 
-from hvdlite.core.entry import Entry
-from hvdlite.core.handle import Handle
-from hvdlite.core.messages import Kind
-from hvdlite.core.topology import Placement, group
-from hvdlite.dataplane.opening import Opening, choose, open_plane
+from hvdlite.core.process_set import ProcessSet
+from hvdlite.core.topology import Placement
+from hvdlite.core.topology import group as group_by_host
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
+from hvdlite.registry import Registry
 from hvdlite.rendezvous.client import exchange
-from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.hostid import kernel_host_id
 from hvdlite.rendezvous.job import Job
-from hvdlite.runtime.control import ControlLink, SoloLink
+from hvdlite.runtime.connecting import Connector
 from hvdlite.runtime.engine import Engine
-from hvdlite.runtime.unixlink import UnixLink
-from hvdlite.runtime.zmqlink import ZmqLeafLink, ZmqRootLink
 from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
@@ -41,54 +36,52 @@ _EXIT_S = 1.0
 
 
 class Session:
-    """One rank's live membership. Raises HorovodInternalError if not all ranks come within ``start_timeout``."""
+    """One rank's live membership. Raises HorovodInternalError if not all ranks come within ``start_timeout``.
+
+    ``everyone`` is the group of all ranks, ``sets`` are the process sets beside it, and ``group_of`` tells the group of
+    a process set; see `Registry.group_of`.
+    """
 
     def __init__(self, settings: Settings, number: int) -> None:
         self.settings = settings
-        self._context: zmq.Context[Any] = zmq.Context()
+        deadline = time.monotonic() + settings.start_timeout
+        job = Job.from_settings(settings) if settings.size > 1 else Job.create()
+        context: zmq.Context[Any] = zmq.Context()
         try:
-            deadline = time.monotonic() + settings.start_timeout
-            job = Job.from_settings(settings) if settings.size > 1 else Job.create()
-            swap = _swapper(self._context, job, settings, number, deadline)
+            swap = _swapper(context, job, settings, number, deadline)
             cards = swap(_card(settings))
             self.placements = _placements(cards)
-            hosts, host_ids = [card["host"] for card in cards], [card["hostid"] for card in cards]
-            is_one_host = len(set(host_ids)) == 1
-            session = _session_id(job, number)
-            link = _open_link(self._context, job, settings, session, swap, deadline, is_one_host)
-            opening = Opening(settings, job.key("data plane"), session, is_one_host, swap, deadline)
-            plane = open_plane(choose(settings.plane, host_ids), opening)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
-        self.plane_name = plane.name
-        self._names = {kind: itertools.count() for kind in Kind}
-        self._engine = Engine(settings, hosts, link, plane)
+            hosts = [card["host"] for card in cards]
+            connector = Connector(job, settings, [card["hostid"] for card in cards], str(number))
+            connections = connector.connect(swap, deadline)
+        finally:
+            context.term()
+        self.plane_name = connections.plane.name
+        self.sets = Registry(connector, connections, hosts)
+        self.everyone = self.sets.everyone
+        self.group_of = self.sets.group_of  # every submit calls it
 
     @property
     def placement(self) -> Placement:
         """Where this rank is."""
         return self.placements[self.settings.rank]
 
-    def automatic_name(self, kind: Kind) -> str:
-        """The next name for a tensor that the user did not name; counted for each kind of collective."""
-        return f"{kind}.noname.{next(self._names[kind])}"
-
-    def submit(self, entry: Entry, will_wait: bool = False) -> None:
-        """Puts a tensor in flight; see `Engine.submit`."""
-        self._engine.submit(entry, will_wait)
-
-    def wait(self, handle: Handle) -> None:
-        """Returns when ``handle`` is done."""
-        self._engine.wait(handle)
-
     def close(self) -> None:
         """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little."""
-        self._engine.shut_down(time.monotonic() + self.settings.shutdown_timeout, on_closed=self._context.term)
+        self.sets.forget()
+        deadline = time.monotonic() + self.settings.shutdown_timeout
+        for engine in self._engines():
+            engine.shut_down(deadline)
 
     def stop_at_exit(self) -> None:
         """Ends the threads; connections stay open until the process ends."""
-        self._engine.stop_at_exit(time.monotonic() + _EXIT_S)
+        deadline = time.monotonic() + _EXIT_S
+        for engine in self._engines():
+            engine.stop_at_exit(deadline)
+
+    def _engines(self) -> list[Engine]:
+        """That of all ranks is the last: while it lives, the others are told of what happens."""
+        return [group.engine for group in reversed(self.sets.groups.values())]
 
 
 _lock = threading.RLock()  # a signal's handler may call shutdown() while its thread is in init()
@@ -97,23 +90,54 @@ _completed = 0  # inits of this process that succeeded: ranks of a job count ali
 _inherited: Session | None = None  # a session that this process must neither use nor close: see where it is set
 
 
-def init() -> None:
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
     """Joins the job that the environment describes and waits for all its ranks; alone, makes a job of one.
 
-    Does nothing if called again. Raises ValueError for settings that cannot be, HorovodInternalError when ranks do not
-    come in time or do not fit together.
+    Called again, it only registers those of ``process_sets`` that are not registered yet, the same on all ranks; the
+    text "dynamic" is accepted and changes nothing, since sets can always be added. ``comm`` may list the ranks of the
+    job, which are always all of them. Raises ValueError for settings and arguments that cannot be, HorovodInternalError
+    when ranks do not come in time or do not fit together. If only the process sets are wrong, the session has begun
+    nevertheless.
     """
-    global _current, _completed
+    wanted = _process_sets(process_sets)
     with _lock:
-        if _current is not None:
-            return
-        settings = Settings.read()
-        configure(settings.rank, settings.log_level, settings.log_hide_time)
-        _current = Session(settings, _completed)
-        _completed += 1
-        if _completed == 1:
-            atexit.register(_at_exit)
-        logger.info("rank %d of %d is ready, data plane %s", settings.rank, settings.size, _current.plane_name)
+        settings = Settings.read() if _current is None else _current.settings
+        _refuse_part(comm, settings.size)
+        session = _current or _begin(settings)
+    if new := [process_set for process_set in wanted if not session.sets.knows(process_set)]:
+        session.sets.add(new)
+
+
+def _begin(settings: Settings) -> Session:
+    global _current, _completed
+    configure(settings.rank, settings.log_level, settings.log_hide_time)
+    _current = Session(settings, _completed)
+    _completed += 1
+    if _completed == 1:
+        atexit.register(_at_exit)
+    logger.info("rank %d of %d is ready, data plane %s", settings.rank, settings.size, _current.plane_name)
+    return _current
+
+
+def _process_sets(given: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
+    if isinstance(given, str):
+        if given.lower() != "dynamic":
+            raise ValueError(f'process_sets is a list of process sets or "dynamic", not {given!r}')
+        return []
+    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in given or ()]
+
+
+def _refuse_part(comm: Sequence[int] | None, size: int) -> None:
+    if comm is None or comm == []:
+        return
+    ranks = ProcessSet(comm).ranks
+    if ranks != list(range(size)):
+        raise ValueError(
+            f"comm={ranks} is not all ranks of this job, which are 0 to {size - 1}; call init() on all of them and "
+            "pass process_sets, or call add_process_set(), for collectives among some"
+        )
 
 
 def shutdown() -> None:
@@ -142,6 +166,8 @@ def _after_fork_in_child() -> None:
     """The child has the parent's objects and descriptors but none of its threads, so it is in no session."""
     global _lock, _current, _inherited
     _lock = threading.RLock()
+    if _current is not None:
+        _current.sets.forget()
     _current, _inherited = None, _current
 
 
@@ -214,7 +240,7 @@ def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
     if len(versions) > 1:
         told = ", ".join(f"rank {rank} has {card['version']}" for rank, card in enumerate(cards))
         raise HorovodInternalError(f"ranks have different versions of hvdlite: {told}. Install the same everywhere.")
-    return group([card["hostid"] for card in cards])
+    return group_by_host([card["hostid"] for card in cards])
 
 
 def _swapper(context: zmq.Context[Any], job: Job, settings: Settings, number: int, deadline: float) -> Swap:
@@ -235,36 +261,3 @@ def _swapper(context: zmq.Context[Any], job: Job, settings: Settings, number: in
         )
 
     return swap
-
-
-def _session_id(job: Job, number: int) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{job.name} {number}".encode(), digest_size=8).digest(), "little")
-
-
-def _open_link(
-    context: zmq.Context[Any],
-    job: Job,
-    settings: Settings,
-    session: int,
-    swap: Swap,
-    deadline: float,
-    is_one_host: bool,
-) -> ControlLink:
-    if settings.size == 1:
-        return SoloLink()
-    if is_one_host:
-        return _open_unix_link(job.key("control"), settings, session, swap, deadline)
-    if settings.rank > 0:
-        return ZmqLeafLink(context, job, session, settings, swap("")[0])
-    root = ZmqRootLink(context, job, session, settings, "tcp://127.0.0.1:*")
-    swap(root.address)
-    root.accept(deadline)
-    return root
-
-
-def _open_unix_link(token: bytes, settings: Settings, session: int, swap: Swap, deadline: float) -> ControlLink:
-    if settings.rank > 0:
-        return UnixLink.dial(swap("")[0], token, session, settings, deadline)
-    with Door(token) as door:
-        swap(door.address)
-        return UnixLink.accept(door, session, settings, deadline)

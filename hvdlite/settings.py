@@ -47,6 +47,8 @@ class Settings:
     job: str = _setting("", "random name of the job")
     rendezvous: str = _setting("", "ZeroMQ address where the ranks of the job find each other")
     secret: str = _setting("", "key of the job, 64 hexadecimal digits; never printed", secret=True)
+    run_address: str = _setting("", "ZeroMQ address from which a rank of hvdlite.run() fetches its function")
+    run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
 
     # Negotiation.
     fusion_threshold: int = _setting(

@@ -1,4 +1,4 @@
-"""Do the requests of all ranks for one name fit together?
+"""Do the requests of several ranks for one name fit together?
 
 The text for a mismatch groups the ranks by what they submitted, so that the odd one out is seen at once.
 """
@@ -11,47 +11,61 @@ from typing import Any
 from hvdlite.core.dtypes import OP_NAMES
 from hvdlite.core.messages import Kind, Request
 
-_Check = tuple[str, Callable[[Request], Any]]
+Ranks = Sequence[int]
+"""The numbers that users know the ranks by."""
+
+_Check = tuple[str, Callable[[Request, Ranks], Any]]
 
 _ALWAYS: tuple[_Check, ...] = (
-    ("operation", lambda request: str(request.kind)),
-    ("dtype", lambda request: str(request.dtype)),
+    ("operation", lambda request, _: str(request.kind)),
+    ("dtype", lambda request, _: str(request.dtype)),
 )
-_SHAPE: _Check = ("shape", lambda request: list(request.shape))
+_SHAPE: _Check = ("shape", lambda request, _: list(request.shape))
+_ROOT: _Check = ("root rank", lambda request, ranks: ranks[request.root])
+_REDUCTION: tuple[_Check, ...] = (
+    _SHAPE,
+    ("reduce op", lambda request, _: OP_NAMES[request.op]),
+    ("prescale_factor", lambda request, _: request.prescale),
+    ("postscale_factor", lambda request, _: request.postscale),
+)
+_ROWS: tuple[_Check, ...] = (
+    ("number of dimensions", lambda request, _: len(request.shape)),
+    ("shape after the first dimension", lambda request, _: list(request.shape[1:])),
+)
 _BY_KIND: dict[Kind, tuple[_Check, ...]] = {
-    Kind.ALLREDUCE: (
-        _SHAPE,
-        ("reduce op", lambda request: OP_NAMES[request.op]),
-        ("prescale_factor", lambda request: request.prescale),
-        ("postscale_factor", lambda request: request.postscale),
-    ),
-    Kind.ALLGATHER: (
-        ("number of dimensions", lambda request: len(request.shape)),
-        ("shape after the first dimension", lambda request: list(request.shape[1:])),
-    ),
-    Kind.BROADCAST: (_SHAPE, ("root rank", lambda request: request.root)),
+    Kind.ALLREDUCE: _REDUCTION,
+    Kind.REDUCESCATTER: _REDUCTION,
+    Kind.REDUCE: (*_REDUCTION, _ROOT),
+    Kind.ALLGATHER: _ROWS,
+    Kind.ALLTOALL: _ROWS,
+    Kind.GATHER: (*_ROWS, _ROOT),
+    Kind.SCATTER: (*_ROWS, _ROOT),
+    Kind.BROADCAST: (_SHAPE, _ROOT),
+    Kind.SEND: (_SHAPE,),
     Kind.BARRIER: (),
+    Kind.JOIN: (),
 }
 
 
-def disagreement(requests: Sequence[Request]) -> str:
-    """Why ``requests``, one of each rank in rank order, cannot run together; empty if they can."""
+def disagreement(requests: Sequence[Request], ranks: Ranks) -> str:
+    """Why ``requests``, each of the rank in the same place of ``ranks``, cannot run together; empty if they can."""
     first = requests[0]
     if all(request == first for request in requests):
         return ""
     for what, value_of in (*_ALWAYS, *_BY_KIND[first.kind]):
-        values = [value_of(request) for request in requests]
+        values = [value_of(request, ranks) for request in requests]
         if any(value != values[0] for value in values):
-            return _explain(first.name, what, values)
+            return _explain(first.name, what, values, ranks)
     return ""
 
 
-def _explain(name: str, what: str, values: Sequence[Any]) -> str:
+def _explain(name: str, what: str, values: Sequence[Any], ranks: Ranks) -> str:
     ranks_by_value: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in zip(ranks, values, strict=True):
         ranks_by_value.setdefault(str(value), []).append(rank)
     sides = "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ha{'ve' if len(ranks) > 1 else 's'} {value}"
-        for value, ranks in ranks_by_value.items()
+        f"rank{'s' if len(agreeing) > 1 else ''} {', '.join(map(str, agreeing))} "
+        f"ha{'ve' if len(agreeing) > 1 else 's'} {value}"
+        for value, agreeing in ranks_by_value.items()
     )
     return f"ranks disagree about the {what} of tensor {name!r}: {sides}. Submit the same on every rank."

@@ -11,31 +11,53 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from hvdlite.core.dtypes import Average, Sum
 from hvdlite.core.messages import Kind, Request
+from hvdlite.core.rows import request_of_rank
 
 FuseKey = tuple[object, ...]
 
 
 def fuse_key(request: Request) -> FuseKey:
     """Tensors with equal keys may run in one batch."""
-    if request.kind is Kind.ALLREDUCE:
-        return (request.kind, request.dtype, request.op, request.prescale, request.postscale)
-    if request.kind is Kind.BARRIER:
-        return (request.kind, request.name)
-    return (Kind.ALLGATHER,)  # gathers and broadcasts of any type are both streams of bytes
+    runs_as = _RUNS_AS[request.kind]
+    if runs_as in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        return (runs_as, request.dtype, request.op, request.prescale, request.postscale)
+    if runs_as in (Kind.BARRIER, Kind.JOIN):
+        return (runs_as, request.name)
+    return (runs_as,)  # bytes, whatever their type
+
+
+# What moves the bytes of each kind: all-gathers from one root, or to one, and reductions to one, are cases of others.
+_RUNS_AS: dict[Kind, Kind] = {
+    Kind.ALLREDUCE: Kind.ALLREDUCE,
+    Kind.REDUCESCATTER: Kind.REDUCESCATTER,
+    Kind.REDUCE: Kind.REDUCESCATTER,
+    Kind.ALLGATHER: Kind.ALLGATHER,
+    Kind.BROADCAST: Kind.ALLGATHER,
+    Kind.ALLTOALL: Kind.ALLTOALL,
+    Kind.GATHER: Kind.ALLTOALL,
+    Kind.SCATTER: Kind.ALLTOALL,
+    Kind.SEND: Kind.ALLTOALL,
+    Kind.BARRIER: Kind.BARRIER,
+    Kind.JOIN: Kind.JOIN,
+}
+
+
+def runs_with_joined_ranks(key: FuseKey) -> bool:
+    """Whether ranks that have joined can take part in what has this fuse key: zeros change no sum."""
+    return key[0] is Kind.ALLREDUCE and key[2] in (Sum, Average)
 
 
 class Definition(NamedTuple):
-    """What all ranks agreed about a tensor. ``rows`` are the first dimensions by rank of an allgather."""
+    """What all ranks agreed about a tensor: the request of one of them, and the rows (`hvdlite.core.rows`)."""
 
     request: Request
     rows: tuple[int, ...]
 
     def of_rank(self, rank: int) -> Request:
         """The request that ``rank`` made."""
-        if not self.rows:
-            return self.request
-        return self.request._replace(shape=(self.rows[rank], *self.request.shape[1:]))
+        return request_of_rank(self.request, self.rows, rank)
 
     @property
     def nbytes(self) -> int:
@@ -104,21 +126,26 @@ class Cache:
     def __init__(self) -> None:
         self.generation = 0
         self._known: dict[str, tuple[int, Request]] = {}
-        self._rows: dict[int, tuple[int, ...]] = {}
+        self._definitions: dict[int, Definition] = {}
 
     def bit_of(self, request: Request) -> int:
         """The bit that stands for exactly this request, or -1."""
         known = self._known.get(request.name)
         return known[0] if known is not None and known[1] == request else -1
 
-    def rows(self, bit: int) -> tuple[int, ...]:
-        """The first dimensions by rank of an allgather; empty for other kinds."""
-        return self._rows[bit]
+    def bit_of_name(self, name: str) -> int:
+        """The bit that stands for any request of this name, or -1."""
+        known = self._known.get(name)
+        return -1 if known is None else known[0]
 
-    def remember(self, bit: int, request: Request, rows: tuple[int, ...]) -> None:
-        """From now on ``bit`` stands for ``request``."""
-        self._known[request.name] = (bit, request)
-        self._rows[bit] = rows
+    def definition(self, bit: int) -> Definition:
+        """This rank's request and everybody's rows."""
+        return self._definitions[bit]
+
+    def remember(self, bit: int, definition: Definition) -> None:
+        """From now on ``bit`` stands for the request of ``definition``."""
+        self._known[definition.request.name] = (bit, definition.request)
+        self._definitions[bit] = definition
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is a new one, and says so."""
@@ -126,5 +153,5 @@ class Cache:
             return False
         self.generation = generation
         self._known.clear()
-        self._rows.clear()
+        self._definitions.clear()
         return True

@@ -1,4 +1,4 @@
-"""The end of a session as the error that every waiting and later call raises."""
+"""The end of a group as the error that every waiting and later call raises."""
 
 from __future__ import annotations
 
@@ -20,5 +20,10 @@ def error_of(end: End) -> HvdError:
             end.rank,
             f"rank {end.rank} on {end.host} has shut down, so this collective cannot run. "
             "Every rank must submit the same collectives before any of them calls shutdown() or exits.",
+        )
+    if end.kind is EndKind.REMOVED:
+        return HorovodInternalError(
+            f"rank {end.rank} on {end.host} has removed the process set, so this collective cannot run. "
+            "Wait for the collectives of a process set before you call remove_process_set()."
         )
     return HorovodInternalError(f"rank {end.rank} on {end.host} failed: {end.cause}")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from hvdlite.core.buffer import Buffer
-from hvdlite.core.handle import Handle
-from hvdlite.core.messages import Request
+import numpy as np
 
-Allocate = Callable[[tuple[int, ...]], tuple[Any, Buffer]]
-"""Makes an output of a shape that is known only after negotiation; returns the tensor and its buffer."""
+from hvdlite.core.buffer import Buffer
+from hvdlite.core.dtypes import DType
+from hvdlite.core.handle import Handle
+from hvdlite.core.messages import Kind, Request
+
+Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, Buffer]]
+"""Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
+each rank; returns what `synchronize` hands out and the buffer of the tensor."""
+
+NOTHING = Buffer(0, 0, DType.UINT8, (), None)
 
 
 class Entry:
@@ -30,3 +37,12 @@ class Entry:
         self.target = target
         self.allocate = allocate
         self.handle = handle
+
+
+def stand_in(request: Request) -> Entry:
+    """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
+    buffer = NOTHING
+    if request.kind is Kind.ALLREDUCE:
+        zeros = np.zeros(math.prod(request.shape) * request.dtype.itemsize, np.uint8)
+        buffer = Buffer(zeros.ctypes.data, zeros.nbytes, request.dtype, request.shape, zeros)
+    return Entry(request, buffer, buffer, None, Handle(request.name, None))

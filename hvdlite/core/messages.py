@@ -15,13 +15,28 @@ class Kind(IntEnum):
     ALLGATHER = 1
     BROADCAST = 2
     BARRIER = 3
+    REDUCESCATTER = 4
+    ALLTOALL = 5
+    REDUCE = 6
+    GATHER = 7
+    SCATTER = 8
+    SEND = 9  # and the receive that belongs to it
+    JOIN = 10
 
     def __str__(self) -> str:
         return self.name.lower()
 
 
+JOIN_NAME = "hvdlite.join"
+
+
 class Request(NamedTuple):
-    """One rank's description of one tensor. Equal requests can be told apart from new ones by one bit."""
+    """One rank's description of one tensor. Equal requests can be told apart from new ones by one bit.
+
+    ``root`` is the root, or the sender, of a collective that has one; ``splits`` are the rows that this rank sends to
+    each rank in an alltoall or a scatter; ``peer`` is the receiver of a SEND, in which only these two ranks take part.
+    Ranks are counted within the group.
+    """
 
     name: str
     kind: Kind
@@ -32,19 +47,23 @@ class Request(NamedTuple):
     postscale: float
     root: int
     cacheable: bool
+    splits: tuple[int, ...] = ()
+    peer: int = -1
 
 
 class Response(NamedTuple):
     """What all ranks agreed about one name.
 
-    ``error`` is empty or why the ranks disagree. ``rows`` are the first dimensions by rank of an allgather. ``bit`` is
-    the number under which every rank remembers the tensor from now on, or -1.
+    ``error`` is empty or why the ranks disagree. ``rows`` are the rows that move, as in `Definition`. ``bit`` is the
+    number under which every rank remembers the tensor from now on, or -1. ``request`` is there for ranks that did not
+    submit the tensor and take part all the same; None if all ranks submitted it.
     """
 
     name: str
     error: str
     rows: tuple[int, ...]
     bit: int
+    request: Request | None = None
 
 
 class Batch(NamedTuple):
@@ -70,16 +89,23 @@ class Run(NamedTuple):
 
 
 class EndKind(IntEnum):
-    """Why a session ends."""
+    """Why a group ends."""
 
     LEFT = 0  # a rank called shutdown
     LOST = 1  # a rank died or went silent
     STALLED = 2  # a tensor was missing for too long
     FAILED = 3  # a data plane or a rank's coordinator failed
+    REMOVED = 4  # a rank removed the process set
+
+
+ORDERLY = frozenset({EndKind.LEFT, EndKind.REMOVED})
+"""The ends after which what was agreed before is still run."""
 
 
 class End(NamedTuple):
-    """The end of the session, or of one rank's part in it: which rank caused it, where, and why.
+    """The end of a group, or of one rank's part in it: which rank caused it, where, and why.
+
+    Ranks are numbers in the job here, so that an end can go from one group to another.
 
     ``missing`` is for STALLED only: pairs of a rank and a name that it never submitted.
     """

@@ -6,29 +6,38 @@ every rank has asked, the requests are compared, and the answer is either an err
 a bit. A bit that meets a request of the same name becomes *stale*: it is read as the request that it stands for until
 the name is answered.
 
+A rank that has *joined* has no more data: until all ranks have joined, nothing waits for it, and what can run without
+its data runs. A message from one rank to another waits for these two only; all others take part with nothing to move.
+
 Invariants: a name is in flight at most once on each rank, so a rank cannot send a bit whose meaning changed before it
-has seen the change. A rank in ``_asked[name]`` has no bit set for that name. ``_ready`` never has a bit set on all.
+has seen the change. A rank in ``_asked[name]`` has no bit set for that name. ``_ready`` never has a bit set on all
+ranks that have not joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
 
 from hvdlite.core.agree import disagreement
 from hvdlite.core.bits import members
-from hvdlite.core.cache import Definition, Definitions
+from hvdlite.core.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
 from hvdlite.core.fuse import Agreed, fuse
-from hvdlite.core.messages import Batch, Kind, Ready, Request, Response, Run
+from hvdlite.core.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run
+from hvdlite.core.rows import is_well_formed, rows_of
 from hvdlite.core.wire import ProtocolError
 
 
 class Negotiator:
-    """The root's state for ``size`` ranks. Feed it with `receive`, take decisions with `cut`."""
+    """The root's state for a group. Feed it with `receive`, take decisions with `cut`.
 
-    def __init__(self, size: int, cache_capacity: int, fusion_threshold: int) -> None:
-        self._size = size
+    Ranks count within the group here; ``ranks`` are the numbers that users know them by, for what they read.
+    """
+
+    def __init__(self, ranks: Sequence[int], cache_capacity: int, fusion_threshold: int) -> None:
+        self._ranks = ranks
+        self._size = size = len(ranks)
         self._capacity = cache_capacity
         self._threshold = fusion_threshold
         self._generation = 0
@@ -38,6 +47,8 @@ class Negotiator:
         self._ready = [0] * size
         self._stale = 0
         self._asked: dict[str, dict[int, Request]] = {}
+        self._joined: list[int] = []
+        self._runs_cut = 0
         self._agreed_bits = 0
         self._agreed: list[Agreed] = []
         self._errors: list[Response] = []
@@ -59,10 +70,12 @@ class Negotiator:
             if ready.generation != self._generation:
                 self._receive_retired(rank, ready)
             elif ready.bits >> len(self._definitions):
-                raise ProtocolError(f"rank {rank} named a tensor that was never agreed")
+                raise ProtocolError(f"rank {self._ranks[rank]} named a tensor that was never agreed")
             else:
                 self._receive_bits(rank, ready.bits)
         for request in ready.requests:
+            if not is_well_formed(request, rank, self._size):
+                raise ProtocolError(f"rank {self._ranks[rank]} asked for {request.name!r} in a way that cannot be")
             self._ask(rank, request)
         self._seen_generation[rank] = ready.generation
 
@@ -73,6 +86,7 @@ class Negotiator:
         batches = [Batch(0, tuple(self._errors))] if self._errors else []
         batches += fuse(self._agreed_bits, self._definitions, self._agreed, self._threshold)
         run = Run(self._generation, tuple(batches))
+        self._runs_cut += 1
         self._agreed_bits = 0
         self._agreed = []
         self._errors = []
@@ -81,12 +95,18 @@ class Negotiator:
         return run
 
     def waiting(self) -> dict[str, tuple[int, ...]]:
-        """The names that some ranks submitted, each with the ranks that did not."""
-        missing = {name: self._ranks_not_in(asked) for name, asked in self._asked.items()}
+        """The names that some ranks submitted, each with the ranks, as users know them, that did not.
+
+        A join waits for as long as others have work, so its name changes whenever some was done.
+        """
+        missing = {}
+        for name, asked in self._asked.items():
+            shown = f"{JOIN_NAME} after {self._runs_cut} runs" if name == JOIN_NAME else name
+            missing[shown] = self._named([rank for rank in self._absent(asked) if rank not in self._joined])
         submitted = reduce(or_, self._ready)
         for bit in members(submitted) if submitted else ():
-            present = [rank for rank in range(self._size) if self._ready[rank] >> bit & 1]
-            missing[self._definitions[bit].request.name] = self._ranks_not_in(present)
+            absent = [rank for rank in self._live() if not self._ready[rank] >> bit & 1]
+            missing[self._definitions[bit].request.name] = self._named(absent)
         return missing
 
     def _receive_bits(self, rank: int, bits: int) -> None:
@@ -95,15 +115,18 @@ class Negotiator:
             for bit in members(changed):
                 self._ask(rank, self._definitions[bit].of_rank(rank))
         self._ready[rank] |= bits
-        common = reduce(and_, self._ready)
-        if common:
+        if self._joined:
+            self._agree_without_joined()
+        elif common := reduce(and_, self._ready):
             self._agreed_bits |= common
             self._ready = [ready ^ common for ready in self._ready]
 
     def _receive_retired(self, rank: int, ready: Ready) -> None:
         table = self._retired.get(ready.generation)
         if table is None or ready.bits >> len(table):
-            raise ProtocolError(f"rank {rank} named a tensor of generation {ready.generation}, which is forgotten")
+            raise ProtocolError(
+                f"rank {self._ranks[rank]} named a tensor of generation {ready.generation}, which is forgotten"
+            )
         for bit in members(ready.bits):
             self._ask(rank, table[bit].of_rank(rank))
 
@@ -113,11 +136,12 @@ class Negotiator:
             self._make_stale(bit)
         asked = self._asked.setdefault(request.name, {})
         if rank in asked:
-            raise ProtocolError(f"rank {rank} submitted {request.name!r} twice")
+            raise ProtocolError(f"rank {self._ranks[rank]} submitted {request.name!r} twice")
         asked[rank] = request
-        if len(asked) == self._size:
-            del self._asked[request.name]
-            self._answer(bit, [asked[rank] for rank in range(self._size)])
+        if request.kind is Kind.JOIN:
+            self._join(rank)
+        else:
+            self._answer_if_complete(request.name, asked)
 
     def _make_stale(self, bit: int) -> None:
         self._stale |= 1 << bit
@@ -127,15 +151,29 @@ class Negotiator:
                 self._ready[rank] ^= 1 << bit
                 self._asked.setdefault(definition.request.name, {})[rank] = definition.of_rank(rank)
 
-    def _answer(self, bit: int, requests: list[Request]) -> None:
+    def _answer_if_complete(self, name: str, asked: dict[int, Request]) -> None:
+        needed = 2 if next(iter(asked.values())).kind is Kind.SEND else self._size
+        if len(asked) >= needed - len(self._joined):
+            absent = self._absent(asked)
+            if not absent or (self._joined and set(absent) <= set(self._joined)):
+                del self._asked[name]
+                self._answer([asked[rank] for rank in sorted(asked)], sorted(asked), absent)
+
+    def _answer(self, requests: list[Request], ranks: list[int], absent: list[int]) -> None:
+        """Decides about one name: ``requests`` of ``ranks``, while the ranks of ``absent`` have joined."""
         first = requests[0]
+        bit = self._definitions.bit_of(first.name)
         if bit >= 0:
             self._stale ^= 1 << bit
-        if error := disagreement(requests):
-            self._errors.append(Response(first.name, error, (), -1))
+        # Ranks that did not submit it have to know what the others run.
+        told = first if len(requests) < self._size else None
+        error = disagreement(requests, self._named(ranks))
+        if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
+            error = self._why_not_without(first, absent)
+        if error:
+            self._errors.append(Response(first.name, error, (), -1, told))
             return
-        rows = tuple(request.shape[0] for request in requests) if first.kind is Kind.ALLGATHER else ()
-        definition = Definition(first, rows)
+        definition = Definition(first, rows_of(requests))
         if not all(request.cacheable for request in requests):
             bit = -1
         elif bit >= 0:
@@ -144,7 +182,56 @@ class Negotiator:
             bit = self._definitions.add(definition)
         else:
             self._is_full = self._capacity > 0
-        self._agreed.append(Agreed(Response(first.name, "", rows, bit), definition))
+        self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, told), definition))
+
+    # ---- ranks that have joined
+
+    def _join(self, rank: int) -> None:
+        self._joined.append(rank)
+        self._agree_without_joined()
+        for name, asked in list(self._asked.items()):
+            if name != JOIN_NAME:
+                self._answer_if_complete(name, asked)
+        if len(self._joined) == self._size:
+            request = self._asked.pop(JOIN_NAME)[rank]
+            response = Response(JOIN_NAME, "", (self._ranks[rank],), -1)
+            self._agreed.append(Agreed(response, Definition(request, ())))  # after all that ran without some ranks
+            self._joined = []
+
+    def _agree_without_joined(self) -> None:
+        live = self._live()
+        common = reduce(and_, (self._ready[rank] for rank in live)) if live else reduce(or_, self._ready)
+        if not common:
+            return
+        with_all = reduce(and_, self._ready)
+        self._ready = [ready & ~common for ready in self._ready]
+        for key, known in self._definitions.classes.items():
+            impossible = 0 if runs_with_joined_ranks(key) else known.bits & common & ~with_all
+            common ^= impossible
+            for bit in members(impossible) if impossible else ():
+                request = self._definitions[bit].request
+                error = self._why_not_without(request, self._joined)
+                self._errors.append(Response(request.name, error, (), -1, request))
+        self._agreed_bits |= common
+
+    def _why_not_without(self, request: Request, absent: Sequence[int]) -> str:
+        joined = ", ".join(map(str, sorted(self._named(absent))))
+        return (
+            f"{request.kind} of tensor {request.name!r} cannot run because rank(s) {joined} have joined and have no "
+            "more data; until all ranks have joined, only allreduce with op Average or Sum runs"
+        )
+
+    def _live(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in self._joined]
+
+    def _absent(self, asked: dict[int, Request]) -> list[int]:
+        """The ranks whose request for a name is still to come, those that have joined among them."""
+        first = next(iter(asked.values()))
+        takes_part = (first.root, first.peer) if first.kind is Kind.SEND else range(self._size)
+        return [rank for rank in takes_part if rank not in asked]
+
+    def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._ranks[rank] for rank in ranks)
 
     def _forget(self) -> None:
         self._is_full = False
@@ -158,6 +245,3 @@ class Negotiator:
         for rank, bits in enumerate(waiting):
             for bit in members(bits) if bits else ():
                 self._ask(rank, table[bit].of_rank(rank))
-
-    def _ranks_not_in(self, present: Container[int]) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self._size) if rank not in present)

@@ -148,7 +148,7 @@ def _rows(text: bytes) -> list[Any]:
 
 
 def _request(row: Any) -> Request:
-    name, kind, dtype, shape, op, prescale, postscale, root, cacheable = row
+    name, kind, dtype, shape, op, prescale, postscale, root, cacheable, splits, peer = row
     _expect(isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS, "a name")
     _expect(isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS, "a shape")
     elements = 1
@@ -158,15 +158,32 @@ def _request(row: Any) -> Request:
         _expect(elements <= MAX_ELEMENTS, "a shape is too large")
     _expect(_is_int(op) and op in OP_NAMES and _is_int(root) and root >= 0 and isinstance(cacheable, bool), "a request")
     _expect(isinstance(prescale, (int, float)) and isinstance(postscale, (int, float)), "a scale")
-    return Request(name, Kind(kind), DType(dtype), tuple(shape), op, float(prescale), float(postscale), root, cacheable)
+    _expect(_are_counts(splits) and _is_int(peer) and peer >= -1, "splits")
+    return Request(
+        name,
+        Kind(kind),
+        DType(dtype),
+        tuple(shape),
+        op,
+        float(prescale),
+        float(postscale),
+        root,
+        cacheable,
+        tuple(splits),
+        peer,
+    )
 
 
 def _response(row: Any) -> Response:
-    name, error, rows, bit = row
+    name, error, rows, bit, request = row
     _expect(isinstance(name, str) and isinstance(error, str), "a response")
-    _expect(isinstance(rows, list) and all(_is_int(count) and 0 <= count <= MAX_ELEMENTS for count in rows), "rows")
+    _expect(_are_counts(rows), "rows")
     _expect(_is_int(bit) and -1 <= bit < 8 * MAX_FRAME_BYTES, "a bit")
-    return Response(name, error, tuple(rows), bit)
+    return Response(name, error, tuple(rows), bit, None if request is None else _request(request))
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(_is_int(count) and 0 <= count <= MAX_ELEMENTS for count in values)
 
 
 def _is_int(value: Any) -> bool:

@@ -1,22 +1,31 @@
-"""Runs one agreed batch on a data plane: entries become spans, and spans one native call."""
+"""Runs one agreed batch on a data plane: entries become spans, and spans one native call.
+
+Four collectives of the plane run all kinds. An all-gather also broadcasts; a reduce-scatter also reduces to one root;
+an all-to-all also gathers to one root, scatters from one, and sends from one rank to another.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from hvdlite.core.buffer import Spans
-from hvdlite.core.dtypes import Average, Sum
+from hvdlite.core.cache import fuse_key
+from hvdlite.core.dtypes import Adasum, Average, Sum
 from hvdlite.core.entry import Entry
-from hvdlite.core.messages import Kind
+from hvdlite.core.messages import Kind, Request
+from hvdlite.core.rows import even_splits, received_by
 from hvdlite.dataplane.base import DataPlane
+from hvdlite.runtime import adasum
+
+_Row = tuple[int, int, int]
 
 
 class Work(NamedTuple):
-    """A batch on this rank: its entries, and for each the first dimensions by rank where it is an allgather."""
+    """A batch on this rank: its entries, and for each its rows (`hvdlite.core.rows`)."""
 
     entries: Sequence[Entry]
     rows: Sequence[tuple[int, ...]]
@@ -24,52 +33,145 @@ class Work(NamedTuple):
 
 def run(work: Work, plane: DataPlane) -> None:
     """Moves the bytes of ``work``; every rank of the plane's group calls it with the same batch."""
-    kind = work.entries[0].request.kind
-    if kind is Kind.ALLREDUCE:
-        _allreduce(work.entries, plane)
-    elif kind is Kind.BARRIER:
-        plane.barrier()
-    else:
-        _gather(work, plane)
+    kind = fuse_key(work.entries[0].request)[0]
+    assert isinstance(kind, Kind)
+    _RUNNERS[kind](work, plane)
 
 
-def _allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
-    request = entries[0].request
-    op, postscale = request.op, request.postscale
-    if op == Average:
-        op, postscale = Sum, postscale / plane.size
+def _allreduce(work: Work, plane: DataPlane) -> None:
+    request = work.entries[0].request
+    if request.op == Adasum:
+        adasum.allreduce(work.entries, plane)
+        return
+    op, postscale = _arithmetic(request, plane)
     rows = []
-    for entry in entries:
+    for entry in work.entries:
         target = entry.target
         assert target is not None  # the front end makes the output of an all-reduce at once
         rows.append((entry.source.address, target.address, target.nbytes))
     plane.allreduce(_spans(rows), request.dtype, op, request.prescale, postscale)
 
 
-def _gather(work: Work, plane: DataPlane) -> None:
-    streams: list[list[tuple[int, int, int]]] = [[] for _ in range(plane.size)]
+def _arithmetic(request: Request, plane: DataPlane) -> tuple[int, float]:
+    """The operation and the postscale with which a plane does what ``request`` asks for."""
+    return (Sum, request.postscale / plane.size) if request.op == Average else (request.op, request.postscale)
+
+
+def _reducescatter(work: Work, plane: DataPlane) -> None:
+    request = work.entries[0].request
+    op, postscale = _arithmetic(request, plane)
+    parts = _lists(plane.size)
+    for entry in work.entries:
+        read = entry.source.address
+        assert entry.target is not None
+        for rank, nbytes in enumerate(_parts(entry.request, plane.size)):
+            parts[rank].append((read, entry.target.address if rank == plane.rank else 0, nbytes))
+            read += nbytes
+    plane.reducescatter([_spans(rows) for rows in parts], request.dtype, op, request.prescale, postscale)
+
+
+def _parts(request: Request, size: int) -> Iterator[int]:
+    """The bytes that each rank gets of a reduction."""
+    nbytes = math.prod(request.shape) * request.dtype.itemsize
+    if request.kind is Kind.REDUCE:
+        yield from (nbytes if rank == request.root else 0 for rank in range(size))
+    else:
+        row_bytes = _row_bytes(request)
+        yield from (count * row_bytes for count in even_splits(request.shape[0], size))
+
+
+def _allgather(work: Work, plane: DataPlane) -> None:
+    streams = _lists(plane.size)
     for entry, rows in zip(work.entries, work.rows, strict=True):
         if entry.request.kind is Kind.BROADCAST:
             assert entry.target is not None
             streams[entry.request.root].append((entry.source.address, entry.target.address, entry.source.nbytes))
-        else:
-            _add_allgather(streams, entry, rows, plane.rank)
+            continue
+        row_bytes = _row_bytes(entry.request)
+        write = _allocate(entry, rows)
+        for rank, count in enumerate(rows):
+            streams[rank].append((entry.source.address if rank == plane.rank else 0, write, count * row_bytes))
+            write += count * row_bytes
     plane.allgather([_spans(rows) for rows in streams])
 
 
-def _add_allgather(
-    streams: list[list[tuple[int, int, int]]], entry: Entry, rows: tuple[int, ...], own_rank: int
-) -> None:
+def _alltoall(work: Work, plane: DataPlane) -> None:
+    size, own = plane.size, plane.rank
+    sends, receives = _lists(size), _lists(size)
+    matrix = np.zeros((size, size), np.uint64)
+    for entry, rows in zip(work.entries, work.rows, strict=True):
+        moved = _moved(entry.request, rows, size)
+        matrix += moved
+        read = entry.source.address
+        write = entry.target.address if entry.target is not None else _allocate(entry, _received(entry, rows, own))
+        for peer, nbytes in enumerate(moved[own].tolist()):
+            sends[peer].append((read, 0, nbytes))
+            read += nbytes
+        for peer, nbytes in enumerate(moved[:, own].tolist()):
+            receives[peer].append((0, write, nbytes))
+            write += nbytes
+    plane.alltoall([_spans(rows) for rows in sends], [_spans(rows) for rows in receives], matrix)
+
+
+def _moved(request: Request, rows: tuple[int, ...], size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    """The bytes of one tensor from each rank to each other."""
+    moved = np.zeros((size, size), np.uint64)
+    if request.kind is Kind.SEND:
+        moved[request.root, request.peer] = math.prod(request.shape) * request.dtype.itemsize
+    elif request.kind is Kind.GATHER:
+        moved[:, request.root] = rows
+    elif request.kind is Kind.SCATTER:
+        moved[request.root] = rows
+    else:
+        moved[:] = np.reshape(rows, (size, size))
+    return moved if request.kind is Kind.SEND else moved * np.uint64(_row_bytes(request))
+
+
+def _received(entry: Entry, rows: tuple[int, ...], own_rank: int) -> tuple[int, ...]:
+    """The rows that this rank gets from each."""
+    request = entry.request
+    if request.kind is Kind.ALLTOALL:
+        return received_by(rows, own_rank)
+    if request.kind is Kind.SCATTER:
+        return (rows[own_rank],)
+    return rows if request.root == own_rank else ()
+
+
+def _allocate(entry: Entry, rows: tuple[int, ...]) -> int:
+    """Makes the output of ``entry`` for ``rows`` from each rank; the address to write them to."""
     assert entry.allocate is not None
-    rest = entry.source.shape[1:]
-    entry.handle.output, entry.target = entry.allocate((sum(rows), *rest))
-    row_bytes = math.prod(rest) * entry.source.dtype.itemsize
-    address = entry.target.address
-    for rank, count in enumerate(rows):
-        source = entry.source.address if rank == own_rank else 0
-        streams[rank].append((source, address, count * row_bytes))
-        address += count * row_bytes
+    entry.handle.rows = rows
+    entry.handle.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
+    return entry.target.address
 
 
-def _spans(rows: Iterable[tuple[int, int, int]]) -> Spans:
+def _barrier(work: Work, plane: DataPlane) -> None:
+    plane.barrier()
+
+
+def _join(work: Work, plane: DataPlane) -> None:
+    """Nothing moves: what the ranks wait for is that everything before was run."""
+    for entry, rows in zip(work.entries, work.rows, strict=True):
+        entry.handle.output = rows[0]
+
+
+_RUNNERS: dict[Kind, Callable[[Work, DataPlane], None]] = {
+    Kind.ALLREDUCE: _allreduce,
+    Kind.REDUCESCATTER: _reducescatter,
+    Kind.ALLGATHER: _allgather,
+    Kind.ALLTOALL: _alltoall,
+    Kind.BARRIER: _barrier,
+    Kind.JOIN: _join,
+}
+
+
+def _row_bytes(request: Request) -> int:
+    return math.prod(request.shape[1:]) * request.dtype.itemsize
+
+
+def _lists(size: int) -> list[list[_Row]]:
+    return [[] for _ in range(size)]
+
+
+def _spans(rows: Iterable[_Row]) -> Spans:
     return np.array(list(rows), np.uint64).reshape(-1, 3)

@@ -4,21 +4,22 @@ A *turn* takes what has come, submits, and on the root decides: there it also ru
 soon as at most one batch waits behind the running one, so that readiness accumulates, and fuses, exactly while bytes
 are moving. `Engine` says which thread runs a turn, and that one does at a time.
 
-The end of a session reaches every rank as one `End` message, whoever causes it; the first one counts. If a rank merely
-left, batches that were agreed before are still run, by all; if one was lost or failed, the plane is aborted.
+The end of a group reaches every rank of it as one `End` message, whoever causes it; the first one counts. If a rank
+merely left, batches that were agreed before are still run, by all; if one was lost or failed, the plane is aborted.
+Ranks are counted within the group here; ends, and all that users read, have their numbers in the job.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdlite.core.bits import members
-from hvdlite.core.cache import Cache
+from hvdlite.core.cache import Cache, Definition
 from hvdlite.core.ending import error_of
-from hvdlite.core.entry import Entry
-from hvdlite.core.messages import Batch, End, EndKind, Ready, Request, Response, Run
+from hvdlite.core.entry import Entry, stand_in
+from hvdlite.core.messages import JOIN_NAME, ORDERLY, Batch, End, EndKind, Ready, Request, Response, Run
 from hvdlite.core.negotiate import Negotiator
 from hvdlite.core.stall import StallWatch
 from hvdlite.core.wire import Message, ProtocolError
@@ -43,14 +44,18 @@ class Coordinator:
     def __init__(
         self,
         settings: Settings,
+        ranks: Sequence[int],
         hosts: Sequence[str],
         link: ControlLink,
         plane: DataPlane,
         in_flight: InFlight,
         executor: Executor,
+        on_end: Callable[[End], None],
     ) -> None:
         self._rank = settings.rank
+        self._ranks = ranks
         self._hosts = hosts
+        self._on_end = on_end
         self._link = link
         self._plane = plane
         self._in_flight = in_flight
@@ -58,14 +63,14 @@ class Coordinator:
         self._cache = Cache()
         self._by_bit: dict[int, Entry] = {}
         self._negotiator = (
-            Negotiator(settings.size, settings.cache_capacity, settings.fusion_threshold) if self._rank == 0 else None
+            Negotiator(ranks, settings.cache_capacity, settings.fusion_threshold) if self._rank == 0 else None
         )
         self._hold_s = settings.cycle_time / 1000
         self._held_since: float | None = None
         warn_s = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
         self._stall = StallWatch(warn_s, settings.stall_shutdown_time_seconds)
         self._next_stall_check: float | None = None
-        self._gone: set[int] = set()
+        self._gone: set[int] = set()  # by their numbers in the job
         self._end: End | None = None
         self.has_ended = threading.Event()
 
@@ -82,20 +87,34 @@ class Coordinator:
             self._cut(self._negotiator)
             self._check_stalls(self._negotiator)
 
-    def leave(self) -> None:
-        """Leaves the session, once."""
-        if self._rank in self._gone:
+    def leave(self, kind: EndKind) -> None:
+        """Leaves the group, once. ``kind`` is one of `ORDERLY`."""
+        if self._ranks[self._rank] in self._gone:
             return
-        self._gone.add(self._rank)
-        left = End(EndKind.LEFT, self._rank, self._hosts[self._rank], "it called shutdown()")
-        if self._negotiator is not None or self._end is not None:
-            self._announce(left)
+        self._gone.add(self._ranks[self._rank])
+        left = self._own_end(kind, "it left")
+        if self._end is not None:
+            self._announce(left)  # so that others do not take the end of its links for a loss
         else:
-            self._link.send(left)  # the root's answer ends the session here
+            self.end(left)
 
     def fail(self, cause: str) -> None:
-        """Ends the session for all ranks because of something that happened on this one."""
-        self._announce(End(EndKind.FAILED, self._rank, self._hosts[self._rank], cause))
+        """Ends the group for all its ranks because of something that happened on this one."""
+        self._announce(self._own_end(EndKind.FAILED, cause))
+
+    def end(self, end: End) -> None:
+        """Ends the group for all its ranks, unless it has ended, because of ``end``, which may be another group's."""
+        if self._end is not None:
+            return
+        if end.kind not in ORDERLY or self._negotiator is not None:
+            self._announce(end)
+        else:
+            self._link.send(end)  # the root's answer ends the group here: it knows which batches are still run
+
+    @property
+    def ended_by(self) -> End | None:
+        """What ended the group, if it has ended."""
+        return self._end
 
     @property
     def has_agreed(self) -> bool:
@@ -135,14 +154,14 @@ class Coordinator:
             if self._end is None:
                 self._negotiator.receive(sender, message)
         elif isinstance(message, End):
-            if message.kind is EndKind.LEFT:
+            if message.kind in ORDERLY:
                 self._gone.add(message.rank)
             if self._negotiator is not None:
                 self._announce(message)
             else:
                 self._finish(message)
         else:
-            raise ProtocolError(f"rank {sender} sent a message that is not its to send")
+            raise ProtocolError(f"rank {self._ranks[sender]} sent a message that is not its to send")
 
     # ---- batches
 
@@ -171,7 +190,7 @@ class Coordinator:
                     self._in_flight.finish((entry,), Mismatch(response.error))
                     continue
                 if response.bit >= 0:
-                    self._cache.remember(response.bit, entry.request, response.rows)
+                    self._cache.remember(response.bit, Definition(entry.request, response.rows))
                 entries.append(entry)
                 rows.append(response.rows)
             if entries:
@@ -182,14 +201,25 @@ class Coordinator:
             return [], []
         bits = members(batch.bits)
         try:
-            return [self._by_bit.pop(bit) for bit in bits], [self._cache.rows(bit) for bit in bits]
+            return [self._entry_of_bit(bit) for bit in bits], [self._cache.definition(bit).rows for bit in bits]
         except KeyError as error:
             raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
 
+    def _entry_of_bit(self, bit: int) -> Entry:
+        entry = self._by_bit.pop(bit, None)
+        if entry is None:
+            if self._in_flight.find(JOIN_NAME) is None:
+                raise KeyError(bit)
+            entry = stand_in(self._cache.definition(bit).request)
+        return entry
+
     def _entry(self, response: Response) -> Entry:
+        self._by_bit.pop(self._cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name
         entry = self._in_flight.find(response.name)
         if entry is None:
-            raise ProtocolError(f"rank 0 answered {response.name!r}, which this rank did not submit")
+            if response.request is None:
+                raise ProtocolError(f"rank 0 answered {response.name!r}, which this rank did not submit")
+            entry = stand_in(response.request)
         return entry
 
     # ---- waiting for ranks
@@ -209,22 +239,27 @@ class Coordinator:
             logger.warning(report.warning)
         if report.fatal:
             late = report.fatal[0][0]
-            self._announce(End(EndKind.STALLED, late, self._hosts[late], "", report.waited_s, report.fatal))
+            host = self._hosts[self._ranks.index(late)]
+            self._announce(End(EndKind.STALLED, late, host, "", report.waited_s, report.fatal))
 
     # ---- the end
 
     def _lose(self, lost: Lost) -> None:
-        if lost.rank not in self._gone:
-            self._announce(End(EndKind.LOST, lost.rank, self._hosts[lost.rank], lost.cause))
+        rank = self._ranks[lost.rank]
+        if rank not in self._gone:
+            self._announce(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
+
+    def _own_end(self, kind: EndKind, cause: str) -> End:
+        return End(kind, self._ranks[self._rank], self._hosts[self._rank], cause)
 
     def _announce(self, end: End) -> None:
-        """Ends the session here and tells all ranks."""
+        """Ends the group here and tells all its ranks."""
         self._finish(end)
         self._link.send(end)
 
     def _finish(self, end: End) -> None:
         error = error_of(end)
-        if end.kind is not EndKind.LEFT:
+        if end.kind not in ORDERLY:
             self._plane.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
         self.has_ended.set()  # the root agrees no batch after an end
         if self._end is not None:
@@ -234,3 +269,4 @@ class Coordinator:
         self._in_flight.end(error)
         agreed = self._executor.entries()
         self._in_flight.finish([entry for entry in self._in_flight.all() if entry not in agreed], error)
+        self._on_end(end)

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 
 from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle
+from hvdlite.core.messages import End, EndKind
 from hvdlite.core.wire import ProtocolError
-from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HvdError, ShutDown
 from hvdlite.log import logger
-from hvdlite.runtime.control import ControlLink, DrivableLink
+from hvdlite.runtime.connecting import Connections
+from hvdlite.runtime.control import DrivableLink
 from hvdlite.runtime.coordinator import Coordinator
 from hvdlite.runtime.executor import Executor
 from hvdlite.runtime.inflight import InFlight
@@ -45,35 +46,47 @@ class _Driver:
 
 
 class Engine:
-    """A rank's threads and the state that they share, until `shut_down`."""
+    """A rank's threads in one group and the state that they share, until `shut_down`."""
 
-    def __init__(self, settings: Settings, hosts: Sequence[str], link: ControlLink, plane: DataPlane) -> None:
-        self._rank = settings.rank
+    def __init__(
+        self,
+        settings: Settings,
+        ranks: Sequence[int],
+        hosts: Sequence[str],
+        connections: Connections,
+        on_end: Callable[[End], None],
+    ) -> None:
+        """``settings`` have the rank and the size in the group, ``ranks`` and ``hosts`` are those of its members.
+
+        ``on_end`` is called once, in the middle of a turn, with what ended the group: it must not wait.
+        """
+        self._rank = ranks[settings.rank]
         self._heartbeat_s = settings.heartbeat_interval
-        self._link = link
-        self._plane = plane
+        self._connections = connections
+        self._link = link = connections.link
+        self._plane = plane = connections.plane
         self._in_flight = InFlight(link.wake.set)
         self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
-        self._coordinator = Coordinator(settings, hosts, link, plane, self._in_flight, self._executor)
+        self._coordinator = Coordinator(settings, ranks, hosts, link, plane, self._in_flight, self._executor, on_end)
         self._turn_lock = threading.Lock()
         self._driving = threading.Lock()
         self._driver = _Driver()
         self._turns = 0
         self._is_alert = False  # the coordinator's thread looks after the peers every heartbeat
         self._failure: HvdError | None = None  # of a batch, on its way from the thread that ran it to the next turn
-        self._is_leaving = False
+        self._posted: End | None = None  # what ended another group and is to end this one in the next turn
+        self._leaving: EndKind | None = None
         self._is_stopping = False
         self._must_close = False
-        self._on_closed: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
         self._thread.start()
 
-    def submit(self, entry: Entry, will_wait: bool) -> None:
-        """Puts a tensor in flight. With ``will_wait`` the caller calls `wait` next, and nobody else is woken for it.
+    def submit(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
+        """Puts tensors in flight. With ``will_wait`` the caller calls `wait` next, and nobody else is woken for them.
 
         Raises DuplicateName, or the error that ended the session.
         """
-        self._in_flight.submit(entry, wakes=not will_wait)
+        self._in_flight.submit(entries, wakes=not will_wait)
 
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle."""
@@ -91,13 +104,22 @@ class Engine:
             self._link.wake.set()
             self._in_flight.wait(handle)
 
-    def shut_down(self, deadline: float, on_closed: Callable[[], object]) -> None:
-        """Leaves the session: what is not agreed yet fails on all ranks, what is agreed is still run.
+    def end(self, end: End) -> None:
+        """Has the next turn end the group, for all its ranks, because of what ended another. Any thread may call it."""
+        self._posted = self._posted or end
+        self._link.wake.set()
 
-        ``on_closed`` is called when nothing of the link and the plane is in use any more.
+    @property
+    def ended_by(self) -> End | None:
+        """What ended the group, if it has ended."""
+        return self._coordinator.ended_by
+
+    def shut_down(self, deadline: float, kind: EndKind = EndKind.LEFT) -> None:
+        """Leaves the group: what is not agreed yet fails on all ranks, what is agreed is still run.
+
+        ``kind`` is the end that the others hear of, one of `ORDERLY`. ``deadline`` is on the monotonic clock.
         """
-        self._on_closed = on_closed
-        self._is_leaving = True
+        self._leaving = kind
         self._link.wake.set()
         self._coordinator.has_ended.wait(max(0.0, deadline - time.monotonic()))
         if not self._executor.close(deadline):
@@ -129,10 +151,8 @@ class Engine:
         self._thread.join(_STOP_S)
 
     def _close(self) -> None:
-        self._link.close()
-        self._plane.close()
+        self._connections.close()
         self._driver.wake.close()
-        self._on_closed()
 
     # ---- the coordinator's thread
 
@@ -153,8 +173,11 @@ class Engine:
                     failure, self._failure = self._failure, None
                     self._coordinator.fail(str(failure))
                 self._coordinator.turn()
-                if self._is_leaving:
-                    self._coordinator.leave()
+                if self._posted is not None:
+                    self._coordinator.end(self._posted)
+                    self._posted = None
+                if self._leaving is not None:
+                    self._coordinator.leave(self._leaving)
             except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
                 cause = str(error)
                 if not isinstance(error, ProtocolError):

@@ -67,6 +67,10 @@ class FrameSocket:
             packet = self._socket.recv(1 + _PIECE_BYTES)
         except BlockingIOError:
             return None
+        except ConnectionResetError:
+            # The peer closed without reading all that was sent to it. Linux says so once, ahead of the packets that
+            # had come before; they and the end follow.
+            return self.receive()
         except OSError:
             packet = b""
         if not packet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle, Waiter
@@ -30,22 +30,25 @@ class InFlight:
         """Whether anything is in flight."""
         return bool(self._by_name)
 
-    def submit(self, entry: Entry, wakes: bool) -> None:
-        """Puts ``entry`` in flight, and wakes the coordinator if ``wakes`` and it is not awake already.
+    def submit(self, entries: Sequence[Entry], wakes: bool) -> None:
+        """Puts all of ``entries`` in flight or none, and wakes the coordinator if ``wakes`` and it is not awake yet.
 
-        Raises DuplicateName while a tensor of this name is in flight, and the session's error once it has ended.
+        Raises DuplicateName while a tensor of one of the names is in flight, and the session's error once it has ended.
         """
-        name = entry.request.name
         with self._lock:
             if self._error is not None:
                 raise copy.copy(self._error)
-            if name in self._by_name:
-                raise DuplicateName(
-                    f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
-                )
-            self._by_name[name] = entry
+            for number, entry in enumerate(entries):
+                name = entry.request.name
+                if name in self._by_name:
+                    for earlier in entries[:number]:
+                        del self._by_name[earlier.request.name]
+                    raise DuplicateName(
+                        f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
+                    )
+                self._by_name[name] = entry
             self._is_awake, wakes = self._is_awake or wakes, wakes and not self._is_awake
-            self._new.append(entry)
+            self._new += entries
         if wakes:
             self._wake()
 
@@ -65,8 +68,9 @@ class InFlight:
         waiters = []
         with self._lock:
             for entry in entries:
-                if self._by_name.pop(entry.request.name, None) is None:
-                    continue
+                if self._by_name.get(entry.request.name) is not entry:
+                    continue  # finished already, or a place that this rank filled without having submitted
+                del self._by_name[entry.request.name]
                 handle = entry.handle
                 handle.error = error
                 handle.is_done = True

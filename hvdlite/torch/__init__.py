@@ -16,29 +16,36 @@ from hvdlite import (
     Mismatch,
     NativeUnavailable,
     PeerLost,
+    ProcessSet,
     Product,
     ShutDown,
     Stalled,
     Sum,
     __version__,
+    add_process_set,
     barrier,
     cross_rank,
     cross_size,
+    global_process_set,
     init,
     is_homogeneous,
     is_initialized,
+    join,
     local_rank,
     local_size,
     poll,
     rank,
+    remove_process_set,
     shutdown,
     size,
     synchronize,
 )
 from hvdlite.framework import allgather_object, broadcast_object
 from hvdlite.torch.broadcasting import broadcast_optimizer_state, broadcast_parameters
-from hvdlite.torch.compression import Compression
+from hvdlite.torch.compression import Compression, Compressor
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sparse import sparse_allreduce_async
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.torch.tensors import collectives as _collectives
 
 allgather = _collectives.allgather
@@ -47,15 +54,40 @@ allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_
 allreduce_async = _collectives.allreduce_async
 allreduce_async_ = _collectives.allreduce_async_
+alltoall = _collectives.alltoall
+alltoall_async = _collectives.alltoall_async
 broadcast = _collectives.broadcast
 broadcast_ = _collectives.broadcast_
 broadcast_async = _collectives.broadcast_async
 broadcast_async_ = _collectives.broadcast_async_
+gather = _collectives.gather
+gather_async = _collectives.gather_async
+grouped_allgather = _collectives.grouped_allgather
+grouped_allgather_async = _collectives.grouped_allgather_async
+grouped_allreduce = _collectives.grouped_allreduce
+grouped_allreduce_ = _collectives.grouped_allreduce_
+grouped_allreduce_async = _collectives.grouped_allreduce_async
+grouped_allreduce_async_ = _collectives.grouped_allreduce_async_
+grouped_reducescatter = _collectives.grouped_reducescatter
+grouped_reducescatter_async = _collectives.grouped_reducescatter_async
+recv = _collectives.recv
+recv_ = _collectives.recv_
+recv_async = _collectives.recv_async
+recv_async_ = _collectives.recv_async_
+reduce = _collectives.reduce
+reduce_async = _collectives.reduce_async
+reducescatter = _collectives.reducescatter
+reducescatter_async = _collectives.reducescatter_async
+scatter = _collectives.scatter
+scatter_async = _collectives.scatter_async
+send = _collectives.send
+send_async = _collectives.send_async
 
 __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "Compressor",
     "DistributedOptimizer",
     "DuplicateName",
     "HorovodInternalError",
@@ -65,11 +97,14 @@ __all__ = [
     "Mismatch",
     "NativeUnavailable",
     "PeerLost",
+    "ProcessSet",
     "Product",
     "ShutDown",
     "Stalled",
     "Sum",
+    "SyncBatchNorm",
     "__version__",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -77,6 +112,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -85,16 +122,43 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
+    "gather",
+    "gather_async",
+    "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "poll",
     "rank",
+    "recv",
+    "recv_",
+    "recv_async",
+    "recv_async_",
+    "reduce",
+    "reduce_async",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

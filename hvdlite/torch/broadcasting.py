@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from hvdlite.core.handle import Handle
-from hvdlite.framework import broadcast_with, synchronize_all
+from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.framework import broadcast_with
+from hvdlite.ops import synchronize_all
 from hvdlite.session import rank
 from hvdlite.torch.tensors import collectives, dense
 
@@ -18,19 +20,24 @@ Named = tuple[str, torch.Tensor]
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]], root_rank: int
+    params: Mapping[str, Any] | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrites tensors with those of ``root_rank``, in place.
+    """Overwrites tensors with those of ``root_rank``, a rank's number in the job, in place.
 
     ``params`` is ``model.state_dict()``, ``model.named_parameters()``, or a list of tensors or of (name, tensor) pairs,
     with the same names, shapes and dtypes on all ranks. Entries that are None are skipped. Raises ValueError for an
     entry that is no tensor, and HorovodInternalError if ranks do not fit together.
     """
-    _broadcast_all(_named(params), root_rank)
+    _broadcast_all(_named(params), root_rank, process_set)
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank the state and hyper-parameters that ``root_rank`` has, without taking a step.
 
@@ -47,8 +54,10 @@ def broadcast_optimizer_state(
         optimizer.state_dict() if rank() == root_rank else None,
         root_rank,
         "optimizer_state",
+        process_set,
     )
-    _broadcast_all([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root_rank)
+    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+    _broadcast_all(named, root_rank, process_set)
     optimizer.load_state_dict(state)
 
 
@@ -69,11 +78,11 @@ def _named(params: Any) -> list[Named]:
 
 
 @torch.no_grad()
-def _broadcast_all(tensors: list[Named], root_rank: int) -> None:
+def _broadcast_all(tensors: list[Named], root_rank: int, process_set: ProcessSet) -> None:
     handles: list[Handle] = []
     try:
         for name, tensor in tensors:
-            handles.append(collectives.broadcast_async_(dense(tensor), root_rank, name))
+            handles.append(collectives.broadcast_async_(dense(tensor), root_rank, name, process_set))
     except ValueError as error:
         synchronize_all(handles)
         raise ValueError(f"cannot broadcast {name!r}: {error}") from error

@@ -1,11 +1,9 @@
 """The gradients of a set of parameters on their way between ranks, while backward still computes others.
 
-A hook on each parameter runs as soon as its gradient is complete for the step, and submits it; `synchronize` submits
-those whose hook did not run, waits for all and puts the results in place. So every rank submits every parameter once a
-step, under the same name, whatever its own graph used: a rank without a gradient contributes zeros.
-
-A gradient is reduced in its own memory if that is contiguous and not compressed. Otherwise a copy travels and is copied
-back at the end, because ranks may lay the same parameter out differently.
+A hook on each parameter runs as soon as its gradient is complete for the step. The last hook of a *bucket*, one
+parameter or those that the user grouped, submits it; `synchronize` submits the buckets that are not complete, waits for
+all and puts the results in place. So every rank submits every bucket once a step, under the same name, whatever its own
+graph used: a rank without a gradient contributes zeros.
 
 Hooks run with the GIL in the middle of backward and are the only cost that it sees: counting, one submit, nothing else.
 """
@@ -14,38 +12,77 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from hvdlite.core.handle import Handle
 from hvdlite.errors import HvdError
-from hvdlite.ops import Compressor, synchronize
-from hvdlite.session import size
-from hvdlite.torch.tensors import collectives, dense
+from hvdlite.torch.naming import Named, known_as
+from hvdlite.torch.reduction import Reduction, Wait
 
 
 class _Flight(NamedTuple):
-    """A reduction that was started: its handle, the gradient it is for, and that one's version at the start."""
+    """A reduction that was started: who is in it, with which gradients, and their versions at the start."""
 
-    handle: Handle
-    value: torch.Tensor
-    version: int
-    context: Any
+    wait: Wait
+    gradients: list[_Gradient]
+    values: list[torch.Tensor]
+    versions: list[int]
 
 
 class _Gradient:
-    """One parameter's gradient: ``passes_left`` backward passes of this step are still to come before its flight."""
+    """One parameter's gradient: ``passes_left`` backward passes of this step are still to come before it is complete.
 
-    __slots__ = ("flight", "hook", "name", "parameter", "passes_left")
+    ``sparse_dim`` is that of the last sparse gradient that the parameter had here.
+    """
 
-    def __init__(self, name: str, parameter: torch.Tensor, passes: int) -> None:
+    __slots__ = ("bucket", "hook", "name", "parameter", "passes_left", "sparse_dim")
+
+    def __init__(self, name: str, parameter: torch.Tensor, bucket: _Bucket, passes: int) -> None:
         self.name = name
         self.parameter = parameter
+        self.bucket = bucket
         self.passes_left = passes
-        self.flight: _Flight | None = None
+        self.sparse_dim: int | None = None
         self.hook: Any = None
+
+    def ready_value(self) -> torch.Tensor:
+        """The parameter's gradient, or else zeros, which become its gradient."""
+        value = self.parameter.grad
+        if value is None:
+            value = self.parameter.grad = (
+                torch.zeros_like(self.parameter)
+                if self.sparse_dim is None
+                else _no_elements(self.parameter, self.sparse_dim)
+            )
+        if value.requires_grad:
+            raise ValueError("it is part of a graph; backward(create_graph=True) is not supported")
+        if value.layout is torch.sparse_coo:
+            self.sparse_dim = value.sparse_dim()
+        return value
+
+
+class _Bucket:
+    """Gradients that travel together. ``waiting`` are not complete for this step."""
+
+    __slots__ = ("flight", "gradients", "waiting")
+
+    def __init__(self, members: Iterable[Named], passes: int) -> None:
+        self.gradients = [_Gradient(name, parameter, self, passes) for name, parameter in members]
+        self.waiting = set(self.gradients)
+        self.flight: _Flight | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more is to come in this step; frozen parameters get no gradient."""
+        return not any(gradient.parameter.requires_grad for gradient in self.waiting)
+
+    def start_over(self, passes: int) -> None:
+        self.flight = None
+        self.waiting.update(self.gradients)
+        for gradient in self.gradients:
+            gradient.passes_left = passes
 
 
 class GradientReducer:
@@ -54,21 +91,21 @@ class GradientReducer:
     ``passes`` backward passes are summed locally before a gradient is submitted.
     """
 
-    def __init__(self, compression: Compressor, passes: int, op: int, prescale: float, postscale: float) -> None:
-        self._compression = compression
+    def __init__(self, reduction: Reduction, passes: int) -> None:
+        self._reduction = reduction
         self._passes = passes
-        self._submit = functools.partial(
-            collectives.allreduce_async_, op=op, prescale_factor=prescale, postscale_factor=postscale
-        )
+        self._buckets: list[_Bucket] = []
         self._gradients: dict[str, _Gradient] = {}
 
-    def watch(self, name: str, parameter: torch.Tensor) -> None:
-        """Adds a parameter. Its name is the same on all ranks. Raises ValueError if another one has the name."""
-        if name in self._gradients:
-            raise ValueError(f"{name!r} is the name of another parameter of this optimizer; names must be unique")
-        gradient = _Gradient(name, parameter, self._passes)
-        self._gradients[name] = gradient
-        self._hook(gradient)
+    def watch(self, members: Sequence[Named]) -> None:
+        """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
+        if not self._reduction.process_set.included():
+            return
+        bucket = _Bucket(known_as(self._reduction.process_set, "gradient", members), self._passes)
+        self._buckets.append(bucket)
+        for gradient in bucket.gradients:
+            self._gradients[gradient.name] = gradient
+            self._hook(gradient)
 
     @property
     def passes(self) -> int:
@@ -78,21 +115,20 @@ class GradientReducer:
     @property
     def is_reducing(self) -> bool:
         """Whether a gradient is in flight."""
-        return any(gradient.flight is not None for gradient in self._gradients.values())
+        return any(bucket.flight is not None for bucket in self._buckets)
 
     def start_over(self, passes: int | None = None) -> None:
         """Forgets the passes that were counted; from now on a step has ``passes`` passes.
 
         Waits for what is in flight, whose names could not be used again before, and forgets the results.
         """
-        for gradient in self._gradients.values():
-            if gradient.flight is not None:
+        for bucket in self._buckets:
+            if bucket.flight is not None:
                 with contextlib.suppress(HvdError):
-                    synchronize(gradient.flight.handle)
+                    bucket.flight.wait()
         self._passes = self._passes if passes is None else passes
-        for gradient in self._gradients.values():
-            gradient.passes_left = self._passes
-            gradient.flight = None
+        for bucket in self._buckets:
+            bucket.start_over(self._passes)
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -102,12 +138,11 @@ class GradientReducer:
         waited for before the first error is raised: ValueError for a gradient that cannot be sent, AssertionError for
         one that changed meanwhile, HorovodInternalError for one that was not reduced.
         """
-        gradients = [each for each in self._gradients.values() if each.parameter.requires_grad or each.flight]
         failures: list[Exception] = []
-        if size() > 1:
-            failures += _failures(self._start, (each for each in gradients if each.flight is None))
-            failures += _failures(self._finish, (each for each in gradients if each.flight is not None))
-        for gradient in gradients:
+        if self._reduction.is_needed:
+            failures += _failures(self._start, (each for each in self._buckets if each.flight is None))
+            failures += _failures(self._finish, (each for each in self._buckets if each.flight is not None))
+        for gradient in self._gradients.values():
             if gradient.hook is None:  # frozen when it was added
                 self._hook(gradient)
         self.start_over()
@@ -134,38 +169,48 @@ class GradientReducer:
                 "step(); increase backward_passes_per_step to accumulate gradients locally"
             )
         gradient.passes_left -= 1
-        if gradient.passes_left == 0 and size() > 1:
-            self._start(gradient)
+        if gradient.passes_left == 0 and self._reduction.is_needed:
+            gradient.bucket.waiting.discard(gradient)
+            if gradient.bucket.is_complete:
+                self._start(gradient.bucket)
 
-    def _start(self, gradient: _Gradient) -> None:
-        value = gradient.parameter.grad
-        if value is None:
-            value = gradient.parameter.grad = torch.zeros_like(gradient.parameter)
+    def _start(self, bucket: _Bucket) -> None:
+        gradients = [each for each in bucket.gradients if each.parameter.requires_grad or each not in bucket.waiting]
+        if not gradients:
+            return
+        name = gradients[0].name if len(gradients) == 1 else f"{gradients[0].name}..{gradients[-1].name}"
         try:
-            if value.requires_grad:
-                raise ValueError("it is part of a graph; backward(create_graph=True) is not supported")
-            sent, context = self._compression.compress(value)
-            handle = self._submit(dense(sent), name=gradient.name)
+            values = [gradient.ready_value() for gradient in gradients]
+            wait = self._reduction.start(name, values)
         except ValueError as error:
-            raise ValueError(f"cannot reduce {gradient.name!r}: {error}") from error
-        gradient.flight = _Flight(handle, value, value._version, context)
+            raise ValueError(f"cannot reduce {name!r}: {error}") from error
+        bucket.flight = _Flight(wait, gradients, values, [value._version for value in values])
 
-    def _finish(self, gradient: _Gradient) -> None:
-        assert gradient.flight is not None
-        handle, value, version, context = gradient.flight
-        reduced = synchronize(handle)
-        if gradient.parameter.grad is not value or value._version != version:
-            raise AssertionError(
-                f"{gradient.name!r} was changed while ranks were reducing it; call optimizer.synchronize() first, "
-                "then change gradients, then step() in optimizer.skip_synchronize()"
-            )
-        if reduced is not value:
-            value.copy_(self._compression.decompress(reduced, context))
+    def _finish(self, bucket: _Bucket) -> None:
+        assert bucket.flight is not None
+        wait, gradients, values, versions = bucket.flight
+        bucket.flight = None
+        for gradient, value, version, reduced in zip(gradients, values, versions, wait(), strict=True):
+            if gradient.parameter.grad is not value or value._version != version:
+                raise AssertionError(
+                    f"{gradient.name!r} was changed while ranks were reducing it; call optimizer.synchronize() first, "
+                    "then change gradients, then step() in optimizer.skip_synchronize()"
+                )
+            if value.layout is not torch.strided:
+                gradient.parameter.grad = reduced
+            elif reduced is not value:
+                value.copy_(reduced)
 
 
-def _failures(action: Callable[[_Gradient], None], gradients: Iterable[_Gradient]) -> Iterator[Exception]:
-    for gradient in gradients:
+def _no_elements(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    indices = torch.empty(sparse_dim, 0, dtype=torch.int64)
+    values = parameter.new_empty(0, *parameter.shape[sparse_dim:])
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
+
+
+def _failures(action: Callable[[_Bucket], None], buckets: Iterable[_Bucket]) -> Iterator[Exception]:
+    for bucket in buckets:
         try:
-            action(gradient)
+            action(bucket)
         except (HvdError, ValueError, AssertionError) as error:
             yield error

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from hvdlite.core.process_set import ProcessSet
+from hvdlite.runtime.group import Group
+from hvdlite.session import current
+
+Named = tuple[str, torch.Tensor]
 ParamGroup = dict[str, Any]
 
 
@@ -39,6 +45,24 @@ def names_of(
             "pass the named_parameters() of every model that it optimizes"
         )
     return {parameter: given[parameter] for parameter in by_place}
+
+
+def known_as(process_set: ProcessSet, kind: str, members: Iterable[Named]) -> list[Named]:
+    """The members with the names by which ranks find each other: ``gradient.weight``, then ``gradient.weight#2``.
+
+    Optimizers may share parameters' names, so the uses of each are counted, from the time that the process set is
+    there. Ranks need only make the optimizers that share a name in the same order.
+    """
+    uses = _uses.setdefault(current().group_of(process_set), Counter())
+    return [(_numbered(f"{kind}.{name}", uses), parameter) for name, parameter in members]
+
+
+_uses: weakref.WeakKeyDictionary[Group, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def _numbered(name: str, uses: Counter[str]) -> str:
+    uses[name] += 1
+    return name if uses[name] == 1 else f"{name}#{uses[name]}"
 
 
 def _checked(named_parameters: Iterable[tuple[str, Any]]) -> dict[torch.Tensor, str]:

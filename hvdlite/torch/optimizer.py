@@ -1,32 +1,33 @@
 """`DistributedOptimizer`: any torch optimizer, stepping on gradients that are averaged over all ranks.
 
-The wrapped optimizer is of a subclass of the user's class and shares all attributes of the user's object: they have one
-``__dict__``, so parameter groups, state and hooks stay the same for both, also when a checkpoint is loaded into either.
-A `GradientReducer` does the work; `step` waits for it before the user's ``step`` runs.
+A `GradientReducer` does the work during backward; `step` waits for it before the user's ``step`` runs.
 """
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from hvdlite.core.dtypes import OP_NAMES, Adasum, Average
+from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.ops import Compressor
 from hvdlite.session import size
+from hvdlite.torch.adasum import AdasumStep, DeltaReducer
+from hvdlite.torch.buckets import Groups, in_buckets, merged
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.gradients import GradientReducer
 from hvdlite.torch.naming import ParamGroup, group_names, names_of
+from hvdlite.torch.reduction import Reduction
+from hvdlite.torch.wrapping import Closure, DistributedStep, positive_passes, wrap
 
-Closure = Callable[[], Any]
 
-
-class _DistributedOptimizer(torch.optim.Optimizer):
-    """What stands before the user's class in the order of inheritance."""
+class _GradientStep(DistributedStep):
+    """What stands before the user's class when gradients are reduced."""
 
     _reducer: GradientReducer
     _is_synchronized: bool
@@ -40,7 +41,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes `backward_passes_per_step` between two steps. Raises ValueError unless it is positive."""
         self._refuse_while_reducing("set_backward_passes_per_step()")
-        self._reducer.start_over(_positive(passes))
+        self._reducer.start_over(positive_passes(passes))
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced; then gradients may be clipped, unscaled or looked at.
@@ -90,19 +91,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Adds parameters, which are reduced from now on; all ranks add the same."""
         super().add_param_group(param_group)
         for parameter, name in group_names(self.param_groups[-1], len(self.param_groups) - 1).items():
-            self._reducer.watch(f"gradient.{name}", parameter)
+            self._reducer.watch([(name, parameter)])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of a wrapped or bare optimizer, and forgets reductions of the steps before."""
         self._reducer.start_over()
         self._is_synchronized = False
         super().load_state_dict(state_dict)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "a DistributedOptimizer cannot be copied or pickled: it has hooks on the parameters. Save and load its "
-            "state_dict(), or wrap a copy of the optimizer that it was made from"
-        )
 
     def _evaluate(self, closure: Closure) -> Any:
         loss = closure()
@@ -124,52 +119,53 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
-) -> _DistributedOptimizer:
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> DistributedStep:
     """An optimizer of the same class and state whose ``step`` first reduces the gradients over all ranks.
 
     Gradients are reduced while backward computes others. ``named_parameters`` gives them names that mean something in
     messages. With ``backward_passes_per_step`` the gradients of so many passes are summed before they are reduced.
     ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it.
+    ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
+    of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
+    a group of several or ``sparse_as_dense`` is set, which also makes the result dense. A rank outside ``process_set``
+    takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead, see `adasum`.
 
     The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
     take either. Raises ValueError for arguments that cannot be, and before ``init``.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if isinstance(optimizer, _DistributedOptimizer):
-        raise ValueError("this optimizer is a DistributedOptimizer already")
-    if op == Adasum or op not in OP_NAMES:
-        raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use hvd.Average or hvd.Sum")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
-    if not gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, got {gradient_predivide_factor}")
-    size()  # raises before init
-    names = names_of(optimizer.param_groups, named_parameters)
+    _check(optimizer, op, gradient_predivide_factor, process_set)
+    buckets = in_buckets(names_of(optimizer.param_groups, named_parameters), merged(groups, num_groups))
+    passes = positive_passes(backward_passes_per_step)
     factor = float(gradient_predivide_factor)
-    reducer = GradientReducer(compression, _positive(backward_passes_per_step), op, 1 / factor, factor)
-    try:
-        for parameter, name in names.items():
-            reducer.watch(f"gradient.{name}", parameter)
-    except BaseException:
-        reducer.close()
-        raise
-    return _wrap(optimizer, reducer)
-
-
-def _wrap(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> _DistributedOptimizer:
-    user_class = type(optimizer)
-    subclass = type(user_class.__name__, (_DistributedOptimizer, user_class), {"__doc__": user_class.__doc__})
-    wrapped: _DistributedOptimizer = object.__new__(subclass)
-    attributes = vars(optimizer)
-    attributes.pop("step", None)  # a scheduler's counter around the user's step, which would hide ours
-    attributes.update(_reducer=reducer, _is_synchronized=False, _skips_synchronize=False)
-    wrapped.__dict__ = attributes
+    reduction = Reduction(compression, op, 1 / factor, factor, sparse_as_dense, process_set)
+    if op == Adasum:
+        deltas = DeltaReducer(reduction)
+        for bucket in buckets:
+            deltas.watch(bucket)
+        return wrap(optimizer, AdasumStep, _deltas=deltas, _passes=passes)
+    reducer = GradientReducer(reduction, passes)
+    for bucket in buckets:
+        reducer.watch(bucket)
+    wrapped = wrap(optimizer, _GradientStep, _reducer=reducer, _is_synchronized=False, _skips_synchronize=False)
     weakref.finalize(wrapped, reducer.close).atexit = False  # another optimizer may take the parameters over
     return wrapped
 
 
-def _positive(passes: int) -> int:
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be positive, got {passes}")
-    return passes
+def _check(optimizer: Any, op: int, predivide_factor: float, process_set: ProcessSet) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, DistributedStep):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    if op not in OP_NAMES:
+        raise ValueError(f"op {op} is not supported; use hvd.Average, hvd.Sum or hvd.Adasum")
+    if predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
+    if not predivide_factor > 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+    size()  # raises before init
+    if process_set.included() is None:
+        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")

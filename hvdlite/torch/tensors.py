@@ -1,7 +1,7 @@
 """CPU torch tensors as buffers, and the collectives over them.
 
 Collectives work on memory, outside autograd: a result is a new tensor without history, and one in place keeps the
-history its tensor had. No gradient flows from rank to rank.
+history its tensor had. Only the blocking forms that make a new tensor have gradients, see `autograd`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import torch
 
 from hvdlite.core.buffer import Buffer
 from hvdlite.core.dtypes import DType
+from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.ops import Collectives
+from hvdlite.torch import derivatives
+from hvdlite.torch.autograd import differentiable
 
 _DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
 
@@ -35,6 +38,9 @@ class TensorAdapter:
         # the device is named because torch.set_default_device counts for one thread only
         return torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
 
+    def counts(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device="cpu")
+
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` itself if it is contiguous, or else a contiguous copy. What is not strided is left to be refused."""
@@ -51,4 +57,45 @@ def _refusal(tensor: torch.Tensor) -> str:
     return f"tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous() instead"
 
 
-collectives = Collectives[torch.Tensor](TensorAdapter())
+class TensorCollectives(Collectives[torch.Tensor]):
+    """The collectives of `hvdlite.ops`, with gradients through them."""
+
+    allreduce = differentiable(Collectives.allreduce, Collectives.allreduce_async, derivatives.of_allreduce)
+    grouped_allreduce = differentiable(
+        Collectives.grouped_allreduce, Collectives.grouped_allreduce_async, derivatives.of_allreduce
+    )
+    allgather = differentiable(Collectives.allgather, Collectives.allgather_async, derivatives.of_allgather)
+    grouped_allgather = differentiable(
+        Collectives.grouped_allgather, Collectives.grouped_allgather_async, derivatives.of_allgather
+    )
+    broadcast = differentiable(Collectives.broadcast, Collectives.broadcast_async, derivatives.of_broadcast)
+    alltoall = differentiable(Collectives.alltoall, Collectives.alltoall_async, derivatives.of_alltoall)
+    reducescatter = differentiable(
+        Collectives.reducescatter, Collectives.reducescatter_async, derivatives.of_reducescatter
+    )
+    grouped_reducescatter = differentiable(
+        Collectives.grouped_reducescatter, Collectives.grouped_reducescatter_async, derivatives.of_reducescatter
+    )
+    reduce = differentiable(Collectives.reduce, Collectives.reduce_async, derivatives.of_reduce)
+    gather = differentiable(Collectives.gather, Collectives.gather_async, derivatives.of_gather)
+    scatter = differentiable(Collectives.scatter, Collectives.scatter_async, derivatives.of_scatter)
+    recv = differentiable(Collectives.recv, Collectives.recv_async, derivatives.of_recv)
+    _send = differentiable(Collectives.send, Collectives.send_async, derivatives.of_send)
+
+    def send(  # type: ignore[override]
+        self,
+        tensor: torch.Tensor,
+        rank: int,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> torch.Tensor:
+        """Sends ``tensor`` to ``rank``, which calls `recv`; returns a zero when it has been received.
+
+        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
+        A sender adds the zero to its loss, so that its backward comes to wait for the gradient from the receiver.
+        """
+        zero: torch.Tensor | None = self._send(tensor, rank, name, process_set)
+        return torch.zeros((), dtype=tensor.dtype, device="cpu") if zero is None else zero
+
+
+collectives = TensorCollectives(TensorAdapter())

@@ -6,13 +6,23 @@ import importlib
 
 import pytest
 
-NUMPY_API = """
+COMMON = """
     init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous
     Average Sum Adasum Min Max Product
-    allreduce allreduce_ allreduce_async allreduce_async_ allgather allgather_async
-    broadcast broadcast_ broadcast_async broadcast_async_ barrier poll synchronize
+    allreduce allreduce_ allreduce_async allreduce_async_
+    grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_
+    allgather allgather_async grouped_allgather grouped_allgather_async
+    broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async
+    reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
+    reduce reduce_async gather gather_async scatter scatter_async
+    send send_async recv recv_ recv_async recv_async_ join barrier poll synchronize
+    ProcessSet global_process_set add_process_set remove_process_set
+    mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
+    rocm_built
     HvdError HorovodInternalError Mismatch PeerLost Stalled ShutDown DuplicateName NativeUnavailable
 """.split()
+
+NUMPY_API = "install_as_horovod run LaunchError WorkerFailed FunctionFailed".split()
 
 TORCH_API = """
     DistributedOptimizer broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object Compression
@@ -20,7 +30,7 @@ TORCH_API = """
 
 
 def _promised(module: str) -> list[str]:
-    return NUMPY_API + TORCH_API if module == "hvdlite.torch" else NUMPY_API
+    return COMMON + (TORCH_API if module == "hvdlite.torch" else NUMPY_API)
 
 
 @pytest.mark.parametrize("module", ["hvdlite", "hvdlite.torch"])

@@ -6,9 +6,9 @@ from collections import deque
 from typing import Any
 
 from hvdlite.core.bits import members
-from hvdlite.core.cache import Cache
+from hvdlite.core.cache import Cache, Definition
 from hvdlite.core.dtypes import DType, Sum
-from hvdlite.core.messages import Kind, Ready, Request, Run
+from hvdlite.core.messages import JOIN_NAME, Kind, Ready, Request, Run
 from hvdlite.core.negotiate import Negotiator
 from hvdlite.core.wire import decode, encode
 
@@ -27,6 +27,7 @@ class Leaf:
         self.by_bit: dict[int, str] = {}
         self.ran: list[tuple[str, ...]] = []
         self.errors: dict[str, str] = {}
+        self.last_rows: tuple[int, ...] = ()
         self.up: deque[bytes] = deque()
         self.down: deque[bytes] = deque()
 
@@ -49,26 +50,39 @@ class Leaf:
         if self.cache.begin(run.generation):
             self.by_bit.clear()
         for batch in run.batches:
-            names = [self.by_bit.pop(bit) for bit in members(batch.bits)] if batch.bits else []
-            for name in names:
-                del self.in_flight[name]
+            names = [self._name_of(bit) for bit in members(batch.bits)] if batch.bits else []
             for response in batch.responses:
-                asked = self.in_flight.pop(response.name)
+                self.by_bit.pop(self.cache.bit_of_name(response.name), None)
+                asked = self.in_flight.pop(response.name, response.request)
+                assert asked is not None
                 if response.error:
                     self.errors[response.name] = response.error
                     continue
                 if response.bit >= 0:
-                    self.cache.remember(response.bit, asked, response.rows)
+                    self.cache.remember(response.bit, Definition(asked, response.rows))
+                self.last_rows = response.rows
                 names.append(response.name)
             if names:
                 self.ran.append(tuple(names))
 
+    def _name_of(self, bit: int) -> str:
+        """The tensor of an agreed bit; only a rank that has joined may not have submitted it."""
+        name = self.by_bit.pop(bit, None)
+        if name is None:
+            assert JOIN_NAME in self.in_flight
+            name = self.cache.definition(bit).request.name
+        self.in_flight.pop(name, None)
+        return name
+
 
 class Ranks:
-    """All of them. Messages stay in each rank's queues until the test moves them."""
+    """All of them. Messages stay in each rank's queues until the test moves them.
+
+    They count from 0 here, and users know them by numbers from 10 on.
+    """
 
     def __init__(self, size: int, capacity: int = 64, threshold: int = 1 << 20) -> None:
-        self.negotiator = Negotiator(size, capacity, threshold)
+        self.negotiator = Negotiator(range(10, 10 + size), capacity, threshold)
         self.leaves = [Leaf() for _ in range(size)]
 
     def send_up(self, rank: int) -> int:

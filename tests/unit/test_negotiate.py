@@ -24,7 +24,7 @@ def test_nothing_runs_before_the_last_rank_submits() -> None:
         ranks.leaves[rank].submit(request("a"))
         ranks.send_up(rank)
     assert ranks.negotiator.cut() is None
-    assert ranks.negotiator.waiting() == {"a": (1,)}
+    assert ranks.negotiator.waiting() == {"a": (11,)}
     ranks.leaves[1].submit(request("a"))
     ranks.settle()
     assert [leaf.ran for leaf in ranks.leaves] == [[("a",)]] * 3
@@ -108,8 +108,8 @@ def test_a_mismatch_reaches_every_rank_and_names_both_sides(
     text = texts.pop()
     others = [rank for rank in range(3) if rank != odd]
     assert f"the {what} of tensor 't'" in text
-    assert f"rank {odd} has {theirs}" in text
-    assert f"ranks {others[0]}, {others[1]} have {ours}" in text
+    assert f"rank {10 + odd} has {theirs}" in text
+    assert f"ranks {10 + others[0]}, {10 + others[1]} have {ours}" in text
     assert ranks.step(request("t")) == [("t",)]
 
 
@@ -130,7 +130,7 @@ def test_an_allgather_of_which_one_rank_changes_its_rows() -> None:
     ranks.leaves[0].submit(gather)  # a bit, which meets a request
     ranks.leaves[1].submit(gather._replace(shape=(9,)))
     ranks.settle()
-    assert [leaf.cache.rows(0) for leaf in ranks.leaves] == [(3, 9), (3, 9)]
+    assert [leaf.cache.definition(0).rows for leaf in ranks.leaves] == [(3, 9), (3, 9)]
 
 
 def test_a_full_cache_forgets_everything_at_one_point() -> None:
@@ -173,4 +173,4 @@ def test_names_that_the_user_did_not_give_are_not_remembered() -> None:
 )
 def test_what_no_correct_rank_sends_is_refused(ready: Ready) -> None:
     with pytest.raises(ProtocolError, match="rank 1"):
-        Negotiator(2, 8, 8).receive(1, ready)
+        Negotiator(range(2), 8, 8).receive(1, ready)

@@ -25,10 +25,17 @@ REQUESTS = st.builds(
     postscale=SCALES,
     root=st.integers(0, 9),
     cacheable=st.booleans(),
+    splits=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    peer=st.integers(-1, 9),
 )
 BITS = st.integers(0, 1 << 200)
 RESPONSES = st.builds(
-    Response, st.text(max_size=9), st.text(max_size=9), st.lists(st.integers(0, 99)).map(tuple), st.integers(-1, 99)
+    Response,
+    st.text(max_size=9),
+    st.text(max_size=9),
+    st.lists(st.integers(0, 99)).map(tuple),
+    st.integers(-1, 99),
+    st.none() | REQUESTS,
 )
 BATCHES = st.builds(Batch, BITS, st.lists(RESPONSES, max_size=3).map(tuple))
 MESSAGES = st.one_of(
@@ -87,7 +94,9 @@ def test_a_frame_of_another_turn_or_session_is_refused(sequence: int, session: i
         dict(op=77),
         dict(root=-1),
         dict(prescale="1"),
-        dict(kind=9),
+        dict(kind=99),
+        dict(splits=(-1,)),
+        dict(peer=-2),
         dict(dtype=99),
         dict(cacheable=1),
     ],

@@ -1,0 +1,70 @@
+"""What a caller does with the handle of an asynchronous collective: ask whether it is done, and wait for the result."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hvdlite.core.handle import Handle
+from hvdlite.errors import HvdError
+
+
+class GroupHandle:
+    """The handle of several tensors that were submitted together; its result is the list of their results."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self.handles = tuple(handles)
+
+    @property
+    def is_done(self) -> bool:
+        return all(handle.is_done for handle in self.handles)
+
+    @property
+    def is_taken(self) -> bool:
+        return bool(self.handles) and self.handles[0].is_taken
+
+    def __repr__(self) -> str:
+        return f"<GroupHandle of {len(self.handles)} tensors, {'done' if self.is_done else 'in flight'}>"
+
+
+def poll(handle: Handle | GroupHandle) -> bool:
+    """Whether `synchronize` would return at once. Raises ValueError for a handle that was synchronized already."""
+    if not isinstance(handle, (Handle, GroupHandle)) or handle.is_taken:
+        raise ValueError(f"{handle!r} is not a handle in flight; each handle is synchronized once")
+    return handle.is_done
+
+
+def synchronize(handle: Handle | GroupHandle) -> Any:
+    """Waits for a handle and returns its result, or raises what made it fail. None if it was synchronized already."""
+    if isinstance(handle, GroupHandle):
+        return None if handle.is_taken else synchronize_all(handle.handles)
+    if not isinstance(handle, Handle):
+        raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
+    if handle.is_taken:
+        return None
+    if not handle.is_done:
+        assert handle.group is not None  # only what no user has a handle of is in no group
+        handle.group.wait(handle)
+    handle.is_taken = True
+    result, handle.output = handle.output, None
+    if handle.error is not None:
+        # Handles may share an error, but not the traceback that raising it adds.
+        raise copy.copy(handle.error) from handle.error.__cause__
+    return result
+
+
+def synchronize_all(handles: Iterable[Handle | GroupHandle]) -> list[Any]:
+    """The results of all handles, in order. If some fail, all are waited for before the first error is raised."""
+    results: list[Any] = []
+    errors: list[HvdError] = []
+    for handle in handles:
+        try:
+            results.append(synchronize(handle))
+        except HvdError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,32 @@
+"""Where ranks meet without a tensor: the barrier, and the end of uneven data."""
+
+from __future__ import annotations
+
+from hvdlite.core.entry import NOTHING
+from hvdlite.core.messages import JOIN_NAME, Kind
+from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.ops.calls import entry_of, group_of, named
+from hvdlite.ops.handles import synchronize
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns after every rank has called it. Does not wait for collectives that are in flight."""
+    group = group_of(process_set)
+    entry = entry_of(group, named(group, Kind.BARRIER, None), Kind.BARRIER, NOTHING, NOTHING, None)
+    group.submit((entry,), will_wait=True)
+    synchronize(entry.handle)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data, and waits until all ranks say so; returns the one that said it last.
+
+    Until then this rank takes part in every allreduce of the others with zeros. An average still divides by the number
+    of all ranks. Only allreduce with op Average or Sum can run meanwhile; anything else is an error on the ranks that
+    call it. ``device`` is there for scripts of Horovod.
+    """
+    group = group_of(global_process_set)
+    entry = entry_of(group, (JOIN_NAME, False), Kind.JOIN, NOTHING, NOTHING, None)
+    group.submit((entry,), will_wait=True)
+    last: int = synchronize(entry.handle)
+    group.count_anew()
+    return last

@@ -1,0 +1,328 @@
+"""Collectives that move rows as they are: all-gather, broadcast, all-to-all, gather, scatter, send and receive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from hvdlite.core.buffer import Buffer
+from hvdlite.core.entry import NOTHING, Allocate, Entry
+from hvdlite.core.handle import Handle
+from hvdlite.core.messages import Kind
+from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.core.rows import even_splits
+from hvdlite.ops.calls import Calls, Draft, Name, entry_of, group_of, index_in, named, whole_number
+from hvdlite.ops.handles import GroupHandle
+from hvdlite.runtime.group import Group
+
+T = TypeVar("T")
+
+
+class Movements(Calls[T]):
+    """The collectives that hand out what the ranks have. Rows are along the first dimension."""
+
+    # ---- allgather
+
+    def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+        """The tensors of all ranks joined along the first dimension, in rank order.
+
+        All dimensions but the first are the same on all ranks; the first may differ and be 0.
+        """
+        group = group_of(process_set)
+        handle = self._one(group, Kind.ALLGATHER, name, tensor, self._allgather(group), will_wait=True)
+        return cast(T, self._result(handle))
+
+    def allgather_async(
+        self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `allgather` and returns its handle."""
+        group = group_of(process_set)
+        return self._one(group, Kind.ALLGATHER, name, tensor, self._allgather(group))
+
+    def grouped_allgather(
+        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> list[T]:
+        """`allgather` of several tensors that become ready on every rank together."""
+        group = group_of(process_set)
+        handle = self._many(group, Kind.ALLGATHER, name, tensors, self._allgather(group), will_wait=True)
+        return cast(list[T], self._result(handle))
+
+    def grouped_allgather_async(
+        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> GroupHandle:
+        """Starts `grouped_allgather` and returns one handle for the list."""
+        group = group_of(process_set)
+        return self._many(group, Kind.ALLGATHER, name, tensors, self._allgather(group))
+
+    # ---- broadcast
+
+    def broadcast(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """The tensor of ``root_rank``, as a new tensor on every rank. Shape and dtype are the same on all ranks.
+
+        ``root_rank`` is a rank's number in the job, also in a process set.
+        """
+        group = group_of(process_set)
+        draft = self._broadcast(group, root_rank, False)
+        return cast(T, self._result(self._one(group, Kind.BROADCAST, name, tensor, draft, will_wait=True)))
+
+    def broadcast_async(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `broadcast` and returns its handle."""
+        group = group_of(process_set)
+        return self._one(group, Kind.BROADCAST, name, tensor, self._broadcast(group, root_rank, False))
+
+    def broadcast_(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """Like `broadcast`, in place. Returns ``tensor`` itself."""
+        group = group_of(process_set)
+        draft = self._broadcast(group, root_rank, True)
+        return cast(T, self._result(self._one(group, Kind.BROADCAST, name, tensor, draft, will_wait=True)))
+
+    def broadcast_async_(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `broadcast_` and returns its handle."""
+        group = group_of(process_set)
+        return self._one(group, Kind.BROADCAST, name, tensor, self._broadcast(group, root_rank, True))
+
+    # ---- alltoall
+
+    def alltoall(
+        self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T | tuple[T, T]:
+        """Sends rows of ``tensor`` to each rank, and returns what all ranks sent here, joined in rank order.
+
+        ``splits`` are the rows for each rank, in order from the first row on; rows that are left stay here. Without
+        splits, rows are divided evenly. With splits, returns the tensor and the number of rows from each rank, int32.
+        """
+        output, received_splits = self._result(self._start_alltoall(tensor, splits, name, process_set, will_wait=True))
+        return output if splits is None else (output, received_splits)
+
+    def alltoall_async(
+        self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `alltoall` and returns its handle, whose result is always the pair."""
+        return self._start_alltoall(tensor, splits, name, process_set)
+
+    # ---- one root
+
+    def gather(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
+        group = group_of(process_set)
+        handle = self._one(group, Kind.GATHER, name, tensor, self._gather(group, root_rank), will_wait=True)
+        return cast(T, self._result(handle))
+
+    def gather_async(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `gather` and returns its handle."""
+        group = group_of(process_set)
+        return self._one(group, Kind.GATHER, name, tensor, self._gather(group, root_rank))
+
+    def scatter(
+        self,
+        tensor: T,
+        root_rank: int,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """This rank's rows of the tensor of ``root_rank``.
+
+        ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
+        come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
+        ``tensor`` count, and splits are ignored.
+        """
+        group = group_of(process_set)
+        handle = self._one(group, Kind.SCATTER, name, tensor, self._scatter(group, root_rank, splits), will_wait=True)
+        return cast(T, self._result(handle))
+
+    def scatter_async(
+        self,
+        tensor: T,
+        root_rank: int,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle:
+        """Starts `scatter` and returns its handle."""
+        group = group_of(process_set)
+        return self._one(group, Kind.SCATTER, name, tensor, self._scatter(group, root_rank, splits))
+
+    # ---- two ranks
+
+    def send(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
+        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
+
+        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
+        """
+        self._result(self._start_send(tensor, rank, name, process_set, will_wait=True))
+
+    def send_async(
+        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `send` and returns its handle, whose result is None."""
+        return self._start_send(tensor, rank, name, process_set)
+
+    def recv(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+        """What ``rank`` sends here, as a new tensor with the shape and dtype of ``tensor``."""
+        return cast(T, self._result(self._start_recv(tensor, rank, False, name, process_set, will_wait=True)))
+
+    def recv_async(
+        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `recv` and returns its handle."""
+        return self._start_recv(tensor, rank, False, name, process_set)
+
+    def recv_(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+        """Like `recv`, in place. Returns ``tensor`` itself."""
+        return cast(T, self._result(self._start_recv(tensor, rank, True, name, process_set, will_wait=True)))
+
+    def recv_async_(
+        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle:
+        """Starts `recv_` and returns its handle."""
+        return self._start_recv(tensor, rank, True, name, process_set)
+
+    # ---- one tensor's part in each
+
+    def _allgather(self, group: Group) -> Draft[T]:
+        def draft(name: Name, tensor: T) -> Entry:
+            source = self._rows_buffer(tensor, "allgather")
+            return entry_of(group, name, Kind.ALLGATHER, source, None, None, allocate=self._allocator(tensor))
+
+        return draft
+
+    def _broadcast(self, group: Group, root_rank: int, is_in_place: bool) -> Draft[T]:
+        root = index_in(group, root_rank, "root_rank")
+
+        def draft(name: Name, tensor: T) -> Entry:
+            source, target, output = self._buffers(tensor, is_in_place)
+            return entry_of(group, name, Kind.BROADCAST, source, target, output, root=root)
+
+        return draft
+
+    def _start_alltoall(
+        self, tensor: T, splits: Any, name: str | None, process_set: ProcessSet, will_wait: bool = False
+    ) -> Handle:
+        group = group_of(process_set)
+
+        def draft(name: Name, tensor: T) -> Entry:
+            source = self._rows_buffer(tensor, "alltoall")
+            rows = source.shape[0]
+            if splits is None and rows % group.size:
+                raise ValueError(
+                    f"alltoall without splits divides rows evenly, but {rows} rows are not a multiple of {group.size} "
+                    "ranks; pass splits"
+                )
+            counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
+            shape = (sum(counts), *source.shape[1:])
+            allocate = self._allocator_of_pair(tensor)
+            return entry_of(
+                group, name, Kind.ALLTOALL, source, None, None, shape=shape, splits=counts, allocate=allocate
+            )
+
+        return self._one(group, Kind.ALLTOALL, name, tensor, draft, will_wait)
+
+    def _allocator_of_pair(self, like: T) -> Allocate:
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], Buffer]:
+            output = self._adapter.empty(shape, like)
+            return (output, self._adapter.counts(rows)), self._adapter.buffer(output)
+
+        return allocate
+
+    def _gather(self, group: Group, root_rank: int) -> Draft[T]:
+        root = index_in(group, root_rank, "root_rank")
+
+        def draft(name: Name, tensor: T) -> Entry:
+            source = self._rows_buffer(tensor, "gather")
+            allocate = self._allocator(tensor)
+            return entry_of(group, name, Kind.GATHER, source, None, None, root=root, allocate=allocate)
+
+        return draft
+
+    def _scatter(self, group: Group, root_rank: int, splits: Any) -> Draft[T]:
+        root = index_in(group, root_rank, "root_rank")
+
+        def draft(name: Name, tensor: T) -> Entry:
+            source = self._rows_buffer(tensor, "scatter")
+            counts: tuple[int, ...] = ()
+            if root == group.rank:
+                rows = source.shape[0]
+                counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
+            shape = (sum(counts), *source.shape[1:])
+            allocate = self._allocator(tensor)
+            return entry_of(
+                group, name, Kind.SCATTER, source, None, None, shape=shape, root=root, splits=counts, allocate=allocate
+            )
+
+        return draft
+
+    def _start_send(
+        self, tensor: T, rank: int, name: str | None, process_set: ProcessSet, will_wait: bool = False
+    ) -> Handle:
+        group = group_of(process_set)
+        peer = _peer(group, rank)
+        source = self._adapter.buffer(tensor)
+        return self._start_message(group, group.rank, peer, name, source, NOTHING, source, None, will_wait)
+
+    def _start_recv(
+        self,
+        tensor: T,
+        rank: int,
+        is_in_place: bool,
+        name: str | None,
+        process_set: ProcessSet,
+        will_wait: bool = False,
+    ) -> Handle:
+        group = group_of(process_set)
+        sender = _peer(group, rank)
+        like, target, output = self._buffers(tensor, is_in_place)
+        return self._start_message(group, sender, group.rank, name, NOTHING, target, like, output, will_wait)
+
+    @staticmethod
+    def _start_message(
+        group: Group,
+        sender: int,
+        receiver: int,
+        name: str | None,
+        source: Buffer,
+        target: Buffer,
+        like: Buffer,
+        output: T | None,
+        will_wait: bool,
+    ) -> Handle:
+        """Either side of a message: ``like`` is the tensor on this side, whatever its direction."""
+        pair = (group.ranks[sender], group.ranks[receiver])
+        given, _ = named(group, Kind.SEND, name, pair)
+        entry = entry_of(group, (f"{given} from {pair[0]} to {pair[1]}", False), Kind.SEND, like, target, output)
+        entry.request = entry.request._replace(root=sender, peer=receiver)
+        entry.source = source
+        group.submit((entry,), will_wait)
+        return entry.handle
+
+
+def _checked_splits(splits: Any, rows: int, size: int) -> tuple[int, ...]:
+    listed = splits.tolist() if hasattr(splits, "tolist") else splits
+    counts = [whole_number(count) for count in listed]
+    if len(counts) != size:
+        raise ValueError(f"splits must be {size} numbers, one for each rank, but there are {len(counts)}")
+    if any(count is None or count < 0 for count in counts):
+        raise ValueError(f"splits must be whole numbers from 0 on, not {list(listed)}")
+    whole = cast(list[int], counts)
+    if sum(whole) > rows:
+        raise ValueError(f"splits add up to {sum(whole)} rows, but the tensor has {rows}")
+    return tuple(whole)
+
+
+def _peer(group: Group, rank: Any) -> int:
+    peer = index_in(group, rank, "rank")
+    if peer == group.rank:
+        raise ValueError(f"rank {rank} is this rank itself; a message goes from one rank to another")
+    return peer

@@ -1,0 +1,322 @@
+"""Collectives that reduce: all-reduce, reduce-scatter, reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from hvdlite.core.dtypes import Adasum, Average, Sum
+from hvdlite.core.entry import Entry
+from hvdlite.core.handle import Handle
+from hvdlite.core.messages import Kind
+from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.core.rows import even_splits
+from hvdlite.ops.adapter import Compressor
+from hvdlite.ops.calls import Calls, Draft, Name, check_reducible, entry_of, group_of, index_in, reduction_of
+from hvdlite.ops.handles import GroupHandle
+from hvdlite.runtime.group import Group
+
+T = TypeVar("T")
+
+
+class Reductions(Calls[T]):
+    """The collectives whose results are sums, averages, minima, maxima or products over the ranks.
+
+    Shape, dtype and arguments are the same on all ranks. Integer averages and scaled integers are truncated toward
+    zero; float16 and bfloat16 accumulate in float32. ``bool`` tensors take Sum and Max as *or*, Product and Min as
+    *and*.
+    """
+
+    # ---- allreduce
+
+    def allreduce(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """The reduction of ``tensor`` over all ranks, as a new tensor; by default the average.
+
+        The result is ``postscale_factor`` times the reduction of ``prescale_factor`` times each tensor. With
+        ``compression`` the tensor travels in a smaller form. ``average`` is Horovod's older way to say ``op``.
+        """
+        tensor, context = _compressed(compression, tensor)
+        group = group_of(process_set)
+        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
+        reduced: T = self._result(self._one(group, Kind.ALLREDUCE, name, tensor, draft, will_wait=True))
+        return _decompressed(compression, reduced, context)
+
+    def allreduce_async(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle:
+        """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
+        group = group_of(process_set)
+        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
+        return self._one(group, Kind.ALLREDUCE, name, tensor, draft)
+
+    def allreduce_(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """Like `allreduce`, in place. Returns ``tensor`` itself."""
+        group = group_of(process_set)
+        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
+        return cast(T, self._result(self._one(group, Kind.ALLREDUCE, name, tensor, draft, will_wait=True)))
+
+    def allreduce_async_(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle:
+        """Starts `allreduce_` and returns its handle."""
+        group = group_of(process_set)
+        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
+        return self._one(group, Kind.ALLREDUCE, name, tensor, draft)
+
+    # ---- grouped allreduce
+
+    def grouped_allreduce(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> list[T]:
+        """`allreduce` of several tensors, of any dtypes, that become ready on every rank together."""
+        pairs = [_compressed(compression, tensor) for tensor in tensors]
+        group = group_of(process_set)
+        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
+        handle = self._many(group, Kind.ALLREDUCE, name, [sent for sent, _ in pairs], draft, will_wait=True)
+        results = self._result(handle)
+        return [_decompressed(compression, result, pair[1]) for result, pair in zip(results, pairs, strict=True)]
+
+    def grouped_allreduce_async(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> GroupHandle:
+        """Starts `grouped_allreduce` and returns one handle for the list."""
+        group = group_of(process_set)
+        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
+        return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
+
+    def grouped_allreduce_(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> list[T]:
+        """Like `grouped_allreduce`, in place. Returns the tensors themselves."""
+        group = group_of(process_set)
+        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
+        return cast(list[T], self._result(self._many(group, Kind.ALLREDUCE, name, tensors, draft, will_wait=True)))
+
+    def grouped_allreduce_async_(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> GroupHandle:
+        """Starts `grouped_allreduce_` and returns one handle for the list."""
+        group = group_of(process_set)
+        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
+        return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
+
+    # ---- reducescatter
+
+    def reducescatter(
+        self,
+        tensor: T,
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> T:
+        """This rank's rows of the reduction of ``tensor`` over all ranks.
+
+        Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
+        """
+        tensor, context = _compressed(compression, tensor)
+        group = group_of(process_set)
+        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
+        reduced: T = self._result(self._one(group, Kind.REDUCESCATTER, name, tensor, draft, will_wait=True))
+        return _decompressed(compression, reduced, context)
+
+    def reducescatter_async(
+        self,
+        tensor: T,
+        name: str | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Handle:
+        """Starts `reducescatter` and returns its handle."""
+        group = group_of(process_set)
+        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
+        return self._one(group, Kind.REDUCESCATTER, name, tensor, draft)
+
+    def grouped_reducescatter(
+        self,
+        tensors: Sequence[T],
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> list[T]:
+        """`reducescatter` of several tensors, of any dtypes, that become ready on every rank together."""
+        pairs = [_compressed(compression, tensor) for tensor in tensors]
+        group = group_of(process_set)
+        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
+        handle = self._many(group, Kind.REDUCESCATTER, name, [sent for sent, _ in pairs], draft, will_wait=True)
+        results = self._result(handle)
+        return [_decompressed(compression, result, pair[1]) for result, pair in zip(results, pairs, strict=True)]
+
+    def grouped_reducescatter_async(
+        self,
+        tensors: Sequence[T],
+        name: str | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> GroupHandle:
+        """Starts `grouped_reducescatter` and returns one handle for the list."""
+        group = group_of(process_set)
+        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
+        return self._many(group, Kind.REDUCESCATTER, name, tensors, draft)
+
+    # ---- reduce
+
+    def reduce(
+        self,
+        tensor: T,
+        root_rank: int,
+        name: str | None = None,
+        op: int = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
+        group = group_of(process_set)
+        draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
+        return cast(T, self._result(self._one(group, Kind.REDUCE, name, tensor, draft, will_wait=True)))
+
+    def reduce_async(
+        self,
+        tensor: T,
+        root_rank: int,
+        name: str | None = None,
+        op: int = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle:
+        """Starts `reduce` and returns its handle."""
+        group = group_of(process_set)
+        draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
+        return self._one(group, Kind.REDUCE, name, tensor, draft)
+
+    # ---- one tensor's part in each
+
+    def _allreduce(
+        self, group: Group, is_in_place: bool, average: bool | None, op: int | None, prescale: float, postscale: float
+    ) -> Draft[T]:
+        reduction = reduction_of(_op_of(average, op), prescale, postscale, may_be_adasum=True)
+        takes_any_dtype = reduction[0] not in (Average, Adasum)
+
+        def draft(name: Name, tensor: T) -> Entry:
+            source, target, output = self._buffers(tensor, is_in_place)
+            if not takes_any_dtype:
+                check_reducible(source.dtype, reduction[0])
+            return entry_of(group, name, Kind.ALLREDUCE, source, target, output, reduction)
+
+        return draft
+
+    def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> Draft[T]:
+        reduction = reduction_of(op, prescale, postscale)
+
+        def draft(name: Name, tensor: T) -> Entry:
+            source = self._rows_buffer(tensor, "reducescatter")
+            check_reducible(source.dtype, reduction[0])
+            rows = even_splits(source.shape[0], group.size)[group.rank]
+            output = self._adapter.empty((rows, *source.shape[1:]), tensor)
+            target = self._adapter.buffer(output)
+            return entry_of(group, name, Kind.REDUCESCATTER, source, target, output, reduction)
+
+        return draft
+
+    def _reduce(self, group: Group, root_rank: int, op: int, prescale: float, postscale: float) -> Draft[T]:
+        reduction = reduction_of(op, prescale, postscale)
+        root = index_in(group, root_rank, "root_rank")
+
+        def draft(name: Name, tensor: T) -> Entry:
+            source = self._adapter.buffer(tensor)
+            check_reducible(source.dtype, reduction[0])
+            shape = source.shape if root == group.rank else (0, *source.shape[1:])
+            output = self._adapter.empty(shape, tensor)
+            target = self._adapter.buffer(output)
+            return entry_of(group, name, Kind.REDUCE, source, target, output, reduction, root)
+
+        return draft
+
+
+def _op_of(average: bool | None, op: int | None) -> Any:
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError("pass either op or average, not both; op is the one to keep")
+    return Average if average else Sum
+
+
+def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:
+    return (tensor, None) if compression is None else compression.compress(tensor)
+
+
+def _decompressed(compression: Compressor | None, tensor: T, context: Any) -> T:
+    return tensor if compression is None else cast(T, compression.decompress(tensor, context))

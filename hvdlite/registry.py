@@ -1,0 +1,202 @@
+"""The process sets of one session: registers them on all ranks alike, and lets their ends spread.
+
+To register or to remove is a collective over all ranks of the job. They first swap what each wants, so that ranks which
+want different things all hear of it and nothing happens. Then the members open the connections of their own group: the
+addresses that they need go as cards through the global group, whose other ranks give empty ones. At last all swap how
+it went, so that a set is registered everywhere or nowhere.
+
+A rank that is lost, stalls or fails ends the whole job, whichever group notices: a set's engine tells the global one,
+which tells all ranks, and the end of the global group ends all sets. Only removing a set ends that set alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import zmq
+
+from hvdlite.core.messages import ORDERLY, End, EndKind
+from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.errors import HorovodInternalError, HvdError, Mismatch
+from hvdlite.runtime.connecting import SWAPS, Connections, Connector
+from hvdlite.runtime.engine import Engine
+from hvdlite.runtime.group import Group
+
+
+class Registry:
+    """The process sets that are registered. The same calls in the same order on all ranks give the same numbers.
+
+    ``groups`` are those that this rank is in, by the number of their set.
+    """
+
+    def __init__(self, connector: Connector, connections: Connections, hosts: Sequence[str]) -> None:
+        """``connector`` and ``connections`` are those of all ranks, whose ``hosts`` are in rank order."""
+        self.groups: dict[int | None, Group] = {}  # replaced, never changed: it is read without a lock
+        self._connector = connector
+        self._hosts = hosts
+        self._rank = connector.settings.rank
+        self._rounds = itertools.count(1)
+        self._openings = itertools.count(1)
+        self._sets: dict[int, ProcessSet] = {}
+        self._lock = threading.RLock()  # one registration at a time
+        self.everyone = self._start(range(len(hosts)), connector, connections, self._end_all)
+        self.groups = {0: self.everyone}
+        global_process_set.register(0, self.everyone.ranks, self._rank)
+
+    def group_of(self, process_set: ProcessSet) -> Group:
+        """The group that runs a set's collectives. Raises ValueError if there is none, or none here."""
+        try:
+            group = self.groups.get(process_set.process_set_id)
+        except AttributeError:
+            raise ValueError(f"process_set must be a ProcessSet, not {process_set!r:.60}") from None
+        if group is None:
+            if process_set.process_set_id not in self._sets:
+                raise ValueError(f"{process_set} is not registered; pass it to add_process_set() or init() first")
+            raise ValueError(f"rank {self._rank} is not in process set {process_set.ranks}; only members may use it")
+        return group
+
+    def knows(self, process_set: ProcessSet) -> bool:
+        """Whether this very object is registered."""
+        return process_set in self._sets.values()
+
+    def add(self, process_sets: Sequence[ProcessSet]) -> None:
+        """Registers all of ``process_sets``, on all ranks of the job together.
+
+        Raises ValueError for ranks that are not in the job or that another set has, Mismatch if ranks do not give the
+        same sets, and HorovodInternalError if a member could not connect: the same on all ranks.
+        """
+        size = self.everyone.size
+        for process_set in process_sets:
+            if not process_set.ranks or process_set.ranks[-1] >= size:
+                raise ValueError(f"process set {process_set.ranks} is not of this job, whose ranks are 0 to {size - 1}")
+        with self._lock, self._ending_if_interrupted("adding a process set"):
+            self._agree("adds " + ", ".join(str(process_set.ranks) for process_set in process_sets))
+            self._refuse_duplicates(process_sets)
+            for process_set in process_sets:
+                self._open(process_set)
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Takes back `add`, on all ranks together. False for the set of all ranks and for one that is not registered.
+
+        Raises Mismatch if ranks do not give the same set.
+        """
+        with self._lock, self._ending_if_interrupted("removing a process set"):
+            number = process_set.process_set_id
+            if number not in self._sets:
+                return False
+            self._agree(f"removes number {number}, {process_set.ranks}")
+            self._sets.pop(number).unregister()
+            group = self.groups.get(number)
+            if group is not None:
+                self.groups = {key: other for key, other in self.groups.items() if other is not group}
+                deadline = time.monotonic() + self._connector.settings.shutdown_timeout
+                group.engine.shut_down(deadline, EndKind.REMOVED)
+            return True
+
+    def forget(self) -> None:
+        """Makes all process sets unregistered on this rank; their groups stay as they are."""
+        for process_set in (*self._sets.values(), global_process_set):
+            process_set.unregister()
+        self._sets = {}
+
+    def _agree(self, wish: str) -> None:
+        wishes: dict[str, list[int]] = {}
+        for rank, other in enumerate(self._swap(wish)):
+            wishes.setdefault(str(other), []).append(rank)
+        if len(wishes) > 1:
+            told = "; ".join(f"rank(s) {', '.join(map(str, ranks))}: {other}" for other, ranks in wishes.items())
+            raise Mismatch(f"ranks disagree about process sets: {told}. Make the same calls on every rank.")
+
+    def _refuse_duplicates(self, process_sets: Sequence[ProcessSet]) -> None:
+        known = {tuple(other.ranks or ()): f"number {number}" for number, other in self._sets.items()}
+        known[self.everyone.ranks] = "the global one"
+        for process_set in process_sets:
+            ranks = tuple(process_set.ranks or ())
+            if ranks in known:
+                raise ValueError(f"there is a process set of ranks {list(ranks)} already, {known[ranks]}; use that one")
+            known[ranks] = "earlier in the same list"
+
+    def _open(self, process_set: ProcessSet) -> None:
+        members = tuple(process_set.ranks or ())
+        number = next(number for number in itertools.count(1) if number not in self._sets)
+        opening = next(self._openings)
+        connector = self._connector.among(members, opening) if self._rank in members else None
+        connections = self._connect(members, connector)
+        if connector is not None and connections is not None:
+            group = self._start(members, connector, connections, self._end_everyone)
+            self.groups = {**self.groups, number: group}
+            if (end := self.everyone.engine.ended_by) is not None:  # perhaps before `_end_all` knew this group
+                group.engine.end(end)
+        self._sets[number] = process_set
+        process_set.register(number, members, self._rank)
+
+    def _connect(self, members: Sequence[int], connector: Connector | None) -> Connections | None:
+        """What ``connector`` connects; None without one. Raises HorovodInternalError on all ranks if one cannot."""
+        swaps = iter(range(SWAPS))
+        connections, failure = None, ""
+
+        def swap(card: str) -> list[str]:
+            next(swaps)
+            cards = self._swap(card)
+            if any(cards[member] is None for member in members):
+                raise HorovodInternalError("another member could not connect")
+            return [cards[member] for member in members]
+
+        try:
+            if connector is not None:
+                connections = connector.connect(swap, time.monotonic() + connector.settings.start_timeout)
+        except (HvdError, OSError, ValueError, zmq.ZMQError) as error:
+            failure = str(error)
+        try:
+            for _ in swaps:  # what this rank did not need, or not get to: all ranks swap equally often
+                self._swap(None)
+            failures = self._swap(failure)
+            if any(failures):
+                told = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(failures) if each)
+                raise HorovodInternalError(
+                    f"process set {list(members)} was not added, because members could not connect (they count ranks "
+                    f"within the set here): {told}"
+                )
+        except BaseException:
+            if connections is not None:
+                connections.close()
+            raise
+        return connections
+
+    def _swap(self, card: str | None) -> list[Any]:
+        return self.everyone.swap(f"hvdlite.process_set.{next(self._rounds)}", card)
+
+    def _start(
+        self, members: Sequence[int], connector: Connector, connections: Connections, on_end: Callable[[End], None]
+    ) -> Group:
+        hosts = [self._hosts[member] for member in members]
+        settings = connector.settings
+        return Group(members, settings.rank, Engine(settings, members, hosts, connections, on_end))
+
+    def _end_all(self, end: End) -> None:
+        """Ends the groups of all sets because of what ended the global one."""
+        for number, group in self.groups.items():
+            if number != 0:
+                group.engine.end(end)
+
+    def _end_everyone(self, end: End) -> None:
+        """Ends the global group because of what ended that of a set."""
+        if end.kind not in ORDERLY:
+            self.everyone.engine.end(end)
+
+    @contextmanager
+    def _ending_if_interrupted(self, what: str) -> Iterator[None]:
+        """Ends the job if this rank stops in the middle of what others go on with."""
+        try:
+            yield
+        except (HvdError, ValueError):  # all ranks raise it
+            raise
+        except BaseException as error:
+            cause = f"{what} was interrupted by {type(error).__name__}"
+            self.everyone.engine.end(End(EndKind.FAILED, self._rank, self._hosts[self._rank], cause))
+            raise

@@ -1,0 +1,81 @@
+"""A group of ranks that run collectives among themselves: all ranks of the job, or those of a process set.
+
+Every group has an engine of its own, with its own links, data plane and threads. So groups share nothing that one could
+hold up for another: what happens in one is neither negotiated with, nor queued behind, the tensors of another.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdlite.core.buffer import Buffer, of_array
+from hvdlite.core.dtypes import DType, Sum
+from hvdlite.core.entry import Entry
+from hvdlite.core.handle import Handle
+from hvdlite.core.messages import Kind, Request
+from hvdlite.runtime.engine import Engine
+
+
+class Group:
+    """This rank's membership in a group.
+
+    ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
+    ``submit`` and ``wait`` are the engine's.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.size = len(self.ranks)
+        self.engine = engine
+        self.submit = engine.submit
+        self.wait = engine.wait
+        self._index_of = {member: index for index, member in enumerate(self.ranks)}
+        self._joins = 0
+        self._names: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
+
+    def index_of(self, rank: int) -> int | None:
+        """The index in the group of the rank with this number in the job; None if it is no member."""
+        return self._index_of.get(rank)
+
+    def automatic_name(self, kind: Kind, *between: Any) -> str:
+        """The next name for a tensor that the user did not name.
+
+        It is counted for each kind of collective, and where only some ranks take part, for each choice of them.
+        """
+        number = next(self._names[(kind, *between)])
+        return f"{kind}.noname.{self._joins}.{number}" if self._joins else f"{kind}.noname.{number}"
+
+    def count_anew(self) -> None:
+        """Begins all counts of automatic names again, because ranks had different numbers of tensors up to here.
+
+        Every rank calls it at the same place. Names that are still in flight do not come again.
+        """
+        self._joins += 1
+        self._names.clear()
+
+    def swap(self, name: str, card: Any) -> list[Any]:
+        """The cards (JSON) of all ranks in rank order, once every rank has given one under ``name``.
+
+        Raises the error of the collective that did not happen.
+        """
+        line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)
+
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, Buffer]:
+            output = np.empty(shape, np.uint8)
+            return output, of_array(output)
+
+        handle = Handle(name, self)
+        request = Request(name, Kind.ALLGATHER, DType.UINT8, line.shape, Sum, 1.0, 1.0, 0, cacheable=False)
+        self.submit((Entry(request, of_array(line), None, allocate, handle),), will_wait=True)
+        self.wait(handle)
+        if handle.error is not None:
+            raise copy.copy(handle.error) from handle.error.__cause__
+        return [json.loads(each) for each in handle.output.tobytes().splitlines()]

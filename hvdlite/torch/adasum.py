@@ -1,0 +1,109 @@
+"""The optimizer of ``op=hvd.Adasum``: every rank takes its own step, and ranks combine where these steps lead.
+
+Adasum adds what steps disagree on and averages what they agree on (Maleki et al., "Scaling Distributed Training with
+Adaptive Summation", 2020), so that a large number of ranks needs no smaller learning rate. It wants the steps of whole
+optimizers, not gradients: momentum and scale are in them.
+
+So nothing is reduced during backward. `step` keeps a copy of the parameters, lets the user's optimizer step, reduces
+the differences in the parameters' own memory, and adds the copy to the results. The optimizer's state stays that of
+each rank alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from hvdlite.errors import HvdError
+from hvdlite.torch.naming import Named, ParamGroup, group_names, known_as
+from hvdlite.torch.reduction import Reduction
+from hvdlite.torch.wrapping import Closure, DistributedStep, positive_passes
+
+Start = tuple[str, list[torch.Tensor], list[torch.Tensor]]
+"""The name of a bucket, its parameters, and copies of them from which a step is measured."""
+
+
+class DeltaReducer:
+    """Combines the steps of the parameters that it was told to `watch`."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+        self._buckets: list[list[Named]] = []
+
+    def watch(self, members: Sequence[Named]) -> None:
+        """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
+        if self._reduction.process_set.included():
+            self._buckets.append(known_as(self._reduction.process_set, "delta", members))
+
+    def starts(self) -> list[Start]:
+        """Where the next step starts. Empty if there is nobody to combine it with."""
+        starts: list[Start] = []
+        for bucket in self._buckets if self._reduction.is_needed else []:
+            moving = [(name, parameter) for name, parameter in bucket if parameter.requires_grad]
+            if moving:
+                parameters = [parameter.detach() for _, parameter in moving]
+                starts.append((moving[0][0], parameters, [parameter.clone() for parameter in parameters]))
+        return starts
+
+    @torch.no_grad()
+    def combine(self, starts: Sequence[Start]) -> None:
+        """Makes the steps that were taken since ``starts`` those of all ranks.
+
+        If some fail, their parameters are back where they started, and the others are combined before the first
+        HorovodInternalError is raised.
+        """
+        for _, parameters, copies in starts:
+            for parameter, copy in zip(parameters, copies, strict=True):
+                parameter.sub_(copy)
+        waits = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
+        failures = []
+        for (_, parameters, copies), wait in zip(starts, waits, strict=True):
+            try:
+                deltas: list[torch.Tensor | None] = [*wait()]
+            except HvdError as error:
+                failures.append(error)
+                deltas = [None] * len(parameters)
+            for parameter, copy, delta in zip(parameters, copies, deltas, strict=True):
+                parameter.copy_(copy if delta is None else copy + delta)
+        if failures:
+            raise failures[0]
+
+
+class AdasumStep(DistributedStep):
+    """What ``op=hvd.Adasum`` puts before the user's class."""
+
+    _deltas: DeltaReducer
+    _passes: int
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes before a step. Their gradients are summed on their rank, as without hvdlite."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes `backward_passes_per_step`. Raises ValueError unless it is positive."""
+        self._passes = positive_passes(passes)
+
+    def synchronize(self) -> None:
+        """Does nothing: what is reduced is the step."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raises AssertionError: there are no reduced gradients that could be changed before the step."""
+        raise AssertionError("skip_synchronize() cannot be used with op=hvd.Adasum, which reduces in step()")
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """The user's step on this rank's gradients, combined with those of the other ranks."""
+        starts = self._deltas.starts()
+        result = super().step(closure)
+        self._deltas.combine(starts)
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the user's step, so not here too
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Adds parameters, which are combined from now on; all ranks add the same."""
+        super().add_param_group(param_group)
+        for parameter, name in group_names(self.param_groups[-1], len(self.param_groups) - 1).items():
+            self._deltas.watch([(name, parameter)])

@@ -1,0 +1,135 @@
+"""Gradients through collectives: the blocking forms that make a new tensor are nodes of torch's graph.
+
+The gradient of a collective is another collective, which ranks run when their backward reaches the node. It is named
+after the collective that went forward, so ranks meet in it whatever else they do meanwhile. Blocking collectives end in
+one order on all ranks, and backward walks them in the reverse one. So there are two rules for users: a rank takes part
+in backward if its own tensor requires a gradient, which holds on all ranks of a call or on none; and every one of these
+ranks lets its result, be it empty, reach the loss.
+
+The gradients that Horovod has are kept as they are, also where they are those of the average of all ranks' losses
+(`allgather`, `broadcast`) or scaled (`reducescatter`). Those that it lacks are the derivatives of the sum of all ranks'
+losses.
+
+`differentiable` makes a method out of a blocking form and a *rule*. A rule gets the call that went forward and the
+gradients of its results, and returns those of its inputs. Without a gradient to compute the method is the plain form.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from hvdlite.core.handle import Handle
+from hvdlite.ops import Collectives, GroupHandle, group_of, synchronize
+from hvdlite.session import rank
+from hvdlite.torch.compression import NoneCompressor
+
+Tensors = tuple[torch.Tensor, ...]
+Form = TypeVar("Form", bound=Callable[..., Any])
+
+
+class Call(NamedTuple):
+    """A collective that ran forward: what a rule needs to know of it."""
+
+    collectives: Collectives[torch.Tensor]
+    arguments: dict[str, Any]
+    shapes: list[torch.Size]
+    handles: Sequence[Handle]
+
+    @property
+    def meeting(self) -> dict[str, Any]:
+        """Where ranks meet for the gradient: the arguments that every collective has."""
+        return {"name": f"{self.handles[0].name}.backward", "process_set": self.arguments["process_set"]}
+
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """The rows of each result that came from each rank."""
+        return [handle.rows for handle in self.handles]
+
+    @property
+    def root(self) -> dict[str, Any]:
+        """Where ranks meet, and with which root."""
+        return {"root_rank": self.arguments["root_rank"], **self.meeting}
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root."""
+        return bool(self.arguments["root_rank"] == rank())
+
+    @property
+    def own_index(self) -> int:
+        """This rank's index in the process set."""
+        return group_of(self.arguments["process_set"]).rank
+
+
+Rule = Callable[[Call, Tensors], Sequence[torch.Tensor | None]]
+
+
+def differentiable(blocking: Form, start: Callable[..., Handle | GroupHandle], rule: Rule) -> Form:
+    """``blocking``, a method of `Collectives`, with a gradient by ``rule``; ``start`` is its asynchronous form.
+
+    Compression, if there is any, is undone by the derivatives of ``compress`` and ``decompress``.
+    """
+    signature = inspect.signature(blocking)
+    subject = list(signature.parameters)[1]
+
+    @functools.wraps(blocking)
+    def collective(self: Collectives[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or not _requires_grad(args[0] if args else kwargs.get(subject)):
+            return blocking(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {key: value for key, value in bound.arguments.items() if key not in ("self", subject)}
+        tensors = bound.arguments[subject]
+        is_list = not isinstance(tensors, torch.Tensor)
+        compression = arguments.pop("compression", None) or NoneCompressor
+        listed = tensors if is_list else (tensors,)
+        sent, contexts = zip(*(compression.compress(tensor) for tensor in listed), strict=True)
+        results = _Crossing.apply(start, is_list, rule, self, arguments, *sent)  # type: ignore[no-untyped-call]
+        if "compression" in bound.arguments:
+            results = [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
+        if is_list:
+            return list(results)
+        return results[0] if arguments.get("splits") is None or len(results) == 1 else tuple(results)
+
+    return cast(Form, collective)
+
+
+def _requires_grad(tensors: Any) -> bool:
+    if isinstance(tensors, (list, tuple)):
+        return any(map(_requires_grad, tensors))
+    return isinstance(tensors, torch.Tensor) and tensors.requires_grad
+
+
+class _Crossing(torch.autograd.Function):
+    """The node of one call: all of its tensors cross to other ranks, forward and backward."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        start: Callable[..., Handle | GroupHandle],
+        is_list: bool,
+        rule: Rule,
+        collectives: Collectives[torch.Tensor],
+        arguments: dict[str, Any],
+        *tensors: torch.Tensor,
+    ) -> Tensors:
+        handle = start(collectives, list(tensors) if is_list else tensors[0], **arguments)
+        handles = handle.handles if isinstance(handle, GroupHandle) else (handle,)
+        context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], handles)
+        context.rule = rule
+        results = synchronize(handle)
+        if results is None:  # a send
+            return (tensors[0].new_zeros(()),)
+        return tuple(results) if isinstance(results, (list, tuple)) else (results,)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        contiguous = tuple(gradient.contiguous() for gradient in gradients)
+        return (*[None] * 5, *context.rule(context.call, contiguous))

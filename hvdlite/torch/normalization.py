@@ -1,0 +1,121 @@
+"""Mean and variance over the batches of all ranks, and the gradient of what they normalize.
+
+Forward, each rank takes mean and variance of its own batch; one all-gather of these and of the counts gives everybody
+the moments of the whole (Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
+1979). With counts n, means m and variances v, and N = Σ n, the mean is M = Σ n m / N and the variance is
+Σ n (v + (m - M)²) / N. Sums of squares would lose all digits of a variance that is small beside the mean.
+
+Backward, with x̂ the normalized input, g its gradient and w the weight, the gradient of the input is
+w / σ · (g - (Σ g + x̂ Σ g x̂) / N). The two sums over one rank are the gradients of its bias and weight, which stay as
+they are; one all-reduce makes them the sums over all ranks for the gradient of the input.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from hvdlite.core.dtypes import Sum
+from hvdlite.core.process_set import ProcessSet
+from hvdlite.ops import synchronize
+from hvdlite.torch.tensors import collectives
+
+
+class Moments(NamedTuple):
+    """Of each feature, over the ``values`` that it has on all ranks; ``name`` is that of the collective for them."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    values: int
+    name: str
+
+
+def moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> Moments:
+    """The moments of the inputs of all ranks, which may have different numbers of values and none."""
+    features = input.shape[1]
+    count = input.numel() // features
+    own = torch.zeros(2 * features + 1, dtype=torch.float64)
+    if count > 0:
+        others = [dimension for dimension in range(input.dim()) if dimension != 1]
+        own[:features], own[features:-1] = reversed(torch.var_mean(_widened(input), dim=others, correction=0))
+        own[-1] = count
+    handle = collectives.allgather_async(own.unsqueeze(0), process_set=process_set)
+    means, variances, counts = synchronize(handle).split([features, features, 1], dim=1)
+    total = counts.sum().clamp(min=1)
+    mean = (counts * means).sum(dim=0) / total
+    variance = (counts * (variances + (means - mean).square())).sum(dim=0) / total
+    return Moments(mean, variance, int(counts.sum()), handle.name)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` in the type that its sums are taken in."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class Normalize(torch.autograd.Function):
+    """Normalizes with given moments, and knows in backward that they were taken from the input of all ranks."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        whole: Moments,
+        eps: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        context.save_for_backward(input, weight, bias)
+        context.whole, context.eps, context.process_set = whole, eps, process_set
+        wide = _widened(input).dtype
+        mean, variance = whole.mean.to(wide), whole.variance.to(wide)
+        scale = None if weight is None else weight.to(wide)
+        shift = None if bias is None else bias.to(wide)
+        return torch.nn.functional.batch_norm(input, mean, variance, scale, shift, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        input, weight, bias = context.saved_tensors
+        wide = _widened(input)
+        mean, variance = context.whole.mean.to(wide.dtype), context.whole.variance.to(wide.dtype)
+        scale = torch.ones_like(mean) if weight is None else weight.to(wide.dtype)
+        from_input, from_scale, from_shift = _with_moments_fixed(
+            gradients[0].to(wide.dtype), wide, scale, mean, variance, context.eps
+        )
+        if context.needs_input_grad[0]:
+            sums = torch.cat([from_shift, from_scale])
+            name = f"{context.whole.name}.backward"
+            collectives.allreduce_(sums, name=name, op=Sum, process_set=context.process_set)
+            shift_sum, scale_sum = (sums / context.whole.values).chunk(2)
+            inverse = (variance + context.eps).rsqrt()
+            columns = [-1, *[1] * (input.dim() - 2)]
+            from_input -= (scale * inverse * shift_sum).view(columns)
+            from_input.addcmul_(
+                wide - mean.view(columns), (scale * inverse.square() * scale_sum).view(columns), value=-1
+            )
+        return (
+            from_input.to(input.dtype) if context.needs_input_grad[0] else None,
+            from_scale.to(weight.dtype) if context.needs_input_grad[1] else None,
+            from_shift.to(bias.dtype) if context.needs_input_grad[2] else None,
+            *[None] * 3,
+        )
+
+
+def _with_moments_fixed(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of input, weight and bias on this rank, if the moments did not depend on the input."""
+    if input.numel() == 0:  # torch divides by the number of elements here
+        return torch.zeros_like(input), torch.zeros_like(scale), torch.zeros_like(scale)
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.native_batch_norm_backward(
+        gradient, input, scale, mean, variance, None, None, False, eps, [True, True, True]
+    )
+    return result

@@ -1,0 +1,94 @@
+"""How the gradients of one bucket travel: each compressed, all of them in one collective.
+
+A tensor is reduced in its own memory if that is contiguous and not compressed. Otherwise a copy travels, because ranks
+may lay the same parameter out differently.
+
+A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely: only then
+do ranks submit the same bucket, also those that have not yet seen that this gradient is sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from hvdlite.core.handle import Handle
+from hvdlite.core.process_set import ProcessSet
+from hvdlite.ops import Compressor, GroupHandle, synchronize
+from hvdlite.torch.sparse import sparse_allreduce_async
+from hvdlite.torch.tensors import collectives, dense
+
+Wait = Callable[[], list[torch.Tensor]]
+
+
+class Reduction(NamedTuple):
+    """The choices that hold for all gradients of an optimizer."""
+
+    compression: Compressor
+    op: int
+    prescale: float
+    postscale: float
+    is_sparse_dense: bool
+    process_set: ProcessSet
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are other ranks to reduce with."""
+        return (self.process_set.size() or 1) > 1
+
+    def start(self, name: str, tensors: Sequence[torch.Tensor]) -> Wait:
+        """Starts the reduction of ``tensors`` under one name, in place where it can be.
+
+        Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one of its
+        dtype. Sparse ones stay sparse unless they are to be dense. Raises ValueError for a tensor that cannot be sent.
+        """
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self.is_sparse_dense:
+            return self._start_sparse(name, tensors[0])
+        packed = [self.compression.compress(_densified(tensor)) for tensor in tensors]
+        sent = [dense(tensor) for tensor, _ in packed]
+        how: dict[str, Any] = {
+            "name": name,
+            "op": self.op,
+            "prescale_factor": self.prescale,
+            "postscale_factor": self.postscale,
+            "process_set": self.process_set,
+        }
+        handle: Handle | GroupHandle
+        if len(sent) == 1:
+            handle = collectives.allreduce_async_(sent[0], **how)
+        else:
+            handle = collectives.grouped_allreduce_async_(sent, **how)
+
+        def wait() -> list[torch.Tensor]:
+            results = synchronize(handle)
+            pairs = zip(tensors, packed, results if len(sent) > 1 else [results], strict=True)
+            return [self._restored(tensor, result, context) for tensor, (_, context), result in pairs]
+
+        return wait
+
+    def _start_sparse(self, name: str, tensor: torch.Tensor) -> Wait:
+        # The scale factors of an optimizer only say when to divide for the average: here, once after the sum.
+        gathered = tensor.coalesce()
+        values, context = self.compression.compress(gathered.values())
+        sent = torch.sparse_coo_tensor(gathered.indices(), values, tensor.shape, is_coalesced=True)
+        reduce = sparse_allreduce_async(sent, name, self.op, self.process_set)
+
+        def wait() -> list[torch.Tensor]:
+            reduced = reduce()
+            values = self.compression.decompress(reduced.values(), context)
+            return [torch.sparse_coo_tensor(reduced.indices(), values, tensor.shape, is_coalesced=True)]
+
+        return wait
+
+    def _restored(self, tensor: torch.Tensor, result: torch.Tensor, context: Any) -> torch.Tensor:
+        if result is tensor:
+            return tensor
+        result = self.compression.decompress(result, context)
+        stays_sparse = tensor.layout is torch.sparse_coo and not self.is_sparse_dense
+        return result.to_sparse(tensor.sparse_dim()) if stays_sparse else result
+
+
+def _densified(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.layout is torch.sparse_coo else tensor

@@ -1,0 +1,57 @@
+"""An optimizer of the user's class whose steps are those of the whole job.
+
+The wrapped optimizer is of a subclass of the user's class and shares all attributes of the user's object: they have one
+``__dict__``, so parameter groups, state and hooks stay the same for both, also when a checkpoint is loaded into either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Closure = Callable[[], Any]
+Front = TypeVar("Front", bound="DistributedStep")
+
+
+class DistributedStep(torch.optim.Optimizer):
+    """What stands before the user's class in the order of inheritance."""
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are summed on their rank for one step."""
+        raise NotImplementedError
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes `backward_passes_per_step` between two steps. Raises ValueError unless it is positive."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Waits until gradients are as all ranks see them."""
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled: it has hooks on the parameters. Save and load its "
+            "state_dict(), or wrap a copy of the optimizer that it was made from"
+        )
+
+
+def wrap(optimizer: torch.optim.Optimizer, front: type[Front], **attributes: Any) -> Front:
+    """An optimizer that is a ``front`` and of the class of ``optimizer``, shares its attributes, and has more."""
+    user_class = type(optimizer)
+    subclass = type(user_class.__name__, (front, user_class), {"__doc__": user_class.__doc__})
+    wrapped: Front = object.__new__(subclass)
+    shared = vars(optimizer)
+    shared.pop("step", None)  # a scheduler's counter around the user's step, which would hide ours
+    shared.update(attributes)
+    wrapped.__dict__ = shared
+    return wrapped
+
+
+def positive_passes(passes: int) -> int:
+    """``passes``. Raises ValueError unless it is positive."""
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be positive, got {passes}")
+    return passes

@@ -1,0 +1,211 @@
+"""join: ranks that run out of data give zeros until all have, and what cannot run without their data says so."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+
+
+def run(size: int, work: Any, *arguments: Any, **environ: str) -> list[Any]:
+    stall = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "10"}
+    return [outcome.result() for outcome in process_ranks(size, work, *arguments, environ={**stall, **environ})]
+
+
+def _uneven_steps() -> list[int]:
+    """Rank r has r + 1 steps in the first epoch and ever one less, around the corner, in the next."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    lasts = []
+    for epoch in range(size + 1):
+        steps = [(peer + epoch) % size + 1 for peer in range(size)]
+        for step in range(steps[rank]):
+            live = [peer for peer in range(size) if steps[peer] > step]
+            name = f"step {step}" if epoch % 2 else None
+            total = hvd.allreduce(np.full(6, rank + 1, np.int64), op=hvd.Sum, name=name)
+            np.testing.assert_array_equal(total, sum(peer + 1 for peer in live))
+            group = hvd.grouped_allreduce([np.full(3, rank + 1.0), np.full((), rank + 1, np.float16)], name="group")
+            for one in group:  # an average divides by the number of all ranks
+                np.testing.assert_allclose(one, sum(peer + 1 for peer in live) / size, rtol=1e-3)
+        last = hvd.join()
+        assert steps[last] == size
+        np.testing.assert_array_equal(hvd.broadcast(np.full(2, rank), root_rank=last), last)
+        lasts.append(last)
+    hvd.shutdown()
+    return lasts
+
+
+@pytest.mark.parametrize(
+    ("size", "plane", "cache"),
+    [
+        (1, "auto", 4096),
+        (2, "shm", 0),
+        (2, "ring", 4096),
+        (3, "shm", 4096),
+        (3, "ring", 3),
+        (4, "shm", 3),
+        (4, "ring", 0),
+    ],
+)
+def test_uneven_data(size: int, plane: str, cache: int) -> None:
+    lasts = run(size, _uneven_steps, HVDLITE_PLANE=plane, HVDLITE_CACHE_CAPACITY=str(cache))
+    assert lasts == [lasts[0]] * size
+    assert lasts[0] == [(size - 1 - epoch) % size for epoch in range(size + 1)]
+
+
+def _others_join_early(ends: list[int]) -> list[str]:
+    """What the ranks of ``ends`` try meanwhile, first under new names and then under known ones, is refused."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    calls = {
+        "min": lambda name: hvd.allreduce(np.ones(3), op=hvd.Min, name=name),
+        "max": lambda name: hvd.allreduce(np.ones(3), op=hvd.Max, name=name),
+        "product": lambda name: hvd.allreduce(np.ones(3), op=hvd.Product, name=name),
+        "adasum": lambda name: hvd.allreduce(np.ones(3), op=hvd.Adasum, name=name),
+        "allgather": lambda name: hvd.allgather(np.ones(rank + 1), name=name),
+        "broadcast": lambda name: hvd.broadcast(np.ones(3), ends[0], name=name),
+        "alltoall": lambda name: hvd.alltoall(np.ones(size), name=name),
+        "reducescatter": lambda name: hvd.reducescatter(np.ones(7), name=name),
+        "reduce": lambda name: hvd.reduce(np.ones(3), ends[0], name=name),
+        "gather": lambda name: hvd.gather(np.ones(3), ends[0], name=name),
+        "scatter": lambda name: hvd.scatter(np.ones(3 * (rank == ends[0])), ends[0], name=name),
+        "grouped_allgather": lambda name: hvd.grouped_allgather([np.ones(3)], name=name),
+        "grouped_reducescatter": lambda name: hvd.grouped_reducescatter([np.ones(3)], name=name),
+        "grouped_allreduce": lambda name: hvd.grouped_allreduce([np.ones(3), np.ones(2)], op=hvd.Max, name=name),
+        "barrier": lambda name: hvd.barrier(),
+    }
+    for kind, call in calls.items():
+        call(f"known {kind}")
+    texts = []
+    if rank in ends:
+        hvd.allreduce(np.ones(2), name="until the others have joined", op=hvd.Sum)
+        for prefix in ("new", "known"):
+            for kind, call in calls.items():
+                with pytest.raises(hvd.HorovodInternalError, match="have joined") as caught:
+                    call(f"{prefix} {kind}")
+                texts.append(f"{prefix} {kind}: {caught.value}")
+                np.testing.assert_array_equal(hvd.allreduce(np.ones(2), name="next", op=hvd.Sum), len(ends))
+    hvd.join()
+    for kind, call in calls.items():  # and afterwards all of it works again
+        call(f"known {kind}")
+        call(f"new {kind}")
+    hvd.shutdown()
+    return texts
+
+
+@pytest.mark.parametrize(("size", "ends"), [(2, [1]), (3, [0, 2]), (4, [1, 3])])
+def test_what_needs_the_data_of_joined_ranks_is_refused_on_the_live_ones(size: int, ends: list[int]) -> None:
+    joined = ", ".join(str(rank) for rank in range(size) if rank not in ends)
+    for rank, texts in enumerate(run(size, _others_join_early, ends)):
+        assert len(texts) == (30 if rank in ends else 0)
+        for text in texts:
+            assert f"rank(s) {joined} have joined" in text
+            assert "barrier" in text or text.split(":")[0] in text.split(":", 1)[1], text
+
+
+def _messages_between_live_ranks() -> str:
+    """Rank 1 has joined; messages to it fail, and those between the others do not."""
+    hvd.init()
+    rank = hvd.rank()
+    if rank != 1:
+        hvd.allreduce(np.ones(2), op=hvd.Sum)
+        if rank == 0:
+            hvd.send(np.arange(5), 2)
+            with pytest.raises(hvd.HorovodInternalError, match=r"send .* rank\(s\) 1 have joined"):
+                hvd.send(np.ones(5), 1)
+        else:
+            np.testing.assert_array_equal(hvd.recv(np.empty(5, int), 0), np.arange(5))
+            with pytest.raises(hvd.HorovodInternalError, match=r"send .* rank\(s\) 1 have joined"):
+                hvd.recv(np.ones(5), 1)
+    hvd.join()
+    hvd.shutdown()
+    return "ok"
+
+
+def test_messages_between_live_ranks() -> None:
+    assert run(3, _messages_between_live_ranks) == ["ok"] * 3
+
+
+def _automatic_names_after_different_numbers() -> list[float]:
+    hvd.init()
+    rank = hvd.rank()
+    results = []
+    for _ in range(3):
+        for _ in range(1 + 4 * rank):
+            hvd.allreduce(np.ones(2))
+        hvd.join()
+        results.append(float(hvd.allreduce(np.full(2, rank + 1.0), op=hvd.Sum)[0]))
+        results.append(float(hvd.allgather(np.full(1, rank + 1.0)).sum()))
+        hvd.barrier()
+    hvd.shutdown()
+    return results
+
+
+def test_automatic_names_agree_after_a_join() -> None:
+    assert run(3, _automatic_names_after_different_numbers) == [[6.0] * 6] * 3
+
+
+def _join_with_open_handles() -> str:
+    """All have joined while handles are open on some ranks: they run before the last join ends."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    handles = [hvd.allreduce_async(np.full(4, rank + 1.0), op=hvd.Sum, name=f"open {i}") for i in range(rank * 5)]
+    hvd.join()
+    assert all(hvd.poll(handle) for handle in handles)
+    for i, handle in enumerate(handles):
+        live = [peer for peer in range(size) if peer * 5 > i]
+        np.testing.assert_array_equal(hvd.synchronize(handle), sum(peer + 1 for peer in live))
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == size
+    hvd.shutdown()
+    return "ok"
+
+
+def test_all_join_with_handles_open() -> None:
+    assert run(3, _join_with_open_handles) == ["ok"] * 3
+
+
+def _a_set_goes_on() -> float:
+    """Joining is among all ranks: a process set of ranks that have not joined needs nobody else."""
+    hvd.init()
+    pair = hvd.add_process_set([0, 2])
+    if hvd.rank() == 1:
+        hvd.join()
+        total = 0.0
+    else:
+        hvd.allreduce(np.ones(1))
+        total = float(hvd.allreduce(np.ones(2), op=hvd.Max, process_set=pair)[0])
+        hvd.allgather(np.ones(2), process_set=pair)
+        hvd.barrier(process_set=pair)
+        hvd.join()
+    hvd.shutdown()
+    return total
+
+
+def test_a_process_set_of_live_ranks_goes_on() -> None:
+    assert run(3, _a_set_goes_on) == [1.0, 0.0, 1.0]
+
+
+def _killed_while_others_join() -> Any:
+    hvd.init()
+    if hvd.rank() == 1:
+        pause_at("working")
+    reached("joining")
+    started = time.monotonic()
+    try:
+        hvd.join()
+    except hvd.PeerLost as error:
+        return error.rank, time.monotonic() - started < 20
+
+
+def test_a_rank_that_dies_ends_the_join_of_the_others() -> None:
+    with ProcessRanks(3, _killed_while_others_join) as ranks:
+        ranks.wait_for("joining", 0, 2)
+        ranks.wait_for("working", 1)
+        ranks.kill(1)
+        outcomes = ranks.join()
+    assert [outcomes[rank].result() for rank in (0, 2)] == [(1, True)] * 2
