@@ -19,13 +19,14 @@ from typing import Final
 
 import click
 
+from hvdlite.compat import python_path
 from hvdlite.errors import LaunchError
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.version import __version__
 
 from .check_build import describe_build
-from .execute import execute
+from .execute import FailureReport, execute
 from .hosts import Host, parse_hosts, read_hostfile
 from .logs import Logs
 from .plan import make_plan, place_ranks
@@ -57,6 +58,7 @@ def _count(text: str) -> int:
 @click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
               help="Put the time before every line.")  # fmt: skip
 @click.option("--start-timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="How long hvd.init() waits.")
+@click.option("--horovod-compat", "is_horovod", is_flag=True, help="In the workers 'import horovod' means hvdlite.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
 @click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their present values.")
@@ -71,6 +73,7 @@ def hvdrun(
     folder: str | None,
     has_timestamps: bool,
     start_timeout: float | None,
+    is_horovod: bool,
     is_dry: bool,
     checks_build: bool,
     shows_settings: bool,
@@ -78,7 +81,7 @@ def hvdrun(
     command: tuple[str, ...],
 ) -> int:
     """Starts COMMAND as a job of N processes that train together."""
-    environment = _environment(variables, start_timeout)
+    environment = _environment(variables, start_timeout, is_horovod)
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
@@ -92,7 +95,8 @@ def hvdrun(
         return 0
     with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
         screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
-        return execute(plan.meeting_at(server.address), screen, logs, is_verbose=is_verbose)
+        on_failure: FailureReport | None = click.get_current_context().obj
+        return execute(plan.meeting_at(server.address), screen, logs, is_verbose=is_verbose, on_failure=on_failure)
 
 
 def _open_missing_streams() -> None:
@@ -123,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _environment(variables: Sequence[str], start_timeout: float | None) -> dict[str, str]:
+def _environment(variables: Sequence[str], start_timeout: float | None, is_horovod: bool) -> dict[str, str]:
     """The environment that the user wants for the workers."""
     environment = dict(os.environ)
     if start_timeout is not None:
@@ -136,6 +140,8 @@ def _environment(variables: Sequence[str], start_timeout: float | None) -> dict[
             environment[match["name"]] = match["value"]
         elif match["name"] not in environment:
             raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
+    if is_horovod:
+        environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
     return environment
 
 

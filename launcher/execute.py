@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -18,7 +18,7 @@ from .plan import Plan
 from .report import describe_failure
 from .screen import Screen
 from .sink import Sink
-from .supervisor import Action, Close, Destroy, Phase, Signal, Supervisor
+from .supervisor import Action, Close, Destroy, Failure, Phase, Signal, Supervisor
 
 _READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
 _INTERRUPTED_PATIENCE_S: Final = 1.0
@@ -26,9 +26,21 @@ _AGENT_PATIENCE_S: Final = 2.0  # for an agent that has closed its output to end
 _STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
 
 
-def execute(plan: Plan, screen: Screen, logs: Logs | None, *, is_verbose: bool) -> int:
-    """Runs the job and returns hvdrun's exit code. Raises CannotStart if an agent cannot be started."""
-    return _Execution(plan, screen, logs, is_verbose).run()
+FailureReport = Callable[[Failure, Sequence[str]], None]
+
+
+def execute(
+    plan: Plan, screen: Screen, logs: Logs | None, *, is_verbose: bool, on_failure: FailureReport | None = None
+) -> int:
+    """Runs the job and returns hvdrun's exit code. Raises CannotStart if an agent cannot be started.
+
+    ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines.
+    """
+    execution = _Execution(plan, screen, logs, is_verbose)
+    code = execution.run()
+    if on_failure is not None and execution.failure is not None:
+        on_failure(execution.failure, screen.tail(execution.failure.rank))
+    return code
 
 
 class _Execution:
@@ -39,6 +51,10 @@ class _Execution:
         self._links: dict[str, AgentLink] = {}
         self._waiting: set[Sink] = set()
         self._warned_of_logs = False
+
+    @property
+    def failure(self) -> Failure | None:
+        return self._supervisor.failure
 
     def run(self) -> int:
         try:

@@ -1,0 +1,62 @@
+"""Lends Horovod's names to hvdlite's modules: both names give one and the same module object."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Final
+
+from hvdlite.compat.names import MODULES
+
+_ROOT: Final = "horovod"
+
+
+class HorovodFinder(MetaPathFinder):
+    """Finds ``horovod`` in ``folder``, and what is below it by name alone."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of one of Horovod's modules, None for other names. Raises ModuleNotFoundError for what is not there.
+
+        Returning None for those too would let Python look into the folders of hvdlite's modules.
+        """
+        if fullname == _ROOT:
+            return PathFinder.find_spec(fullname, [self._folder])
+        if not fullname.startswith(f"{_ROOT}."):
+            return None
+        if fullname not in MODULES:
+            # Without its argument ``name``: by that, ``from horovod import tensorflow`` would take the message away.
+            raise ModuleNotFoundError(
+                f"no module {fullname!r}: hvdlite stands for Horovod here, and has {', '.join(sorted(MODULES))}"
+            )
+        return ModuleSpec(fullname, _Lender(MODULES[fullname]), is_package=True)
+
+
+class _Lender(Loader):
+    """Loads the module ``lent`` in place of the one that is asked for; an empty package if there is none to lend."""
+
+    def __init__(self, lent: str) -> None:
+        self._lent = lent
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if not self._lent:
+            return
+        lent = importlib.import_module(self._lent)
+        # ``from horovod.torch import mpi_ops`` asks the lent module, which by itself has no such name.
+        for name, below in MODULES.items():
+            parent, _, tail = name.rpartition(".")
+            if parent == module.__name__ and not hasattr(lent, tail):
+                setattr(lent, tail, importlib.import_module(below))
+        # The import system returns what it finds here when this method is over.
+        sys.modules[module.__name__] = lent

@@ -1,0 +1,21 @@
+"""The modules below ``horovod`` that exist here, and which module of hvdlite each of them is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MODULES: Final = {
+    "horovod.common": "",  # a package with nothing of its own
+    "horovod.common.basics": "hvdlite.horovod.basics",
+    "horovod.common.exceptions": "hvdlite.horovod.exceptions",
+    "horovod.common.process_sets": "hvdlite.process_sets",
+    "horovod.common.util": "hvdlite.horovod.checks",
+    "horovod.runner": "hvdlite.horovod.runner",
+    "horovod.runner.launch": "hvdlite.horovod.launch",
+    "horovod.torch": "hvdlite.torch",
+    "horovod.torch.compression": "hvdlite.torch.compression",
+    "horovod.torch.functions": "hvdlite.torch",
+    "horovod.torch.mpi_ops": "hvdlite.torch",
+    "horovod.torch.optimizer": "hvdlite.torch.optimizer",
+    "horovod.torch.sync_batch_norm": "hvdlite.torch.sync_batch_norm",
+}

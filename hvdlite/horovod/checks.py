@@ -1,0 +1,140 @@
+"""``horovod.common.util``: the functions of it that scripts and test suites call."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from hvdlite import builds
+from hvdlite.core.dtypes import Average, Sum
+
+T = TypeVar("T")
+
+_FRONT_ENDS = ("torch",)
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether ``horovod.<ext_base_name>`` works here: hvdlite has that front end and the framework is installed."""
+    return ext_base_name in _FRONT_ENDS and importlib.util.find_spec(ext_base_name) is not None
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
+    """Raises ImportError unless ``ext_name``, such as ``horovod.torch``, works here; the rest is not used."""
+    if not extension_available(ext_name.removeprefix("horovod.")):
+        raise ImportError(f"{ext_name} is not available: hvdlite has {', '.join(_FRONT_ENDS)}, if it is installed")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether collectives take tensors in the memory of GPUs: not in this version."""
+    return False
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Whether MPI was built in: never."""
+    return builds.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Whether CPU collectives without MPI are there: always."""
+    return builds.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """The version code of NCCL, or 0 without it."""
+    return builds.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """Whether IBM's DDL was built in: never."""
+    return builds.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """Whether Intel's oneCCL was built in: never."""
+    return builds.ccl_built()
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """Whether tensors in CUDA memory are taken."""
+    return builds.cuda_built()
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """Whether tensors in ROCm memory are taken."""
+    return builds.rocm_built()
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Sets variables of the environment inside the ``with`` block; None removes one."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    try:
+        _set_variables(kwargs)
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether ``iter(x)`` works."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741 - Horovod's name
+    """``l`` in ``n`` parts whose lengths differ by at most one, the longer ones first; empty parts are left out."""
+    length, longer = divmod(len(l), n)
+    starts = [part * length + min(part, longer) for part in range(n + 1)]
+    return [l[begin:end] for begin, end in pairwise(starts) if end > begin]
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether ``num_rank`` is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Any:
+    """The function ``(op, average) -> op`` behind the deprecated argument ``average``."""
+
+    def choose(op: int | None, average: bool | None) -> int:
+        if op is not None and average is not None:
+            raise ValueError("op and average exclude each other; pass op alone, average is deprecated")
+        if op is not None:
+            return op
+        return Sum if average is False else Average
+
+    return choose
+
+
+__all__ = [
+    "ccl_built",
+    "check_extension",
+    "cuda_built",
+    "ddl_built",
+    "env",
+    "extension_available",
+    "get_average_backwards_compatibility_fun",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "rocm_built",
+    "split_list",
+]

@@ -1,0 +1,13 @@
+"""``horovod.runner.launch``: Horovod's command line is `hvdrun` with ``--horovod-compat``."""
+
+from __future__ import annotations
+
+import sys
+
+from hvdlite.launcher.cli import main
+
+
+def run_commandline() -> None:
+    """Runs what the words of ``sys.argv`` say, as ``horovodrun`` did. Raises SystemExit if that fails."""
+    if code := main(["--horovod-compat", *sys.argv[1:]]):
+        sys.exit(code)

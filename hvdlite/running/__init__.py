@@ -1,0 +1,61 @@
+"""Calls a Python function on N ranks from inside a program: ``hvdlite.run(train, args=(1e-3,), np=4)``.
+
+`run` starts `hvdrun` as a child process, so it works from any thread, and what is true of hvdrun is true of it: who
+failed first is known, and no process is left behind, also if the caller is killed. Each rank is
+``python -m hvdlite.running.worker``. It fetches the function from the caller over a link that is encrypted and admits
+only who holds a key made for this call, and sends back the result or the traceback. Address and key travel in the
+environment, never in a command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["run"]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    *,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    env: Mapping[str, str] | None = None,
+    start_timeout: float | None = None,
+    output_filename: str | None = None,
+    verbose: bool = False,
+) -> list[Any]:
+    """Calls ``func(*args, **kwargs)`` in ``np`` new processes that form a job, and returns the results in rank order.
+
+    In ``func``, ``hvd.init()`` joins the job. ``env`` is added to the environment of the workers; the other
+    options are those of ``hvdrun``, ``start_timeout`` is in seconds. What the ranks print is shown as hvdrun shows it.
+
+    A function at the top level of a module or script travels by its name; a script needs
+    ``if __name__ == "__main__":`` around the call. Lambdas, nested functions and those of a notebook need the package
+    cloudpickle. Function, arguments and each result may be 8 GiB pickled.
+
+    Raises `FunctionFailed` with the traceback of the rank that failed first, `WorkerFailed` if that rank was killed or
+    exited, another `LaunchError` if the job could not be started or a rank ended without a result, and ValueError for
+    arguments that cannot be. All ranks have ended then, as they have after KeyboardInterrupt.
+    """
+    from hvdlite.running.caller import Call  # with it come modules that `import hvdlite` alone does not need
+
+    if not callable(func):
+        raise ValueError(f"func must be a function, got {type(func).__name__}")
+    if isinstance(np, bool) or not isinstance(np, int) or np < 1:
+        raise ValueError(f"np must be the number of processes to start, at least 1; got {np!r}")
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile exclude each other; give one of them")
+    options = {
+        "-H": hosts,
+        "--hostfile": hostfile,
+        "--start-timeout": None if start_timeout is None else f"{start_timeout:g}",
+        "--output-filename": output_filename,
+    }
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    if verbose:
+        words.append("--verbose")
+    return Call((func, tuple(args), dict(kwargs or {})), np, words, dict(env or {})).results()

@@ -1,0 +1,131 @@
+"""The caller's side of `hvdlite.run`: one loop that answers the workers and waits for the end of hvdrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, NoReturn
+
+import zmq
+
+from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
+from hvdlite.rendezvous.job import Job
+from hvdlite.running.functions import MAX_BYTES, dump, load, preparation
+from hvdlite.running.worker import FAILURE, FETCH, JOB, RESULT
+
+_READ_BYTES: Final = 64 << 10
+_END_S: Final = 15.0  # for hvdrun to end its ranks: more than it gives them
+
+
+class Call:
+    """One call of one function on ``size`` ranks. ``words`` are options of hvdrun."""
+
+    def __init__(self, call: Any, size: int, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        try:
+            self._call = dump(call)
+        except ValueError as error:
+            raise ValueError(f"the function or its arguments {error}") from error
+        self._told = json.dumps(preparation(self._call)).encode()
+        self._size = size
+        self._job = Job(JOB, secrets.token_hex(32))
+        self._environment = {**os.environ, **environment, "HVDLITE_RUN_SECRET": self._job.secret}
+        worker = [sys.executable, "-m", "hvdlite.running.worker"]
+        self._arguments = ["-np", str(size), *words, "--", *worker]
+        self._outcomes: dict[int, tuple[bytes, bytes]] = {}
+        self._report = b""
+
+    def results(self) -> list[Any]:
+        """Starts the ranks, waits for them and returns their results. Raises as `hvdlite.run` says."""
+        with ExitStack() as stack:
+            router: zmq.Socket[bytes] = stack.enter_context(zmq.Context()).socket(zmq.ROUTER)
+            stack.callback(router.close, linger=0)
+            router.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+            router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+            self._job.serve(router)
+            address = f"ipc://@hvdlite-run-{secrets.token_hex(16)}"
+            router.bind(address)
+            process, pipe = self._start(address, stack)
+            self._serve(router, pipe)
+            code = process.wait(_END_S)
+        self._raise_failure(code)
+        return [load(self._outcomes[rank][1]) for rank in range(self._size)]
+
+    def _start(self, address: str, stack: ExitStack) -> tuple[subprocess.Popen[bytes], int]:
+        """hvdrun, and the pipe that it reports on; both are over when ``stack`` is."""
+        pipe, written = os.pipe()
+        stack.callback(os.close, pipe)
+        command = [sys.executable, "-m", "hvdlite.running.launch", str(os.getpid()), str(written), *self._arguments]
+        environment = {**self._environment, "HVDLITE_RUN_ADDRESS": address}
+        try:
+            # A session of its own: Ctrl-C in a terminal reaches the caller, and the caller ends hvdrun.
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(written,), start_new_session=True
+            )
+        finally:
+            os.close(written)
+        stack.callback(_end, process)
+        return process, pipe
+
+    def _serve(self, router: zmq.Socket[bytes], pipe: int) -> None:
+        """Answers workers until the pipe ends; what they sent before that has been read by then."""
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(pipe, zmq.POLLIN)
+        is_running = True
+        while is_running:
+            ready = dict(poller.poll())
+            if router in ready:
+                self._answer(router)
+            elif pipe in ready:
+                data = os.read(pipe, _READ_BYTES)
+                self._report += data
+                is_running = bool(data)
+
+    def _answer(self, router: zmq.Socket[bytes]) -> None:
+        peer, *frames = router.recv_multipart()
+        if len(frames) != 3 or not frames[1].isdigit() or int(frames[1]) >= self._size:
+            return
+        kind, rank, body = frames[0], int(frames[1]), frames[2]
+        if kind == FETCH:
+            router.send_multipart([peer, self._told, self._call], copy=False)
+        elif kind in (RESULT, FAILURE):
+            self._outcomes[rank] = kind, body
+            router.send_multipart([peer, b""])
+
+    def _raise_failure(self, code: int) -> None:
+        """Raises the error of a job that ended with ``code`` unless every rank has a result."""
+        if self._report:
+            self._raise_reported(json.loads(self._report.splitlines()[0]))
+        if code:
+            raise LaunchError(f"hvdrun ended with code {code}, and with it all ranks")
+        silent = [rank for rank in range(self._size) if rank not in self._outcomes]
+        if silent:
+            raise LaunchError(
+                f"rank(s) {', '.join(map(str, silent))} ended without a result; "
+                "the function must return, not end its process"
+            )
+
+    def _raise_reported(self, report: dict[str, Any]) -> NoReturn:
+        if "error" in report:
+            error = {"ValueError": ValueError, "BadHostSpec": BadHostSpec}.get(report["error"], LaunchError)
+            raise error(report["message"])
+        rank, host = report["rank"], report["host"]
+        kind, body = self._outcomes.get(rank, (b"", b""))
+        if kind == FAILURE:
+            raise FunctionFailed(rank, host, body.decode(errors="replace"))
+        raise WorkerFailed(rank, host, report["code"], report["last_lines"])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends hvdrun, which ends its ranks; one that has ended already stays as it is."""
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,80 @@
+"""Functions, arguments and results as bytes that a process of the same program can read.
+
+`pickle` sends a function by its name, so the worker must find the module that it is in. It gets the caller's
+``sys.path``, and if something of the caller's ``__main__`` is sent it runs that script once more under the name
+``__mp_main__``, as `multiprocessing` does: what stands behind ``if __name__ == "__main__"`` does not run again.
+
+Lambdas, functions inside functions, and all that a notebook or ``python -c`` defines have no name that a worker could
+look up. They are sent by value, which takes the package ``cloudpickle``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+import os
+import pickle
+import sys
+from typing import Any, Final
+
+MAX_BYTES: Final = 8 << 30  # of one function with its arguments, and of one result; more belongs in files
+
+_UNPICKLABLE: Final = (pickle.PicklingError, AttributeError, TypeError)
+
+
+def dump(value: Any) -> bytes:
+    """Pickles ``value``. Raises ValueError that says what cannot be sent and what to do."""
+    try:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        reason = "it is defined in no file that a worker could import"
+    except _UNPICKLABLE as error:
+        data, reason = None, str(error)
+    if data is None or (_mentions_main(data) and not _main_module()):
+        data = _dump_by_value(value, reason)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{len(data)} bytes are more than the limit of {MAX_BYTES}; pass large data in files")
+    return data
+
+
+def load(data: bytes) -> Any:
+    """The value that `dump` was given, in a process that `prepare` has made ready. Use it on a job's own data only."""
+    return pickle.loads(data)
+
+
+def preparation(call: bytes) -> dict[str, Any]:
+    """What a worker must know before it can load ``call``, as JSON takes it."""
+    here = os.getcwd()
+    main = _main_module() if _mentions_main(call) else {}
+    return {"sys_path": [entry or here for entry in sys.path], "sys_argv": list(sys.argv), **main}
+
+
+def prepare(told: dict[str, Any]) -> None:
+    """Makes this process ready for the call that ``told``, of `preparation`, came with."""
+    multiprocessing.spawn.prepare(told)
+
+
+def _dump_by_value(value: Any, reason: str) -> bytes:
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"cannot be sent to another process: {reason}. "
+            "Define it at the top level of a module or script, or install cloudpickle"
+        ) from None
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except _UNPICKLABLE as error:
+        raise ValueError(f"cannot be sent to another process: {error}") from None
+
+
+def _mentions_main(data: bytes) -> bool:
+    return b"__main__" in data or b"__mp_main__" in data
+
+
+def _main_module() -> dict[str, str]:
+    """How to import the caller's ``__main__``, in the words of `multiprocessing.spawn`; empty if that cannot be."""
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return {"init_main_from_name": spec.name}
+    if file := getattr(main, "__file__", None):
+        return {"init_main_from_path": os.path.abspath(file)}
+    return {}

@@ -1,0 +1,45 @@
+"""The child process in which `hvdlite.run` has hvdrun: it ends with the caller, and reports failures in JSON.
+
+The report is one line on a pipe that the caller reads: ``{"rank", "host", "code", "last_lines"}`` of the rank that
+failed first, or ``{"error", "message"}`` if the job could not be started. The end of the pipe is the end of this
+process, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hvdlite.errors import LaunchError
+from hvdlite.launcher.cli import hvdrun
+from hvdlite.launcher.processes import die_with_parent
+from hvdlite.launcher.supervisor import Failure
+
+
+def main(caller: int, pipe: int, arguments: Sequence[str]) -> int:
+    """Runs hvdrun for process ``caller``, which reads ``pipe``; returns its exit code."""
+
+    def report(**fields: Any) -> None:
+        os.write(pipe, json.dumps(fields).encode() + b"\n")
+
+    def report_failure(failure: Failure, last_lines: Sequence[str]) -> None:
+        report(rank=failure.rank, host=failure.host, code=failure.code, last_lines=list(last_lines))
+
+    die_with_parent(signal.SIGTERM, caller)
+    try:
+        return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False, obj=report_failure) or 0)
+    except click.ClickException as error:
+        report(error="ValueError", message=error.format_message())
+    except (LaunchError, ValueError, OSError) as error:
+        report(error=type(error).__name__, message=str(error))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,138 @@
+"""`hvdlite.run`: results in rank order, and which error for which failure, with nothing left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
+from hvdlite.running import run
+from tests.compat import calls
+from tests.house.tree import ROOT
+from tests.launcher.hvdrun import DEADLINE_S, read_until, still_alive
+
+SECONDS = 10.0  # within which a failure is known, with all ranks ended
+
+
+def test_results_come_in_rank_order() -> None:
+    assert run(calls.add_up, (1.0,), {"factor": 2.0}, np=3) == [(0, 3, 12.0), (1, 3, 12.0), (2, 3, 12.0)]
+
+
+def test_one_process_is_the_default() -> None:
+    assert run(calls.add_up, [1.0]) == [(0, 1, 1.0)]
+
+
+def test_large_results_arrive() -> None:
+    assert [(len(array), array[0], array[-1]) for array in run(calls.large, np=2)] == [
+        (5_000_000, 0.0, 0.0),
+        (5_000_000, 1.0, 1.0),
+    ]
+
+
+def test_workers_get_variables_on_top_of_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_INHERITED", "a")
+    (found,) = run(calls.where, env={"TEST_GIVEN": "b", "HVDLITE_SHM_SLOTS": "3"}, start_timeout=7)
+    assert (found["TEST_INHERITED"], found["TEST_GIVEN"], found["HVDLITE_SHM_SLOTS"]) == ("a", "b", "3")
+    assert found["HVDLITE_START_TIMEOUT"] == "7"
+    assert len({found["HVDLITE_SECRET"], found["HVDLITE_RUN_SECRET"]}) == 2
+
+
+def test_a_thread_may_call_it_and_so_may_a_worker() -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(run(calls.nest, np=2)))
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert results == [[(0, 2, 3.0), (1, 2, 3.0)]] * 2
+
+
+def test_what_ranks_print_is_shown(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(print, ("hello",), np=2, output_filename=str(tmp_path))
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
+    assert (tmp_path / "rank.1/stdout").read_text() == "hello\n"
+
+
+def test_an_error_of_the_function_is_told_with_rank_and_traceback() -> None:
+    began = time.monotonic()
+    with pytest.raises(FunctionFailed, match=r"failed on rank 1 on localhost") as caught:
+        run(calls.on_rank_one, ("raise",), np=2)
+    assert time.monotonic() - began < SECONDS
+    assert (caught.value.rank, caught.value.host) == (1, "localhost")
+    assert 'raise KeyError("no such thing")' in caught.value.traceback
+    assert caught.value.traceback in str(caught.value) + "\n"
+    assert "worker.py" not in caught.value.traceback
+
+
+@pytest.mark.parametrize(("how", "code"), [("kill", 137), ("3", 3)])
+def test_a_rank_that_ends_is_told_with_its_code(how: str, code: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=f"rank 1 on localhost ended with code {code}") as caught:
+        run(calls.on_rank_one, (how,), np=2)
+    assert time.monotonic() - began < SECONDS
+    assert (caught.value.rank, caught.value.code) == (1, code)
+
+
+def test_a_rank_that_leaves_without_a_result_is_named() -> None:
+    with pytest.raises(LaunchError, match=r"rank\(s\) 0 ended without a result"):
+        run(calls.leave)
+
+
+def test_a_result_that_cannot_travel_is_named() -> None:
+    with pytest.raises(FunctionFailed, match=r"the result of rank \d, a \w+, cannot be sent to another process"):
+        run(calls.endless_numbers, np=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(np=0), ValueError, "at least 1; got 0"),
+        (dict(np=2.0), ValueError, "got 2.0"),
+        (dict(np=2, hosts="localhost:1"), BadHostSpec, "2 ranks do not fit into the 1 slots"),
+        (dict(np=1, hosts="node17.example:1"), BadHostSpec, "'node17.example' is not this machine"),
+        (dict(hosts="localhost:1", hostfile="hosts"), ValueError, "exclude each other"),
+        (dict(hostfile="missing"), BadHostSpec, "missing cannot be read"),
+        (dict(env={"HVDLITE_PLANE": "fast"}), ValueError, "HVDLITE_PLANE='fast' must be one of"),
+        (dict(start_timeout=-1), ValueError, "start-timeout"),
+        (dict(args=(threading.Lock(),)), ValueError, "the function or its arguments cannot be sent"),
+    ],
+)
+def test_what_cannot_be_started(
+    arguments: dict[str, Any], error: type[Exception], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(error, match=message):
+        run(calls.where, **arguments)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_func_must_be_callable() -> None:
+    with pytest.raises(ValueError, match="func must be a function, got int"):
+        run(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_caller_is_the_end_of_its_ranks(signum: int) -> None:
+    program = "from tests.compat import calls; calls.run(calls.wait_for_ever, np=2)"
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert caller.stdout is not None
+    try:
+        shown = read_until(caller.stdout.fileno(), lambda found: found.count(b">\n") == 2)
+        workers = dict(re.findall(r"<(\d+) (\w{64})>\n", shown.decode()))
+        family = psutil.Process(caller.pid).children(recursive=True)
+        assert {int(pid) for pid in workers} <= {member.pid for member in family}
+        assert not [member for member in family if set(workers.values()) & set(" ".join(member.cmdline()).split())]
+        caller.send_signal(signum)
+        assert still_alive([member.pid for member in family], SECONDS) == []
+        errors = caller.communicate(timeout=SECONDS)[1]
+    finally:
+        caller.kill()
+        caller.communicate()
+    assert caller.returncode == -signum
+    assert (b"KeyboardInterrupt" in errors) == (signum == signal.SIGINT)

@@ -1,0 +1,77 @@
+"""Scripts that know only Horovod run under ``hvdrun --horovod-compat`` as they are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+from tests.launcher.hvdrun import COMMAND
+
+SCRIPTS = ROOT / "tests/compat/scripts"
+DEADLINE_S = 110
+
+
+def launch(ranks: int, *command: str, cwd: Path | None = None) -> str:
+    """What ``hvdrun --horovod-compat`` prints for a Python command. Fails with all of it if it fails."""
+    ended = subprocess.run(
+        [*COMMAND, "--horovod-compat", "-np", str(ranks), sys.executable, *command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_the_scripts_do_not_know_hvdlite() -> None:
+    texts = [path.read_text() for path in SCRIPTS.glob("*.py")]
+    assert len(texts) == 3
+    assert all("import horovod.torch as hvd\n" in text and "hvdlite" not in text for text in texts)
+
+
+def test_training_learns_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "train_digits.py")
+    shown = launch(2, script, "--epochs", "2", cwd=tmp_path)
+    accuracies = [float(text) for text in re.findall(r"Test set: .* Accuracy: ([\d.]+)%", shown)]
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 90
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1.pt", "checkpoint-2.pt"]
+    resumed = launch(2, script, "--epochs", "3", cwd=tmp_path)
+    assert re.findall(r"epoch (\d): loss", resumed) == ["3"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--fp16-allreduce", "--batches-per-allreduce", "2"],
+        ["--use-adasum", "--lr", "0.05"],
+        ["--gradient-predivide-factor", "2"],
+    ],
+    ids=lambda options: options[0],
+)
+def test_training_learns_with(options: list[str], tmp_path: Path) -> None:
+    shown = launch(2, str(SCRIPTS / "train_digits.py"), "--epochs", "2", *options, cwd=tmp_path)
+    assert float(re.findall(r"Accuracy: ([\d.]+)%", shown)[-1]) > 90
+
+
+@pytest.mark.parametrize("options", [[], ["--fp16-allreduce"], ["--num-groups", "2"], ["--use-adasum"]], ids=str)
+def test_the_benchmark_reports(options: list[str]) -> None:
+    shown = launch(2, str(SCRIPTS / "synthetic_benchmark.py"), *options)
+    assert "Number of CPUs: 2" in shown
+    assert float(re.findall(r"Total img/sec on 2 CPU\(s\): ([\d.]+) ", shown)[0]) > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_suite_passes_on_every_rank(ranks: int, tmp_path: Path) -> None:
+    suite = shutil.copy(SCRIPTS / "collectives_suite.py", tmp_path / "test_collectives.py")
+    shown = launch(ranks, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(suite), cwd=tmp_path)
+    summaries = re.findall(r"\[(\d)\]<stdout>:(\d+) passed", shown)
+    count = suite.read_text().count("def test_")
+    assert sorted(summaries) == [(str(rank), str(count - 3 * (ranks == 1))) for rank in range(ranks)]
