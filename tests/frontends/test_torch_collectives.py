@@ -116,13 +116,14 @@ def compression_restores_the_dtype_and_leaves_integers_alone() -> None:
 
 
 @scenario
-def results_have_no_history_and_live_on_the_cpu() -> None:
+def results_live_on_the_cpu_and_have_no_history_without_a_gradient_to_compute() -> None:
     weight = torch.nn.Parameter(torch.full((3,), 2.0))
-    with torch.device("meta"):  # where torch would make tensors in this thread
+    with torch.device("meta"), torch.no_grad():  # where torch would make tensors in this thread
         for result in (hvd.allreduce(weight), hvd.allgather(weight), hvd.broadcast(weight * 1, 0)):
             assert type(result) is torch.Tensor
             assert not result.requires_grad
             assert result.unique().tolist() == [2.0]
+    assert not hvd.synchronize(hvd.allreduce_async(weight)).requires_grad
 
 
 @scenario

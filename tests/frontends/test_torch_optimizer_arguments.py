@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -85,7 +86,6 @@ def test_one_rank_trains_like_the_bare_optimizer(model: nn.Module) -> None:
     ("options", "complaint"),
     [
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be positive, got 0"),
-        ({"op": hvd.Adasum}, "op Adasum is not supported"),
         ({"op": 17}, "op 17 is not supported"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor needs op=hvd.Average"),
         ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor must be positive"),
@@ -101,6 +101,44 @@ def test_arguments_that_cannot_be(model: nn.Module, options: dict[str, Any], com
         hvd.DistributedOptimizer(bare, **options)
     backward(model)  # and nothing was hooked
     backward(model)
+
+
+@pytest.mark.parametrize(
+    ("groups", "complaint"),
+    [
+        (lambda model: 0, "groups must be a positive number or lists of parameters, got 0"),
+        (lambda model: True, "groups must be a positive number or lists of parameters, got True"),
+        (lambda model: 1.5, "groups must be a positive number or lists of parameters, got 1.5"),
+        (lambda model: [model[0].weight], "groups must be a positive number or lists of parameters, got a list"),
+        (lambda model: [["0.weight"]], "groups must be lists of parameters, but one has '0.weight'"),
+        (lambda model: [[nn.Parameter(torch.ones(5))]], r"shape \(5,\) that the optimizer does not have"),
+        (lambda model: [[model[0].weight], [model[0].weight]], "parameter '0.weight' more than once"),
+    ],
+)
+def test_groups_that_cannot_be(model: nn.Module, groups: Callable[[nn.Module], Any], complaint: str) -> None:
+    bare = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=complaint):
+        hvd.DistributedOptimizer(bare, model.named_parameters(), groups=groups(model))
+
+
+def test_num_groups_is_the_former_name_of_groups(model: nn.Module) -> None:
+    bare = torch.optim.SGD(model.parameters(), lr=0.1)
+    for options, complaint in (
+        ({"num_groups": -1}, "num_groups must be a number from 0, got -1"),
+        ({"num_groups": "2"}, "num_groups must be a number from 0, got '2'"),
+        ({"num_groups": 2, "groups": 2}, "either groups or num_groups, not both"),
+    ):
+        with warnings.catch_warnings(action="ignore"), pytest.raises(ValueError, match=complaint):
+            hvd.DistributedOptimizer(bare, **options)
+    with pytest.warns(DeprecationWarning, match="pass groups instead") as caught:
+        optimizer = hvd.DistributedOptimizer(bare, num_groups=3)
+    assert caught[0].filename == __file__
+    assert [len(bucket.gradients) for bucket in optimizer._reducer._buckets] == [1, 1, 2]
+
+
+def test_a_process_set_must_be_registered(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"is not registered; pass it to hvd.init\(\) or hvd.add_process_set\(\)"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), process_set=hvd.ProcessSet([0]))
 
 
 def test_only_a_bare_optimizer_can_be_wrapped(model: nn.Module) -> None:
@@ -132,12 +170,14 @@ def test_names_come_from_the_optimizer_or_from_places(model: nn.Module) -> None:
         del optimizer
 
 
-def test_a_name_is_taken_once(model: nn.Module) -> None:
+def test_parameters_of_one_name_are_told_apart(model: nn.Module) -> None:
     groups = [{"params": layer.named_parameters()} for layer in model]
-    with pytest.raises(ValueError, match=r"'gradient.weight' is the name of another parameter"):
-        hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
-    backward(model)  # and nothing stays hooked
-    backward(model)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model[0].named_parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"'gradient.weight' is the name of another parameter"):
-        optimizer.add_param_group({"params": model[1].named_parameters()})
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+    other = hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).named_parameters(), lr=0.1))
+    names = [*optimizer._reducer._gradients, *other._reducer._gradients]
+    assert len(set(names)) == 6
+    assert [name for name in names if name.startswith("gradient.weight")] == [
+        "gradient.weight",
+        "gradient.weight#2",
+        "gradient.weight#3",
+    ]
