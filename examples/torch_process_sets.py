@@ -3,7 +3,7 @@
     hvdrun -np 4 python examples/torch_process_sets.py
 
 The ranks of one process set average gradients among themselves and never wait for the other set. At the end all ranks
-together read the test images with the mean of both networks, which is better than either.
+together read the test images with the mean of both networks, which is seldom worse than the better one.
 """
 
 from __future__ import annotations

@@ -111,15 +111,15 @@ def entry_of(
 ) -> Entry:
     """The entry, with its request and handle, of one tensor."""
     text, is_given = name
+    op, prescale, postscale = reduction
     if shape is None:
         shape = source.shape
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
     handle = Handle(text, group)
     handle.output = output
-    return Entry(
-        Request(text, kind, source.dtype, shape, *reduction, root, is_given, splits), source, target, allocate, handle
-    )
+    request = Request(text, kind, source.dtype, shape, op, prescale, postscale, root, is_given, splits)
+    return Entry(request, source, target, allocate, handle)
 
 
 def group_of(process_set: ProcessSet) -> Group:

@@ -310,7 +310,10 @@ class Movements(Calls[T]):
 
 def _checked_splits(splits: Any, rows: int, size: int) -> tuple[int, ...]:
     listed = splits.tolist() if hasattr(splits, "tolist") else splits
-    counts = [whole_number(count) for count in listed]
+    try:
+        counts = [whole_number(count) for count in listed]
+    except TypeError:
+        raise ValueError(f"splits must be {size} numbers, one for each rank, not {splits!r}") from None
     if len(counts) != size:
         raise ValueError(f"splits must be {size} numbers, one for each rank, but there are {len(counts)}")
     if any(count is None or count < 0 for count in counts):

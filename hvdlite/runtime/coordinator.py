@@ -201,17 +201,16 @@ class Coordinator:
             return [], []
         bits = members(batch.bits)
         try:
-            return [self._entry_of_bit(bit) for bit in bits], [self._cache.definition(bit).rows for bit in bits]
+            entries = [self._by_bit.pop(bit, None) or self._stand_in(bit) for bit in bits]
+            return entries, [self._cache.definition(bit).rows for bit in bits]
         except KeyError as error:
             raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
 
-    def _entry_of_bit(self, bit: int) -> Entry:
-        entry = self._by_bit.pop(bit, None)
-        if entry is None:
-            if self._in_flight.find(JOIN_NAME) is None:
-                raise KeyError(bit)
-            entry = stand_in(self._cache.definition(bit).request)
-        return entry
+    def _stand_in(self, bit: int) -> Entry:
+        """The entry of a tensor that the others submitted after this rank has joined."""
+        if self._in_flight.find(JOIN_NAME) is None:
+            raise KeyError(bit)
+        return stand_in(self._cache.definition(bit).request)
 
     def _entry(self, response: Response) -> Entry:
         self._by_bit.pop(self._cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name

@@ -38,10 +38,10 @@ class InFlight:
         with self._lock:
             if self._error is not None:
                 raise copy.copy(self._error)
-            for number, entry in enumerate(entries):
+            for entry in entries:
                 name = entry.request.name
                 if name in self._by_name:
-                    for earlier in entries[:number]:
+                    for earlier in entries[: entries.index(entry)]:
                         del self._by_name[earlier.request.name]
                     raise DuplicateName(
                         f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"

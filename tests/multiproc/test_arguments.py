@@ -30,15 +30,29 @@ def alone() -> Any:
         (lambda: hvd.allreduce(np.ones(3), op=hvd.Sum, average=True), "either op or average"),
         (lambda: hvd.allreduce(np.ones(3), op=17), "op 17 is not supported"),
         (lambda: hvd.allreduce(np.ones(3, int), op=hvd.Adasum), "Adasum is for floating-point tensors, not int64"),
+        (lambda: hvd.allreduce(np.ones(3), op="Sum"), "op Sum is not supported"),
         (lambda: hvd.reducescatter(np.ones(3), op=hvd.Adasum), "Adasum is not supported"),
-        (lambda: hvd.reducescatter(np.array(1.0)), "at least one dimension"),
+        (lambda: hvd.reduce(np.ones(3), 0, op=hvd.Adasum), "Adasum is not supported"),
+        (lambda: hvd.reducescatter(np.array(1.0)), "reducescatter needs a tensor with at least one dimension"),
+        (lambda: hvd.grouped_reducescatter([np.ones(2), np.array(1.0)]), "reducescatter needs a tensor with"),
+        (lambda: hvd.grouped_allgather([np.ones(2), np.array(1.0)]), "allgather needs a tensor with at least one"),
+        (lambda: hvd.alltoall(np.array(1.0)), "alltoall needs a tensor with at least one dimension"),
+        (lambda: hvd.gather(np.array(1.0), 0), "gather needs a tensor with at least one dimension"),
+        (lambda: hvd.scatter(np.array(1.0), 0), "scatter needs a tensor with at least one dimension"),
+        (lambda: hvd.alltoall(np.ones(3), splits=3), "splits must be 1 numbers, one for each rank, not 3"),
+        (lambda: hvd.alltoall(np.ones(3), splits=np.array([1.5])), "whole numbers from 0 on"),
+        (lambda: hvd.scatter(np.ones(3), 0, splits=[2, 1]), "splits must be 1 numbers"),
         (lambda: hvd.alltoall(np.ones(3), splits=[4]), "splits add up to 4 rows, but the tensor has 3"),
         (lambda: hvd.alltoall(np.ones(3), splits=[1, 1]), "splits must be 1 numbers"),
         (lambda: hvd.alltoall(np.ones(3), splits=[-1]), "whole numbers from 0 on"),
         (lambda: hvd.send(np.ones(3), 0), "rank 0 is this rank itself"),
         (lambda: hvd.recv(np.ones(3), 7), "rank 7 is not a rank"),
         (lambda: hvd.gather(np.ones(3), -1), "root_rank -1 is not a rank"),
+        (lambda: hvd.scatter(np.ones(3), 1), "root_rank 1 is not a rank"),
+        (lambda: hvd.reduce(np.ones(3), 1), "root_rank 1 is not a rank"),
         (lambda: hvd.allreduce(np.ones(3, bool)), "bool tensor has no average"),
+        (lambda: hvd.reducescatter(np.ones(3, bool)), "bool tensor has no average"),
+        (lambda: hvd.grouped_allreduce([np.ones(3), np.ones(3, bool)]), "bool tensor has no average"),
         (lambda: hvd.allgather(np.array(1.0)), "at least one dimension"),
         (lambda: hvd.broadcast(np.ones(3), 1), "root_rank 1 is not a rank"),
         (lambda: hvd.broadcast(np.ones(3), -1), "root_rank -1 is not a rank"),
@@ -48,8 +62,7 @@ def alone() -> Any:
         (lambda: hvd.allreduce(np.ones(3), prescale_factor=float("nan")), "not a number"),
         (lambda: hvd.allreduce_(np.frombuffer(b"12345678")), "read-only"),
         (lambda: hvd.broadcast_(np.broadcast_to(np.ones(1), (1,)), 0), "read-only"),
-        (lambda: hvd.poll(7), "not a handle"),
-        (lambda: hvd.synchronize("x"), "not a handle"),
+        (lambda: hvd.grouped_allreduce_([np.ones(3), np.frombuffer(b"12345678")]), "read-only"),
     ],
 )
 def test_a_wrong_argument_is_a_value_error(alone: None, call: Any, hint: str) -> None:
@@ -74,20 +87,20 @@ def test_numbers_of_numpy_are_numbers(alone: None) -> None:
     np.testing.assert_array_equal(hvd.broadcast(np.frombuffer(b"12345678"), np.int32(0)), np.frombuffer(b"12345678"))
 
 
-def test_a_handle_is_synchronized_once(alone: None) -> None:
-    handle = hvd.allreduce_async(np.ones(3))
-    np.testing.assert_array_equal(hvd.synchronize(handle), 1)
-    assert hvd.synchronize(handle) is None
-    with pytest.raises(ValueError, match="synchronized once"):
-        hvd.poll(handle)
-
-
 def test_before_init_and_after_shutdown() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match=r"hvd.init\(\)"):
             hvd.rank()
-        with pytest.raises(hvd.HorovodInternalError, match=r"hvd.init\(\)"):
-            hvd.allreduce(np.ones(1))
+        for call in (
+            lambda: hvd.allreduce(np.ones(1)),
+            lambda: hvd.allgather_async(np.ones(1)),
+            lambda: hvd.grouped_reducescatter([np.ones(1)]),
+            lambda: hvd.send(np.ones(1), 1),
+            hvd.barrier,
+            hvd.join,
+        ):
+            with pytest.raises(hvd.HorovodInternalError, match=r"hvd.init\(\)"):
+                call()
         assert not hvd.is_initialized()
         hvd.init()
         hvd.init()
@@ -96,57 +109,22 @@ def test_before_init_and_after_shutdown() -> None:
         hvd.shutdown()
 
 
-def _duplicate_names() -> str:
+def _splits_that_do_not_fit() -> str:
     hvd.init()
-    first = hvd.allreduce_async(np.full(3, hvd.rank() + 1.0), name="x", op=hvd.Sum) if hvd.rank() == 0 else None
-    if first is not None:
-        with pytest.raises(hvd.DuplicateName, match="'x' is already in flight"):
-            hvd.allreduce_async(np.ones(5), name="x")
-        assert not hvd.poll(first)
-    hvd.barrier()  # overtakes the tensor that is waiting
-    first = first or hvd.allreduce_async(np.full(3, hvd.rank() + 1.0), name="x", op=hvd.Sum)
-    np.testing.assert_array_equal(hvd.synchronize(first), 3)
+    for splits, hint in (
+        (None, "7 rows are not a multiple of 2 ranks; pass splits"),
+        ([7], "splits must be 2 numbers, one for each rank, but there are 1"),
+        ([4, 4], "splits add up to 8 rows, but the tensor has 7"),
+        ([8, -1], "whole numbers from 0 on"),
+    ):
+        with pytest.raises(ValueError, match=hint):
+            hvd.alltoall(np.ones(7), splits=splits)
+    with pytest.raises(ValueError, match="splits add up to 8 rows"):
+        hvd.scatter(np.ones(7), hvd.rank(), splits=[4, 4])
+    np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=hvd.Sum), 2)
     hvd.shutdown()
     return "ok"
 
 
-def test_a_duplicate_name_is_refused_and_the_first_one_completes() -> None:
-    assert [outcome.result() for outcome in process_ranks(2, _duplicate_names)] == ["ok", "ok"]
-
-
-def _disagree() -> list[str]:
-    hvd.init()
-    rank = hvd.rank()
-    texts = []
-    for attempt in range(2):  # the second time on cached names
-        for call in (
-            lambda: hvd.allreduce(np.ones(3 + rank), name="shape"),
-            lambda: hvd.allreduce(np.ones(3, f"f{4 + 4 * rank}"), name="dtype"),
-            lambda: hvd.allreduce(np.ones(3), name="op", op=(hvd.Sum, hvd.Max)[rank]),
-            lambda: hvd.allreduce(np.ones(3), name="scale", prescale_factor=1.0 + rank),
-            lambda: hvd.broadcast(np.ones(3), rank, name="root"),
-            lambda: hvd.allgather(np.ones((3, 1 + rank)), name="rest"),
-            lambda: hvd.allgather(np.ones((3,) * (1 + rank)), name="ndim"),
-            lambda: (hvd.allgather, hvd.allreduce)[rank](np.ones(3), name="kind"),
-        ):
-            with pytest.raises(hvd.Mismatch) as caught:
-                call()
-            texts.append(str(caught.value))
-        for name in ("shape", "dtype", "op", "scale", "root", "rest", "ndim", "kind"):
-            np.testing.assert_array_equal(hvd.allreduce(np.ones(2), name=name, op=hvd.Sum), 2.0), attempt
-    hvd.shutdown()
-    return texts
-
-
-def test_every_disagreement_names_both_sides_on_all_ranks() -> None:
-    ours, theirs = (outcome.result() for outcome in process_ranks(2, _disagree))
-    assert ours == theirs
-    assert ours[:8] == ours[8:]
-    for text, what in zip(
-        ours,
-        ("shape", "dtype", "reduce op", "prescale", "root rank", "after the first", "dimensions", "operation"),
-        strict=False,
-    ):
-        assert what in text
-        assert "rank 0 has" in text
-        assert "rank 1 has" in text
+def test_splits_that_do_not_fit_are_refused_at_the_call() -> None:
+    assert [outcome.result() for outcome in process_ranks(2, _splits_that_do_not_fit)] == ["ok", "ok"]

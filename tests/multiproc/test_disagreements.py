@@ -5,123 +5,93 @@ The next collective works, also one of the same name.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import hvdlite as hvd
 from tests.harness import process_ranks
+from tests.multiproc import calls
+from tests.multiproc.calls import Call
 
-Call = Callable[[bool, hvd.ProcessSet, str], Any]
-Row = tuple[str, str, str, Call]
-
-
-def rows(first: int, last: int) -> Iterator[Row]:
-    """What can differ: a title, the text of most ranks and of the last one, and a call, told whether it is the last.
-
-    ``first`` and ``last`` are members of the set, by their numbers in the job.
-    """
-    reductions = {
-        "allreduce": hvd.allreduce,
-        "reducescatter": hvd.reducescatter,
-        "reduce": lambda tensor, **keywords: hvd.reduce(tensor, first, **keywords),
-        "grouped_allreduce": lambda tensor, **keywords: hvd.grouped_allreduce([np.ones(2), tensor], **keywords),
-        "grouped_reducescatter": lambda tensor, **keywords: hvd.grouped_reducescatter([tensor], **keywords),
-    }
-    rooted: dict[str, Any] = {"broadcast": hvd.broadcast, "reduce": hvd.reduce, "gather": hvd.gather}
-    ragged = {
-        "allgather": hvd.allgather,
-        "alltoall": lambda tensor, **keywords: hvd.alltoall(
-            tensor, splits=[0] * keywords["process_set"].size(), **keywords
-        ),
-        "gather": lambda tensor, **keywords: hvd.gather(tensor, first, **keywords),
-        "scatter": lambda tensor, **keywords: hvd.scatter(tensor, first, **keywords),
-        "grouped_allgather": lambda tensor, **keywords: hvd.grouped_allgather([tensor], **keywords),
-    }
-    broadcast = {"broadcast": lambda tensor, **keywords: hvd.broadcast(tensor, first, **keywords)}
-
-    def row(title: str, ours: Any, theirs: Any, make: Callable[[Any], tuple[Any, Any, dict[str, Any]]]) -> Row:
-        def call(is_last: bool, process_set: hvd.ProcessSet, name: str) -> Any:
-            function, arguments, keywords = make(is_last)
-            return function(*arguments, name=name, process_set=process_set, **keywords)
-
-        return title, str(ours), str(theirs), call
-
-    for kind, function in {**reductions, **ragged, **broadcast}.items():
-        yield row(f"{kind} dtype", "float64", "int32", lambda odd, f=function: (f, [np.ones(3, "di"[odd])], {}))
-    for kind, function in {**reductions, **broadcast}.items():
-        yield row(f"{kind} shape", [3, 2], [3, 4], lambda odd, f=function: (f, [np.ones((3, 2 + 2 * odd))], {}))
-        yield row(f"{kind} shape", [3], [3, 1], lambda odd, f=function: (f, [np.ones((3,) + (1,) * odd)], {}))
-    for kind, function in ragged.items():
-        yield row(
-            f"{kind} shape after the first dimension",
-            [2],
-            [4],
-            lambda odd, f=function: (f, [np.ones((3 + odd, 2 + 2 * odd))], {}),
-        )
-        yield row(f"{kind} number of dimensions", 1, 3, lambda odd, f=function: (f, [np.ones((3,) + (1, 1) * odd)], {}))
-    for kind, function in reductions.items():
-        yield row(f"{kind} reduce op", "Sum", "Max", lambda odd, f=function: (f, [np.ones(3)], {"op": 1 + 3 * odd}))
-        for factor in ("prescale_factor", "postscale_factor"):
-            yield row(
-                f"{kind} {factor}", 1.0, 0.5, lambda odd, f=function, key=factor: (f, [np.ones(3)], {key: 1 - odd / 2})
-            )
-    yield row("allreduce reduce op", "Average", "Adasum", lambda odd: (hvd.allreduce, [np.ones(3)], {"op": 2 * odd}))
-    for kind, function in {**rooted, "scatter": hvd.scatter}.items():
-        yield row(
-            f"{kind} root rank",
-            first,
-            last,
-            lambda odd, f=function: (f, [np.ones(3)], {"root_rank": (first, last)[odd]}),
-        )
-    by_kind: dict[str, Any] = {
-        "allreduce": lambda **keywords: hvd.allreduce(np.ones(6), **keywords),
-        "allgather": lambda **keywords: hvd.allgather(np.ones(6), **keywords),
-        "reducescatter": lambda **keywords: hvd.reducescatter(np.ones(6), **keywords),
-        "alltoall": lambda **keywords: hvd.alltoall(np.ones(6), **keywords),
-        "broadcast": lambda **keywords: hvd.broadcast(np.ones(6), first, **keywords),
-        "reduce": lambda **keywords: hvd.reduce(np.ones(6), first, **keywords),
-        "gather": lambda **keywords: hvd.gather(np.ones(6), first, **keywords),
-        "scatter": lambda **keywords: hvd.scatter(np.ones(6), first, **keywords),
-    }
-    for one, other in itertools.permutations(by_kind, 2):
-        yield row(f"{one} and {other} operation", one, other, lambda odd, p=(one, other): (by_kind[p[odd]], [], {}))
+SINGLE = [kind for kind in (*calls.REDUCTIONS, *calls.MOVEMENTS) if not kind.startswith("grouped") and kind != "send"]
+GROUPED = ["grouped_allreduce", "grouped_reducescatter", "grouped_allgather"]
 
 
-def _disagree(members: list[int]) -> dict[str, list[str]]:
+class Row(NamedTuple):
+    """What the last member of a set calls and what all others call, and how the message tells the two apart."""
+
+    what: str
+    ours: Call
+    theirs: Call
+    our_text: Any
+    their_text: Any
+
+
+def rows(members: Sequence[int]) -> Iterator[Row]:
+    """Everything that ranks can disagree about, for the collectives among ``members``."""
+    for kind in SINGLE + GROUPED:
+        ours = Call(kind, (("float64", (6, 2)),))
+        yield Row("dtype", ours, replace(ours, parts=(("int32", (6, 2)),)), "float64", "int32")
+        wide, flat = (replace(ours, parts=(("float64", shape),)) for shape in ((12, 4), (6,)))
+        if kind in (*calls.RAGGED, "scatter"):
+            yield Row("shape after the first dimension", ours, wide, [2], [4])
+            yield Row("number of dimensions", ours, flat, 2, 1)
+        else:
+            yield Row("shape", ours, wide, [6, 2], [12, 4])
+            yield Row("shape", ours, flat, [6, 2], [6])
+        if kind in calls.REDUCTIONS:
+            yield Row("reduce op", ours, replace(ours, op=hvd.Max), "Sum", "Max")
+            yield Row("prescale_factor", ours, replace(ours, prescale=0.5), 1.0, 0.5)
+            yield Row("postscale_factor", replace(ours, postscale=-3.0), ours, -3.0, 1.0)
+        if kind in calls.ALLREDUCES:
+            yield Row("reduce op", replace(ours, op=hvd.Average), replace(ours, op=hvd.Adasum), "Average", "Adasum")
+        if kind in calls.ROOTED:
+            yield Row("root rank", ours, replace(ours, root=len(members) - 1), members[0], members[-1])
+        if kind in SINGLE:
+            for other in SINGLE:
+                if other != kind:
+                    yield Row("operation", ours, replace(ours, kind=other), kind, other)
+
+
+def _disagree(members: list[int]) -> list[list[str]]:
     """What each row is refused with: under a new name, again, under a known one, and one known as something else."""
     hvd.init()
-    is_last = hvd.rank() == members[-1]
     process_set = hvd.global_process_set
     if len(members) < hvd.size():
         process_set = hvd.add_process_set(members)
-    texts: dict[str, list[str]] = {}
-    for number, (title, *_, call) in enumerate(rows(members[0], members[-1])):
-        if hvd.rank() not in members:
-            continue
-        name = f"{number}: {title}"
-        texts[name] = [_refused(call, is_last, process_set, name), _refused(call, is_last, process_set, name)]
+    texts = []
+    for number, row in enumerate(rows(members) if hvd.rank() in members else ()):
+        name = f"tensor {number}"
+        own = row.theirs if hvd.rank() == members[-1] else row.ours
+        refused = [_refused(own, name, members, process_set) for _ in range(2)]
         for _ in range(2):
-            call(False, process_set, name)
-        texts[name].append(_refused(call, is_last, process_set, name))
+            _call(row.ours, name, members, process_set)
+        refused.append(_refused(own, name, members, process_set))
         np.testing.assert_array_equal(hvd.allreduce(np.ones(2), name=name, process_set=process_set), 1)
-        texts[name].append(_refused(call, is_last, process_set, name))
-        call(True, process_set, name)
+        refused.append(_refused(own, name, members, process_set))
+        _call(row.theirs, name, members, process_set)
+        texts.append(refused)
     hvd.barrier()
     hvd.shutdown()
     return texts
 
 
-def _refused(call: Call, is_last: bool, process_set: hvd.ProcessSet, name: str) -> str:
+def _call(call: Call, name: str, members: Sequence[int], process_set: hvd.ProcessSet) -> None:
+    given = [np.ones(shape, dtype) for dtype, shape in call.parts]
+    calls.start(call, name, "", given, members, process_set)
+
+
+def _refused(call: Call, name: str, members: Sequence[int], process_set: hvd.ProcessSet) -> str:
     with pytest.raises(hvd.Mismatch) as caught:
-        call(is_last, process_set, name)
+        _call(call, name, members, process_set)
     return str(caught.value)
 
 
-def _listed(ranks: list[int], value: str) -> str:
+def _listed(ranks: Sequence[int], value: Any) -> str:
     return f"ranks {', '.join(map(str, ranks))} have {value}" if len(ranks) > 1 else f"rank {ranks[0]} has {value}"
 
 
@@ -131,16 +101,14 @@ def _listed(ranks: list[int], value: str) -> str:
 def test_all_ranks_hear_who_wants_what(size: int, members: list[int], cache: int) -> None:
     environ = {"HVDLITE_CACHE_CAPACITY": str(cache), "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "10"}
     outcomes = process_ranks(size, _disagree, members, environ=environ, deadline_s=60)
-    told = {outcome.rank: outcome.result() for outcome in outcomes}
-    for number, (title, ours, theirs, _) in enumerate(rows(members[0], members[-1])):
-        name = f"{number}: {title}"
-        sides = f"{_listed(members[:-1], ours)}; {_listed(members[-1:], theirs)}"
+    told = [outcome.result() for outcome in outcomes]
+    for number, row in enumerate(rows(members)):
+        sides = f"{_listed(members[:-1], row.our_text)}; {_listed(members[-1:], row.their_text)}"
+        tensor = f"tensor {number}{'_1of1' if row.ours.kind in GROUPED else ''}"
+        text = f"ranks disagree about the {row.what} of tensor {tensor!r}: {sides}. Submit the same on every rank."
         for rank in members:
-            for text in told[rank][name]:
-                what = title.split(maxsplit=3 if " and " in title else 1)[-1]
-                assert text.startswith(f"ranks disagree about the {what} of tensor '{name}"), text
-                assert sides in text
-    assert all(told[rank] == {} for rank in range(size) if rank not in members)
+            assert told[rank][number] == [text] * 4, row
+    assert all(told[rank] == [] for rank in range(size) if rank not in members)
 
 
 def _all_different() -> list[str]:
