@@ -38,6 +38,11 @@ class Entry:
         self.allocate = allocate
         self.handle = handle
 
+    def rename(self, name: str, is_cacheable: bool) -> None:
+        """Gives the tensor another name, before it is submitted."""
+        self.request = self.request._replace(name=name, cacheable=is_cacheable)
+        self.handle.name = name
+
 
 def stand_in(request: Request) -> Entry:
     """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""

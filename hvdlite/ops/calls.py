@@ -24,14 +24,12 @@ from hvdlite.session import current
 T = TypeVar("T")
 
 
-Name = tuple[str, bool]
-"""How ranks find each other's tensor, and whether the user gave it: then it may come again and is remembered."""
-
 Reduction = tuple[int, float, float]
-"""Operation, prescale and postscale. Here and above plain tuples, because every submit makes them."""
+"""Operation, prescale and postscale. A plain tuple, because every submit makes one."""
 
-Draft = Callable[[Name, T], Entry]
-"""Makes the entry of one tensor, already checked, under a name."""
+Draft = Callable[[str | None, T], Entry]
+"""Makes the entry of one tensor under the user's name for it, or else an automatic one. Checks the tensor first, so
+that a call which raises uses up no automatic name: a rank that repeats it would be out of step with the others."""
 
 
 class Calls(Generic[T]):
@@ -40,29 +38,22 @@ class Calls(Generic[T]):
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter
 
-    def _one(
-        self, group: Group, kind: Kind, name: str | None, tensor: T, draft: Draft[T], will_wait: bool = False
-    ) -> Handle:
+    @staticmethod
+    def _one(group: Group, name: str | None, tensor: T, draft: Draft[T], will_wait: bool = False) -> Handle:
         """Submits one tensor."""
-        entry = draft(named(group, kind, name), tensor)
+        entry = draft(name, tensor)
         group.submit((entry,), will_wait)
         return entry.handle
 
+    @staticmethod
     def _many(
-        self,
-        group: Group,
-        kind: Kind,
-        name: str | None,
-        tensors: Sequence[T],
-        draft: Draft[T],
-        will_wait: bool = False,
+        group: Group, kind: Kind, name: str | None, tensors: Sequence[T], draft: Draft[T], will_wait: bool = False
     ) -> GroupHandle:
         """Submits several tensors, all or none, so that they become ready together on every rank."""
+        entries = [draft("", tensor) for tensor in tensors]
         base, is_given = named(group, kind, name, "grouped")
-        entries = [
-            draft((f"{base}_{number}of{len(tensors)}", is_given), tensor)
-            for number, tensor in enumerate(tensors, start=1)
-        ]
+        for number, entry in enumerate(entries, start=1):
+            entry.rename(f"{base}_{number}of{len(entries)}", is_given)
         group.submit(entries, will_wait)
         return GroupHandle([entry.handle for entry in entries])
 
@@ -98,7 +89,7 @@ _UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 
 def entry_of(
     group: Group,
-    name: Name,
+    name: str | None,
     kind: Kind,
     source: Buffer,
     target: Buffer | None,
@@ -110,12 +101,12 @@ def entry_of(
     splits: tuple[int, ...] = (),
 ) -> Entry:
     """The entry, with its request and handle, of one tensor."""
-    text, is_given = name
     op, prescale, postscale = reduction
     if shape is None:
         shape = source.shape
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
+    text, is_given = named(group, kind, name)
     handle = Handle(text, group)
     handle.output = output
     request = Request(text, kind, source.dtype, shape, op, prescale, postscale, root, is_given, splits)
@@ -131,8 +122,11 @@ def group_of(process_set: ProcessSet) -> Group:
     return session.everyone if process_set is global_process_set else session.sets.group_of(process_set)
 
 
-def named(group: Group, kind: Kind, name: str | None, *between: Any) -> Name:
-    """The user's name, or else the next automatic one. Raises ValueError for what can be no name."""
+def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:
+    """The user's name, or else the next automatic one, and whether the user gave it: then it may come again.
+
+    Raises ValueError for what can be no name.
+    """
     if name is None:
         return group.automatic_name(kind, *between), False
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:

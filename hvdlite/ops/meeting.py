@@ -5,14 +5,14 @@ from __future__ import annotations
 from hvdlite.core.entry import NOTHING
 from hvdlite.core.messages import JOIN_NAME, Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
-from hvdlite.ops.calls import entry_of, group_of, named
+from hvdlite.ops.calls import entry_of, group_of
 from hvdlite.ops.handles import synchronize
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns after every rank has called it. Does not wait for collectives that are in flight."""
     group = group_of(process_set)
-    entry = entry_of(group, named(group, Kind.BARRIER, None), Kind.BARRIER, NOTHING, NOTHING, None)
+    entry = entry_of(group, None, Kind.BARRIER, NOTHING, NOTHING, None)
     group.submit((entry,), will_wait=True)
     synchronize(entry.handle)
 
@@ -25,7 +25,8 @@ def join(device: int = -1) -> int:
     call it. ``device`` is there for scripts of Horovod.
     """
     group = group_of(global_process_set)
-    entry = entry_of(group, (JOIN_NAME, False), Kind.JOIN, NOTHING, NOTHING, None)
+    entry = entry_of(group, JOIN_NAME, Kind.JOIN, NOTHING, NOTHING, None)
+    entry.rename(JOIN_NAME, is_cacheable=False)
     group.submit((entry,), will_wait=True)
     last: int = synchronize(entry.handle)
     group.count_anew()

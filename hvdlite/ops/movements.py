@@ -11,7 +11,7 @@ from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
-from hvdlite.ops.calls import Calls, Draft, Name, entry_of, group_of, index_in, named, whole_number
+from hvdlite.ops.calls import Calls, Draft, entry_of, group_of, index_in, named, whole_number
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.runtime.group import Group
 
@@ -29,7 +29,7 @@ class Movements(Calls[T]):
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
         group = group_of(process_set)
-        handle = self._one(group, Kind.ALLGATHER, name, tensor, self._allgather(group), will_wait=True)
+        handle = self._one(group, name, tensor, self._allgather(group), will_wait=True)
         return cast(T, self._result(handle))
 
     def allgather_async(
@@ -37,7 +37,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `allgather` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, Kind.ALLGATHER, name, tensor, self._allgather(group))
+        return self._one(group, name, tensor, self._allgather(group))
 
     def grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
@@ -65,14 +65,14 @@ class Movements(Calls[T]):
         """
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, False)
-        return cast(T, self._result(self._one(group, Kind.BROADCAST, name, tensor, draft, will_wait=True)))
+        return cast(T, self._result(self._one(group, name, tensor, draft, will_wait=True)))
 
     def broadcast_async(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
         """Starts `broadcast` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, Kind.BROADCAST, name, tensor, self._broadcast(group, root_rank, False))
+        return self._one(group, name, tensor, self._broadcast(group, root_rank, False))
 
     def broadcast_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -80,14 +80,14 @@ class Movements(Calls[T]):
         """Like `broadcast`, in place. Returns ``tensor`` itself."""
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, True)
-        return cast(T, self._result(self._one(group, Kind.BROADCAST, name, tensor, draft, will_wait=True)))
+        return cast(T, self._result(self._one(group, name, tensor, draft, will_wait=True)))
 
     def broadcast_async_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
         """Starts `broadcast_` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, Kind.BROADCAST, name, tensor, self._broadcast(group, root_rank, True))
+        return self._one(group, name, tensor, self._broadcast(group, root_rank, True))
 
     # ---- alltoall
 
@@ -115,7 +115,7 @@ class Movements(Calls[T]):
     ) -> T:
         """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
-        handle = self._one(group, Kind.GATHER, name, tensor, self._gather(group, root_rank), will_wait=True)
+        handle = self._one(group, name, tensor, self._gather(group, root_rank), will_wait=True)
         return cast(T, self._result(handle))
 
     def gather_async(
@@ -123,7 +123,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `gather` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, Kind.GATHER, name, tensor, self._gather(group, root_rank))
+        return self._one(group, name, tensor, self._gather(group, root_rank))
 
     def scatter(
         self,
@@ -140,7 +140,7 @@ class Movements(Calls[T]):
         ``tensor`` count, and splits are ignored.
         """
         group = group_of(process_set)
-        handle = self._one(group, Kind.SCATTER, name, tensor, self._scatter(group, root_rank, splits), will_wait=True)
+        handle = self._one(group, name, tensor, self._scatter(group, root_rank, splits), will_wait=True)
         return cast(T, self._result(handle))
 
     def scatter_async(
@@ -153,7 +153,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `scatter` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, Kind.SCATTER, name, tensor, self._scatter(group, root_rank, splits))
+        return self._one(group, name, tensor, self._scatter(group, root_rank, splits))
 
     # ---- two ranks
 
@@ -193,7 +193,7 @@ class Movements(Calls[T]):
     # ---- one tensor's part in each
 
     def _allgather(self, group: Group) -> Draft[T]:
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source = self._rows_buffer(tensor, "allgather")
             return entry_of(group, name, Kind.ALLGATHER, source, None, None, allocate=self._allocator(tensor))
 
@@ -202,7 +202,7 @@ class Movements(Calls[T]):
     def _broadcast(self, group: Group, root_rank: int, is_in_place: bool) -> Draft[T]:
         root = index_in(group, root_rank, "root_rank")
 
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source, target, output = self._buffers(tensor, is_in_place)
             return entry_of(group, name, Kind.BROADCAST, source, target, output, root=root)
 
@@ -213,7 +213,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         group = group_of(process_set)
 
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source = self._rows_buffer(tensor, "alltoall")
             rows = source.shape[0]
             if splits is None and rows % group.size:
@@ -228,7 +228,7 @@ class Movements(Calls[T]):
                 group, name, Kind.ALLTOALL, source, None, None, shape=shape, splits=counts, allocate=allocate
             )
 
-        return self._one(group, Kind.ALLTOALL, name, tensor, draft, will_wait)
+        return self._one(group, name, tensor, draft, will_wait)
 
     def _allocator_of_pair(self, like: T) -> Allocate:
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], Buffer]:
@@ -240,7 +240,7 @@ class Movements(Calls[T]):
     def _gather(self, group: Group, root_rank: int) -> Draft[T]:
         root = index_in(group, root_rank, "root_rank")
 
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source = self._rows_buffer(tensor, "gather")
             allocate = self._allocator(tensor)
             return entry_of(group, name, Kind.GATHER, source, None, None, root=root, allocate=allocate)
@@ -250,7 +250,7 @@ class Movements(Calls[T]):
     def _scatter(self, group: Group, root_rank: int, splits: Any) -> Draft[T]:
         root = index_in(group, root_rank, "root_rank")
 
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source = self._rows_buffer(tensor, "scatter")
             counts: tuple[int, ...] = ()
             if root == group.rank:
@@ -300,8 +300,9 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Either side of a message: ``like`` is the tensor on this side, whatever its direction."""
         pair = (group.ranks[sender], group.ranks[receiver])
+        entry = entry_of(group, "", Kind.SEND, like, target, output)
         given, _ = named(group, Kind.SEND, name, pair)
-        entry = entry_of(group, (f"{given} from {pair[0]} to {pair[1]}", False), Kind.SEND, like, target, output)
+        entry.rename(f"{given} from {pair[0]} to {pair[1]}", is_cacheable=False)
         entry.request = entry.request._replace(root=sender, peer=receiver)
         entry.source = source
         group.submit((entry,), will_wait)

@@ -12,7 +12,7 @@ from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
 from hvdlite.ops.adapter import Compressor
-from hvdlite.ops.calls import Calls, Draft, Name, check_reducible, entry_of, group_of, index_in, reduction_of
+from hvdlite.ops.calls import Calls, Draft, check_reducible, entry_of, group_of, index_in, reduction_of
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.runtime.group import Group
 
@@ -48,7 +48,7 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(self._one(group, Kind.ALLREDUCE, name, tensor, draft, will_wait=True))
+        reduced: T = self._result(self._one(group, name, tensor, draft, will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def allreduce_async(
@@ -64,7 +64,7 @@ class Reductions(Calls[T]):
         """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
         group = group_of(process_set)
         draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
-        return self._one(group, Kind.ALLREDUCE, name, tensor, draft)
+        return self._one(group, name, tensor, draft)
 
     def allreduce_(
         self,
@@ -79,7 +79,7 @@ class Reductions(Calls[T]):
         """Like `allreduce`, in place. Returns ``tensor`` itself."""
         group = group_of(process_set)
         draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(self._one(group, Kind.ALLREDUCE, name, tensor, draft, will_wait=True)))
+        return cast(T, self._result(self._one(group, name, tensor, draft, will_wait=True)))
 
     def allreduce_async_(
         self,
@@ -94,7 +94,7 @@ class Reductions(Calls[T]):
         """Starts `allreduce_` and returns its handle."""
         group = group_of(process_set)
         draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
-        return self._one(group, Kind.ALLREDUCE, name, tensor, draft)
+        return self._one(group, name, tensor, draft)
 
     # ---- grouped allreduce
 
@@ -181,7 +181,7 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(self._one(group, Kind.REDUCESCATTER, name, tensor, draft, will_wait=True))
+        reduced: T = self._result(self._one(group, name, tensor, draft, will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def reducescatter_async(
@@ -196,7 +196,7 @@ class Reductions(Calls[T]):
         """Starts `reducescatter` and returns its handle."""
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        return self._one(group, Kind.REDUCESCATTER, name, tensor, draft)
+        return self._one(group, name, tensor, draft)
 
     def grouped_reducescatter(
         self,
@@ -245,7 +245,7 @@ class Reductions(Calls[T]):
         """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(self._one(group, Kind.REDUCE, name, tensor, draft, will_wait=True)))
+        return cast(T, self._result(self._one(group, name, tensor, draft, will_wait=True)))
 
     def reduce_async(
         self,
@@ -260,7 +260,7 @@ class Reductions(Calls[T]):
         """Starts `reduce` and returns its handle."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return self._one(group, Kind.REDUCE, name, tensor, draft)
+        return self._one(group, name, tensor, draft)
 
     # ---- one tensor's part in each
 
@@ -270,7 +270,7 @@ class Reductions(Calls[T]):
         reduction = reduction_of(_op_of(average, op), prescale, postscale, may_be_adasum=True)
         takes_any_dtype = reduction[0] not in (Average, Adasum)
 
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source, target, output = self._buffers(tensor, is_in_place)
             if not takes_any_dtype:
                 check_reducible(source.dtype, reduction[0])
@@ -281,7 +281,7 @@ class Reductions(Calls[T]):
     def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> Draft[T]:
         reduction = reduction_of(op, prescale, postscale)
 
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source = self._rows_buffer(tensor, "reducescatter")
             check_reducible(source.dtype, reduction[0])
             rows = even_splits(source.shape[0], group.size)[group.rank]
@@ -295,7 +295,7 @@ class Reductions(Calls[T]):
         reduction = reduction_of(op, prescale, postscale)
         root = index_in(group, root_rank, "root_rank")
 
-        def draft(name: Name, tensor: T) -> Entry:
+        def draft(name: str | None, tensor: T) -> Entry:
             source = self._adapter.buffer(tensor)
             check_reducible(source.dtype, reduction[0])
             shape = source.shape if root == group.rank else (0, *source.shape[1:])

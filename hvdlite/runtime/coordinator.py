@@ -201,7 +201,7 @@ class Coordinator:
             return [], []
         bits = members(batch.bits)
         try:
-            entries = [self._by_bit.pop(bit, None) or self._stand_in(bit) for bit in bits]
+            entries = [self._by_bit.pop(bit) if bit in self._by_bit else self._stand_in(bit) for bit in bits]
             return entries, [self._cache.definition(bit).rows for bit in bits]
         except KeyError as error:
             raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None

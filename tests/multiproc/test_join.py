@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import hvdlite as hvd
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+from tests.multiproc import calls, oracle
+from tests.multiproc.calls import Call
 
 
 def run(size: int, work: Any, *arguments: Any, **environ: str) -> list[Any]:
@@ -58,11 +63,70 @@ def test_uneven_data(size: int, plane: str, cache: int) -> None:
     assert lasts[0] == [(size - 1 - epoch) % size for epoch in range(size + 1)]
 
 
+def _random_epochs(seeds: list[int]) -> str:
+    """In each epoch ranks have some number of steps; what the last step left in flight ends after the join."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    ranks, everyone = list(range(size)), hvd.global_process_set
+    order = random.Random(rank)
+    for seed in seeds:
+        drawn = random.Random(seed)
+        steps = [drawn.randrange(5) for _ in ranks]
+        calls_of_steps = [[_allreduce(drawn) for _ in range(drawn.randint(1, 5))] for _ in range(max(steps))]
+        handles: list[tuple[Call, list[Any], Any]] = []
+        for step, step_calls in enumerate(calls_of_steps[: steps[rank]]):
+            for number, call in order.sample(list(enumerate(step_calls)), len(step_calls)):
+                inputs = [calls.tensors(call, peer, size) for peer in ranks]
+                wanted = [
+                    oracle.reduction(
+                        [one if steps[peer] > step else np.zeros_like(one) for peer, one in enumerate(of_part)],
+                        call.op,
+                        call.prescale,
+                    )
+                    for of_part in zip(*inputs, strict=True)
+                ]
+                handle = calls.start(call, f"{step % 2} {number}", "_async", inputs[rank], ranks, everyone)
+                handles.append((call, wanted, handle))
+            if step % 2:  # the names come again
+                _check(handles)
+        hvd.join()
+        _check(handles)
+    hvd.shutdown()
+    return "ok"
+
+
+def _allreduce(drawn: random.Random) -> Call:
+    kind = drawn.choice(calls.ALLREDUCES)
+    count = drawn.randint(1, 3) if kind == "grouped_allreduce" else 1
+    shapes = [(), (0,), (5,), (3, 2), (20_000,)]
+    parts = tuple((drawn.choice(["int32", "float16", "float64"]), drawn.choice(shapes)) for _ in range(count))
+    op, prescale = drawn.choice([hvd.Sum, hvd.Average]), drawn.choice([1.0, 1.0, 0.5])
+    return Call(kind, parts, op=op, prescale=prescale, seed=drawn.randrange(50))
+
+
+def _check(handles: list[tuple[Call, list[Any], Any]]) -> None:
+    for call, wanted, handle in handles:
+        oracle.assert_results(call, hvd.synchronize(handle), wanted)
+    handles.clear()
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    size=st.integers(2, 4),
+    plane=st.sampled_from(["shm", "ring"]),
+    cache=st.sampled_from([0, 3, 4096]),
+    seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=10),
+)
+def test_random_epochs(size: int, plane: str, cache: int, seeds: list[int]) -> None:
+    results = run(size, _random_epochs, seeds * 2, HVDLITE_PLANE=plane, HVDLITE_CACHE_CAPACITY=str(cache))
+    assert results == ["ok"] * size
+
+
 def _others_join_early(ends: list[int]) -> list[str]:
     """What the ranks of ``ends`` try meanwhile, first under new names and then under known ones, is refused."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    calls = {
+    collectives = {
         "min": lambda name: hvd.allreduce(np.ones(3), op=hvd.Min, name=name),
         "max": lambda name: hvd.allreduce(np.ones(3), op=hvd.Max, name=name),
         "product": lambda name: hvd.allreduce(np.ones(3), op=hvd.Product, name=name),
@@ -79,19 +143,19 @@ def _others_join_early(ends: list[int]) -> list[str]:
         "grouped_allreduce": lambda name: hvd.grouped_allreduce([np.ones(3), np.ones(2)], op=hvd.Max, name=name),
         "barrier": lambda name: hvd.barrier(),
     }
-    for kind, call in calls.items():
+    for kind, call in collectives.items():
         call(f"known {kind}")
     texts = []
     if rank in ends:
         hvd.allreduce(np.ones(2), name="until the others have joined", op=hvd.Sum)
         for prefix in ("new", "known"):
-            for kind, call in calls.items():
+            for kind, call in collectives.items():
                 with pytest.raises(hvd.HorovodInternalError, match="have joined") as caught:
                     call(f"{prefix} {kind}")
                 texts.append(f"{prefix} {kind}: {caught.value}")
                 np.testing.assert_array_equal(hvd.allreduce(np.ones(2), name="next", op=hvd.Sum), len(ends))
     hvd.join()
-    for kind, call in calls.items():  # and afterwards all of it works again
+    for kind, call in collectives.items():  # and afterwards all of it works again
         call(f"known {kind}")
         call(f"new {kind}")
     hvd.shutdown()

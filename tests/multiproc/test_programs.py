@@ -91,7 +91,7 @@ def _run(drawn: Program, process_sets: Sequence[hvd.ProcessSet], order: random.R
     return len(started)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     size=st.integers(2, 4),
     plane=st.sampled_from(["shm", "ring"]),

@@ -1,0 +1,24 @@
+"""An average of integers is exact division, truncated, at every number of ranks."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvdlite.core.dtypes import Average, DType
+from hvdlite.runtime.batch import _arithmetic
+from tests.unit.ranks import request
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_averages_stay_whole(sign: int) -> None:
+    for size in range(1, 2000):
+        plane: Any = SimpleNamespace(size=size)
+        _, scale = _arithmetic(request("t", dtype=DType.INT64, op=Average), plane)
+        for average in (1, 3, 1000, 123_457):
+            assert math.trunc(sign * average * size * scale) == sign * average
+            assert math.trunc(sign * (average * size - 1) * scale) == sign * (average - 1)
+            assert math.trunc(sign * (average * size + size - 1) * scale) == sign * average
