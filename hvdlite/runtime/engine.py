@@ -220,6 +220,8 @@ class Engine:
             while not handle.is_done:
                 if not self._executor.run_here(until=handle):
                     self._sleep_as_driver(handle, link)
+                elif self._coordinator.has_agreed:  # there is room for the next batch now
+                    self._turn()
         finally:
             self._executor.wake()
             if self._coordinator.has_agreed or self._coordinator.next_timer is not None:

@@ -10,8 +10,9 @@ The gradients that Horovod has are kept as they are, also where they are those o
 (`allgather`, `broadcast`) or scaled (`reducescatter`). Those that it lacks are the derivatives of the sum of all ranks'
 losses.
 
-`differentiable` makes a method out of a blocking form and a *rule*. A rule gets the call that went forward and the
-gradients of its results, and returns those of its inputs. Without a gradient to compute the method is the plain form.
+`differentiable` makes a method out of a blocking form and a *rule* (see `derivatives`). A rule gets the call that went
+forward and the gradients of its results, and returns those of its inputs. Without a gradient to compute the method is
+the plain form.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def differentiable(blocking: Form, start: Callable[..., Handle | GroupHandle], r
             results = [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
         if is_list:
             return list(results)
-        return results[0] if arguments.get("splits") is None or len(results) == 1 else tuple(results)
+        has_received_splits = len(results) > 1 and arguments["splits"] is not None
+        return tuple(results) if has_received_splits else results[0]
 
     return cast(Form, collective)
 

@@ -31,8 +31,10 @@ def in_buckets(names: dict[torch.Tensor, str], groups: Groups) -> list[list[Name
 
 
 def merged(groups: Groups, num_groups: int) -> Groups:
-    """``groups``, or what its former name ``num_groups`` asked for, which warns. Raises ValueError for both, and for
-    numbers that cannot be."""
+    """``groups``, or else what its former name ``num_groups`` asks for, with a warning unless that is 0.
+
+    Raises ValueError for both together, and for a ``num_groups`` that is no number from 0.
+    """
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
         raise ValueError(f"num_groups must be a number from 0, got {_shown(num_groups)}")
     if num_groups == 0:

@@ -205,7 +205,7 @@ class GradientReducer:
 def _no_elements(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
     indices = torch.empty(sparse_dim, 0, dtype=torch.int64)
     values = parameter.new_empty(0, *parameter.shape[sparse_dim:])
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)
 
 
 def _failures(action: Callable[[_Bucket], None], buckets: Iterable[_Bucket]) -> Iterator[Exception]:

@@ -30,7 +30,7 @@ class Reduction(NamedTuple):
     op: int
     prescale: float
     postscale: float
-    is_sparse_dense: bool
+    densifies: bool
     process_set: ProcessSet
 
     @property
@@ -44,7 +44,7 @@ class Reduction(NamedTuple):
         Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one of its
         dtype. Sparse ones stay sparse unless they are to be dense. Raises ValueError for a tensor that cannot be sent.
         """
-        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self.is_sparse_dense:
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self.densifies:
             return self._start_sparse(name, tensors[0])
         packed = [self.compression.compress(_densified(tensor)) for tensor in tensors]
         sent = [dense(tensor) for tensor, _ in packed]
@@ -72,13 +72,19 @@ class Reduction(NamedTuple):
         # The scale factors of an optimizer only say when to divide for the average: here, once after the sum.
         gathered = tensor.coalesce()
         values, context = self.compression.compress(gathered.values())
-        sent = torch.sparse_coo_tensor(gathered.indices(), values, tensor.shape, is_coalesced=True)
+        sent = torch.sparse_coo_tensor(
+            gathered.indices(), values, tensor.shape, is_coalesced=True, check_invariants=False
+        )
         reduce = sparse_allreduce_async(sent, name, self.op, self.process_set)
 
         def wait() -> list[torch.Tensor]:
             reduced = reduce()
             values = self.compression.decompress(reduced.values(), context)
-            return [torch.sparse_coo_tensor(reduced.indices(), values, tensor.shape, is_coalesced=True)]
+            return [
+                torch.sparse_coo_tensor(
+                    reduced.indices(), values, tensor.shape, is_coalesced=True, check_invariants=False
+                )
+            ]
 
         return wait
 
@@ -86,7 +92,7 @@ class Reduction(NamedTuple):
         if result is tensor:
             return tensor
         result = self.compression.decompress(result, context)
-        stays_sparse = tensor.layout is torch.sparse_coo and not self.is_sparse_dense
+        stays_sparse = tensor.layout is torch.sparse_coo and not self.densifies
         return result.to_sparse(tensor.sparse_dim()) if stays_sparse else result
 
 

@@ -50,11 +50,12 @@ def _pack(tensor: torch.Tensor) -> torch.Tensor:
 def _unpack(rows: torch.Tensor, shape: torch.Size, sparse_dim: int) -> torch.Tensor:
     width = sparse_dim * torch.int64.itemsize // rows.dtype.itemsize
     indices = rows[:, :width].clone(memory_format=torch.contiguous_format).view(torch.int64).t()
-    return torch.sparse_coo_tensor(indices, rows[:, width:].reshape(-1, *shape[sparse_dim:]), shape)
+    values = rows[:, width:].reshape(-1, *shape[sparse_dim:])
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # an index may be another rank's
 
 
 def _divided(tensor: torch.Tensor, count: int) -> torch.Tensor:
     """``tensor / count`` in its dtype; whole numbers are truncated toward zero."""
     values = tensor.values()
     quotient = values / count if values.is_floating_point() else torch.div(values, count, rounding_mode="trunc")
-    return torch.sparse_coo_tensor(tensor.indices(), quotient, tensor.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(tensor.indices(), quotient, tensor.shape, is_coalesced=True, check_invariants=False)

@@ -32,9 +32,10 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """``module`` with every batch normalization in it replaced; one that is itself such a layer is not changed.
+        """``module`` with every batch normalization in it replaced; if it is one itself, what replaces it.
 
-        Parameters and running averages are shared with what they were, so optimizers made before keep them.
+        Parameters and running averages are shared with those that they replace, so optimizers that were made before
+        keep them. Layers of this class stay as they are.
         """
         if isinstance(module, _BatchNorm):
             return module if isinstance(module, cls) else cls._like(module, process_set)

@@ -197,6 +197,28 @@ def a_graph_of_many_collectives() -> None:
 
 
 @scenario
+def in_a_process_set() -> None:
+    if hvd.size() < 3:
+        return
+    pair = hvd.add_process_set([0, 2])
+    if pair.included():
+        tensor = own_input(2)
+        hvd.allreduce(tensor, process_set=pair).sum().backward()
+        assert tensor.grad.tolist() == [1.0] * 2
+        tensor.grad = None
+        backward(hvd.allgather(tensor, process_set=pair))
+        own = slice(0, 2) if hvd.rank() == 0 else slice(2, 4)
+        assert_close(tensor.grad, (data(100, 4) + data(102, 4))[own] / 2)
+        tensor.grad = None
+        hvd.reducescatter(tensor, op=hvd.Sum, process_set=pair).sum().backward()
+        assert tensor.grad.tolist() == [2.0] * 2
+        tensor.grad = None
+        backward(hvd.reduce(tensor, 2, op=hvd.Sum, process_set=pair))
+        assert_close(tensor.grad, data(102, 2))
+    hvd.remove_process_set(pair)
+
+
+@scenario
 def keywords_and_integers_are_as_without_gradients() -> None:
     tensor = own_input(2)
     hvd.allreduce(tensor=tensor, op=hvd.Sum).sum().backward()

@@ -101,7 +101,8 @@ def single_and_half_precision() -> None:
     compare(dtype=torch.float32, tolerance=2e-4)
     for half, tolerance in ((torch.float16, 2e-2), (torch.bfloat16, 1e-1)):
         compare(dtype=half, parameters_dtype=torch.float32, tolerance=tolerance)
-        compare(dtype=half, tolerance=tolerance)
+        if hvd.size() > 1:  # torch's own layer, which runs on one rank, rounds its sums to half precision
+            compare(dtype=half, tolerance=tolerance)
 
 
 @scenario

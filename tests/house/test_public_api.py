@@ -25,7 +25,8 @@ COMMON = """
 NUMPY_API = "install_as_horovod run LaunchError WorkerFailed FunctionFailed".split()
 
 TORCH_API = """
-    DistributedOptimizer broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object Compression
+    DistributedOptimizer broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object
+    Compression Compressor sparse_allreduce_async SyncBatchNorm convert_sync_batchnorm
 """.split()
 
 

@@ -1,0 +1,33 @@
+"""A thread that waits for a result does all the work on its way, and never waits for a timer to go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from tests.harness import process_ranks
+
+_NO_TIMER = {"HVDLITE_HEARTBEAT_INTERVAL": "1000"}  # a rank that forgets to go on sleeps longer than the test waits
+
+
+def _steps_in_pieces(rounds: int) -> int:
+    """Tensors become ready one by one beside a computation, as gradients do, and the last is waited for first."""
+    hvd.init()
+    tensors = [np.ones(1 << 18, np.float32) for _ in range(6)]
+    factor = np.ones((150, 150))
+    for _ in range(rounds):
+        handles = []
+        for index, tensor in enumerate(tensors):
+            handles.append(hvd.allreduce_async_(tensor, name=f"t{index}"))
+            factor = factor @ factor / 150  # lets the other threads run
+        for handle in reversed(handles):
+            hvd.synchronize(handle)
+    hvd.shutdown()
+    return rounds
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_step_needs_no_timer(size: int) -> None:
+    outcomes = process_ranks(size, _steps_in_pieces, 150, environ=_NO_TIMER, deadline_s=40.0)
+    assert [outcome.result() for outcome in outcomes] == [150] * size
