@@ -40,7 +40,6 @@ class Registry:
         self._connector = connector
         self._hosts = hosts
         self._rank = connector.settings.rank
-        self._rounds = itertools.count(1)
         self._openings = itertools.count(1)
         self._sets: dict[int, ProcessSet] = {}
         self._lock = threading.RLock()  # one registration at a time
@@ -169,7 +168,7 @@ class Registry:
         return connections
 
     def _swap(self, card: str | None) -> list[Any]:
-        return self.everyone.swap(f"hvdlite.process_set.{next(self._rounds)}", card)
+        return self.everyone.swap("hvdlite.process_set", card)
 
     def _start(
         self, members: Sequence[int], connector: Connector, connections: Connections, on_end: Callable[[End], None]

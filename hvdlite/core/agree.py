@@ -47,15 +47,18 @@ _BY_KIND: dict[Kind, tuple[_Check, ...]] = {
 }
 
 
-def disagreement(requests: Sequence[Request], ranks: Ranks) -> str:
-    """Why ``requests``, each of the rank in the same place of ``ranks``, cannot run together; empty if they can."""
+def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -> str:
+    """Why ``requests``, each of the rank in the same place of ``submitters``, cannot run together; empty if they can.
+
+    ``ranks`` are those of the whole group.
+    """
     first = requests[0]
     if all(request == first for request in requests):
         return ""
     for what, value_of in (*_ALWAYS, *_BY_KIND[first.kind]):
         values = [value_of(request, ranks) for request in requests]
         if any(value != values[0] for value in values):
-            return _explain(first.name, what, values, ranks)
+            return _explain(first.name, what, values, submitters)
     return ""
 
 

@@ -167,7 +167,7 @@ class Negotiator:
             self._stale ^= 1 << bit
         # Ranks that did not submit it have to know what the others run.
         told = first if len(requests) < self._size else None
-        error = disagreement(requests, self._named(ranks))
+        error = disagreement(requests, self._named(ranks), self._ranks)
         if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
             error = self._why_not_without(first, absent)
         if error:

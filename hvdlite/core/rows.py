@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hvdlite.core.messages import Kind, Request
+from hvdlite.core.dtypes import Adasum
+from hvdlite.core.messages import JOIN_NAME, Kind, Request
 
 
 def rows_of(requests: Sequence[Request]) -> tuple[int, ...]:
@@ -60,6 +61,10 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
     kind, shape, splits = request.kind, request.shape, request.splits
     if request.root >= size or (kind is not Kind.SEND and request.peer != -1):
         return False
+    if (kind is Kind.JOIN) != (request.name == JOIN_NAME) or (kind in _NOT_BY_ALL and request.cacheable):
+        return False
+    if request.op == Adasum and not (kind is Kind.ALLREDUCE and request.dtype.is_floating):
+        return False
     if kind is Kind.SEND:
         return 0 <= request.peer < size and request.root != request.peer and rank in (request.root, request.peer)
     if kind is Kind.ALLTOALL or (kind is Kind.SCATTER and rank == request.root):
@@ -69,6 +74,9 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
     if kind is Kind.SCATTER:
         return bool(shape) and shape[0] == 0
     return bool(shape) or kind not in (Kind.ALLGATHER, Kind.GATHER, Kind.REDUCESCATTER)
+
+
+_NOT_BY_ALL = (Kind.SEND, Kind.JOIN)  # a bit stands for what all ranks submit
 
 
 def _size_of(rows: tuple[int, ...]) -> int:

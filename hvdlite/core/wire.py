@@ -81,7 +81,7 @@ def decode(frame: bytes, sequence: int, session: int) -> Message:
         raise ProtocolError(f"control frame {got_sequence} of session {got_session:x} came instead of {sequence}")
     try:
         return _DECODERS[kind](frame, _HEADER.size)
-    except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a control frame is malformed: {error}") from None
 
 
@@ -153,7 +153,7 @@ def _request(row: Any) -> Request:
     _expect(isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS, "a shape")
     elements = 1
     for extent in shape:
-        _expect(_is_int(extent) and extent >= 0, "an extent")
+        _expect(_is_int(extent) and 0 <= extent <= MAX_ELEMENTS, "an extent")
         elements *= extent
         _expect(elements <= MAX_ELEMENTS, "a shape is too large")
     _expect(_is_int(op) and op in OP_NAMES and _is_int(root) and root >= 0 and isinstance(cacheable, bool), "a request")

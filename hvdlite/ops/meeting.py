@@ -25,7 +25,7 @@ def join(device: int = -1) -> int:
     call it. ``device`` is there for scripts of Horovod.
     """
     group = group_of(global_process_set)
-    entry = entry_of(group, JOIN_NAME, Kind.JOIN, NOTHING, NOTHING, None)
+    entry = entry_of(group, "", Kind.JOIN, NOTHING, NOTHING, None)
     entry.rename(JOIN_NAME, is_cacheable=False)
     group.submit((entry,), will_wait=True)
     last: int = synchronize(entry.handle)

@@ -61,11 +61,12 @@ class Group:
         self._joins += 1
         self._names.clear()
 
-    def swap(self, name: str, card: Any) -> list[Any]:
-        """The cards (JSON) of all ranks in rank order, once every rank has given one under ``name``.
+    def swap(self, purpose: str, card: Any) -> list[Any]:
+        """The cards (JSON) of all ranks in rank order, once every rank has given one for the same ``purpose``.
 
         Raises the error of the collective that did not happen.
         """
+        name = f"{purpose}.{self.automatic_name(Kind.ALLGATHER, purpose)}"
         line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)
 
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, Buffer]:

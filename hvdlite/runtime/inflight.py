@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle, Waiter
-from hvdlite.errors import DuplicateName, HvdError
+from hvdlite.core.messages import JOIN_NAME
+from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
 
 
 class InFlight:
@@ -33,11 +34,17 @@ class InFlight:
     def submit(self, entries: Sequence[Entry], wakes: bool) -> None:
         """Puts all of ``entries`` in flight or none, and wakes the coordinator if ``wakes`` and it is not awake yet.
 
-        Raises DuplicateName while a tensor of one of the names is in flight, and the session's error once it has ended.
+        Raises DuplicateName while a tensor of one of the names is in flight, HorovodInternalError while this rank has
+        joined, and the session's error once it has ended.
         """
         with self._lock:
             if self._error is not None:
                 raise copy.copy(self._error)
+            if JOIN_NAME in self._by_name:
+                raise HorovodInternalError(
+                    "this rank has joined, so it submits nothing until hvd.join() returns; "
+                    "join once all threads have submitted what they have"
+                )
             for entry in entries:
                 name = entry.request.name
                 if name in self._by_name:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.core.dtypes import Average, Max, Sum
-from hvdlite.core.messages import JOIN_NAME, Kind, Request
+from hvdlite.core.dtypes import Adasum, Average, DType, Max, Sum
+from hvdlite.core.messages import JOIN_NAME, Kind, Ready, Request
+from hvdlite.core.wire import ProtocolError
 from tests.unit.ranks import Ranks, request
 
 JOIN = request(JOIN_NAME, kind=Kind.JOIN, shape=(), cacheable=False)
@@ -144,3 +145,40 @@ def test_uneven_data_in_any_order(data: st.DataObject) -> None:
     assert [ran.count(name) for name in names] == [max(steps)] * 2
     assert ran[-1] == JOIN_NAME
     assert not any(leaf.errors for leaf in ranks.leaves)
+
+
+@pytest.mark.parametrize("kind", [Kind.BROADCAST, Kind.GATHER, Kind.REDUCE])
+def test_roots_are_named_as_users_know_them_also_without_the_joined_ranks(kind: Kind) -> None:
+    ranks = Ranks(3)
+    ranks.leaves[0].submit(JOIN)
+    for rank in (1, 2):
+        ranks.leaves[rank].submit(request("t", kind=kind, root=rank))
+    ranks.settle()
+    assert "the root rank of tensor 't': rank 11 has 11; rank 12 has 12" in ranks.leaves[1].errors["t"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        request("other", kind=Kind.JOIN, shape=(), cacheable=False),
+        request(JOIN_NAME),
+        JOIN._replace(cacheable=True),
+        request("m", kind=Kind.SEND, root=0, peer=1),
+        request("m", kind=Kind.SEND, root=0, peer=0, cacheable=False),
+        request("m", kind=Kind.SEND, root=1, peer=2, cacheable=False),
+        request("m", kind=Kind.SEND, root=0, peer=3, cacheable=False),
+        request("t", root=3),
+        request("t", peer=1),
+        request("t", splits=(1, 1, 1)),
+        request("t", kind=Kind.ALLTOALL, splits=(1, 1)),
+        request("t", kind=Kind.ALLTOALL, splits=(1, 1, 2)),
+        request("t", kind=Kind.SCATTER, root=1),
+        request("t", kind=Kind.SCATTER, splits=(3, 0)),
+        request("t", kind=Kind.REDUCESCATTER, shape=()),
+        request("t", kind=Kind.REDUCE, op=Adasum),
+        request("t", dtype=DType.INT32, op=Adasum),
+    ],
+)
+def test_what_no_rank_can_mean_is_a_protocol_error(item: Request) -> None:
+    with pytest.raises(ProtocolError, match="rank 10 asked for .* in a way that cannot be"):
+        Ranks(3).negotiator.receive(0, Ready(0, 0, (item,)))

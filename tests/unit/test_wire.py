@@ -94,6 +94,8 @@ def test_a_frame_of_another_turn_or_session_is_refused(sequence: int, session: i
         dict(op=77),
         dict(root=-1),
         dict(prescale="1"),
+        dict(postscale=10**400),
+        dict(shape=(0, 1 << 80)),
         dict(kind=99),
         dict(splits=(-1,)),
         dict(peer=-2),
