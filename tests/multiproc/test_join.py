@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Any
 
@@ -273,3 +274,49 @@ def test_a_rank_that_dies_ends_the_join_of_the_others() -> None:
         ranks.kill(1)
         outcomes = ranks.join()
     assert [outcomes[rank].result() for rank in (0, 2)] == [(1, True)] * 2
+
+
+def _submit_while_joined() -> str:
+    hvd.init()
+    if hvd.rank() == 1:
+        pause_at("working")
+        hvd.join()
+        return ""
+    joining = threading.Thread(target=hvd.join)
+    joining.start()
+    while True:  # until the thread has joined
+        try:
+            hvd.allreduce_async(np.ones(1))
+        except hvd.HorovodInternalError as error:
+            reached("refused")
+            joining.join()
+            return str(error)
+
+
+def test_a_rank_that_has_joined_submits_nothing_more() -> None:
+    with ProcessRanks(2, _submit_while_joined) as ranks:
+        ranks.wait_for("refused", 0)
+        ranks.release(1)
+        refusal, _ = (outcome.result() for outcome in ranks.join())
+    assert "this rank has joined, so it submits nothing until hvd.join() returns" in refusal
+
+
+def _a_set_is_added_too_early() -> list[Any]:
+    hvd.init()
+    refusal = ""
+    if hvd.rank() == 0:
+        hvd.join()
+    else:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.add_process_set([0, 1])
+        refusal = str(caught.value)
+        hvd.join()
+    pair = hvd.add_process_set([0, 1])
+    hvd.shutdown()
+    return [refusal, pair.ranks]
+
+
+def test_sets_are_added_after_a_join_and_not_in_it() -> None:
+    outcomes = run(3, _a_set_is_added_too_early)
+    assert [ranks for _, ranks in outcomes] == [[0, 1]] * 3
+    assert all("rank(s) 0 have joined" in refusal for refusal, _ in outcomes[1:])
