@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -56,15 +55,14 @@ def _allreduce(work: Work, plane: DataPlane) -> None:
 def _arithmetic(request: Request, plane: DataPlane) -> tuple[int, float]:
     """The operation and the postscale with which a plane does what ``request`` asks for.
 
-    Integers are truncated, so their scale may be too large by one rounding, but not too small: 49 times the double next
-    to 1/49 is below 1.
+    Integers are truncated, and 49 times the double that is next to 1/49 is less than 1. Where that is so, the next
+    larger one does it right.
     """
     if request.op != Average:
         return request.op, request.postscale
     scale = request.postscale / plane.size
-    is_exact = request.dtype.is_floating or not math.isfinite(scale)
-    if not is_exact and abs(Fraction(scale)) * plane.size < abs(Fraction(request.postscale)):
-        scale = math.nextafter(scale, math.copysign(math.inf, scale))
+    if request.postscale == 1 and not request.dtype.is_floating and scale * plane.size < 1:
+        scale = math.nextafter(scale, 1)
     return Sum, scale
 
 
