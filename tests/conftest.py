@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from tests.harness import leaks
 
 leaks.adopt_orphans()
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as shells start what runs in the background: children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

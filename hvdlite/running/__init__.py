@@ -42,7 +42,9 @@ def run(
     arguments that cannot be. All ranks have ended then, as they have after KeyboardInterrupt.
     """
     from hvdlite.running.caller import Call  # with it come modules that `import hvdlite` alone does not need
+    from hvdlite.running.functions import refuse_while_preparing
 
+    refuse_while_preparing()
     if not callable(func):
         raise ValueError(f"func must be a function, got {type(func).__name__}")
     if isinstance(np, bool) or not isinstance(np, int) or np < 1:

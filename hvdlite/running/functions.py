@@ -10,6 +10,7 @@ look up. They are sent by value, which takes the package ``cloudpickle``.
 
 from __future__ import annotations
 
+import multiprocessing
 import multiprocessing.spawn
 import os
 import pickle
@@ -49,7 +50,21 @@ def preparation(call: bytes) -> dict[str, Any]:
 
 def prepare(told: dict[str, Any]) -> None:
     """Makes this process ready for the call that ``told``, of `preparation`, came with."""
-    multiprocessing.spawn.prepare(told)
+    process = multiprocessing.current_process()
+    process._inheriting = True  # type: ignore[attr-defined]  # as `multiprocessing` marks the time in which main is run
+    try:
+        multiprocessing.spawn.prepare(told)
+    finally:
+        del process._inheriting  # type: ignore[attr-defined]
+
+
+def refuse_while_preparing() -> None:
+    """Raises RuntimeError while this process runs the caller's script only to find functions in it."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "hvdlite.run() was called by a worker that only imports the script to find its function; put the call "
+            'under if __name__ == "__main__":'
+        )
 
 
 def _dump_by_value(value: Any, reason: str) -> bytes:

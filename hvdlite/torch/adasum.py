@@ -40,7 +40,7 @@ class DeltaReducer:
     def starts(self) -> list[Start]:
         """Where the next step starts. Empty if there is nobody to combine it with."""
         starts: list[Start] = []
-        for bucket in self._buckets if self._reduction.is_needed else []:
+        for bucket in self._buckets if self._buckets and self._reduction.is_needed else []:
             moving = [(name, parameter) for name, parameter in bucket if parameter.requires_grad]
             if moving:
                 parameters = [parameter.detach() for _, parameter in moving]

@@ -42,6 +42,11 @@ class Call(NamedTuple):
     shapes: list[torch.Size]
     handles: Sequence[Handle]
 
+    def of(self, members: Sequence[int]) -> Call:
+        """The same call of some tensors of a group."""
+        shapes = [self.shapes[index] for index in members]
+        return self._replace(shapes=shapes, handles=[self.handles[index] for index in members])
+
     @property
     def meeting(self) -> dict[str, Any]:
         """Where ranks meet for the gradient: the arguments that every collective has."""
@@ -78,10 +83,15 @@ def differentiable(blocking: Form, start: Callable[..., Handle | GroupHandle], r
     """
     signature = inspect.signature(blocking)
     subject = list(signature.parameters)[1]
+    is_grouped = subject == "tensors"
 
     @functools.wraps(blocking)
     def collective(self: Collectives[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or not _requires_grad(args[0] if args else kwargs.get(subject)):
+        given = args[0] if args else kwargs.get(subject)
+        if is_grouped and not isinstance(given, (list, tuple)):  # an iterator, which could be looked at only once
+            given = list(given or ())
+            args, kwargs = (given, *args[1:]), {key: value for key, value in kwargs.items() if key != subject}
+        if not torch.is_grad_enabled() or not _requires_grad(given):
             return blocking(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
@@ -133,5 +143,15 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        contiguous = tuple(gradient.contiguous() for gradient in gradients)
-        return (*[None] * 5, *context.rule(context.call, contiguous))
+        call, contiguous = context.call, tuple(gradient.contiguous() for gradient in gradients)
+        floating = [index for index in range(len(call.shapes)) if contiguous[index].is_floating_point()]
+        found: list[torch.Tensor | None] = [None] * len(call.shapes)
+        if len(floating) == len(found):
+            found = list(context.rule(call, contiguous))
+        elif floating:  # a group with integers, which have no gradient
+            of_floating = call.of(floating)
+            for index, gradient in zip(
+                floating, context.rule(of_floating, tuple(contiguous[index] for index in floating)), strict=True
+            ):
+                found[index] = gradient
+        return (*[None] * 5, *found)

@@ -139,7 +139,7 @@ class GradientReducer:
         one that changed meanwhile, HorovodInternalError for one that was not reduced.
         """
         failures: list[Exception] = []
-        if self._reduction.is_needed:
+        if self._buckets and self._reduction.is_needed:
             failures += _failures(self._start, (each for each in self._buckets if each.flight is None))
             failures += _failures(self._finish, (each for each in self._buckets if each.flight is not None))
         for gradient in self._gradients.values():

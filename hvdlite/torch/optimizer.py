@@ -5,6 +5,7 @@ A `GradientReducer` does the work during backward; `step` waits for it before th
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.core.dtypes import OP_NAMES, Adasum, Average
+from hvdlite.core.dtypes import OP_NAMES, Adasum, Average, Sum
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.ops import Compressor
 from hvdlite.session import size
@@ -25,6 +26,8 @@ from hvdlite.torch.naming import ParamGroup, group_names, names_of
 from hvdlite.torch.reduction import Reduction
 from hvdlite.torch.wrapping import Closure, DistributedStep, positive_passes, wrap
 
+_GRAD_SCALERS = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
+
 
 class _GradientStep(DistributedStep):
     """What stands before the user's class when gradients are reduced."""
@@ -32,6 +35,23 @@ class _GradientStep(DistributedStep):
     _reducer: GradientReducer
     _is_synchronized: bool
     _skips_synchronize: bool
+
+    @property
+    def param_groups(self) -> list[ParamGroup]:
+        """The parameter groups. A `GradScaler` that reads them while ranks reduce gets an AssertionError."""
+        if sys._getframe(1).f_globals.get("__name__") in _GRAD_SCALERS and self._reducer.is_reducing:
+            # It changes gradients without a trace in their versions, which `GradientReducer` compares.
+            raise AssertionError(
+                "a GradScaler was used while ranks are reducing the gradients of the last backward(); call "
+                "optimizer.synchronize() before scaler.unscale_() or scaler.step(), and the latter in "
+                "optimizer.skip_synchronize()"
+            )
+        groups: list[ParamGroup] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[ParamGroup]) -> None:
+        self.__dict__["param_groups"] = groups
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -66,8 +86,13 @@ class _GradientStep(DistributedStep):
         """The user's step on the reduced gradients; with a closure, on those of each time that it is called."""
         if self._skips_synchronize:
             self._refuse_while_reducing("step() in skip_synchronize()")
+            if not self._is_synchronized or closure is not None:
+                raise AssertionError(
+                    "step() in skip_synchronize() takes the gradients that synchronize() has reduced: call that first, "
+                    "and pass no closure, whose gradients nobody would reduce"
+                )
             self._is_synchronized = False
-            return super().step(closure)
+            return super().step()
         if closure is not None:
             return super().step(lambda: self._evaluate(closure))
         if self._is_synchronized:
@@ -85,6 +110,7 @@ class _GradientStep(DistributedStep):
         """Clears the gradients. Raises AssertionError between backward and step, where ranks are reducing them."""
         self._refuse_while_reducing("zero_grad()")
         self._reducer.start_over()
+        self._is_synchronized = False
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: ParamGroup) -> None:
@@ -132,7 +158,7 @@ def DistributedOptimizer(
     ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
     of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
     a group of several or ``sparse_as_dense`` is set, which also makes the result dense. A rank outside ``process_set``
-    takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead, see `adasum`.
+    takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/training.md).
 
     The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
     take either. Raises ValueError for arguments that cannot be, and before ``init``.
@@ -160,8 +186,10 @@ def _check(optimizer: Any, op: int, predivide_factor: float, process_set: Proces
         raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, DistributedStep):
         raise ValueError("this optimizer is a DistributedOptimizer already")
-    if op not in OP_NAMES:
-        raise ValueError(f"op {op} is not supported; use hvd.Average, hvd.Sum or hvd.Adasum")
+    if (wrapper := vars(optimizer).get("_wrapper")) is not None and wrapper() is not None:
+        raise ValueError("this optimizer is wrapped in a DistributedOptimizer already; use that one")
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use hvd.Average, hvd.Sum or hvd.Adasum")
     if predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
     if not predivide_factor > 0:

@@ -17,6 +17,7 @@ import torch
 from hvdlite.core.handle import Handle
 from hvdlite.core.process_set import ProcessSet
 from hvdlite.ops import Compressor, GroupHandle, synchronize
+from hvdlite.torch.peers import has_peers
 from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.torch.tensors import collectives, dense
 
@@ -35,8 +36,8 @@ class Reduction(NamedTuple):
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are other ranks to reduce with."""
-        return (self.process_set.size() or 1) > 1
+        """Whether there are other ranks to reduce with; see `has_peers`."""
+        return has_peers(self.process_set)
 
     def start(self, name: str, tensors: Sequence[torch.Tensor]) -> Wait:
         """Starts the reduction of ``tensors`` under one name, in place where it can be.
@@ -48,18 +49,12 @@ class Reduction(NamedTuple):
             return self._start_sparse(name, tensors[0])
         packed = [self.compression.compress(_densified(tensor)) for tensor in tensors]
         sent = [dense(tensor) for tensor, _ in packed]
-        how: dict[str, Any] = {
-            "name": name,
-            "op": self.op,
-            "prescale_factor": self.prescale,
-            "postscale_factor": self.postscale,
-            "process_set": self.process_set,
-        }
+        how = (None, name, self.op, self.prescale, self.postscale, self.process_set)
         handle: Handle | GroupHandle
         if len(sent) == 1:
-            handle = collectives.allreduce_async_(sent[0], **how)
+            handle = collectives.allreduce_async_(sent[0], *how)
         else:
-            handle = collectives.grouped_allreduce_async_(sent, **how)
+            handle = collectives.grouped_allreduce_async_(sent, *how)
 
         def wait() -> list[torch.Tensor]:
             results = synchronize(handle)

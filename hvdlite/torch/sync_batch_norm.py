@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.torch.normalization import Moments, Normalize, moments_of_all
+from hvdlite.torch.peers import has_peers
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -35,13 +36,23 @@ class SyncBatchNorm(_BatchNorm):
         """``module`` with every batch normalization in it replaced; if it is one itself, what replaces it.
 
         Parameters and running averages are shared with those that they replace, so optimizers that were made before
-        keep them. Layers of this class stay as they are.
+        keep them, and a layer that is in several places stays one layer. Layers of this class stay as they are. Hooks
+        on a layer, and the forward of a class that the user derived from it, are not carried over.
         """
-        if isinstance(module, _BatchNorm):
-            return module if isinstance(module, cls) else cls._like(module, process_set)
-        for name, child in module.named_children():
-            module.register_module(name, cls.convert_sync_batchnorm(child, process_set))
-        return module
+        return cls._converted(module, process_set, {})
+
+    @classmethod
+    def _converted(
+        cls, module: torch.nn.Module, process_set: ProcessSet, done: dict[torch.nn.Module, torch.nn.Module]
+    ) -> torch.nn.Module:
+        if module in done:
+            return done[module]
+        is_other = isinstance(module, _BatchNorm) and not isinstance(module, cls)
+        done[module] = cls._like(module, process_set) if is_other else module  # type: ignore[arg-type]
+        for name, child in list(module._modules.items()):
+            if child is not None:
+                module.register_module(name, cls._converted(child, process_set, done))
+        return done[module]
 
     @classmethod
     def _like(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
@@ -56,7 +67,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalized ``input``. Raises ValueError if all ranks together have fewer than two values a feature."""
         self._check_input_dim(input)
-        if not self.training or (self.process_set.size() or 1) == 1 or not self.process_set.included():
+        if not self.training or not has_peers(self.process_set):
             return super().forward(input)
         with torch.no_grad():
             whole = moments_of_all(input, self.process_set)
@@ -80,6 +91,8 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected {self.num_features} features in dimension 1, got {input.shape[1]}")
 
 
 convert_sync_batchnorm = SyncBatchNorm.convert_sync_batchnorm

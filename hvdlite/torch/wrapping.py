@@ -6,6 +6,7 @@ The wrapped optimizer is of a subclass of the user's class and shares all attrib
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ def wrap(optimizer: torch.optim.Optimizer, front: type[Front], **attributes: Any
     wrapped: Front = object.__new__(subclass)
     shared = vars(optimizer)
     shared.pop("step", None)  # a scheduler's counter around the user's step, which would hide ours
-    shared.update(attributes)
+    shared.update(attributes, _wrapper=weakref.ref(wrapped))
     wrapped.__dict__ = shared
     return wrapped
 

@@ -71,7 +71,7 @@ def test_importing_hvdlite_alone_changes_nothing(real: Path) -> None:
 _PRINTS = "import horovod; print(horovod.__version__)"
 _WAYS = {
     "subprocess": f"subprocess.run([sys.executable, '-c', {_PRINTS!r}], check=True)",
-    "shell": f"os.system(f'cd /; {{sys.executable}} -c \"{_PRINTS}\"')",
+    "shell": f"os.system(f'cd /; {{shlex.quote(sys.executable)}} -c \"{_PRINTS}\"')",
     "spawn": "child = multiprocessing.get_context('spawn').Process(target=__import__, args=('horovod.torch',)); "
     "child.start(); child.join(); print('0.28.1' if child.exitcode == 0 else 'failed')",
 }
@@ -79,7 +79,7 @@ _WAYS = {
 
 @pytest.mark.parametrize("way", _WAYS)
 def test_children_inherit_it_however_they_are_started(way: str, real: Path) -> None:
-    program = f"{INSTALL}import multiprocessing, os, subprocess, sys\nif __name__ == '__main__': {_WAYS[way]}\n"
+    program = f"{INSTALL}import multiprocessing, os, shlex, subprocess, sys\nif __name__ == '__main__': {_WAYS[way]}\n"
     assert python("-c", program, PYTHONPATH=str(real)) == "0.28.1"
 
 

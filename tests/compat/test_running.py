@@ -136,3 +136,11 @@ def test_the_end_of_the_caller_is_the_end_of_its_ranks(signum: int) -> None:
         caller.communicate()
     assert caller.returncode == -signum
     assert (b"KeyboardInterrupt" in errors) == (signum == signal.SIGINT)
+
+
+def test_a_script_without_a_guard_is_told_so_and_starts_nothing_more(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text("import hvdlite\ndef f():\n    return 1\nprint(hvdlite.run(f, np=2))\n")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert 'put the call under if __name__ == "__main__":' in ended.stderr

@@ -160,6 +160,21 @@ def schedulers_take_the_wrapped_and_the_bare_optimizer() -> None:
 
 
 @scenario
+def a_gradient_scaler_without_synchronize_is_an_error_and_not_a_race() -> None:
+    for use in (lambda scaler, optimizer: scaler.unscale_(optimizer), lambda scaler, optimizer: scaler.step(optimizer)):
+        model = two_layers()
+        optimizer = sgd(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(own_loss(model)).backward()
+        if hvd.size() == 1:
+            use(scaler, optimizer)
+            continue
+        with pytest.raises(AssertionError, match="call optimizer.synchronize\\(\\) before scaler.unscale_"):
+            use(scaler, optimizer)
+        optimizer.synchronize()
+
+
+@scenario
 def an_overflow_on_one_rank_makes_the_gradient_scaler_skip_the_step_on_all() -> None:
     model = two_layers()
     optimizer = sgd(model)

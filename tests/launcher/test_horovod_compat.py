@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
 import pytest
@@ -20,7 +21,7 @@ def test_the_flag_stands_anywhere_before_the_command(options: tuple[str, ...]) -
 
 
 def test_any_python_that_the_command_starts_finds_it() -> None:
-    ended = run("--horovod-compat", "-np", "1", "sh", "-c", f'cd /; exec {sys.executable} -c "{_SHOW}"')
+    ended = run("--horovod-compat", "-np", "1", "sh", "-c", f'cd /; exec {shlex.quote(sys.executable)} -c "{_SHOW}"')
     assert ended.stdout.startswith("[0]<stdout>:0.28.1 "), ended.stderr
 
 
@@ -36,4 +37,4 @@ def test_without_the_flag_nothing_stands_for_horovod() -> None:
 
 
 def test_a_dry_run_shows_it() -> None:
-    assert f"PYTHONPATH={FOLDER}" in run("--horovod-compat", "--dry-run", "-np", "1", "true").stdout
+    assert f"PYTHONPATH={shlex.quote(FOLDER)}" in run("--horovod-compat", "--dry-run", "-np", "1", "true").stdout
