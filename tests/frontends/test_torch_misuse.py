@@ -1,4 +1,4 @@
-"""Training that would go wrong in silence is refused instead: no session, no synchronize, two wrappers, other shapes."""
+"""Training that would go wrong in silence is refused: no session, no synchronize, two wrappers, other shapes."""
 
 from __future__ import annotations
 
