@@ -7,6 +7,7 @@ The wrapped optimizer is of a subclass of the user's class and shares all attrib
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,17 +21,17 @@ class DistributedStep(torch.optim.Optimizer):
     """What stands before the user's class in the order of inheritance."""
 
     @property
+    @abstractmethod
     def backward_passes_per_step(self) -> int:
         """Backward passes whose gradients are summed on their rank for one step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes `backward_passes_per_step` between two steps. Raises ValueError unless it is positive."""
-        raise NotImplementedError
 
+    @abstractmethod
     def synchronize(self) -> None:
         """Waits until gradients are as all ranks see them."""
-        raise NotImplementedError
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
