@@ -70,11 +70,13 @@ class Registry:
         same sets, and HorovodInternalError if a member could not connect: the same on all ranks.
         """
         size = self.everyone.size
-        for process_set in process_sets:
-            if not process_set.ranks or process_set.ranks[-1] >= size:
-                raise ValueError(f"process set {process_set.ranks} is not of this job, whose ranks are 0 to {size - 1}")
         with self._lock, self._ending_if_interrupted("adding a process set"):
             self._agree("adds " + ", ".join(str(process_set.ranks) for process_set in process_sets))
+            for process_set in process_sets:
+                if not process_set.ranks or process_set.ranks[-1] >= size:
+                    raise ValueError(
+                        f"process set {process_set.ranks} is not of this job, whose ranks are 0 to {size - 1}"
+                    )
             self._refuse_duplicates(process_sets)
             for process_set in process_sets:
                 self._open(process_set)
@@ -82,8 +84,10 @@ class Registry:
     def remove(self, process_set: ProcessSet) -> bool:
         """Takes back `add`, on all ranks together. False for the set of all ranks and for one that is not registered.
 
-        Raises Mismatch if ranks do not give the same set.
+        Raises ValueError for what is no process set, and Mismatch if ranks do not give the same one.
         """
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(f"process_set must be a ProcessSet, not {process_set!r:.60}")
         with self._lock, self._ending_if_interrupted("removing a process set"):
             number = process_set.process_set_id
             if number not in self._sets:

@@ -11,10 +11,9 @@ import pytest
 from tests.harness import leaks
 
 leaks.adopt_orphans()
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as shells start what runs in the background: children inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # in a background job, and under nohup; children would inherit it
+        signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -41,7 +41,7 @@ _BY_KIND: dict[Kind, tuple[_Check, ...]] = {
     Kind.GATHER: (*_ROWS, _ROOT),
     Kind.SCATTER: (*_ROWS, _ROOT),
     Kind.BROADCAST: (_SHAPE, _ROOT),
-    Kind.SEND: (_SHAPE,),
+    Kind.SEND: (_SHAPE, ("sender", lambda request, ranks: ranks[request.root])),
     Kind.BARRIER: (),
     Kind.JOIN: (),
 }

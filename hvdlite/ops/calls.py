@@ -13,7 +13,7 @@ from hvdlite.core.buffer import Buffer
 from hvdlite.core.dtypes import OP_NAMES, Adasum, Average, DType, Sum
 from hvdlite.core.entry import Allocate, Entry
 from hvdlite.core.handle import Handle
-from hvdlite.core.messages import JOIN_NAME, Kind, Request
+from hvdlite.core.messages import Kind, Request
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
@@ -84,6 +84,7 @@ class Calls(Generic[T]):
         return synchronize(handle)
 
 
+_LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # room for what is added in groups, for messages and for gradients
 _UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 
 
@@ -129,10 +130,10 @@ def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[st
     """
     if name is None:
         return group.automatic_name(kind, *between), False
-    if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:
-        raise ValueError(f"a tensor's name is text of at most {MAX_NAME_CHARACTERS} characters, not {name!r:.60}")
-    if name == JOIN_NAME:
-        raise ValueError(f"{name!r} is the name of hvd.join() itself; use another one")
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise ValueError(f"a tensor's name is text of at most {_LONGEST_NAME} characters, not {name!r:.60}")
+    if name.startswith("hvdlite."):
+        raise ValueError(f"names that begin with 'hvdlite.' are hvdlite's own; give {name!r:.60} another one")
     return name, True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -311,6 +312,7 @@ def _op_of(average: bool | None, op: int | None) -> Any:
         return Average if op is None else op
     if op is not None:
         raise ValueError("pass either op or average, not both; op is the one to keep")
+    warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
     return Average if average else Sum
 
 

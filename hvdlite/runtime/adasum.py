@@ -36,6 +36,11 @@ _STORED: dict[DType, np.dtype[Any]] = {
 
 def allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
     """Combines each tensor over all ranks of the plane. The entries share a floating-point dtype and scale factors."""
+    with np.errstate(all="ignore"):  # an overflow travels like any other value, whatever numpy is told to say of it
+        _allreduce(entries, plane)
+
+
+def _allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
     request = entries[0].request
     parts = [_divided(entry, plane.size) for entry in entries]
     stored = _exchanged(entries, parts, plane)
@@ -118,8 +123,7 @@ def _widened(values: Array, dtype: DType) -> Array:
 def _narrowed(values: Array, dtype: DType) -> Array:
     """Rounded to nearest even, in the dtype that travels."""
     if dtype is not DType.BFLOAT16:
-        with np.errstate(over="ignore"):
-            return np.ascontiguousarray(values, _STORED[dtype])
+        return np.ascontiguousarray(values, _STORED[dtype])
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,8 @@ def alone() -> Any:
         (lambda: hvd.broadcast(np.ones(3), 1), "root_rank 1 is not a rank"),
         (lambda: hvd.broadcast(np.ones(3), -1), "root_rank -1 is not a rank"),
         (lambda: hvd.broadcast(np.ones(3), 0.5), "root_rank 0.5 is not a rank"),
-        (lambda: hvd.allreduce(np.ones(3), name=5), "name is text of at most 4096 characters, not 5"),
-        (lambda: hvd.allreduce(np.ones(3), name="x" * 5000), "name is text of at most 4096"),
+        (lambda: hvd.allreduce(np.ones(3), name=5), "name is text of at most 4032 characters, not 5"),
+        (lambda: hvd.allreduce(np.ones(3), name="x" * 5000), "name is text of at most 4032"),
         (lambda: hvd.allreduce(np.ones(3), prescale_factor=float("nan")), "not a number"),
         (lambda: hvd.allreduce_(np.frombuffer(b"12345678")), "read-only"),
         (lambda: hvd.broadcast_(np.broadcast_to(np.ones(1), (1,)), 0), "read-only"),
@@ -128,3 +129,55 @@ def _splits_that_do_not_fit() -> str:
 
 def test_splits_that_do_not_fit_are_refused_at_the_call() -> None:
     assert [outcome.result() for outcome in process_ranks(2, _splits_that_do_not_fit)] == ["ok", "ok"]
+
+
+def _longest_names() -> str:
+    hvd.init()
+    peer = 1 - hvd.rank()
+    for name in ("x" * 4032, "é" * 4032):
+        hvd.grouped_allreduce([np.ones(2), np.ones(3)], name=name)
+        handle = hvd.send_async(np.ones(2), peer, name=name)
+        hvd.recv(np.ones(2), peer, name=name)
+        hvd.synchronize(handle)
+    with pytest.raises(ValueError, match="at most 4032 characters"):
+        hvd.allreduce(np.ones(2), name="x" * 4033)
+    hvd.shutdown()
+    return "ok"
+
+
+def test_the_longest_names_travel_in_groups_and_messages() -> None:
+    assert [outcome.result() for outcome in process_ranks(2, _longest_names)] == ["ok"] * 2
+
+
+def _overflow_in_adasum() -> bool:
+    np.seterr(all="raise")
+    warnings.simplefilter("error")
+    hvd.init()
+    tensor = np.array([1.0, np.inf if hvd.rank() == 0 else 2.0], np.float32)
+    with np.errstate(all="ignore"):
+        is_finite = bool(np.isfinite(hvd.allreduce(tensor, op=hvd.Adasum)).all())
+    hvd.shutdown()
+    return is_finite
+
+
+def test_an_overflow_in_adasum_is_a_value_and_not_an_error() -> None:
+    assert [outcome.result() for outcome in process_ranks(2, _overflow_in_adasum)] == [False] * 2
+
+
+def _an_impossible_set_on_one_rank() -> str:
+    hvd.init()
+    with pytest.raises(hvd.Mismatch, match="disagree about process sets"):
+        hvd.add_process_set([0, 9] if hvd.rank() else [0])
+    total = hvd.allreduce(np.ones(1), op=hvd.Sum)
+    hvd.shutdown()
+    return f"{total[0]:g}"
+
+
+def test_an_impossible_set_on_one_rank_is_a_mismatch_on_all() -> None:
+    assert [outcome.result() for outcome in process_ranks(2, _an_impossible_set_on_one_rank)] == ["2"] * 2
+
+
+def test_average_as_an_argument_is_deprecated(alone: None) -> None:
+    with pytest.warns(DeprecationWarning, match="pass op=hvd.Average") as caught:
+        hvd.allreduce(np.ones(1), average=True)
+    assert caught[0].filename == __file__
