@@ -32,7 +32,8 @@ def read_config(path: str) -> Iterator[Given]:
         label = f"{path}, line {entry.line}: {entry.path}"
         flag = _flag(label, entry)
         if flag is not None and entry.text is not None:
-            yield Given(flag, label, "1" if entry.path == "controller" else entry.text)
+            is_choice = entry.path == "controller"
+            yield Given(flag, f"{label}: {entry.text}" if is_choice else label, "1" if is_choice else entry.text)
 
 
 def _flag(label: str, entry: Entry) -> Flag | None:
@@ -45,7 +46,8 @@ def _flag(label: str, entry: Entry) -> Flag | None:
         return _FLAG_OF_KEY[entry.path]
     if entry.text is None and entry.path in ("controller", *_SECTIONS):
         return None
-    raise ValueError(f"{label} is not known; {_legal(entry.path)}")
+    problem = "holds keys of its own" if entry.path in _SECTIONS else "is not known"
+    raise ValueError(f"{label} {problem}; {_legal(entry.path)}")
 
 
 def _legal(path: str) -> str:

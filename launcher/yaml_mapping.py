@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 _LINE: Final = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_][\w-]*) *:(?:[ \t]+(?P<value>.*))?")
@@ -37,7 +38,7 @@ def read_mapping(text: str) -> Iterator[Entry]:
     names: list[str] = []  # and the keys down to it
     line_of: dict[str, int] = {}
     lines = list(_lines(text))
-    for line, below in zip(lines, [*lines[1:], None], strict=True):
+    for line, below in zip_longest(lines, lines[1:]):
         _enter(levels, line)
         names[len(levels) - 1 :] = [line.key]
         path = ".".join(names)
@@ -45,7 +46,7 @@ def read_mapping(text: str) -> Iterator[Entry]:
             raise ValueError(f"line {line.number}: {path} was given in line {line_of[path]} already.")
         if below is None or below.indent <= line.indent:
             yield Entry(path, line.value, line.number)
-        elif line.value is not None:
+        elif not line.is_bare:
             raise ValueError(f"line {below.number}: {below.key!r} is indented, but {path} above it has a value.")
 
 
@@ -55,11 +56,12 @@ class _Line:
     indent: int
     key: str
     value: str | None
+    is_bare: bool  # nothing, not even null, is behind the colon
 
 
 def _lines(text: str) -> Iterator[_Line]:
     has_begun = False
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         content = _COMMENT.sub("", line).strip()
         if not content or (content == "---" and not has_begun):
             continue
@@ -67,7 +69,8 @@ def _lines(text: str) -> Iterator[_Line]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"line {number}: {_complaint(line)}")
-        yield _Line(number, len(match["indent"]), match["key"], _scalar(number, (match["value"] or "").strip()))
+        raw = (match["value"] or "").strip()
+        yield _Line(number, len(match["indent"]), match["key"], _scalar(number, raw), not _COMMENT.sub("", raw))
 
 
 def _enter(levels: list[int], line: _Line) -> None:
@@ -97,7 +100,7 @@ def _scalar(number: int, raw: str) -> str | None:
             raise ValueError(f"line {number}: {quoted['rest'].strip()!r} stands behind a text in quotes.")
         return quoted["double"] if quoted["single"] is None else quoted["single"].replace("''", "'")
     plain = _COMMENT.sub("", raw)
-    if plain[:1] in _OTHER and not re.match(r"-[^ ]", plain):
+    if plain[:1] in _OTHER and not re.match(r"-\S", plain):
         raise ValueError(f"line {number}: {_OTHER[plain[0]]} is not understood; write one value, or quote it.")
     if plain[:1] in ("'", '"'):
         raise ValueError(f"line {number}: {plain} is not a text in quotes; it ends in its line and has no backslashes.")
