@@ -58,16 +58,21 @@ class Keys:
         return Path(self._folder.name, name)
 
 
+def _users() -> str:
+    """/etc/passwd with a shell for this user that reads no files of the user's: what those do is not what is tested."""
+    me = os.geteuid()
+    users = ([*user[:6], "/bin/sh" if user.pw_uid == me else user.pw_shell] for user in pwd.getpwall())
+    return "".join(":".join(map(str, user)) + "\n" for user in users)
+
+
 def files_of(name: str, addresses: Mapping[str, str], keys: Keys) -> dict[str, str]:
     """The files of host ``name`` by path. ``addresses`` are those of all hosts by name."""
-    # A shell that reads no file of the user's: what those do is not what is tested.
-    users = [user._replace(pw_shell="/bin/sh") if user.pw_uid == os.geteuid() else user for user in pwd.getpwall()]
     ssh = f"{pwd.getpwuid(os.geteuid()).pw_dir}/.ssh"
     lines = ["127.0.0.1 localhost", *(f"{address} {host}" for host, address in addresses.items())]
     known = (f"{host},{address} {keys.public(f'{host}.host')}" for host, address in addresses.items())
     return {
         "/etc/hosts": "\n".join(lines) + "\n",
-        "/etc/passwd": "".join(":".join(map(str, user)) + "\n" for user in users),
+        "/etc/passwd": _users(),
         "/etc/nsswitch.conf": _NAME_SERVICES,
         "/run/sshd/config": _SSHD_CONFIG,
         "/run/sshd/host_key": keys.private(f"{name}.host"),
