@@ -93,6 +93,11 @@ class Host:
     def address(self) -> str:
         return self.addresses[0]
 
+    @property
+    def pid(self) -> int:
+        """Its process 1, as this machine numbers it."""
+        return self._init.pid
+
     def command(self, arguments: Sequence[str], cwd: Path = ROOT) -> list[str]:
         """``arguments`` as a command that runs on this host when it is run here."""
         return [*self._enter, "--", "env", "-C", str(cwd), *arguments]
@@ -115,13 +120,19 @@ class Host:
             stderr=subprocess.PIPE,
         )
 
-    def processes(self, part: str = "") -> list[psutil.Process]:
-        """What runs on this host, besides what always does, with ``part`` in its command line; no zombies."""
+    def processes(self, part: str = "", besides: str | None = None) -> list[psutil.Process]:
+        """What runs on this host, besides what always does, with ``part`` in its command line and without ``besides``.
+
+        Zombies do not run.
+        """
         found = []
         for process in psutil.process_iter():
             with suppress(OSError, psutil.NoSuchProcess):
-                is_here = os.readlink(f"/proc/{process.pid}/ns/pid") == self._pid_namespace
-                if is_here and process.status() != psutil.STATUS_ZOMBIE and part in " ".join(process.cmdline()):
+                if os.readlink(f"/proc/{process.pid}/ns/pid") != self._pid_namespace:
+                    continue
+                line = " ".join(process.cmdline())
+                is_wanted = part in line and (besides is None or besides not in line)
+                if is_wanted and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return [process for process in found if process not in self._own]
 
