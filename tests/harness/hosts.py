@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -202,6 +202,9 @@ class Network:
     def __getitem__(self, name: str) -> Host:
         return self.hosts[name]
 
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self.hosts.values())
+
     def __enter__(self) -> Self:
         return self
 
@@ -221,7 +224,7 @@ class Network:
     def leftovers(self) -> list[str]:
         """What a test has left on the hosts: processes, rules, interfaces that are down, files in /dev/shm."""
         left = []
-        for host in self.hosts.values():
+        for host in self:
             left += [f"{host.name}: process {process.cmdline()}" for process in host.processes()]
             left += [f"{host.name}: {line}" for line in host.check("nft", "list", "tables").splitlines()]
             left += [f"{host.name}: {line}" for line in host.check("ip", "-br", "link").splitlines() if "DOWN" in line]
@@ -230,7 +233,7 @@ class Network:
 
     def clean(self) -> None:
         """Removes what `leftovers` tells of, so that a test which fails does not make others fail."""
-        for host in self.hosts.values():
+        for host in self:
             for process in host.processes():
                 with suppress(psutil.NoSuchProcess):
                     process.kill()

@@ -66,7 +66,7 @@ if missing():
 with Network("a", "b") as network:
     with network["a"].popen("ssh", "b", "setsid sleep 600 & echo ready; exec sleep 600") as process:
         process.stdout.readline()
-        print(*(found.pid for host in network.hosts.values() for found in host.processes()), flush=True)
+        print(*(found.pid for host in network for found in host.processes()), flush=True)
         sys.stdin.read()
 """
     with subprocess.Popen(
