@@ -25,10 +25,10 @@ from typing import Any, Final
 
 from .answers import Answerer
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
+from .guard import fork_guarded
 from .hello import Hello
 from .loop import WRITE, Loop
 from .oom import count_kills
-from .processes import adopt_orphans
 from .sink import Sink
 from .tunnel import Tunnel
 from .workers import Worker, Workers
@@ -266,7 +266,7 @@ class Agent:
 
 def main() -> None:
     """Runs an agent on stdin and stdout."""
-    adopt_orphans()
+    fork_guarded()
     Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
 
 

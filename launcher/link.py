@@ -30,6 +30,7 @@ _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the 
 _MAX_SAID: Final = 50  # lines of stderr that are kept
 _LAST_WRITE_S: Final = 0.5
 _END_S: Final = 2.0
+_DEATH_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -154,8 +155,9 @@ class AgentLink:
         return self._spawner.explain(self._spec, tuple(self._said), self._process.returncode)
 
     def destroy(self) -> None:
-        """Kills the agent, and the workers' process groups as far as they are this machine's."""
-        self._process.kill()
+        """Has the agent's guard kill it and all below, or cuts the connection to it, upon which it ends by itself."""
+        self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)
         if not self.is_remote:
             for pid in self.pids.values():
                 signal_group(pid, signal.SIGKILL)
@@ -271,4 +273,8 @@ class AgentLink:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.destroy()
-            self._process.wait()
+            try:
+                self._process.wait(_DEATH_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
