@@ -12,22 +12,27 @@ that work.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from .attempts import DIAL_S, Attempt, HostsUnreached
 from .network import Candidate, Network, rank_candidates
 
 _LIFETIME_S: Final = 120.0  # of listeners that nobody closes
+_DIAL_PATIENCE_S: Final = 60.0  # for the answer about many targets, or about bandwidth on a slow network
 _ALL_PAIRS: Final = 16
 
-Question = dict[str, Any]
-Ask = Callable[[Mapping[str, Question]], Mapping[str, Any]]
-"""Asks several hosts at once, each its question (``what`` and fields), and returns their answers.
 
-Raises CannotStart naming a host that does not answer, or whose answer is an error.
-"""
+class Ask(Protocol):
+    """Asks the agents of several hosts at once, as `agents.Agents.ask` does, and returns their answers by host.
+
+    Raises CannotStart naming a host that does not answer in time, or whose answer is an error.
+    """
+
+    def __call__(
+        self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...
+    ) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,7 @@ def choose_addresses(
     ``wanted`` are the interfaces that the user named, ``ports`` those that a firewall lets through. Raises CannotStart
     for a host without a usable interface, and HostsUnreached with a report when no address of a host works.
     """
-    networks = {
-        host: Network.parse(answer) for host, answer in ask({host: {"what": "network"} for host in hosts}).items()
-    }
+    networks = {host: Network.parse(answer) for host, answer in ask("network", {host: {} for host in hosts}).items()}
     first_named = {network.id: host for host, network in reversed(networks.items())}
     if len(first_named) == 1:
         return dict.fromkeys(hosts)
@@ -78,8 +81,11 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
     """Has each host listen on its ``addresses``."""
     token, hosts = secrets.token_hex(32), tuple(addresses)
     limits = [ports[0], ports[-1]] if ports else None
-    shared = {"what": "listen", "token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
-    answers = ask({host: {**shared, "host": hosts.index(host), "addresses": list(addresses[host])} for host in hosts})
+    shared = {"token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
+    questions = {
+        host: {**shared, "host": number, "addresses": list(addresses[host])} for number, host in enumerate(hosts)
+    }
+    answers = ask("listen", questions)
     return Probe(
         token,
         hosts,
@@ -90,7 +96,7 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
 
 def close_probe(ask: Ask, probe: Probe) -> None:
     """Stops the listeners."""
-    ask({host: {"what": "unlisten"} for host in probe.hosts})
+    ask("unlisten", {host: {} for host in probe.hosts})
 
 
 def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk_s: float = 0.0) -> list[Attempt]:
@@ -102,11 +108,11 @@ def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk
             attempts[dialler, candidate] = Attempt(dialler, candidate, "not listening", detail=problem)
         else:
             targets.setdefault(dialler, []).append(candidate)
-    shared = {"what": "dial", "token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
+    shared = {"token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
     questions = {
         dialler: {**shared, "targets": [_target(probe, one) for one in listed]} for dialler, listed in targets.items()
     }
-    for dialler, answer in (ask(questions) if questions else {}).items():
+    for dialler, answer in ask("dial", questions, _DIAL_PATIENCE_S).items():
         for candidate, result in zip(targets[dialler], answer["results"], strict=True):
             attempts[dialler, candidate] = _attempt(dialler, candidate, result, probe.hosts)
     return [attempts[call] for call in calls]

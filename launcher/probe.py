@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 from . import greeting
@@ -44,12 +46,21 @@ class Prober:
         long as well; one target at a time gives figures that mean something.
         """
         token, targets = bytes.fromhex(fields["token"]), fields["targets"]
-        with ThreadPoolExecutor(min(_MAX_THREADS, len(targets)) or 1) as threads:
-            dialled = [
-                threads.submit(reach, token, target, fields["timeout_s"], fields.get("bulk_s", 0.0))
-                for target in targets
-            ]
-            return {"results": [result.result() for result in dialled]}
+        results: list[dict[str, Any]] = [{} for _ in targets]
+        waiting = deque(enumerate(targets))
+
+        def work() -> None:
+            with suppress(IndexError):  # nothing is left to dial
+                while True:
+                    place, target = waiting.popleft()
+                    results[place] = reach(token, target, fields["timeout_s"], fields.get("bulk_s", 0.0))
+
+        threads = [threading.Thread(target=work, name="hvdrun-dialler") for _ in targets[:_MAX_THREADS]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"results": results}
 
     def close(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Stops listening."""
