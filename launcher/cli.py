@@ -59,11 +59,9 @@ def _count(text: str) -> int:
 )
 @click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start.")
 @click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Where, and how many at most on each.")
-@click.option("-hostfile", "--hostfile", "hostfile", type=click.Path(), metavar="FILE",
-              help="The same from a file: 'HOST slots=N' lines.")  # fmt: skip
+@click.option("-hostfile", "--hostfile", "hostfile", metavar="FILE", help="The same from a file: 'HOST slots=N' lines.")
 @click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]", help="Pass on or set an environment variable.")
-@click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
-              help="Also write DIR/rank.N/stdout and stderr.")  # fmt: skip
+@click.option("--output-filename", "folder", metavar="DIR", help="Also write DIR/rank.N/stdout and stderr.")
 @click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
               help="Put the time before every line.")  # fmt: skip
 @click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",

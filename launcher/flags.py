@@ -64,7 +64,7 @@ class Sets(Flag):
         value = SETTINGS[self.setting].parse(label, text)
         if self.is_switch:
             return str(int(value != self.is_negated))
-        return str(value * self.scale) if self.scale != 1 else str(value)
+        return str(value * self.scale) if self.scale != 1 else text
 
 
 class Always(Flag):

@@ -40,10 +40,10 @@ logging:
 """
 SETTINGS = {
     "FUSION_THRESHOLD": str(32 << 20),
-    "CYCLE_TIME": "5.0",
+    "CYCLE_TIME": "5",
     "STALL_CHECK_DISABLE": "1",
-    "PROGRESS_TIMEOUT": "60.0",
-    "LOG_LEVEL": "info",
+    "PROGRESS_TIMEOUT": "60",
+    "LOG_LEVEL": "INFO",
     "LOG_HIDE_TIME": "1",
 }
 BAD = {
