@@ -115,7 +115,7 @@ def horovod_options(function: _Function) -> _Function:
 def _option(name: str, flag: Flag) -> Callable[[_Function], _Function]:
     spellings = (flag.spelling,) if flag.opposite else flag.names
     text = describe(flag)
-    form: dict[str, Any] = dict(default=None, help=f"{text[0].upper()}{text[1:]}.", hidden=not flag.is_shown)
+    form: dict[str, Any] = dict(default=None, help=f"{text[0].upper()}{text[1:]}.", hidden=not isinstance(flag, Sets))
     if flag.is_switch:
         return click.option(*spellings, name, is_flag=True, **form)
     return click.option(*spellings, name, metavar=flag.metavar, nargs=len(flag.metavar.split()), **form)

@@ -89,6 +89,15 @@ def test_a_key_without_effect_is_told_by_its_line(file: Path, capsys: pytest.Cap
     )
 
 
+def test_the_command_line_overrules_the_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("autotune:\n  enabled: true\ntimeline:\n  mark_cycles: true\nlogging:\n  with_timestamp: false\n")
+    words = ["--no-autotune", "--no-timeline-mark-cycles", "--no-log-hide-timestamp"]
+    assert main(["--config-file", str(file), *words, "-np", "1", "--dry-run", "true"]) == 0
+    shown = capsys.readouterr()
+    assert "  HVDLITE_LOG_HIDE_TIME=0\n" in shown.out
+    assert shown.err == ""
+
+
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_wrong_is_one_line(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(text)
