@@ -15,8 +15,8 @@ from click.shell_completion import CompletionItem
 
 SECTIONS: Final[Mapping[str, str]] = {
     "Starting": "num-proc start-timeout config-file horovod-compat x dry-run",
-    "Hosts": "hosts hostfile npernode ssh-port ssh-identity-file ssh-args sync "
-    "network-interface network-interfaces port-range encrypt-data",
+    "Hosts": "hosts hostfile npernode sync ssh-port ssh-identity-file ssh-args remote-python "
+    "network-interface port-range encrypt-data",
     "Output": "output-filename prefix-output-with-timestamp verbose log-level log-with-timestamp log-hide-timestamp",
     "Tuning": "fusion-threshold-mb cycle-time-ms cache-capacity gloo-timeout-seconds "
     "stall-check stall-check-warning-time-seconds stall-check-shutdown-time-seconds",
@@ -64,7 +64,8 @@ class LaunchCommand(click.Command):
 
 def complete_command(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What the command of the job may be: a file, or as the very first word the name of another command of hvdrun."""
-    is_first = all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in ctx.params)
+    typed = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    is_first = all(ctx.params[name] == () for name in typed)
     others = ctx.command.subcommands if is_first and isinstance(ctx.command, LaunchCommand) else {}
     return [CompletionItem(name) for name in others if name.startswith(incomplete)] or [_FILE]
 

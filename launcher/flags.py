@@ -41,11 +41,6 @@ class Flag:
     def is_switch(self) -> bool:
         return not self.metavar
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether ``hvdrun --help`` lists the flag."""
-        return False
-
 
 @dataclass(frozen=True, slots=True)
 class Sets(Flag):
@@ -55,16 +50,12 @@ class Sets(Flag):
     scale: int = 1
     is_negated: bool = False
 
-    @property
-    def is_shown(self) -> bool:
-        return True
-
     def value(self, label: str, text: str) -> str:
         """The text of the setting. Raises ValueError that names ``label`` and the legal values."""
         value = SETTINGS[self.setting].parse(label, text)
         if self.is_switch:
             return str(int(value != self.is_negated))
-        return str(value * self.scale) if self.scale != 1 else str(value)
+        return str(value * self.scale) if self.scale != 1 else text
 
 
 class Always(Flag):
@@ -102,12 +93,15 @@ class Outcome:
     notes: tuple[str, ...]
 
 
-def resolve(*sources: Iterable[Given]) -> Outcome:
-    """Puts ``sources`` together; a later one wins. Raises ValueError for values that are wrong, contrary or refused."""
-    settings: dict[str, str] = {}
+def resolve(configured: Iterable[Given], typed: Iterable[Given]) -> Outcome:
+    """Puts a file and the command line together, where ``typed`` wins.
+
+    Raises ValueError for a value that is wrong, that another one contradicts, or that is refused.
+    """
+    typed = tuple(typed)
+    decided = {given.flag for given in typed}
     idle: dict[str, list[str]] = {}
-    for source in sources:
-        settings |= _settings(source, idle)
+    settings = _settings((given for given in configured if given.flag not in decided), idle) | _settings(typed, idle)
     return Outcome(settings, tuple(_note(labels, why) for why, labels in idle.items()))
 
 

@@ -108,13 +108,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def horovod_options(function: _Function) -> _Function:
     """Gives a command all flags of the table as options; the values reach it by keywords, None if not given."""
     for name, flag in reversed(list(_BY_PARAMETER.items())):
-        values = len(flag.metavar.split())
-        form: dict[str, Any] = {"is_flag": True} if flag.is_switch else {"metavar": flag.metavar, "nargs": values}
-        spellings = flag.names if not flag.opposite else (flag.spelling,)
-        function = click.option(*spellings, name, default=None, help=describe(flag), hidden=not flag.is_shown, **form)(
-            function
-        )
+        function = _option(name, flag)(function)
     return function
+
+
+def _option(name: str, flag: Flag) -> Callable[[_Function], _Function]:
+    spellings = (flag.spelling,) if flag.opposite else flag.names
+    text = describe(flag)
+    form: dict[str, Any] = dict(default=None, help=f"{text[0].upper()}{text[1:]}.", hidden=not isinstance(flag, Sets))
+    if flag.is_switch:
+        return click.option(*spellings, name, is_flag=True, **form)
+    return click.option(*spellings, name, metavar=flag.metavar, nargs=len(flag.metavar.split()), **form)
 
 
 def typed_flags(values: Mapping[str, Any]) -> Iterator[Given]:
@@ -129,6 +133,8 @@ def typed_flags(values: Mapping[str, Any]) -> Iterator[Given]:
 
 
 def describe(flag: Flag) -> str:
-    """What the flag does, in a sentence for ``hvdrun --help``."""
-    text = flag.note or (SETTINGS[flag.setting].meaning if isinstance(flag, Sets) else "")
-    return f"{text[0].upper()}{text[1:]}."
+    """What the flag does, or why it does nothing, as a sentence without its capital and full stop."""
+    if flag.note or not isinstance(flag, Sets):
+        return flag.note
+    spec = SETTINGS[flag.setting]
+    return f"{spec.meaning}: {', '.join(spec.choices)}" if spec.choices else spec.meaning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hvdlite.launcher.flags import SETTINGS, Always, Flag, NoEffect, Sets
-from hvdlite.launcher.options import FLAGS
+from hvdlite.launcher.options import FLAGS, describe
 from tests.house.tree import ROOT
 
 PAGE = ROOT / "docs/hvdrun.md"
@@ -49,7 +49,7 @@ def _effect(flag: Flag) -> str:
     match flag:
         case Sets(setting=name, is_negated=is_negated):
             how = ", where 1 means off" if is_negated else ""
-            return f"sets `{SETTINGS[name].variables[0]}`{how}: {flag.note or SETTINGS[name].meaning}"
+            return f"sets `{SETTINGS[name].variables[0]}`{how}: {describe(flag)}"
         case Always():
             return f"always so: {flag.note}"
         case NoEffect():

@@ -40,10 +40,10 @@ logging:
 """
 SETTINGS = {
     "FUSION_THRESHOLD": str(32 << 20),
-    "CYCLE_TIME": "5.0",
+    "CYCLE_TIME": "5",
     "STALL_CHECK_DISABLE": "1",
-    "PROGRESS_TIMEOUT": "60.0",
-    "LOG_LEVEL": "info",
+    "PROGRESS_TIMEOUT": "60",
+    "LOG_LEVEL": "INFO",
     "LOG_HIDE_TIME": "1",
 }
 BAD = {
@@ -87,6 +87,15 @@ def test_a_key_without_effect_is_told_by_its_line(file: Path, capsys: pytest.Cap
     assert capsys.readouterr().err.startswith(
         f"hvdrun: {file}, line 2: autotune.enabled has no effect: nothing is tuned"
     )
+
+
+def test_the_command_line_overrules_the_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("autotune:\n  enabled: true\ntimeline:\n  mark_cycles: true\nlogging:\n  with_timestamp: false\n")
+    words = ["--no-autotune", "--no-timeline-mark-cycles", "--no-log-hide-timestamp"]
+    assert main(["--config-file", str(file), *words, "-np", "1", "--dry-run", "true"]) == 0
+    shown = capsys.readouterr()
+    assert "  HVDLITE_LOG_HIDE_TIME=0\n" in shown.out
+    assert shown.err == ""
 
 
 @pytest.mark.parametrize("text", BAD)

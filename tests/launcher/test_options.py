@@ -30,17 +30,17 @@ HOROVODS = """
 """.split()
 
 SETS = {
-    "--start-timeout 12": ("START_TIMEOUT", "12.0"),
+    "--start-timeout 12": ("START_TIMEOUT", "12"),
     "--fusion-threshold-mb 64": ("FUSION_THRESHOLD", str(64 << 20)),
     "--fusion-threshold-mb=0": ("FUSION_THRESHOLD", "0"),
     "--cycle-time-ms 2.5": ("CYCLE_TIME", "2.5"),
     "--cache-capacity 0": ("CACHE_CAPACITY", "0"),
     "--stall-check": ("STALL_CHECK_DISABLE", "0"),
     "--no-stall-check": ("STALL_CHECK_DISABLE", "1"),
-    "--stall-check-warning-time-seconds 5": ("STALL_CHECK_TIME_SECONDS", "5.0"),
-    "--stall-check-shutdown-time-seconds 9": ("STALL_SHUTDOWN_TIME_SECONDS", "9.0"),
-    "--gloo-timeout-seconds 45": ("PROGRESS_TIMEOUT", "45.0"),
-    "--log-level DEBUG": ("LOG_LEVEL", "debug"),
+    "--stall-check-warning-time-seconds 5": ("STALL_CHECK_TIME_SECONDS", "5"),
+    "--stall-check-shutdown-time-seconds 9": ("STALL_SHUTDOWN_TIME_SECONDS", "9"),
+    "--gloo-timeout-seconds 45": ("PROGRESS_TIMEOUT", "45"),
+    "--log-level DEBUG": ("LOG_LEVEL", "DEBUG"),
     "--log-with-timestamp": ("LOG_HIDE_TIME", "0"),
     "--log-without-timestamp": ("LOG_HIDE_TIME", "1"),
     "--log-hide-timestamp": ("LOG_HIDE_TIME", "1"),
@@ -140,8 +140,8 @@ _SHOW = "import json, os; print(json.dumps([os.environ.get(f'{p}_CYCLE_TIME') fo
     ("words", "seen"),
     [
         ([], [None, "9"]),
-        (["--config-file", "F"], ["8.0", "8.0"]),
-        (["--cycle-time-ms", "7", "--config-file", "F"], ["7.0", "7.0"]),
+        (["--config-file", "F"], ["8", "8"]),
+        (["--cycle-time-ms", "7", "--config-file", "F"], ["7", "7"]),
         (["-x", "HVDLITE_CYCLE_TIME=6", "--cycle-time-ms", "7", "--config-file", "F"], ["6", "9"]),
         (["-x", "HOROVOD_CYCLE_TIME=6", "--config-file", "F"], [None, "6"]),
     ],
