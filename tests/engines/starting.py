@@ -20,6 +20,9 @@ DEADLINE_S = 60
 needs_open_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="mpirun is missing; install Open MPI (openmpi-bin)"
 )
+needs_hydra = pytest.mark.skipif(
+    shutil.which("mpiexec.hydra") is None, reason="mpiexec.hydra is missing; install MPICH"
+)
 
 
 def torchrun(*options: str) -> list[str]:
@@ -30,6 +33,11 @@ def torchrun(*options: str) -> list[str]:
 def mpirun(ranks: int) -> list[str]:
     """The command of Open MPI for ``ranks`` ranks here, up to the program and its arguments."""
     return ["mpirun", "-np", str(ranks), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", sys.executable]
+
+
+def mpiexec(ranks: int) -> list[str]:
+    """The command of MPICH for ``ranks`` ranks here, up to the program and its arguments."""
+    return ["mpiexec.hydra", "-n", str(ranks), sys.executable]
 
 
 def start(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

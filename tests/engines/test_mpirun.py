@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from tests.engines.starting import JOB, ROOT, lines, mpirun, needs_open_mpi, run, start
 
 pytestmark = needs_open_mpi
@@ -54,13 +56,20 @@ def test_the_example_trains_unchanged() -> None:
     assert "with 2 rank(s)" in out
 
 
+def test_ranks_on_several_hosts_find_rank_0_where_mpirun_runs() -> None:
+    key = {"HVDLITE_SECRET": secrets.token_hex(32)}
+    told, err = run([*mpirun(2), "-c", ON_TWO_HOSTS, JOB, "sums"], key)
+    assert told == [{"place": [rank, 2, 0, 1, rank, 2], "totals": [1.0, 21.0]} for rank in range(2)], err
+
+
 def test_ranks_on_several_hosts_without_a_key_are_told_what_to_do() -> None:
-    told, err = run([*mpirun(2), "-c", ON_SEVERAL_HOSTS, JOB, "sums"], succeeds=False)
+    told, err = run([*mpirun(2), "-c", ON_TWO_HOSTS, JOB, "sums"], succeeds=False)
     assert told == []
     assert "export HVDLITE_SECRET, then start mpirun -x HVDLITE_SECRET" in err
 
 
-ON_SEVERAL_HOSTS = """
+ON_TWO_HOSTS = """
 import os, sys
-os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {**os.environ, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+own = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "HVDLITE_HOSTID": os.environ["OMPI_COMM_WORLD_RANK"]}
+os.execve(sys.executable, [sys.executable, *sys.argv[1:]], os.environ | own)
 """
