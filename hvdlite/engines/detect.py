@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from hvdlite.engines.table import ENGINES, Engine, Environ, number
+from hvdlite.engines.table import ENGINES, Engine
+from hvdlite.engines.variables import Environ, number
 
 _SIZES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _BY_HAND: Final = "start it with hvdrun, or set HVDLITE_RANK and HVDLITE_SIZE yourself (HVDLITE_SIZE=1: a job of one)"

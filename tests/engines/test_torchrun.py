@@ -64,7 +64,7 @@ def test_agents_on_two_hosts_without_a_key_are_told_what_to_do() -> None:
 
 def test_the_example_trains_unchanged() -> None:
     example = str(ROOT / "examples/torch_digits.py")
-    job = start(torchrun("--nproc-per-node", "2", example, "--epochs", "2"))
+    job = start(torchrun("--nproc-per-node", "2", example, "--epochs", "1"))
     out, err = job.communicate(timeout=90)
     assert job.returncode == 0, out + err
     assert "with 2 rank(s)" in out

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from hvdlite.engines.detect import doubt
-from hvdlite.engines.table import first_host, tasks_of_nodes
+from hvdlite.engines.slurm import first_host, tasks_of_nodes
 from hvdlite.settings import Settings
 from tests.unit import engine_environments as recorded
 
