@@ -24,7 +24,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
 from hvdlite.rendezvous.client import Meeting, exchange
-from hvdlite.rendezvous.coordinator import source_address
+from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.rendezvous.hostid import kernel_host_id
 from hvdlite.rendezvous.meeting import meet
 from hvdlite.runtime.connecting import Connector
@@ -54,8 +54,8 @@ class Session:
                 cards = swap(_card(settings, meeting.reach))
                 self.placements = _placements(cards)
                 host_ids = [card["hostid"] for card in cards]
-                links = replace(settings, address=_address(settings, meeting.reach, cards))
-                connector = Connector(meeting.job, links, host_ids, str(number))
+                address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
+                connector = Connector(meeting.job, replace(settings, address=address), host_ids, str(number))
                 connections = connector.connect(swap, deadline)
         finally:
             context.term()
@@ -240,18 +240,6 @@ def _card(settings: Settings, reach: str) -> dict[str, Any]:
         "hostid": settings.hostid or kernel_host_id(),
         "reach": reach,
     }
-
-
-def _address(settings: Settings, reach: str, cards: Sequence[dict[str, Any]]) -> str:
-    """Where this rank's links across hosts listen: as it is set, else on the network on which the ranks met.
-
-    On the host of rank 0 that is the address by which other hosts reach it, since its own name may be a loopback's.
-    """
-    if settings.address or not reach:
-        return settings.address
-    if cards[settings.rank]["hostid"] != cards[0]["hostid"]:
-        return source_address(reach)
-    return next((str(card["reach"]) for card in cards if card["hostid"] != cards[0]["hostid"]), "")
 
 
 def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:

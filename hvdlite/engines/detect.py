@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from hvdlite.engines.table import ENGINES, Engine, Environ, number
+from hvdlite.engines.table import ENGINES, Engine
+from hvdlite.engines.variables import Environ, number
 
 _SIZES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _BY_HAND: Final = "start it with hvdrun, or set HVDLITE_RANK and HVDLITE_SIZE yourself (HVDLITE_SIZE=1: a job of one)"
@@ -20,9 +21,9 @@ def detect(environ: Environ) -> dict[str, str]:
 
     Raises ValueError if the process is one of several and it cannot be told which, or how it finds the others.
     """
-    if "HVDLITE_RANK" in environ or "HVDLITE_SIZE" in environ:
+    if _is_explicit(environ):
         return {}
-    engine = next((engine for engine in ENGINES if engine.started(environ)), None)
+    engine = _engine(environ)
     if engine is None:
         _refuse_one_of_several(environ)
         return {}
@@ -43,7 +44,9 @@ def detect(environ: Environ) -> dict[str, str]:
 
 
 def doubt(environ: Environ) -> str:
-    """Why this job of one may not be what the user wanted; empty if nothing tells so."""
+    """Why a job of one may not be what the user of this process wanted; empty if nothing tells so."""
+    if _is_explicit(environ) or _engine(environ):
+        return ""
     tasks = environ.get("SLURM_NTASKS", "1")
     if "SLURM_JOB_ID" in environ and tasks != "1":
         return (
@@ -53,6 +56,14 @@ def doubt(environ: Environ) -> str:
     if "PMIX_RANK" in environ:
         return f"this is a job of one rank although a launcher has set PMIX_RANK; {_BY_HAND}"
     return ""
+
+
+def _is_explicit(environ: Environ) -> bool:
+    return "HVDLITE_RANK" in environ or "HVDLITE_SIZE" in environ
+
+
+def _engine(environ: Environ) -> Engine | None:
+    return next((engine for engine in ENGINES if engine.started(environ)), None)
 
 
 def _refuse_one_of_several(environ: Environ) -> None:
@@ -68,15 +79,13 @@ def _refuse_one_of_several(environ: Environ) -> None:
 def _coordinator(engine: Engine, environ: Environ) -> str:
     """The host of rank 0. Raises ValueError if the user must tell it or a key and did not."""
     host = environ.get("HVDLITE_COORDINATOR") or engine.host_of_rank_0(environ)
-    advice = [
-        ("HVDLITE_COORDINATOR", "the host name of rank 0, which the engine does not tell", bool(host)),
-        (
-            "HVDLITE_SECRET",
-            "a key that keeps strangers out, from 'openssl rand -hex 32'",
-            bool(environ.get("HVDLITE_SECRET")),
-        ),
-    ]
-    missing = [f"{name}, {meaning}: {engine.pass_on.format(name)}" for name, meaning, is_set in advice if not is_set]
-    if missing:
-        raise ValueError(f"{engine.name} has started ranks on several hosts, which need {'; and '.join(missing)}")
+    missing = {
+        "HVDLITE_COORDINATOR": "" if host else "the name of rank 0's host, which the engine does not tell",
+        "HVDLITE_SECRET": ""
+        if environ.get("HVDLITE_SECRET")
+        else "a key against strangers, from 'openssl rand -hex 32'",
+    }
+    needs = [f"{name}, {meaning} ({engine.pass_on.format(name)})" for name, meaning in missing.items() if meaning]
+    if needs:
+        raise ValueError(f"{engine.name} has started ranks on several hosts, which need {', and '.join(needs)}")
     return host

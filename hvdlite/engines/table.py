@@ -7,15 +7,13 @@ torchrun per node is often started by mpirun or srun; the inner one knows the ra
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from hvdlite.engines import slurm
 from hvdlite.engines.ancestor import started_without
-
-Environ = Mapping[str, str]
-
-_FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0  # Slurm's batch scripts and interactive shells are steps of such numbers
+from hvdlite.engines.variables import Environ, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +21,8 @@ class Engine:
     """One row. An engine has started this process if ``rank``, ``size`` and all of ``marks`` are set, and ``if_also``.
 
     ``rank``, ``size`` and ``local_rank`` name variables. ``local_size`` is the number of ranks on this host. ``job``
-    tells the job from all others, the same on all ranks. It and ``host_of_rank_0`` are empty if the engine does not
-    tell them.
-    ``pass_on`` says how all ranks get a variable.
+    tells the job from all others, the same on all ranks; it and ``host_of_rank_0`` are empty if the engine does not
+    tell them. ``pass_on`` says how all ranks get a variable.
     """
 
     name: str
@@ -46,26 +43,6 @@ class Engine:
     def lacking(self, environ: Environ) -> list[str]:
         """The variables that a rank of this engine has, and this environment has not."""
         return [name for name in (self.rank, self.size, *self.marks) if name not in environ]
-
-
-def number(environ: Environ, name: str) -> int:
-    """The whole number in the variable ``name``. Raises ValueError that names it."""
-    text = environ.get(name, "")
-    if not re.fullmatch(r"[0-9]{1,10}", text):
-        raise ValueError(f"{name}={text!r} must be a whole number; whatever started this process has set it")
-    return int(text)
-
-
-def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: n01-ib of ``n[01-04,07]-ib,m1``."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
-
-
-def tasks_of_nodes(text: str) -> list[int]:
-    """The tasks of every node of a Slurm step: 2, 2, 1 of ``2(x2),1``."""
-    parts = re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text)
-    return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
 
 
 def _horovodrun_job(environ: Environ) -> str:
@@ -102,23 +79,6 @@ def _hydra_job(environ: Environ) -> str:
     # Hydra does not name its jobs. On one host its proxy, which starts the ranks there, tells them apart.
     is_one_host = environ["MPI_LOCALNRANKS"] == environ["PMI_SIZE"]
     return str(started_without("PMI_RANK")) if is_one_host else ""
-
-
-def _slurm_job(environ: Environ) -> str:
-    requeued = environ.get("SLURM_RESTART_COUNT", "0")
-    return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}.{requeued}"
-
-
-def _slurm_local_size(environ: Environ) -> int:
-    if number(environ, "SLURM_STEP_NUM_NODES") == 1:
-        return number(environ, "SLURM_STEP_NUM_TASKS")
-    tasks = tasks_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node = number(environ, "SLURM_NODEID")
-    return tasks[node] if node < len(tasks) else 1
-
-
-def _is_in_slurm_step(environ: Environ) -> bool:
-    return number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
 
 
 ENGINES: Final = (
@@ -169,11 +129,11 @@ ENGINES: Final = (
         rank="SLURM_PROCID",
         size="SLURM_STEP_NUM_TASKS",
         marks=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"),
-        if_also=_is_in_slurm_step,
+        if_also=slurm.is_in_step,
         local_rank="SLURM_LOCALID",
-        local_size=_slurm_local_size,
-        job=_slurm_job,
-        host_of_rank_0=lambda environ: first_host(environ.get("SLURM_STEP_NODELIST", "")),
+        local_size=slurm.local_size,
+        job=slurm.job,
+        host_of_rank_0=slurm.host_of_rank_0,
         pass_on="export {0}, then start srun",
     ),
     Engine(

@@ -13,7 +13,7 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -74,8 +74,20 @@ def locate(text: str, job: str) -> Coordinator:
     return Coordinator(host, str(first[4][0]), port)
 
 
-def source_address(destination: str) -> str:
-    """The IP address of this host from which it reaches the IP address ``destination``. Raises OSError if it cannot."""
+def own_address(rank: int, host_ids: Sequence[str], reaches: Sequence[str]) -> str:
+    """The IP address of this rank's host on the network on which the ranks met; empty if they met on none.
+
+    ``reaches`` has what every rank takes rank 0's address for. On the host of rank 0 it is what the other hosts take it
+    for, since its own name may mean a loopback address there; elsewhere it is the source address of the way to rank 0.
+    """
+    if not reaches[rank]:
+        return ""
+    if host_ids[rank] != host_ids[0]:
+        return _source_address(reaches[rank])
+    return next((reach for reach, host_id in zip(reaches, host_ids, strict=True) if host_id != host_ids[0]), "")
+
+
+def _source_address(destination: str) -> str:
     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
         probe.connect((destination, 9))
