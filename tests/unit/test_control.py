@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from hvdlite.rendezvous.door import Door, knock
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.unixlink import UnixLink
-from hvdlite.runtime.zmqlink import ZmqLeafLink, ZmqRootLink
+from hvdlite.runtime.zmqleaf import ZmqLeafLink
+from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
 
 SIZE = 3
@@ -43,9 +45,14 @@ def unix_links(context: Any) -> list[ControlLink]:
 
 def zmq_links(context: Any) -> list[ControlLink]:
     job = Job.create()
-    root = ZmqRootLink(context, job, SESSION, settings(0), "tcp://127.0.0.1:*")
-    leaves = [ZmqLeafLink(context, job, SESSION, settings(rank), root.address) for rank in (1, 2)]
-    root.accept(soon())
+    root = ZmqRootLink(context, job, SESSION, settings(0))
+    leaves = [ZmqLeafLink(context, job, SESSION, settings(rank)) for rank in (1, 2)]
+    cards = [root.card, *(leaf.card for leaf in leaves)]
+    with ThreadPoolExecutor() as pool:
+        joining = [pool.submit(leaf.join, root.card, soon()) for leaf in leaves]
+        root.accept(cards, soon())
+        for each in joining:
+            each.result()
     return [root, *leaves]
 
 
@@ -54,8 +61,9 @@ def links(request: pytest.FixtureRequest) -> Iterator[list[ControlLink]]:
     with zmq.Context() as context:
         links = request.param(context)
         yield links
-        for link in links:
-            link.close()
+        with ThreadPoolExecutor() as pool:  # an end waits for the others to have all that it sent
+            for link in links:
+                pool.submit(link.close)
         _came.clear()
 
 
@@ -97,9 +105,10 @@ def test_large_messages_in_both_directions_do_not_wait_for_each_other(links: lis
 def test_what_a_peer_sent_last_comes_before_its_loss(links: list[ControlLink]) -> None:
     root, leaf, other = links
     leaf.send(LEFT)
-    leaf.close()
-    assert next_from(root) == (1, LEFT)
-    lost = next_from(root)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(leaf.close)
+        assert next_from(root) == (1, LEFT)
+        lost = next_from(root)
     assert isinstance(lost, Lost)
     assert lost.rank == 1
     root.send(LEFT)  # to those who are left
@@ -146,10 +155,13 @@ def test_strangers_are_dropped_and_the_missing_rank_is_named() -> None:
 
 def test_a_key_of_another_job_gets_nowhere() -> None:
     with zmq.Context() as context:
-        root = ZmqRootLink(context, Job.create(), SESSION, Settings(rank=0, size=2), "tcp://127.0.0.1:*")
-        leaf = ZmqLeafLink(context, Job.create(), SESSION, Settings(rank=1, size=2), root.address)
-        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
-            root.accept(soon(0.5))
-        leaf._socket.linger = 0
+        root = ZmqRootLink(context, Job.create(), SESSION, Settings(rank=0, size=2))
+        leaf = ZmqLeafLink(context, Job.create(), SESSION, Settings(rank=1, size=2))
+        with ThreadPoolExecutor() as pool:
+            joining = pool.submit(leaf.join, root.card, soon(0.5))
+            with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
+                root.accept([root.card, leaf.card], soon(0.5))
+            with pytest.raises(HorovodInternalError, match="no answer from rank 0 at tcp://127.0.0.1:"):
+                joining.result()
         leaf.close()
         root.close()
