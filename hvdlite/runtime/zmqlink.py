@@ -26,13 +26,13 @@ from hvdlite.runtime.control import ControlLink
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
 
-CLOSE_S = 2.0
-
 _EVENT = struct.Struct("=hi")  # as libzmq documents it; zmq.utils.monitor would import asyncio to do the same
+_CLOSE_S = 2.0
+_LINGER_MS = 100  # for receipts; what matters more has been acknowledged by then
 _HANDSHAKE_MS = 2000
 _REDIAL_MS = 50
 _CONNECT_MS = 500
-_WARN_EVERY_S = 10.0
+_WARN_EVERY_S = 60.0
 
 
 class Watched(NamedTuple):
@@ -68,7 +68,7 @@ class ZmqLink(ControlLink):
                 self._answers[source]()
 
     def close(self) -> None:
-        deadline = time.monotonic() + CLOSE_S
+        deadline = time.monotonic() + _CLOSE_S
         while self._awaits_receipts() and (left_s := deadline - time.monotonic()) > 0:
             self.sleep(int(left_s * 1000) + 1)
             for _ in self.receive():
@@ -91,7 +91,7 @@ class ZmqLink(ControlLink):
     def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
         """A socket for links over the IP address, neither bound nor connected yet."""
         socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.linger = int(CLOSE_S * 1000)
+        socket.linger = _LINGER_MS
         socket.set_hwm(0)
         socket.ipv6 = ":" in address
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -108,7 +108,11 @@ class ZmqLink(ControlLink):
         self._poller.register(fd, zmq.POLLIN)
 
     def _watch(self, socket: zmq.Socket[bytes], events: int) -> Watched:
-        """Has `sleep` look at ``socket``, and at a monitor for ``events`` of its connections."""
+        """Has `sleep` look at ``socket``, and at a monitor for ``events`` of its connections.
+
+        Not for failed handshakes: to tell of one, libzmq 4.3 overwrites the errno that says what failed, takes a frame
+        that was tampered with for a full queue, and ends the process with an assertion at the next heartbeat.
+        """
         monitor = socket.get_monitor_socket(events)
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)

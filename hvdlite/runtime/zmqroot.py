@@ -25,8 +25,6 @@ from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqlink import ZmqLink
 from hvdlite.settings import Settings
 
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
 
 @dataclass(slots=True, eq=False)
 class _Peer:
@@ -49,12 +47,13 @@ class ZmqRootLink(ZmqLink):
         super().__init__(context, session, settings)
         address = settings.address or LOOPBACK
         self._socket = self._open(zmq.ROUTER, address)
-        self._watched = self._watch(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED)
+        self._watched = self._watch(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._peers: dict[int, _Peer] = {}
         self._by_name: dict[bytes, _Peer] = {}
         self._by_fd: dict[int, _Peer] = {}
         self._absent: set[int] = set()
         self._open_fds: set[int] = set()
+        self._strange_fds: set[int] = set()  # those of them that have not said hello
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             job.serve(self._socket)
@@ -168,6 +167,7 @@ class ZmqRootLink(ZmqLink):
             return
         self._detach(peer)
         self._read_events()
+        self._strange_fds.discard(fd)
         peer.name, peer.fd = name, fd
         self._by_name[name] = peer
         if (former := self._by_fd.pop(fd, None)) is not None:
@@ -207,12 +207,17 @@ class ZmqRootLink(ZmqLink):
         for event, value in self._watched.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._open_fds.add(value)
-            elif event == zmq.EVENT_DISCONNECTED:
-                self._open_fds.discard(value)
-                if (peer := self._by_fd.pop(value, None)) is not None:
-                    self._part(peer)
-            else:
-                self._warn("somebody without the key of this job tries to connect to rank 0, and is kept out")
+                self._strange_fds.add(value)
+                continue
+            self._open_fds.discard(value)
+            if (peer := self._by_fd.pop(value, None)) is not None:
+                self._part(peer)
+            elif value in self._strange_fds:
+                self._warn(
+                    "somebody connected to rank 0 and did not prove to be of this job: a process with another key, "
+                    "a port scanner, or a network that breaks connections"
+                )
+            self._strange_fds.discard(value)
 
     def _transmit(self, name: bytes, frame: bytes) -> None:
         try:

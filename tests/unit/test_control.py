@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import zmq
 
 from hvdlite.core.messages import Batch, End, EndKind, Ready, Response, Run
-from hvdlite.core.wire import Message, ProtocolError
+from hvdlite.core.wire import ProtocolError
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock
 from hvdlite.rendezvous.job import Job
@@ -22,19 +21,10 @@ from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
 from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
+from tests.unit.links import SESSION, close, next_from, settings, soon, zmq_links
 
-SIZE = 3
-SESSION = 77
 LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i in range(20_000))),))
-
-
-def soon(seconds: float = 10.0) -> float:
-    return time.monotonic() + seconds
-
-
-def settings(rank: int) -> Settings:
-    return Settings(rank=rank, size=SIZE)
 
 
 def unix_links(context: Any) -> list[ControlLink]:
@@ -43,41 +33,12 @@ def unix_links(context: Any) -> list[ControlLink]:
         return [UnixLink.accept(door, SESSION, settings(0), soon()), *leaves]
 
 
-def zmq_links(context: Any) -> list[ControlLink]:
-    job = Job.create()
-    root = ZmqRootLink(context, job, SESSION, settings(0))
-    leaves = [ZmqLeafLink(context, job, SESSION, settings(rank)) for rank in (1, 2)]
-    cards = [root.card, *(leaf.card for leaf in leaves)]
-    with ThreadPoolExecutor() as pool:
-        joining = [pool.submit(leaf.join, root.card, soon()) for leaf in leaves]
-        root.accept(cards, soon())
-        for each in joining:
-            each.result()
-    return [root, *leaves]
-
-
 @pytest.fixture(params=[unix_links, zmq_links])
 def links(request: pytest.FixtureRequest) -> Iterator[list[ControlLink]]:
     with zmq.Context() as context:
         links = request.param(context)
         yield links
-        with ThreadPoolExecutor() as pool:  # an end waits for the others to have all that it sent
-            for link in links:
-                pool.submit(link.close)
-        _came.clear()
-
-
-_came: dict[ControlLink, deque[tuple[int, Message] | Lost]] = defaultdict(deque)
-
-
-def next_from(link: ControlLink) -> tuple[int, Message] | Lost:
-    deadline = soon()
-    while not _came[link]:
-        assert time.monotonic() < deadline, "nothing came"
-        _came[link].extend(link.receive())
-        if not _came[link]:
-            link.sleep(100)
-    return _came[link].popleft()
+        close(links)
 
 
 def test_messages_go_up_with_their_sender_and_down_to_all(links: list[ControlLink]) -> None:
