@@ -15,12 +15,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def parse_ports(text: str) -> range | None:
-    """The ports of a range as in 40000-40100; None for an empty text. Raises ValueError naming the variable."""
+    """The ports of a range as in 40000-40100, or the one of 40000; None for no text. Raises ValueError for others."""
     if not text:
         return None
-    first, _, last = text.partition("-")
+    first, dash, last = text.partition("-")
     try:
-        ports = range(int(first), int(last or first) + 1)
+        ports = range(int(first), int(last if dash else first) + 1)
     except ValueError:
         ports = range(0)
     if not ports or ports[0] < 1 or ports[-1] > 65535:

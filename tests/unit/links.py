@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from hvdlite.core.messages import End, EndKind
 from hvdlite.core.wire import Message
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, Lost
@@ -18,6 +19,7 @@ from hvdlite.settings import Settings
 
 SIZE = 3
 SESSION = 77
+LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -45,7 +47,9 @@ def zmq_links(
 
 
 def close(links: Sequence[ControlLink]) -> None:
-    """Closes them together: an end waits until the others have all that it sent."""
+    """Leaves and closes, all together: an end waits until the others have all that it sent."""
+    for link in links:
+        link.send(LEFT)
     with ThreadPoolExecutor() as pool:
         for each in [pool.submit(link.close) for link in links]:
             each.result()

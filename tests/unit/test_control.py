@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
-from hvdlite.core.messages import Batch, End, EndKind, Ready, Response, Run
+from hvdlite.core.messages import Batch, Ready, Response, Run
 from hvdlite.core.wire import ProtocolError
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock
@@ -21,9 +21,8 @@ from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
 from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
-from tests.unit.links import SESSION, close, next_from, settings, soon, zmq_links
+from tests.unit.links import LEFT, SESSION, close, next_from, settings, soon, zmq_links
 
-LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i in range(20_000))),))
 
 

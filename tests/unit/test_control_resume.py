@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import zmq
 
-from hvdlite.core.messages import End, EndKind, Ready, Run
+from hvdlite.core.messages import Ready, Run
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import split
 from hvdlite.runtime.control import ControlLink, Lost
-from tests.unit.links import close, next_from, zmq_links
+from tests.unit.links import LEFT, close, next_from, zmq_links
 from tests.unit.middleman import Middleman
 
 COUNT = 600
-LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 
 
 class Job3:
@@ -72,7 +71,7 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(job: Job3
     assert came[leaf] == came[other] == [(0, run) for run in expected]
     for rank in (1, 2):
         assert [item for item in came[root] if item[0] == rank] == [(rank, Ready(n, rank, ())) for n in range(COUNT)]
-    assert len(job.middleman.recorded) > 10  # connections
+    assert len(job.middleman.recorded) > 5  # connections; there were two
 
 
 def test_an_end_arrives_although_the_connection_ends_with_it(job: Job3) -> None:
