@@ -65,17 +65,21 @@ def geometry(settings: Settings, cores: int) -> Geometry:
 
 
 class ShmPlane(DataPlane):
-    """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``."""
+    """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
+
+    ``called`` is the number by which messages call it, where those ranks are only a part of a group.
+    """
 
     name = "shm"
 
-    def __init__(self, fd: int, rank: int, size: int, shape: Geometry) -> None:
+    def __init__(self, fd: int, rank: int, size: int, shape: Geometry, called: int | None = None) -> None:
         """Maps the segment and closes ``fd``, also when it fails.
 
         Raises HorovodInternalError if the segment is too small or other ranks map it with another geometry.
         """
         self.rank = rank
         self.size = size
+        self._name = rank if called is None else called
         self._library = native.library()
         self._owner_pid = os.getpid()
         self._error: HvdError | None = None
@@ -97,8 +101,9 @@ class ShmPlane(DataPlane):
             os.close(fd)
         if status == native.INVALID:
             raise HorovodInternalError(
-                f"rank {rank} cannot use the shared segment with {shape.chunk_bytes} bytes a slot and {shape.slots} "
-                f"slots for {size} ranks; HVDLITE_SHM_CHUNK and HVDLITE_SHM_SLOTS must be equal on all ranks of a host."
+                f"rank {self._name} cannot use the shared segment with {shape.chunk_bytes} bytes a slot and "
+                f"{shape.slots} slots for {size} ranks; HVDLITE_SHM_CHUNK and HVDLITE_SHM_SLOTS must be equal on all "
+                "ranks of a host."
             )
         native.check(status, "mapping the shared segment")
         self._handle = handle
@@ -161,7 +166,7 @@ class ShmPlane(DataPlane):
             raise self._error
         if self._handle is None or os.getpid() != self._owner_pid:
             reason = "the plane is closed" if self._handle is None else "this process was forked from rank's own"
-            raise HorovodInternalError(f"{what} failed on rank {self.rank}: {reason}; call hvdlite.init() here first.")
+            raise HorovodInternalError(f"{what} failed on rank {self._name}: {reason}; call hvdlite.init() here first.")
         return self._handle
 
     def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
@@ -171,7 +176,7 @@ class ShmPlane(DataPlane):
         return _as_rows(np.concatenate(spans)), np.array([len(rows) for rows in spans], np.uint64)
 
     def _check(self, status: int, what: str) -> None:
-        native.check(status, f"{what} on rank {self.rank}", self._error)
+        native.check(status, f"{what} on rank {self._name}", self._error)
 
 
 def _as_rows(spans: Spans) -> Spans:

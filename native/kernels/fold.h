@@ -143,10 +143,36 @@ void fold_hop(void* out, bool out_is_partial, const void* a_bytes, bool a_is_par
   }
 }
 
+template <class T>
+void open_partials(void* out, const void* in, uint64_t count, double pre) noexcept {
+  using A = Accumulator<T>;
+  for (uint64_t begin = 0; begin < count; begin += kBlock<A>) {
+    const uint64_t n = count - begin < kBlock<A> ? count - begin : kBlock<A>;
+    A* block = static_cast<A*>(out) + begin;
+    const A* prepared = prepare(static_cast<const T*>(in) + begin, n, pre, block);
+    if (prepared != block) std::memmove(block, prepared, n * sizeof(A));
+  }
+}
+
+template <class T>
+void close_partials(void* out, const void* in, uint64_t count, double post) noexcept {
+  using A = Accumulator<T>;
+  alignas(64) A sum[kBlock<A>];
+  for (uint64_t begin = 0; begin < count; begin += kBlock<A>) {
+    const uint64_t n = count - begin < kBlock<A> ? count - begin : kBlock<A>;
+    T* block = static_cast<T*>(out) + begin;
+    A* last = target(block, sum);
+    std::memmove(last, static_cast<const A*>(in) + begin, n * sizeof(A));
+    finish(block, last, n, post);
+  }
+}
+
 template <class T, class SumOp = Sum, class ProductOp = Product>
 constexpr KernelRow row() noexcept {
   return {sizeof(T),
           sizeof(Accumulator<T>),
+          open_partials<T>,
+          close_partials<T>,
           {fold_all<T, SumOp>, fold_all<T, Min>, fold_all<T, Max>, fold_all<T, ProductOp>},
           {fold_hop<T, SumOp>, fold_hop<T, Min>, fold_hop<T, Max>, fold_hop<T, ProductOp>}};
 }

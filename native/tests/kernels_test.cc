@@ -131,7 +131,8 @@ void test_instruction_sets_agree() {
   }
 }
 
-// A chain of hops gives the bytes of one fold, whichever hops are partial; and `out` may be any of the inputs.
+// A chain of hops gives the bytes of one fold, whichever hops are partial, also one that begins with a partial result
+// and ends with one; and `out` may be any of the inputs.
 void test_hops_equal_one_fold() {
   std::mt19937 rng(2);
   for (int32_t dtype = 0; dtype < hvd::kDTypes; ++dtype) {
@@ -149,6 +150,13 @@ void test_hops_equal_one_fold() {
         merge_nans(dtype, whole);
         merge_nans(dtype, chained);
         CHECK(chained == whole);
+        hvd::open_partials(passed.data(), in[0].data(), count, r);
+        hvd::reduce_hop(passed.data(), true, passed.data(), true, in[1].data(), count, r);
+        hvd::reduce_hop(passed.data(), true, passed.data(), true, in[2].data(), count, r);
+        hvd::close_partials(chained.data(), passed.data(), count, r);
+        merge_nans(dtype, chained);
+        CHECK(chained == whole);
+        hvd::reduce_hop(passed.data(), true, in[0].data(), false, in[1].data(), count, r);
         hvd::reduce_hop(in[2].data(), false, passed.data(), true, in[2].data(), count, r);
         merge_nans(dtype, in[2]);
         CHECK(in[2] == whole);
@@ -196,6 +204,10 @@ void test_invalid_reductions_are_refused() {
   }
   const hvd_reduction good = {HVD_FLOAT32, HVD_SUM, 1, 1};
   CHECK(hvd_reduce(&value, in, 0, 1, &good) == HVD_INVALID);
+  CHECK(hvd_open_partials(&value, nullptr, 0, &good) == HVD_OK);
+  const hvd_reduction bad = {10, HVD_SUM, 1, 1};
+  CHECK(hvd_open_partials(&value, nullptr, 0, &bad) == HVD_INVALID);
+  CHECK(hvd_close_partials(&value, nullptr, 0, &bad) == HVD_INVALID);
 }
 
 uint32_t crc_bit_by_bit(const std::vector<uint8_t>& data) {
