@@ -45,7 +45,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     ),
     "hvd_shm_allreduce": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_shm_allgather": (c_int32, (c_void_p, c_void_p, c_void_p)),
-    "hvd_shm_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction))),
+    "hvd_shm_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction), c_void_p)),
     "hvd_shm_alltoall": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
     "hvd_shm_barrier": (c_int32, (c_void_p,)),
     "hvd_shm_abort": (None, (c_void_p,)),

@@ -37,12 +37,11 @@ import numpy as np
 from hvdlite import native
 from hvdlite.core.buffer import Matrix, Spans, in_place, sliced
 from hvdlite.core.dtypes import DType
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.base import DataPlane, HostPlane
 from hvdlite.errors import HvdError
 
 _PIECE_BYTES: Final = 16 << 20
-_STEP: Final = 64  # elements; so slices of a batch that begins on a cache line begin on one too
-_WIDENED: Final = (DType.FLOAT16, DType.BFLOAT16)
+_STEP: Final = 4096  # elements; a slice of fewer is not worth the messages of one more lane
 _NOTHING: Final = np.empty((0, 3), np.uint64)
 
 Hosts = Sequence[Sequence[int]]
@@ -76,7 +75,7 @@ class HierarchicalPlane(DataPlane):
 
     name = "hierarchical"
 
-    def __init__(self, rank: int, hosts: Hosts, local: DataPlane, lane: DataPlane | None, ring: DataPlane) -> None:
+    def __init__(self, rank: int, hosts: Hosts, local: HostPlane, lane: DataPlane | None, ring: DataPlane) -> None:
         self.rank = rank
         self.size = sum(len(ranks) for ranks in hosts)
         self._hosts = hosts
@@ -95,34 +94,33 @@ class HierarchicalPlane(DataPlane):
             step = _STEP * dtype.itemsize
             for piece in sliced(spans, _pieces(spans), step):
                 slices = self._by_local_rank(sliced(piece, len(self._lanes), step))
-                if dtype in _WIDENED:
-                    self._reduce_widened(piece, slices, native.Reduction(int(dtype), op, prescale, postscale))
+                if dtype in (DType.FLOAT16, DType.BFLOAT16):
+                    self._reduce_in_float32(slices, native.Reduction(int(dtype), op, prescale, postscale))
                 else:
                     self._local.reducescatter(slices, dtype, op, prescale, 1.0)
                     if self._lane is not None:
                         self._lane.allreduce(in_place(slices[self._local.rank]), dtype, op, 1.0, postscale)
                 self._local.allgather([in_place(rows) for rows in slices])
 
-    def _reduce_widened(self, piece: Spans, slices: Sequence[Spans], reduction: native.Reduction) -> None:
-        """Steps 1 and 2 for 16-bit floats: in float32 up to the one rounding, after which they travel as they are."""
-        partials = np.empty(int(piece[:, 2].sum()) // 2, np.float32)
-        self._convert("open", partials.ctypes.data, piece, reduction)
-        wide = np.array([[partials.ctypes.data, partials.ctypes.data, partials.nbytes]], np.uint64)
-        step = _STEP * partials.itemsize
-        wide_slices = self._by_local_rank(sliced(wide, len(self._lanes), step))
-        self._local.reducescatter(wide_slices, DType.FLOAT32, reduction.op, 1.0, 1.0)
+    def _reduce_in_float32(self, slices: Sequence[Spans], reduction: native.Reduction) -> None:
+        """Steps 1 and 2 for 16-bit floats, which are rounded where the sum is complete and travel on as they are."""
+        dtype, op, slice_ = DType(reduction.dtype), reduction.op, slices[self._local.rank]
+        partials = np.empty(int(slice_[:, 2].sum()) // dtype.itemsize, np.float32)
+        self._local.reduce_partials(slices, dtype, op, reduction.prescale, partials.ctypes.data)
         if self._lane is not None:
-            wide_parts = sliced(wide_slices[self._local.rank], len(self._hosts), step)
-            parts = sliced(slices[self._local.rank], len(self._hosts), step // 2)
-            self._lane.reducescatter(wide_parts, DType.FLOAT32, reduction.op, 1.0, 1.0)
-            for address in wide_parts[self._lane.rank][:, 0].tolist():  # none or one
-                self._convert("close", address, parts[self._lane.rank], reduction)
+            row = np.array([[partials.ctypes.data, partials.ctypes.data, partials.nbytes]], np.uint64)
+            wide = sliced(row, self._lane.size, _STEP * partials.itemsize)
+            self._lane.reducescatter(wide, DType.FLOAT32, op, 1.0, 1.0)
+            parts = sliced(slice_, self._lane.size, _STEP * dtype.itemsize)
+            self._round(wide[self._lane.rank], parts[self._lane.rank], reduction)
             self._lane.allgather([in_place(rows) for rows in parts])
 
-    def _convert(self, which: str, partials: int, spans: Spans, reduction: native.Reduction) -> None:
-        convert = getattr(native.library(), f"hvd_{which}_partials")
-        status = convert(partials, spans.ctypes.data, len(spans), ctypes.byref(reduction))
-        native.check(status, f"converting {DType(reduction.dtype)} on rank {self.rank}")
+    def _round(self, partials: Spans, spans: Spans, reduction: native.Reduction) -> None:
+        for address in partials[:, 0].tolist():  # one, or none of an empty part
+            status = native.library().hvd_close_partials(
+                address, spans.ctypes.data, len(spans), ctypes.byref(reduction)
+            )
+            native.check(status, f"rounding on rank {self.rank}")
 
     def allgather(self, streams: Sequence[Spans]) -> None:
         self._expect(streams, "allgather")

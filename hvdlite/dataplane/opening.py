@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.base import DataPlane, HostPlane
 from hvdlite.dataplane.hierarchical import HierarchicalPlane, Hosts, hosts_of, in_ring_order, lanes_of
 from hvdlite.dataplane.local import LocalPlane
 from hvdlite.dataplane.ring import RingPlane
@@ -119,6 +119,7 @@ def _open_hierarchical(opening: Opening) -> DataPlane:
         local = _open_part(opening, "shm", hosts, undo) or LocalPlane()
         lane = _open_part(opening, "ring", lanes_of(hosts), undo)
         ring = _open_part(opening, "ring", [in_ring_order(hosts)], undo)
+        assert isinstance(local, HostPlane)
         assert ring is not None  # there are several hosts
         undo.pop_all()
     return HierarchicalPlane(rank, hosts, local, lane, ring)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.core.buffer import Matrix, Spans
 from hvdlite.core.dtypes import DType
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.base import HostPlane
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.settings import Settings
 
@@ -64,7 +64,7 @@ def geometry(settings: Settings, cores: int) -> Geometry:
     return Geometry(nbytes, chunk_bytes, slots, spin_ns, settings.progress_timeout)
 
 
-class ShmPlane(DataPlane):
+class ShmPlane(HostPlane):
     """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
 
     ``called`` is the number by which messages call it, where those ranks are only a part of a group.
@@ -121,11 +121,16 @@ class ShmPlane(DataPlane):
         self._check(self._library.hvd_shm_allgather(handle, rows.ctypes.data, counts.ctypes.data), "allgather")
 
     def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self._reducescatter(parts, native.Reduction(int(dtype), op, prescale, postscale), None)
+
+    def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
+        self._reducescatter(parts, native.Reduction(int(dtype), op, prescale, 1.0), partials)
+
+    def _reducescatter(self, parts: Sequence[Spans], reduction: native.Reduction, partials: int | None) -> None:
         handle = self._usable_handle("reducescatter")
         rows, counts = self._of_all_ranks(parts, "reducescatter")
-        reduction = native.Reduction(int(dtype), op, prescale, postscale)
         status = self._library.hvd_shm_reducescatter(
-            handle, rows.ctypes.data, counts.ctypes.data, ctypes.byref(reduction)
+            handle, rows.ctypes.data, counts.ctypes.data, ctypes.byref(reduction), partials
         )
         self._check(status, "reducescatter")
 

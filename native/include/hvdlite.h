@@ -91,8 +91,9 @@ HVD_API hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64
 HVD_API hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts);
 
 // `counts[r]` spans of the part of rank r follow each other in `spans`. `out` counts in this rank's own part only.
+// With `partials`, the own part's partial results (see hvd_open_partials) go there in a row, and nothing to the spans.
 HVD_API hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts,
-                                         const hvd_reduction* reduction);
+                                         const hvd_reduction* reduction, void* partials);
 
 // `send_counts[r]` spans of what goes to rank r follow each other in `sends`, and so for what comes from it. `matrix`
 // has the bytes from each rank to each other, row by sender; HVD_INVALID if the spans hold other numbers of bytes.

@@ -46,7 +46,7 @@ uint64_t item_bytes(int32_t dtype) noexcept { return kernels()[dtype].item_bytes
 uint64_t partial_bytes(int32_t dtype) noexcept { return kernels()[dtype].partial_bytes; }
 
 void reduce(void* out, const void* const* in, int32_t n, uint64_t count, const hvd_reduction& r) noexcept {
-  kernels()[r.dtype].all[column(r.op)](out, in, n, count, r.prescale, r.postscale);
+  kernels()[r.dtype].all[column(r.op)](out, false, in, n, count, r.prescale, r.postscale);
 }
 
 void reduce_hop(void* out, bool out_is_partial, const void* a, bool a_is_partial, const void* own, uint64_t count,
@@ -54,8 +54,8 @@ void reduce_hop(void* out, bool out_is_partial, const void* a, bool a_is_partial
   kernels()[r.dtype].hop[column(r.op)](out, out_is_partial, a, a_is_partial, own, count, r.prescale, r.postscale);
 }
 
-void open_partials(void* out, const void* in, uint64_t count, const hvd_reduction& r) noexcept {
-  kernels()[r.dtype].open(out, in, count, r.prescale);
+void reduce_to_partials(void* out, const void* const* in, int32_t n, uint64_t count, const hvd_reduction& r) noexcept {
+  kernels()[r.dtype].all[column(r.op)](out, true, in, n, count, r.prescale, r.postscale);
 }
 
 void close_partials(void* out, const void* in, uint64_t count, const hvd_reduction& r) noexcept {
@@ -77,7 +77,8 @@ hvd_status hvd_open_partials(void* partials, const hvd_span* spans, uint64_t n, 
   char* out = static_cast<char*>(partials);
   for (const hvd_span* span = spans; span != spans + n; ++span) {
     const uint64_t count = span->bytes / hvd::item_bytes(reduction->dtype);
-    hvd::open_partials(out, reinterpret_cast<const void*>(span->in), count, *reduction);
+    const void* in = reinterpret_cast<const void*>(span->in);
+    hvd::reduce_to_partials(out, &in, 1, count, *reduction);
     out += count * hvd::partial_bytes(reduction->dtype);
   }
   return HVD_OK;

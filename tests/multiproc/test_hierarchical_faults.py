@@ -36,7 +36,8 @@ def _reduce(phase: str, victim: int) -> None:
         plane, collective = PHASES[phase]
         setattr(plane, collective, _pausing(getattr(plane, collective)))
     reached("running")
-    hvd.allreduce(np.ones(1 << 18, np.float32), name="x")
+    hvd.allreduce(np.ones(1 << 18, np.float32), name="first")
+    hvd.allreduce(np.ones(3), name="second")  # the other host needs nobody to hand out the first
 
 
 @pytest.mark.parametrize("phase", PHASES)

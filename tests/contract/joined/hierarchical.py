@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Final
+from unittest.mock import patch
 
+from hvdlite.dataplane import hierarchical
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.opening import Opening, open_plane
 from hvdlite.settings import Settings
@@ -22,7 +24,7 @@ HOSTS: Final = {2: "ab", 3: "aab", 4: "abab", 5: "abbac", 6: "aaabbb"}
 def open_on(
     hosts: str, progress_timeout_s: float, on_swap: Callable[[int], None] = lambda rank: None
 ) -> Iterator[Sequence[DataPlane]]:
-    """The connected planes of ranks on ``hosts``, a letter each. Chunks and frames are short.
+    """The connected planes of ranks on ``hosts``, a letter each. Chunks, frames and slices are short.
 
     ``on_swap`` is called with the rank before each of its swaps.
     """
@@ -46,6 +48,7 @@ def open_on(
         )
 
     with ExitStack() as stack:
+        stack.enter_context(patch.object(hierarchical, "_STEP", 64))
         planes = thread_ranks(size, opened)
         for plane in planes:
             stack.enter_context(closing(plane))
