@@ -91,7 +91,9 @@ class Settings:
 
     # Data planes.
     plane: str = _setting(
-        "auto", "data plane; auto: shared memory within a host, ring across", choices=("auto", "local", "shm", "ring")
+        "auto",
+        "data plane; auto: shared memory within a host, ring across, hierarchical for several hosts with several ranks",
+        choices=("auto", "local", "shm", "ring", "hierarchical"),
     )
     shm_chunk: int = _setting(
         0, "bytes of one shared-memory slot; 0: chosen by the number of cores", unit="bytes", at_least=0

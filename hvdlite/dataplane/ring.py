@@ -43,6 +43,7 @@ class RingPlane(DataPlane):
 
     ``address`` is where the left neighbour has to connect. All ranks give the same ``job_secret``, ``session``,
     ``chunk_bytes`` and ``window``. ``bind`` is a ZeroMQ address to listen on; ``tcp://IP:*`` takes any free port.
+    ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group.
     """
 
     name = "ring"
@@ -58,11 +59,13 @@ class RingPlane(DataPlane):
         window: int,
         progress_timeout_s: float,
         bind: str | None = None,
+        called: Sequence[int] = (),
     ) -> None:
         if not 0 <= rank < size or size < 2:
             raise ValueError(f"a ring needs at least 2 ranks and a rank below their number, got rank {rank} of {size}")
         self.rank = rank
         self.size = size
+        self._called = called or range(size)
         self._secret = job_secret
         self._session = session
         self._chunk_bytes = chunk_bytes
@@ -79,7 +82,7 @@ class RingPlane(DataPlane):
             self._left.bind(bind or f"ipc://@hvdlite-ring-{secrets.token_hex(16)}")
         except zmq.ZMQError as error:
             self.close()
-            raise HorovodInternalError(f"rank {rank} cannot listen on {bind}: {error}") from None
+            raise HorovodInternalError(f"rank {self._own_rank} cannot listen on {bind}: {error}") from None
         self.address: str = self._left.get_string(zmq.LAST_ENDPOINT)
 
     def connect(self, right_address: str, deadline: float) -> None:
@@ -94,7 +97,8 @@ class RingPlane(DataPlane):
             self._open()
         except (zmq.ZMQError, Refused, HorovodInternalError) as error:
             failure = HorovodInternalError(
-                f"rank {self.rank} cannot join the ring (its right neighbour should be at {right_address}): {error}"
+                f"rank {self._own_rank} cannot join the ring (its right neighbour should be at {right_address}): "
+                f"{error}"
             )
             self.abort(failure)
             self.close()
@@ -134,7 +138,7 @@ class RingPlane(DataPlane):
     def close(self) -> None:
         # The last frames of a collective that ended well may still be on their way to the neighbour.
         self._release(linger_s=0 if self._error else _LINGER_S)
-        self.abort(ShutDown(self.rank, f"rank {self.rank} closed its ring"))
+        self.abort(ShutDown(self._own_rank, f"rank {self._own_rank} closed its ring"))
         with self._lock:
             ring, self._ring = self._ring, None
         if ring is not None:
@@ -142,12 +146,16 @@ class RingPlane(DataPlane):
         self._context.term()
 
     @property
+    def _own_rank(self) -> int:
+        return self._called[self.rank]
+
+    @property
     def _left_rank(self) -> int:
-        return (self.rank - 1) % self.size
+        return self._called[(self.rank - 1) % self.size]
 
     @property
     def _right_rank(self) -> int:
-        return (self.rank + 1) % self.size
+        return self._called[(self.rank + 1) % self.size]
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -160,8 +168,8 @@ class RingPlane(DataPlane):
         return socket
 
     def _authenticate(self, deadline: float) -> None:
-        caller = Caller(self._secret, self._session, self.rank, self._right_rank)
-        callee = Callee(self._secret, self._session, self.rank, self._left_rank)
+        caller = Caller(self._secret, self._session, self._own_rank, self._right_rank)
+        callee = Callee(self._secret, self._session, self._own_rank, self._left_rank)
         is_proved = False
         poller = zmq.Poller()
         poller.register(self._left, zmq.POLLIN)
@@ -194,7 +202,7 @@ class RingPlane(DataPlane):
         if not is_proved:
             return f"rank {self._right_rank} did not answer in time; see its own output for the reason"
         refused = f"; {callee.refused} messages without the secret of this job were refused" if callee.refused else ""
-        return f"rank {self._left_rank} did not connect to rank {self.rank} in time{refused}"
+        return f"rank {self._left_rank} did not connect to rank {self._own_rank} in time{refused}"
 
     def _open(self) -> None:
         ring = ctypes.c_void_p()
@@ -210,7 +218,7 @@ class RingPlane(DataPlane):
             int(self._progress_timeout_s * 1e9),
             ctypes.byref(ring),
         )
-        native.check(status, f"opening the ring on rank {self.rank}")
+        native.check(status, f"opening the ring on rank {self._own_rank}")
         with self._lock:
             self._ring = ring
             if self._error is not None:
@@ -228,7 +236,8 @@ class RingPlane(DataPlane):
         status = getattr(self._library, f"hvd_ring_{collective}")(self._ring, *arguments)
         if status == native.OK:
             return
-        what = f"{collective} on rank {self.rank} of the ring, between ranks {self._left_rank} and {self._right_rank},"
+        between = f"between ranks {self._left_rank} and {self._right_rank}"
+        what = f"{collective} on rank {self._own_rank} of the ring, {between},"
         try:
             native.check(status, what, self._error)
         except HvdError as error:
@@ -242,4 +251,4 @@ class RingPlane(DataPlane):
         self._right.close(linger=int(linger_s * 1000))
         if self._ring is not None:
             status = self._library.hvd_ring_drain(self._ring, int(_DRAIN_TIMEOUT_S * 1e9))
-            native.check(status, f"taking back the memory of rank {self.rank} from ZeroMQ")
+            native.check(status, f"taking back the memory of rank {self._own_rank} from ZeroMQ")

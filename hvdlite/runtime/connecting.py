@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.opening import Opening, choose, open_plane
+from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose, open_plane
 from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, SoloLink
@@ -27,7 +27,7 @@ from hvdlite.settings import Settings
 Swap = Callable[[str], Sequence[str]]
 """Publishes a string and returns everybody's in rank order."""
 
-SWAPS = 2  # at most: one for the link, one for the plane
+SWAPS = 1 + PLANE_SWAPS  # at most: one for the link
 
 
 class Connections(NamedTuple):
@@ -112,7 +112,8 @@ class Connector:
             return UnixLink.accept(door, self._session, self.settings, deadline)
 
     def _plane(self, swap: Swap, deadline: float) -> DataPlane:
-        opening = Opening(self.settings, self._key("data plane"), self._session, self._is_one_host, swap, deadline)
+        key, ranks = self._key("data plane"), range(self.settings.size)
+        opening = Opening(self.settings, self.host_ids, ranks, key, self._session, swap, deadline)
         return open_plane(choose(self.settings.plane, self.host_ids), opening)
 
 
