@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError, HvdError, NativeUnavailable
+from hvdlite.version import NATIVE_ABI
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = NATIVE_ABI
 LIBRARY: Final = Path(__file__).parent / "_native" / "libhvdlite.so"
 
 OK: Final = 0

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,18 +24,22 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.version import __version__
 
+from .agents import Agents
 from .check_build import describe_build
 from .command import LaunchCommand, complete_command
 from .completion import completion
 from .config_file import read_config
 from .execute import FailureReport, execute
 from .flags import SETTINGS, resolve
-from .hosts import Host, parse_hosts, read_hostfile
+from .host_options import HostOptions, host_options
+from .hosts import is_local
 from .logs import Logs
 from .options import horovod_options, typed_flags
-from .plan import make_plan, place_ranks
+from .plan import wanted_hosts
+from .preparation import Request, prepare, sketch
 from .report import describe_plan, describe_settings
 from .screen import Screen
+from .spawners import ways_to
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
 _BAD_USAGE: Final = 2
@@ -58,10 +61,13 @@ def _count(text: str) -> int:
     epilog="Example: hvdrun -np 4 python train.py --epochs 3. All of Horovod's flags: docs/hvdrun.md.",
 )
 @click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start.")
-@click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Where, and how many at most on each.")
-@click.option("-hostfile", "--hostfile", "hostfile", metavar="FILE", help="The same from a file: 'HOST slots=N' lines.")
+@click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N", help="At most N on each host.")
+@host_options
+@click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it.")
+@click.option("--encrypt-data", "encrypts", is_flag=True, help="Encrypt tensors too that cross a network.")
 @click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]", help="Pass on or set an environment variable.")
-@click.option("--output-filename", "folder", metavar="DIR", help="Also write DIR/rank.N/stdout and stderr.")
+@click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
+              help="Also write DIR/rank.N/stdout and stderr.")  # fmt: skip
 @click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
               help="Put the time before every line.")  # fmt: skip
 @click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
@@ -76,8 +82,10 @@ def _count(text: str) -> int:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
 def hvdrun(
     size: int | None,
-    hosts: str | None,
-    hostfile: str | None,
+    per_host: int | None,
+    where: HostOptions,
+    syncs: bool,
+    encrypts: bool,
     variables: tuple[str, ...],
     folder: str | None,
     has_timestamps: bool,
@@ -96,19 +104,34 @@ def hvdrun(
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
-    cores = len(os.sched_getaffinity(0))
-    placements = place_ranks(_hosts(hosts, hostfile), size, cores)
-    _check_command(command, environment)
+    hosts = wanted_hosts(where.listed(), size, per_host)
+    if not command:
+        raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
+    if any(is_local(host.name) for host in hosts):
+        _check_command(command, environment)
+    if encrypts:
+        environment["HVDLITE_ENCRYPT_DATA"] = "1"
+    if where.ports:
+        environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
+    named = frozenset(text.partition("=")[0] for text in variables)
+    request = Request(command, hosts, size, environment, named, where.interfaces, where.ports, syncs)
     job = Job.create()
-    plan = make_plan(command, placements, cores, environment, job, master_port=_free_port())
     _print_notes(outcome.notes)
     if is_dry:
-        _print(describe_plan(plan, os.environ))
+        plan = sketch(request, job)
+        _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh)))
         return 0
-    with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
-        screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
-        on_failure: FailureReport | None = click.get_current_context().obj
-        return execute(plan.meeting_at(server.address), screen, logs, is_verbose=is_verbose, on_failure=on_failure)
+    with Agents(where.ssh, _say) as agents:
+        plan = prepare(request, job, agents)
+        with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
+            screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
+            plan = plan.meeting_at(server.address)
+            on_failure: FailureReport | None = click.get_current_context().obj
+            return execute(plan, agents, screen, logs, is_verbose=is_verbose, on_failure=on_failure)
+
+
+def _say(line: str) -> None:
+    print(f"hvdrun: {line}", file=sys.stderr, flush=True)
 
 
 def _open_missing_streams() -> None:
@@ -161,17 +184,7 @@ def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horov
     return environment
 
 
-def _hosts(listed: str | None, file: str | None) -> tuple[Host, ...]:
-    if listed is not None and file is not None:
-        raise click.UsageError("-H and --hostfile exclude each other; give one of them.")
-    if file is not None:
-        return read_hostfile(file)
-    return parse_hosts(listed) if listed is not None else ()
-
-
 def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    if not command:
-        raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     program = command[0]
     if shutil.which(program, path=environment.get("PATH", os.defpath)):
         return
@@ -181,12 +194,6 @@ def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> No
     if os.sep in program and not program.endswith(".py"):
         hint = f"make it so with chmod +x {shlex.quote(program)}"
     raise click.UsageError(f"{program!r} is not a command that can be executed; {hint}.")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

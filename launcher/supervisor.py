@@ -106,11 +106,13 @@ class Supervisor:
         if not self._awaited and self.phase is Phase.RUNNING:
             self.deadline = None
 
-    def exited(self, rank: int, pid: int, code: int, time: float, now: float) -> list[Action]:
-        """Rank ``rank`` ended at ``time`` of its host's clock; a negative ``code`` is a signal."""
+    def exited(self, rank: int, pid: int, code: int, time: float, now: float, *, is_oom: bool = False) -> list[Action]:
+        """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``."""
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
+        if is_oom:
+            how = "was killed by the kernel: out of memory"
         return self._ended(Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how), now)
 
     def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
@@ -118,18 +120,23 @@ class Supervisor:
         failure = Failure(rank, self._host_by_rank[rank], None, 1, None, now, f"could not be started: {reason}")
         return self._ended(failure, now)
 
-    def agent_ended(self, host: str, now: float) -> list[Action]:
+    def agent_ended(self, host: str, now: float, why: str = "the process that started it died") -> list[Action]:
         """The agent of ``host`` is gone; ranks that had not ended went with it."""
         self._agents.discard(host)
+        actions = self.host_lost(host, now, why)
+        if not self._agents:
+            self._enter(Phase.FINISHED, None)
+        return actions
+
+    def host_lost(self, host: str, now: float, why: str) -> list[Action]:
+        """Nothing will be heard from ``host`` any more; its ranks that had not ended are lost."""
         actions: list[Action] = []
         lost = [rank for rank in sorted(self._alive) if self._host_by_rank[rank] == host]
         if lost:
             actions.append(Destroy(host))
         for rank in lost:
-            failure = Failure(rank, host, None, 1, None, now, "was lost: the process that started it died")
-            actions += self._ended(failure, now)
-        if not self._agents:
-            self._enter(Phase.FINISHED, None)
+            self._awaited.discard(rank)
+            actions += self._ended(Failure(rank, host, None, 1, None, now, f"was lost: {why}"), now)
         return actions
 
     def interrupted(self, signum: int, now: float) -> list[Action]:

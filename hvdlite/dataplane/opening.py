@@ -76,7 +76,7 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
-        bind=None if opening.is_one_host else "tcp://127.0.0.1:*",
+        bind=None if opening.is_one_host else f"tcp://{settings.address or '127.0.0.1'}:*",
     )
     try:
         addresses = opening.swap(plane.address)

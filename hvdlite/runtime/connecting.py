@@ -94,7 +94,8 @@ class Connector:
     def _zmq_link(self, context: zmq.Context[Any], swap: Swap, deadline: float) -> ControlLink:
         if self.settings.rank > 0:
             return ZmqLeafLink(context, self.job, self._session, self.settings, swap("")[0])
-        root = ZmqRootLink(context, self.job, self._session, self.settings, "tcp://127.0.0.1:*")
+        address = f"tcp://{self.settings.address or '127.0.0.1'}:*"
+        root = ZmqRootLink(context, self.job, self._session, self.settings, address)
         try:
             swap(root.address)
             root.accept(deadline)
