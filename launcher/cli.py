@@ -66,7 +66,8 @@ def _count(text: str) -> int:
 @click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it.")
 @click.option("--encrypt-data", "encrypts", is_flag=True, help="Encrypt tensors too that cross a network.")
 @click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]", help="Pass on or set an environment variable.")
-@click.option("--output-filename", "folder", metavar="DIR", help="Also write DIR/rank.N/stdout and stderr.")
+@click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
+              help="Also write DIR/rank.N/stdout and stderr.")  # fmt: skip
 @click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
               help="Put the time before every line.")  # fmt: skip
 @click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
