@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from .interfaces import describe_network
+from .probe import Prober
+
 Fields = Mapping[str, Any]
 
 
@@ -32,9 +35,15 @@ def free_port(question: Fields) -> int:
         return int(probe.getsockname()[1])
 
 
+_PROBER: Final = Prober()
+
 ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
     "is_folder": is_folder,
     "free_port": free_port,
+    "network": lambda question: describe_network(),
+    "listen": _PROBER.listen,
+    "dial": _PROBER.dial,
+    "unlisten": _PROBER.close,
 }
 
 
