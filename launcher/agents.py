@@ -90,9 +90,7 @@ class Agents:
                         self._give_up(link, reason)
         self.links = {name: self.links[name] for name in order if name in self.links}
 
-    def ask(
-        self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S
-    ) -> dict[str, Any]:
+    def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """Asks each host of ``questions`` with those fields, all at once, and returns their answers by host.
 
         Raises CannotStart for the first host that answers with an error, not in time, or not at all.
