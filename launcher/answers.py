@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from .archive import Archive
 from .interfaces import describe_network
 from .probe import Prober
 
@@ -35,11 +36,13 @@ def free_port(question: Fields) -> int:
         return int(probe.getsockname()[1])
 
 
+ARCHIVE: Final = Archive()
 _PROBER: Final = Prober()
 
 ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
     "is_folder": is_folder,
     "free_port": free_port,
+    "unpack": ARCHIVE.unpack,
     "network": lambda question: describe_network(),
     "listen": _PROBER.listen,
     "dial": _PROBER.dial,
