@@ -25,6 +25,7 @@ from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.version import __version__
 
 from .agents import Agents
+from .attempts import HostsUnreached
 from .check_build import describe_build
 from .execute import FailureReport, execute
 from .host_options import HostOptions, host_options
@@ -140,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         message, code = error.format_message(), error.exit_code
     except LaunchError as error:
+        if isinstance(error, HostsUnreached):
+            print("\n".join(error.report), file=sys.stderr)
         message, code = str(error), error.exit_code
     except ValueError as error:
         message, code = str(error), _BAD_USAGE

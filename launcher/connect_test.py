@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from hvdlite.errors import CannotStart
+
 from .attempts import DIAL_S, Attempt, HostsUnreached
 from .network import Candidate, Network, rank_candidates
 
@@ -25,14 +27,12 @@ _ALL_PAIRS: Final = 16
 
 
 class Ask(Protocol):
-    """Asks the agents of several hosts at once, as `agents.Agents.ask` does, and returns their answers by host.
+    """Asks the agents of several hosts at once, each its ``{"what", ...}``, as `agents.Agents.ask` does.
 
-    Raises CannotStart naming a host that does not answer in time, or whose answer is an error.
+    Returns their answers by host. Raises CannotStart naming a host that does not answer in time or with an error.
     """
 
-    def __call__(
-        self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...
-    ) -> Mapping[str, Any]: ...
+    def __call__(self, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def choose_addresses(
     ``wanted`` are the interfaces that the user named, ``ports`` those that a firewall lets through. Raises CannotStart
     for a host without a usable interface, and HostsUnreached with a report when no address of a host works.
     """
-    networks = {host: Network.parse(answer) for host, answer in ask("network", {host: {} for host in hosts}).items()}
+    networks = ask_for_networks(ask, hosts)
     first_named = {network.id: host for host, network in reversed(networks.items())}
     if len(first_named) == 1:
         return dict.fromkeys(hosts)
@@ -64,6 +64,17 @@ def choose_addresses(
     finally:
         close_probe(ask, probe)
     return {host: chosen[first_named[networks[host].id]] for host in hosts}
+
+
+def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
+    """The interfaces of each host. Raises CannotStart for a host that answers anything else."""
+    networks = {}
+    for host, answer in ask({host: {"what": "network"} for host in hosts}).items():
+        try:
+            networks[host] = Network.parse(answer)
+        except ValueError as error:
+            raise CannotStart(host, f"{error}.") from None
+    return networks
 
 
 def pairs(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -81,11 +92,11 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
     """Has each host listen on its ``addresses``."""
     token, hosts = secrets.token_hex(32), tuple(addresses)
     limits = [ports[0], ports[-1]] if ports else None
-    shared = {"token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
+    shared = {"what": "listen", "token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
     questions = {
         host: {**shared, "host": number, "addresses": list(addresses[host])} for number, host in enumerate(hosts)
     }
-    answers = ask("listen", questions)
+    answers = ask(questions)
     return Probe(
         token,
         hosts,
@@ -96,7 +107,7 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
 
 def close_probe(ask: Ask, probe: Probe) -> None:
     """Stops the listeners."""
-    ask("unlisten", {host: {} for host in probe.hosts})
+    ask({host: {"what": "unlisten"} for host in probe.hosts})
 
 
 def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk_s: float = 0.0) -> list[Attempt]:
@@ -108,11 +119,11 @@ def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk
             attempts[dialler, candidate] = Attempt(dialler, candidate, "not listening", detail=problem)
         else:
             targets.setdefault(dialler, []).append(candidate)
-    shared = {"token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
+    shared = {"what": "dial", "token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
     questions = {
         dialler: {**shared, "targets": [_target(probe, one) for one in listed]} for dialler, listed in targets.items()
     }
-    for dialler, answer in ask("dial", questions, _DIAL_PATIENCE_S).items():
+    for dialler, answer in ask(questions, _DIAL_PATIENCE_S).items():
         for candidate, result in zip(targets[dialler], answer["results"], strict=True):
             attempts[dialler, candidate] = _attempt(dialler, candidate, result, probe.hosts)
     return [attempts[call] for call in calls]

@@ -17,7 +17,9 @@ from hvdlite.rendezvous.job import Job
 
 from .agents import Agents
 from .answers import free_port
+from .connect_test import choose_addresses
 from .hosts import Host, is_local
+from .network import network_environment
 from .plan import Plan, make_plan, place_ranks
 
 _HERE: Final = "127.0.0.1"
@@ -71,7 +73,7 @@ def prepare(request: Request, job: Job, agents: Agents) -> Plan:
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
     folders = _check_folders(agents, hosts)
-    of_host = _addresses(agents, hosts)
+    of_host = _addresses(agents, request, hosts)
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
     port = agents.ask({first: {"what": "free_port", "address": address}})[first]
@@ -101,11 +103,9 @@ def _check_folders(agents: Agents, hosts: Sequence[str]) -> dict[str, str]:
     return {}
 
 
-def _addresses(agents: Agents, hosts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Until the hosts have tried each other: the addresses between which ssh speaks."""
-    hellos = agents.hellos
-    remote = [host for host in hosts if agents.links[host].is_remote]
-    if not remote or len(hosts) == 1:
+def _addresses(agents: Agents, request: Request, hosts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The variables of each host that say on which address its ranks listen; none if all are on this host."""
+    if not any(agents.links[host].is_remote for host in hosts) or len(hosts) == 1:
         return {}
-    here = hellos[remote[0]].ssh_client
-    return {host: {"HVDLITE_ADDRESS": hellos[host].ssh_server if host in remote else here} for host in hosts}
+    chosen = choose_addresses(agents.ask, hosts, wanted=request.interfaces, ports=request.ports)
+    return {host: network_environment(chosen[host], request.interfaces, request.environment) for host in hosts}

@@ -71,6 +71,8 @@ def examine_hosts(ask: Ask, survey: Survey) -> None:
 
 def examine_network(ask: Ask, survey: Survey, wanted: Sequence[str], ports: range | None) -> None:
     """Chooses addresses as a job would, and measures the pairs of hosts between them."""
+    if len(survey.usable) < 2:
+        return
     try:
         chosen = choose_addresses(ask, survey.usable, wanted=wanted, ports=ports)
         for name, candidate in chosen.items():
@@ -118,7 +120,7 @@ def _ask(
     asked = [name for name in hosts or survey.usable if survey.hosts[name].is_usable]
     while asked:
         try:
-            yield from ask(what, {name: {} for name in asked}, timeout_s).items()
+            yield from ask({name: {"what": what} for name in asked}, timeout_s).items()
         except CannotStart as error:
             survey.hosts[error.host].problem = error.reason
             asked.remove(error.host)
