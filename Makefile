@@ -48,8 +48,9 @@ format: $(VENV)/.for-development ## format all sources in place
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find native -name '*.h' -o -name '*.cc')
 
-docs: $(VENV)/.for-demo ## write docs/settings.md from the table of settings
+docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.md from their tables
 	$(BIN)/python -m tests.house.settings_page
+	$(BIN)/python -m tests.house.flags_page
 
 native: $(VENV)/.build-tools ## build the native library in place
 	$(BIN)/python setup.py --quiet build_native --inplace

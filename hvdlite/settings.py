@@ -147,10 +147,7 @@ class Spec:
     def parse(self, variable: str, text: str) -> Any:
         """The value of ``text``. Raises ValueError that names ``variable`` and the legal values."""
         if self.kind is bool:
-            word = text.strip().lower()
-            if word in _TRUE or word in _FALSE:
-                return word in _TRUE
-            raise ValueError(f"{variable}={text!r} must be 0 or 1")
+            return parse_switch(variable, text)
         if self.kind is str:
             word = text.strip().lower() if self.choices else text
             if self.choices and word not in self.choices:
@@ -166,6 +163,14 @@ class Spec:
         if self.kind is float and value > _MAX_FLOAT:
             raise ValueError(f"{variable}={text!r} must be at most {_MAX_FLOAT:g}")
         return value
+
+
+def parse_switch(variable: str, text: str) -> bool:
+    """What a text such as ``1``, ``yes`` or ``off`` says. Raises ValueError that names ``variable``."""
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(f"{variable}={text!r} must be 0 or 1")
 
 
 def table() -> Iterator[Spec]:

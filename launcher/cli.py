@@ -27,10 +27,15 @@ from hvdlite.version import __version__
 from .agents import Agents
 from .attempts import HostsUnreached
 from .check_build import describe_build
+from .command import LaunchCommand, complete_command
+from .completion import completion
+from .config_file import read_config
 from .execute import FailureReport, execute
+from .flags import SETTINGS, resolve
 from .host_options import HostOptions, host_options
 from .hosts import is_local
 from .logs import Logs
+from .options import horovod_options, typed_flags
 from .plan import wanted_hosts
 from .preparation import Request, prepare, sketch
 from .report import describe_plan, describe_settings
@@ -51,8 +56,10 @@ def _count(text: str) -> int:
 
 
 @click.command(
+    cls=LaunchCommand,
+    subcommands=(completion,),
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
-    epilog="Example: hvdrun -np 4 python train.py --epochs 3",
+    epilog="Example: hvdrun -np 4 python train.py --epochs 3. All of Horovod's flags: docs/hvdrun.md.",
 )
 @click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start.")
 @click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N", help="At most N on each host.")
@@ -60,17 +67,20 @@ def _count(text: str) -> int:
 @click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it.")
 @click.option("--encrypt-data", "encrypts", is_flag=True, help="Encrypt tensors too that cross a network.")
 @click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]", help="Pass on or set an environment variable.")
-@click.option("--output-filename", "folder", metavar="DIR", help="Also write DIR/rank.N/stdout and stderr.")
+@click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
+              help="Also write DIR/rank.N/stdout and stderr.")  # fmt: skip
 @click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
               help="Put the time before every line.")  # fmt: skip
-@click.option("--start-timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="How long hvd.init() waits.")
+@click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
+              help="Read flags from a YAML file, as Horovod does.")  # fmt: skip
 @click.option("--horovod-compat", "is_horovod", is_flag=True, help="In the workers 'import horovod' means hvdlite.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
 @click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their present values.")
 @click.option("--verbose", "is_verbose", is_flag=True, help="Say what hvdrun does.")
 @click.version_option(__version__, "-v", "--version", message="hvdrun %(version)s")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@horovod_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
 def hvdrun(
     size: int | None,
     per_host: int | None,
@@ -80,16 +90,18 @@ def hvdrun(
     variables: tuple[str, ...],
     folder: str | None,
     has_timestamps: bool,
-    start_timeout: float | None,
+    config_file: str | None,
     is_horovod: bool,
     is_dry: bool,
     checks_build: bool,
     shows_settings: bool,
     is_verbose: bool,
     command: tuple[str, ...],
+    **flags: bool | str | tuple[str, ...] | None,
 ) -> int:
     """Starts COMMAND as a job of N processes that train together."""
-    environment = _environment(variables, start_timeout, is_horovod)
+    outcome = resolve(read_config(config_file) if config_file is not None else (), typed_flags(flags))
+    environment = _environment(variables, outcome.settings, is_horovod)
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
@@ -105,6 +117,7 @@ def hvdrun(
     named = frozenset(text.partition("=")[0] for text in variables)
     request = Request(command, hosts, size, environment, named, where.interfaces, where.ports, syncs)
     job = Job.create()
+    _print_notes(outcome.notes)
     if is_dry:
         plan = sketch(request, job)
         _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh)))
@@ -148,15 +161,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = str(error), _BAD_USAGE
     except OSError as error:
         message, code = f"{error.strerror}: {error.filename}.", 1
-    print(f"hvdrun: {' '.join(message.split())} See 'hvdrun --help'.", file=sys.stderr)
+    message = " ".join(message.split())
+    stop = "" if message.endswith((".", "?")) else "."
+    print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)
     return code
 
 
-def _environment(variables: Sequence[str], start_timeout: float | None, is_horovod: bool) -> dict[str, str]:
-    """The environment that the user wants for the workers."""
+def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horovod: bool) -> dict[str, str]:
+    """The environment that the user wants for the workers: ``variables`` of -x win over ``settings`` of flags."""
     environment = dict(os.environ)
-    if start_timeout is not None:
-        environment["HVDLITE_START_TIMEOUT"] = f"{start_timeout:g}"
+    named = {text.partition("=")[0] for text in variables}
+    for name, value in settings.items():
+        if named.isdisjoint(SETTINGS[name].variables):
+            environment |= dict.fromkeys(SETTINGS[name].variables, value)
     for text in variables:
         match = _VARIABLE.fullmatch(text)
         if match is None or (match["value"] and not match["assigns"]):
@@ -195,6 +212,11 @@ def _logs(folder: str | None, size: int) -> Iterator[Logs | None]:
         yield logs
     finally:
         logs.close()
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        click.secho(f"hvdrun: {note}", err=True, dim=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def _print(lines: Iterator[str]) -> None:
