@@ -24,11 +24,11 @@ from functools import partial
 from typing import Any, Final
 
 from .answers import Answerer
+from .cgroups import oom_kills
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
 from .guard import fork_guarded
 from .hello import Hello
 from .loop import WRITE, Loop
-from .oom import count_kills
 from .sink import Sink
 from .tunnel import Tunnel
 from .workers import Worker, Workers
@@ -51,7 +51,7 @@ class Agent:
         self._workers = Workers()
         self._answerer = Answerer()
         self._tunnel = Tunnel(self._loop, self._send)
-        self._oom_kills = count_kills()
+        self._oom_kills = oom_kills()
         self._is_held = False  # the outbox is full and no worker's output is read
         self._is_ending = False
         self._kill_at: float | None = None
@@ -195,7 +195,7 @@ class Agent:
         for pipe in tuple(worker.pipes):  # a process that it left behind may hold them open and write on
             self._read_output(worker, pipe, limit=_PIPE_BYTES)
         self._workers.forget_empty_groups()
-        kills, self._oom_kills = self._oom_kills, count_kills()
+        kills, self._oom_kills = self._oom_kills, oom_kills()
         is_oom = code == -signal.SIGKILL and self._oom_kills > kills
         self._send(pack_message(Kind.EXITED, rank=worker.rank, pid=pid, code=code, time=ended, is_oom=is_oom))
 

@@ -38,15 +38,15 @@ def free_port(question: Fields) -> int:
         return int(probe.getsockname()[1])
 
 
-_prober: Final = Prober()
+_PROBER: Final = Prober()
 
 ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
     "is_folder": is_folder,
     "free_port": free_port,
     "network": lambda question: describe_network(),
-    "listen": _prober.listen,
-    "dial": _prober.dial,
-    "unlisten": _prober.close,
+    "listen": _PROBER.listen,
+    "dial": _PROBER.dial,
+    "unlisten": _PROBER.close,
     "clock": lambda question: time.time(),
     "machine": lambda question: describe_machine(),
     "software": lambda question: examine(),

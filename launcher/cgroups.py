@@ -1,7 +1,7 @@
-"""What this process's control groups let it use, of version 1 or 2; None where nothing is limited.
+"""What this process's control groups, of version 1 or 2, let it use, and whom the kernel has killed for want of memory.
 
 A limit of any group above counts as well, so the least on the way up is the one. A container may see its own group as
-the top, or be told a path that only the host has: then the top is all there is to read.
+the top, or be told a path that only the host has: then the top is all there is to read. None stands for no limit.
 """
 
 from __future__ import annotations
@@ -35,6 +35,20 @@ def memory_limit(top: Path = _TOP, own: Path = _OWN) -> int | None:
             with suppress(ValueError):
                 limits.append(int(word))
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+
+def oom_kills(top: Path = _TOP, own: Path = _OWN, vmstat: Path = Path("/proc/vmstat")) -> int:
+    """A number that grows with every process that the kernel kills for want of memory; only its growth means anything.
+
+    The host's own count is in ``vmstat``. A container may not see it grow, so the counts of its groups are added.
+    """
+    groups = [group / name for group in _groups("memory", top, own) for name in ("memory.events", "memory.oom_control")]
+    total = 0
+    for path in (vmstat, *groups):
+        words = _words(path)
+        if "oom_kill" in words[:-1]:
+            total += int(words[words.index("oom_kill") + 1])
+    return total
 
 
 def _groups(controller: str, top: Path, own: Path) -> Iterator[Path]:

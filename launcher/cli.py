@@ -30,6 +30,7 @@ from .check_build import describe_build
 from .command import LaunchCommand, complete_command
 from .completion import completion
 from .config_file import read_config
+from .doctor import doctor
 from .execute import FailureReport, execute
 from .flags import SETTINGS, resolve
 from .host_options import HostOptions, host_options
@@ -57,7 +58,7 @@ def _count(text: str) -> int:
 
 @click.command(
     cls=LaunchCommand,
-    subcommands=(completion,),
+    subcommands=(completion, doctor),
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
     epilog="Example: hvdrun -np 4 python train.py --epochs 3. All of Horovod's flags: docs/hvdrun.md.",
 )

@@ -27,12 +27,14 @@ _ALL_PAIRS: Final = 16
 
 
 class Ask(Protocol):
-    """Asks the agents of several hosts at once, each its ``{"what", ...}``, as `agents.Agents.ask` does.
+    """Asks the agents of several hosts at once, as `agents.Agents.ask` does, and returns their answers by host.
 
-    Returns their answers by host. Raises CannotStart naming a host that does not answer in time or with an error.
+    Raises CannotStart naming a host that does not answer in time, or whose answer is an error.
     """
 
-    def __call__(self, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...) -> Mapping[str, Any]: ...
+    def __call__(
+        self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...
+    ) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def choose_addresses(
 def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
     """The interfaces of each host. Raises CannotStart for a host that answers anything else."""
     networks = {}
-    for host, answer in ask({host: {"what": "network"} for host in hosts}).items():
+    for host, answer in ask("network", {host: {} for host in hosts}).items():
         try:
             networks[host] = Network.parse(answer)
         except ValueError as error:
@@ -92,11 +94,11 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
     """Has each host listen on its ``addresses``."""
     token, hosts = secrets.token_hex(32), tuple(addresses)
     limits = [ports[0], ports[-1]] if ports else None
-    shared = {"what": "listen", "token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
+    shared = {"token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
     questions = {
         host: {**shared, "host": number, "addresses": list(addresses[host])} for number, host in enumerate(hosts)
     }
-    answers = ask(questions)
+    answers = ask("listen", questions)
     return Probe(
         token,
         hosts,
@@ -107,7 +109,7 @@ def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | 
 
 def close_probe(ask: Ask, probe: Probe) -> None:
     """Stops the listeners."""
-    ask({host: {"what": "unlisten"} for host in probe.hosts})
+    ask("unlisten", {host: {} for host in probe.hosts})
 
 
 def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk_s: float = 0.0) -> list[Attempt]:
@@ -119,11 +121,11 @@ def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk
             attempts[dialler, candidate] = Attempt(dialler, candidate, "not listening", detail=problem)
         else:
             targets.setdefault(dialler, []).append(candidate)
-    shared = {"what": "dial", "token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
+    shared = {"token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
     questions = {
         dialler: {**shared, "targets": [_target(probe, one) for one in listed]} for dialler, listed in targets.items()
     }
-    for dialler, answer in ask(questions, _DIAL_PATIENCE_S).items():
+    for dialler, answer in ask("dial", questions, _DIAL_PATIENCE_S).items():
         for candidate, result in zip(targets[dialler], answer["results"], strict=True):
             attempts[dialler, candidate] = _attempt(dialler, candidate, result, probe.hosts)
     return [attempts[call] for call in calls]

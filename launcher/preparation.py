@@ -73,10 +73,10 @@ def prepare(request: Request, job: Job, agents: Agents) -> Plan:
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
     folders = _check_folders(agents, hosts)
-    of_host = _addresses(agents, request, hosts)
+    of_host = _networks(request, agents, hosts) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
-    port = agents.ask({first: {"what": "free_port", "address": address}})[first]
+    port = agents.ask("free_port", {first: {"address": address}})[first]
     return make_plan(
         request.command,
         placements,
@@ -97,15 +97,18 @@ def _cores_here() -> int:
 def _check_folders(agents: Agents, hosts: Sequence[str]) -> dict[str, str]:
     cwd = os.getcwd()
     remote = [host for host in hosts if agents.links[host].is_remote]
-    for host, has_it in agents.ask({host: {"what": "is_folder", "path": cwd} for host in remote}).items():
+    for host, has_it in agents.ask("is_folder", {host: {"path": cwd} for host in remote}).items():
         if has_it is not True:
             raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
     return {}
 
 
-def _addresses(agents: Agents, request: Request, hosts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The variables of each host that say on which address its ranks listen; none if all are on this host."""
-    if not any(agents.links[host].is_remote for host in hosts) or len(hosts) == 1:
+def _networks(request: Request, agents: Agents, hosts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The variables that tell each host's ranks how the others reach them; nothing if there are no others."""
+    if all(is_local(host) for host in hosts):
         return {}
     chosen = choose_addresses(agents.ask, hosts, wanted=request.interfaces, ports=request.ports)
-    return {host: network_environment(chosen[host], request.interfaces, request.environment) for host in hosts}
+    return {
+        host: network_environment(candidate, request.interfaces, request.environment)
+        for host, candidate in chosen.items()
+    }

@@ -120,7 +120,7 @@ def _ask(
     asked = [name for name in hosts or survey.usable if survey.hosts[name].is_usable]
     while asked:
         try:
-            yield from ask({name: {"what": what} for name in asked}, timeout_s).items()
+            yield from ask(what, {name: {} for name in asked}, timeout_s).items()
         except CannotStart as error:
             survey.hosts[error.host].problem = error.reason
             asked.remove(error.host)

@@ -32,9 +32,9 @@ class Hosts:
         self.asked: list[str] = []
         self.dials: list[tuple[str, str]] = []
 
-    def ask(self, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = 1.0) -> dict[str, Any]:
-        self.asked += {question["what"] for question in questions.values()}
-        return {host: getattr(self, question["what"])(host, question) for host, question in questions.items()}
+    def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = 1.0) -> dict[str, Any]:
+        self.asked.append(what)
+        return {host: getattr(self, what)(host, question) for host, question in questions.items()}
 
     def network(self, host: str, question: Mapping[str, Any]) -> dict[str, Any]:
         machine = self._machines.get(host, host)
