@@ -23,7 +23,10 @@ from .survey import Survey, SurveyedHost, examine_hosts, examine_network
 @host_options
 @click.option("--json", "is_json", is_flag=True, help="Write JSON instead of text.")
 def doctor(where: HostOptions, is_json: bool) -> int:
-    """Examines hosts, by default this one, and the network between them."""
+    """Examine hosts and the network between them.
+
+    Without -H and --hostfile it is this host alone.
+    """
     hosts = where.listed() or (Host("localhost"),)
     with Agents(where.ssh, lambda line: click.echo(f"hvdrun: {line}", err=True)) as agents:
         agents.try_to_connect(hosts)
