@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from subprocess import CompletedProcess
 from typing import Any
 
-import pytest
-
 from hvdlite.version import __version__
 from tests.harness.faults import rule
-from tests.harness.hosts import Network, missing
+from tests.harness.hosts import Network
 from tests.hosts.jobs import hvdrun
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Network]:
-    """Hosts a, b and c."""
-    if reason := missing():
-        pytest.skip(reason)
-    with Network("a", "b", "c") as network:
-        yield network
-
-
-@pytest.fixture(autouse=True)
-def _clean(hosts: Network) -> Iterator[None]:
-    yield
-    left = hosts.leftovers()
-    hosts.clean()
-    assert left == []
 
 
 def examined(ended: CompletedProcess[str]) -> dict[str, Any]:
@@ -38,23 +18,23 @@ def examined(ended: CompletedProcess[str]) -> dict[str, Any]:
     return report
 
 
-def test_all_pairs_are_measured_and_hosts_described(hosts: Network) -> None:
-    report = examined(hvdrun(hosts["a"], "doctor", "-H", "a,b,c", "--json"))
+def test_all_pairs_are_measured_and_hosts_described(network: Network) -> None:
+    report = examined(hvdrun(network["a"], "doctor", "-H", "a,b,c", "--json"))
     assert report["would_run"]
     assert sorted((pair["from"], pair["to"]) for pair in report["pairs"]) == [
         (one, other) for one in "abc" for other in "abc" if one != other
     ]
     assert all(pair["rtt_us"] > 0 and pair["mb_per_s"] > 0 for pair in report["pairs"])
     for name, host in report["hosts"].items():
-        assert host["address"] == hosts[name].address
+        assert host["address"] == network[name].address
         assert host["software"]["hvdlite"] == __version__
         assert host["software"]["problem"] == ""
         assert abs(host["clock_ahead_s"]) < 1.0
         assert host["machine"]["cores"] > 0
 
 
-def test_a_host_that_cannot_be_reached_is_a_problem_and_the_others_are_examined(hosts: Network) -> None:
-    ended = hvdrun(hosts["a"], "doctor", "-H", "a,nowhere,b")
+def test_a_host_that_cannot_be_reached_is_a_problem_and_the_others_are_examined(network: Network) -> None:
+    ended = hvdrun(network["a"], "doctor", "-H", "a,nowhere,b")
     assert ended.returncode == 1
     assert "nowhere: no rank can be started: ssh: Could not resolve hostname nowhere" in ended.stdout
     assert "From the host of a row to that of a column: round trip and bandwidth" in ended.stdout
@@ -62,9 +42,9 @@ def test_a_host_that_cannot_be_reached_is_a_problem_and_the_others_are_examined(
     assert "\x1b" not in ended.stdout
 
 
-def test_hosts_that_do_not_reach_each_other_are_a_problem(hosts: Network) -> None:
-    with rule(hosts["b"], "input", "tcp dport != 22 tcp flags & (syn | ack) == syn reject with tcp reset"):
-        report = examined(hvdrun(hosts["a"], "doctor", "-H", "a,b,c", "--json"))
+def test_hosts_that_do_not_reach_each_other_are_a_problem(network: Network) -> None:
+    with rule(network["b"], "input", "tcp dport != 22 tcp flags & (syn | ack) == syn reject with tcp reset"):
+        report = examined(hvdrun(network["a"], "doctor", "-H", "a,b,c", "--json"))
     assert not report["would_run"]
     assert report["pairs"] == []
     (problem,) = [finding for finding in report["findings"] if finding["weight"] == "problem"]
@@ -72,7 +52,7 @@ def test_hosts_that_do_not_reach_each_other_are_a_problem(hosts: Network) -> Non
     assert "not by a, c: connection refused" in problem["advice"]
 
 
-def test_this_host_alone(hosts: Network) -> None:
-    report = examined(hvdrun(hosts["a"], "doctor", "--json"))
+def test_this_host_alone(network: Network) -> None:
+    report = examined(hvdrun(network["a"], "doctor", "--json"))
     assert list(report["hosts"]) == ["localhost"]
     assert report["pairs"] == []

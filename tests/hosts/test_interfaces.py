@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness.faults import rule
 from tests.harness.hosts import Host, Network, missing
+from tests.harness.networks import check_left_as_found
 from tests.hosts.jobs import hvdrun, reported
 
 HOSTS = ("-H", "a:1,b:1,c:1")
@@ -25,20 +26,19 @@ TELL = (
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Network]:
-    """Hosts a, b and c with two networks: eth0 in 10.97.0.0/24, eth1 in 10.98.0.0/24."""
+def hosts_of_two_networks() -> Iterator[Network]:
+    """Hosts a, b and c: eth0 in 10.97.0.0/24, eth1 in 10.98.0.0/24."""
     if reason := missing():
         pytest.skip(reason)
     with Network("a", "b", "c", nics=2) as network:
         yield network
 
 
-@pytest.fixture(autouse=True)
-def _clean(hosts: Network) -> Iterator[None]:
-    yield
-    left = hosts.leftovers()
-    hosts.clean()
-    assert left == []
+@pytest.fixture
+def hosts(hosts_of_two_networks: Network) -> Iterator[Network]:
+    """The same, left as they were found."""
+    yield hosts_of_two_networks
+    check_left_as_found(hosts_of_two_networks)
 
 
 def addresses(hosts: Network, *options: str) -> list[str]:
