@@ -11,13 +11,16 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from .archive import Archive
 from .interfaces import describe_network
+from .machine import describe_machine
 from .probe import Prober
+from .software import examine
 
 Fields = Mapping[str, Any]
 
@@ -47,6 +50,9 @@ ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
     "listen": _PROBER.listen,
     "dial": _PROBER.dial,
     "unlisten": _PROBER.close,
+    "clock": lambda question: time.time(),
+    "machine": lambda question: describe_machine(),
+    "software": lambda question: examine(),
 }
 
 

@@ -23,7 +23,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "About": "check-build settings version help",
 }
 
-_NAMES_WIDTH: Final = 30  # the descriptions of all sections begin in one column
+_NAMES_WIDTH: Final = 28  # the descriptions of all sections begin in one column
 _FILE: Final = CompletionItem("", type="file")  # the shell's own completion of files
 
 
@@ -52,7 +52,7 @@ class LaunchCommand(click.Command):
         for title, group in sections(options).items():
             records = [record for option in group if (record := option.get_help_record(ctx))]
             with formatter.section(title):
-                formatter.write_dl([(names.ljust(_NAMES_WIDTH), text) for names, text in records])
+                formatter.write_dl([(names.ljust(_NAMES_WIDTH), text) for names, text in records], _NAMES_WIDTH)
         with formatter.section("Other commands"):
             others = self.subcommands.items()
             formatter.write_dl([(name.ljust(_NAMES_WIDTH), command.get_short_help_str()) for name, command in others])

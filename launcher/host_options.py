@@ -86,10 +86,11 @@ def _identity(context: click.Context, parameter: click.Parameter, path: str | No
 
 _OPTIONS: Final = (
     click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Where, and how many at most on each."),
-    click.option("-hostfile", "--hostfile", "hostfile", metavar="FILE", help="The same from a file, a host a line."),
+    click.option("-hostfile", "--hostfile", "hostfile", type=click.Path(), metavar="FILE",
+                 help="The same from a file, a host a line."),
     click.option("-p", "--ssh-port", "ssh_port", type=click.IntRange(1, 65535), metavar="PORT",
                  help="The port of sshd."),
-    click.option("-i", "--ssh-identity-file", "ssh_identity", metavar="FILE", callback=_identity,
+    click.option("-i", "--ssh-identity-file", "ssh_identity", type=click.Path(), metavar="FILE", callback=_identity,
                  help="The private key for ssh."),
     click.option("--ssh-args", "ssh_arguments", multiple=True, metavar="WORDS", callback=_words,
                  help="More options of ssh, as in --ssh-args '-J gateway'."),

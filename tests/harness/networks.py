@@ -25,11 +25,7 @@ def shared_network() -> Iterator[Network]:
 def network(shared_network: Network) -> Iterator[Network]:
     """Hosts a, b and c. Fails the test that leaves processes, nft tables, files or a broken link on them."""
     yield shared_network
-    deadline = time.monotonic() + _PATIENCE_S
-    while left := shared_network.leftovers():
-        if time.monotonic() > deadline:
-            shared_network.clean()
-            pytest.fail("the test left on its hosts:\n  " + "\n  ".join(left), pytrace=False)
+    check_left_as_found(shared_network)
 
 
 @pytest.fixture
@@ -39,3 +35,12 @@ def own_network() -> Iterator[Network]:
         pytest.skip(reason)
     with Network("a", "b", "c") as network:
         yield network
+
+
+def check_left_as_found(network: Network) -> None:
+    """Fails the test that leaves anything on hosts which others share, and removes it."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while left := network.leftovers():
+        if time.monotonic() > deadline:
+            network.clean()
+            pytest.fail("the test left on its hosts:\n  " + "\n  ".join(left), pytrace=False)

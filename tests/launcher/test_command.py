@@ -86,6 +86,7 @@ def _completed(line: str) -> set[str]:
         ("hvdrun -np 2 compl", {"its own default"}),
         ("hvdrun -np 2 python --fus", {"its own default"}),
         ("hvdrun --config-file ", {"its own default"}),
+        ("hvdrun --hostfile ", {"its own default"}),
     ],
 )
 def test_bash_completes(line: str, offered: set[str]) -> None:

@@ -27,6 +27,7 @@ HOROVODS = """
     --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity
     --gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp --log-hide-timestamp
     --no-log-hide-timestamp --gloo --mpi --jsrun
+    -p --ssh-port -i --ssh-identity-file --network-interface --network-interfaces
 """.split()
 
 SETS = {
