@@ -3,7 +3,7 @@
     with Agents(options, say) as agents:
         agents.connect(hosts)                       # all at once; raises CannotStart for the first that fails
         agents.hellos["a"].cores
-        agents.ask({host: {"what": "is_folder", "path": cwd} for host in agents.links})
+        agents.ask("is_folder", {host: {"path": cwd} for host in agents.links})
 
 When the ``with`` block ends, so do the agents and all that they started.
 """
@@ -90,17 +90,17 @@ class Agents:
                         self._give_up(link, reason)
         self.links = {name: self.links[name] for name in order if name in self.links}
 
-    def ask(self, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """Asks each host of ``questions`` its ``{"what", ...}``, all at once, and returns their answers by host.
+    def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+        """Asks each host of ``questions`` with those fields, all at once, and returns their answers by host.
 
         Raises CannotStart for the first host that answers with an error, not in time, or not at all.
         """
         deadline = time.monotonic() + timeout_s
-        asked = {host: self.links[host].ask(**fields) for host, fields in questions.items()}
+        asked = {host: self.links[host].ask(what, **fields) for host, fields in questions.items()}
         self._wait_for(list(asked.values()), deadline)
         for host, question in asked.items():
             if not question.is_done:
-                raise CannotStart(host, f"it did not say {questions[host]['what']!r} within {timeout_s:g} s.")
+                raise CannotStart(host, f"it did not answer {what!r} within {timeout_s:g} s.")
             if question.error:
                 gone = self.links[host].is_over
                 raise CannotStart(host, f"{self.links[host].explain() if gone else question.error}.")

@@ -11,9 +11,16 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from .archive import Archive
+from .interfaces import describe_network
+from .machine import describe_machine
+from .probe import Prober
+from .software import examine
 
 Fields = Mapping[str, Any]
 
@@ -32,9 +39,20 @@ def free_port(question: Fields) -> int:
         return int(probe.getsockname()[1])
 
 
+ARCHIVE: Final = Archive()
+_PROBER: Final = Prober()
+
 ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
     "is_folder": is_folder,
     "free_port": free_port,
+    "unpack": ARCHIVE.unpack,
+    "network": lambda question: describe_network(),
+    "listen": _PROBER.listen,
+    "dial": _PROBER.dial,
+    "unlisten": _PROBER.close,
+    "clock": lambda question: time.time(),
+    "machine": lambda question: describe_machine(),
+    "software": lambda question: examine(),
 }
 
 

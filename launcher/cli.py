@@ -25,10 +25,12 @@ from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.version import __version__
 
 from .agents import Agents
+from .attempts import HostsUnreached
 from .check_build import describe_build
 from .command import LaunchCommand, complete_command
 from .completion import completion
 from .config_file import read_config
+from .doctor import doctor
 from .execute import FailureReport, execute
 from .flags import SETTINGS, resolve
 from .host_options import HostOptions, host_options
@@ -56,7 +58,7 @@ def _count(text: str) -> int:
 
 @click.command(
     cls=LaunchCommand,
-    subcommands=(completion,),
+    subcommands=(completion, doctor),
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
     epilog="Example: hvdrun -np 4 python train.py --epochs 3. All of Horovod's flags: docs/hvdrun.md.",
 )
@@ -153,6 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         message, code = error.format_message(), error.exit_code
     except LaunchError as error:
+        if isinstance(error, HostsUnreached):
+            print("\n".join(error.report), file=sys.stderr)
         message, code = str(error), error.exit_code
     except ValueError as error:
         message, code = str(error), _BAD_USAGE

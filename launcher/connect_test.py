@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from hvdlite.errors import CannotStart
+
 from .attempts import DIAL_S, Attempt, HostsUnreached
 from .network import Candidate, Network, rank_candidates
 
@@ -53,7 +55,7 @@ def choose_addresses(
     ``wanted`` are the interfaces that the user named, ``ports`` those that a firewall lets through. Raises CannotStart
     for a host without a usable interface, and HostsUnreached with a report when no address of a host works.
     """
-    networks = {host: Network.parse(answer) for host, answer in ask("network", {host: {} for host in hosts}).items()}
+    networks = ask_for_networks(ask, hosts)
     first_named = {network.id: host for host, network in reversed(networks.items())}
     if len(first_named) == 1:
         return dict.fromkeys(hosts)
@@ -64,6 +66,17 @@ def choose_addresses(
     finally:
         close_probe(ask, probe)
     return {host: chosen[first_named[networks[host].id]] for host in hosts}
+
+
+def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
+    """The interfaces of each host. Raises CannotStart for a host that answers anything else."""
+    networks = {}
+    for host, answer in ask("network", {host: {} for host in hosts}).items():
+        try:
+            networks[host] = Network.parse(answer)
+        except ValueError as error:
+            raise CannotStart(host, f"{error}.") from None
+    return networks
 
 
 def pairs(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -46,7 +46,7 @@ def as_json(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _host(host: SurveyedHost) -> Iterator[str]:
-    reached = f"connected in {host.connect_s:.2f} s" if host.is_usable else "no connection"
+    reached = f"connected in {host.connect_s:.2f} s" if host.is_usable else "cannot be used, see below"
     yield f"{host.name}: {reached}"
     if facts := host.machine:
         memory = f"{_size(facts['free_memory'])} of {_size(facts['memory'])} memory free"

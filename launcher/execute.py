@@ -150,9 +150,17 @@ class _Execution:
             link.pids.pop(rank, None)
             self._screen.end(rank)
             self._tell(f"rank {rank} on {link.host} ended with code {message['code']}")
-            ended = link.clock.translate(float(message["time"]))
-            code, is_oom = int(message["code"]), bool(message["is_oom"])
-            self._act(self._supervisor.exited(rank, int(message["pid"]), code, ended, now, is_oom=is_oom))
+            self._act(
+                self._supervisor.exited(
+                    rank,
+                    int(message["pid"]),
+                    int(message["code"]),
+                    link.clock.translate(float(message["time"])),
+                    now,
+                    is_oom=bool(message["is_oom"]),
+                    uncertain_s=link.clock.uncertain_s,
+                )
+            )
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):

@@ -23,7 +23,7 @@ _MAX_TEXT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """One host as its agent sees it. ``cores`` are those that it may use; addresses are empty without ssh."""
+    """One host as its agent sees it. ``cores`` are those that it may use."""
 
     protocol: int
     version: str
@@ -34,13 +34,10 @@ class Hello:
     hostname: str
     cores: int
     free_memory_bytes: int
-    ssh_client: str  # the address from which ssh came
-    ssh_server: str  # the address to which it came
 
     @classmethod
     def describe(cls) -> Hello:
         """This host."""
-        client, _, server, _ = (os.environ.get("SSH_CONNECTION") or " - - - ").split(" ")[:4]
         return cls(
             protocol=PROTOCOL,
             version=__version__,
@@ -51,8 +48,6 @@ class Hello:
             hostname=socket.gethostname(),
             cores=len(os.sched_getaffinity(0)),
             free_memory_bytes=_free_memory_bytes(),
-            ssh_client=client.strip("-"),
-            ssh_server=server.strip("-"),
         )
 
     @classmethod

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -58,16 +58,16 @@ class Listener:
 class Clock:
     """How far an agent's monotonic clock is ahead of ours, as the quickest exchange of a lease has shown."""
 
-    offset_s: float = 0.0
-    round_trip_s: float = field(default=float("inf"))
+    offset_s: float
+    uncertain_s: float  # half of what that exchange took
 
     def learn(self, sent: float, theirs: float, received: float) -> None:
-        if received - sent < self.round_trip_s:
-            self.round_trip_s = received - sent
-            self.offset_s = theirs - (sent + received) / 2
+        """Their clock showed ``theirs`` somewhere between two times of ours."""
+        if (received - sent) / 2 < self.uncertain_s:
+            self.offset_s, self.uncertain_s = theirs - (sent + received) / 2, (received - sent) / 2
 
     def translate(self, theirs: float) -> float:
-        """A time of the agent's clock as ours."""
+        """A time of theirs as ours, right within ``uncertain_s``."""
         return theirs - self.offset_s
 
 
@@ -78,12 +78,12 @@ class AgentLink:
         self.host = host.name
         self.hello: Hello | None = None
         self.pids: dict[int, int] = {}  # of the ranks that run
-        self.clock = Clock()
         self.started = self.heard = time.monotonic()
         self.is_over = False  # nothing can come any more
         self.services: Mapping[str, str] = {}  # what its workers may connect to: the abstract socket of each service
         self._spec, self._loop, self._listener = host, loop, listener
         self._spawner = spawner_of(host)
+        self.clock = Clock(0.0, float("inf") if self._spawner.is_remote else 0.0)
         self.problem = ""  # what was wrong with what the agent sent
         self._said: deque[str] = deque(maxlen=_MAX_SAID)
         self._said_tail = b""

@@ -1,7 +1,8 @@
 """What a Python has of all that hvdlite runs on: asked in a process of its own, which may crash, and answered in JSON.
 
 An agent has no site-packages, and a native library that crashes while it is loaded must be a line of a report. So
-`examine` starts the interpreter anew; there `main` prints what it knows line by line, the dangerous part last.
+`examine` starts the interpreter anew; there `describe` and then the library have their say, a line each. What only
+`describe` needs is imported there: an agent, which imports this file, should be up at once.
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ from typing import Any, Final
 
 FRAMEWORKS: Final = (("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("Keras", "keras"), ("JAX", "jax"))
 _DEADLINE_S: Final = 20.0
-_COMMAND: Final = ("-P", "-m", "hvdlite.launcher.software")
+_PROGRAM: Final = """
+import json
+from hvdlite import native
+from hvdlite.launcher.software import describe
+print(json.dumps({**describe(), "abi": native.ABI_VERSION, "library": str(native.LIBRARY)}), flush=True)
+problem = ""
+try:
+    native.library()
+except ImportError as error:
+    problem = str(error)
+print(json.dumps({"problem": problem}))
+"""
 
 
 def examine(python: str = sys.executable) -> dict[str, Any]:
-    """What `main` says in ``python``, and ``problem``: why hvdlite does not work there; empty if it does.
+    """What `describe` says in ``python``, ``abi`` and ``library``, and ``problem``: why hvdlite does not work there.
 
-    Takes 20 s at most.
+    It is empty if hvdlite works. Takes 20 s at most.
     """
+    command = [python, "-P", "-c", _PROGRAM]
     try:
-        ended = subprocess.run([python, *_COMMAND], stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE_S)
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE_S)
     except subprocess.TimeoutExpired:
         return {"problem": f"loading it took more than {_DEADLINE_S:.0f} s"}
     except OSError as error:
@@ -38,31 +51,21 @@ def examine(python: str = sys.executable) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Prints versions, then what became of loading the native library."""
+def describe() -> dict[str, Any]:
+    """The versions in this Python. Needs its site-packages."""
     import zmq
 
-    from hvdlite import native
     from hvdlite.version import __version__
 
-    found: dict[str, Any] = {
+    return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "hvdlite": __version__,
-        "abi": native.ABI_VERSION,
-        "library": str(native.LIBRARY),
         "pyzmq": zmq.pyzmq_version(),
         "zmq": zmq.zmq_version(),
         "has_curve": zmq.has("curve"),
         "frameworks": {module: version for _, module in FRAMEWORKS if (version := _version(module)) is not None},
     }
-    print(json.dumps(found), flush=True)
-    try:
-        native.library()
-    except ImportError as error:
-        print(json.dumps({"problem": str(error)}))
-    else:
-        print(json.dumps({"problem": ""}))
 
 
 def _version(module: str) -> str | None:
@@ -76,7 +79,3 @@ def _version(module: str) -> str | None:
         return metadata.version(module)
     except metadata.PackageNotFoundError:
         return "of unknown version"
-
-
-if __name__ == "__main__":
-    main()

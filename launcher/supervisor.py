@@ -70,6 +70,10 @@ class Failure:
     signum: int | None
     time: float
     reason: str
+    uncertain_s: float = 0.0  # how far off ``time`` may be either way
+
+    def is_surely_before(self, other: Failure) -> bool:
+        return self.time + self.uncertain_s < other.time - other.uncertain_s
 
 
 class Supervisor:
@@ -106,14 +110,24 @@ class Supervisor:
         if not self._awaited and self.phase is Phase.RUNNING:
             self.deadline = None
 
-    def exited(self, rank: int, pid: int, code: int, time: float, now: float, *, is_oom: bool = False) -> list[Action]:
+    def exited(
+        self,
+        rank: int,
+        pid: int,
+        code: int,
+        time: float,
+        now: float,
+        *,
+        is_oom: bool = False,
+        uncertain_s: float = 0.0,
+    ) -> list[Action]:
         """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``."""
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
         if is_oom:
             how = "was killed by the kernel: out of memory"
-        return self._ended(Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how), now)
+        return self._ended(Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how, uncertain_s), now)
 
     def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
         """Rank ``rank`` could not be started."""
@@ -163,7 +177,7 @@ class Supervisor:
             if self.phase is Phase.RUNNING:
                 self.failure = end
                 actions += self._terminate(now)
-            elif self.failure is not None and end.time < self.failure.time:
+            elif self.failure is not None and end.is_surely_before(self.failure):
                 self.failure = end
         if not self._alive:
             self._enter(Phase.CLOSING, now + GRACE_S + LAST_WAIT_S)

@@ -71,6 +71,8 @@ def examine_hosts(ask: Ask, survey: Survey) -> None:
 
 def examine_network(ask: Ask, survey: Survey, wanted: Sequence[str], ports: range | None) -> None:
     """Chooses addresses as a job would, and measures the pairs of hosts between them."""
+    if len(survey.usable) < 2:
+        return
     try:
         chosen = choose_addresses(ask, survey.usable, wanted=wanted, ports=ports)
         for name, candidate in chosen.items():

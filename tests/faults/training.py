@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.faults.worker import Report
-from tests.harness.hosts import Host, HostProcess, Network
+from tests.harness.hosts import HostProcess, Network
 from tests.launcher.hvdrun import COMMAND
 
 _WORKER = "tests.faults.worker"
@@ -41,21 +41,9 @@ class Training:
 
     def rank(self, number: int) -> psutil.Process:
         """The process of a rank."""
-        (found,) = (
-            process
-            for host in self.network
-            for process in host.processes(_WORKER)
-            if process.environ().get("HVDLITE_RANK") == str(number) and process.environ().get("HVDLITE_JOB")
-        )
+        ranks = [process for host in self.network for process in host.processes(_WORKER)]
+        (found,) = (rank for rank in ranks if rank.environ().get("HVDLITE_RANK") == str(number))
         return found
-
-    def ranks_on(self, host: str) -> list[psutil.Process]:
-        return [p for p in self.network[host].processes(_WORKER) if "HVDLITE_RANK" in p.environ()]
-
-    def host_of(self, number: int) -> Host:
-        pid = self.rank(number).pid
-        (host,) = (host for host in self.network if pid in [process.pid for process in host.processes(_WORKER)])
-        return host
 
     @property
     def steps(self) -> int:

@@ -48,6 +48,7 @@ def main(length: str, stop_file: str) -> int:
         _train(report, int(length) // 4, stop_file)
     except hvd.HorovodInternalError as error:
         report.error, report.message = type(error).__name__, str(error)
+        print(f"{report.error}: {error}", file=sys.stderr)
         report.lost, report.cause = getattr(error, "rank", None), getattr(error, "cause", "")
     report.at = time.monotonic()
     print(json.dumps(asdict(report)), flush=True)

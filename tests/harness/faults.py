@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 from tests.harness.hosts import Host, Network
 
@@ -29,26 +30,35 @@ def rule(host: Host, hook: str, *rules: str, priority: int = -300) -> Iterator[s
         host.nft(f"delete table inet {table}\n")
 
 
-def drop(at: Host, source: Host, ports: Sequence[int] = ()) -> AbstractContextManager[str]:
-    """Drops what ``source`` sends to ``at``, and nothing the other way; only TCP to or from ``ports``, if given."""
-    which = [f"tcp {end} {port}" for port in ports for end in ("sport", "dport")] or [""]
-    return rule(at, "prerouting", *(f"ip saddr {address} {on} drop" for address in source.addresses for on in which))
+# Ranges, because nft makes one wrong comparison of two neighbouring ``!=``.
+_BESIDES_SSH: Final = "tcp sport 1024-65535 tcp dport 1024-65535"
+BESIDES_SSH: Final = (_BESIDES_SSH,)
+
+
+def on_port(port: int) -> tuple[str, ...]:
+    """The traffic of a TCP port, in both directions, for `drop` and `cut`."""
+    return (f"tcp sport {port}", f"tcp dport {port}")
+
+
+def drop(at: Host, source: Host, which: Sequence[str] = ("",)) -> AbstractContextManager[str]:
+    """Drops ``which`` packets ``source`` sends to ``at``, by default all, and nothing the other way."""
+    return rule(at, "prerouting", *(f"ip saddr {text} {match} drop" for text in source.addresses for match in which))
 
 
 @contextmanager
-def cut(one: Host, other: Host, ports: Sequence[int] = ()) -> Iterator[None]:
+def cut(one: Host, other: Host, which: Sequence[str] = ("",)) -> Iterator[None]:
     """Drops what two hosts send to each other, in both directions."""
-    with drop(one, other, ports), drop(other, one, ports):
+    with drop(one, other, which), drop(other, one, which):
         yield
 
 
 @contextmanager
-def partition(network: Network, *sides: str) -> Iterator[None]:
+def partition(network: Network, *sides: str, which: Sequence[str] = ("",)) -> Iterator[None]:
     """Cuts hosts into ``sides``, such as ``"ab", "c"``, that reach none but their own."""
     with ExitStack() as faults:
         for one, other in itertools.combinations(sides, 2):
             for first, second in itertools.product(one, other):
-                faults.enter_context(cut(network[first], network[second]))
+                faults.enter_context(cut(network[first], network[second], which))
         yield
 
 
@@ -57,13 +67,13 @@ def lose(at: Host, percent: int) -> AbstractContextManager[str]:
     return rule(at, "prerouting", f'iif != "lo" numgen random mod 100 < {percent} drop')
 
 
-def corrupt(at: Host, source: Host, every: int = 100, ports: str = "1024-65535") -> AbstractContextManager[str]:
-    """Changes a byte of each ``every``-th long segment from ``source``; the TCP of ``at`` does not notice.
+def corrupt(at: Host, source: Host, every: int = 100) -> AbstractContextManager[str]:
+    """Changes a byte of each ``every``-th long segment from ``source``, besides ssh's; TCP at ``at`` does not notice.
 
-    The byte is the 100th of the transport header and its payload. The rule sits before connection tracking and after
-    the checksum, which virtual links do not compute.
+    The byte is the 100th of the transport header and its payload. The checksum is not looked at any more where the rule
+    sits, and virtual links do not compute it.
     """
-    which = f"ip saddr {source.address} tcp sport != 22 tcp dport {ports} meta length > 200"
+    which = f"ip saddr {source.address} {_BESIDES_SSH} meta length > 200"
     return rule(at, "prerouting", f"{which} numgen inc mod {every} 0 @th,800,8 set 0x5a counter")
 
 

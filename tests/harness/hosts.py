@@ -98,6 +98,12 @@ class Host:
         """Its process 1, as this machine numbers it."""
         return self._init.pid
 
+    @property
+    def sshd(self) -> psutil.Process:
+        """The sshd that listens, which all sessions are children of."""
+        (found,) = (process for process in self._own if "sshd" in process.name())
+        return found
+
     def command(self, arguments: Sequence[str], cwd: Path = ROOT) -> list[str]:
         """``arguments`` as a command that runs on this host when it is run here."""
         return [*self._enter, "--", "env", "-C", str(cwd), *arguments]

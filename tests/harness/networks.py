@@ -1,4 +1,4 @@
-"""Test hosts for tests: ``network`` is shared by all that leave it as they found it, ``own_network`` is one test's."""
+"""Test hosts as fixtures: ``network`` is shared and left as it was found, ``own_network`` is for one test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _PATIENCE_S = 3.0  # for sshd to notice that a client is gone
 
 
 @pytest.fixture(scope="session")
-def _shared_network() -> Iterator[Network]:
+def shared_network() -> Iterator[Network]:
+    """The hosts behind ``network``."""
     if reason := missing():
         pytest.skip(reason)
     with Network("a", "b", "c") as network:
@@ -21,14 +22,10 @@ def _shared_network() -> Iterator[Network]:
 
 
 @pytest.fixture
-def network(_shared_network: Network) -> Iterator[Network]:
+def network(shared_network: Network) -> Iterator[Network]:
     """Hosts a, b and c. Fails the test that leaves processes, nft tables, files or a broken link on them."""
-    yield _shared_network
-    deadline = time.monotonic() + _PATIENCE_S
-    while left := _shared_network.leftovers():
-        if time.monotonic() > deadline:
-            _shared_network.clean()
-            pytest.fail("the test left on its hosts:\n  " + "\n  ".join(left), pytrace=False)
+    yield shared_network
+    check_left_as_found(shared_network)
 
 
 @pytest.fixture
@@ -38,3 +35,12 @@ def own_network() -> Iterator[Network]:
         pytest.skip(reason)
     with Network("a", "b", "c") as network:
         yield network
+
+
+def check_left_as_found(network: Network) -> None:
+    """Fails the test that leaves anything on hosts which others share, and removes it."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while left := network.leftovers():
+        if time.monotonic() > deadline:
+            network.clean()
+            pytest.fail("the test left on its hosts:\n  " + "\n  ".join(left), pytrace=False)

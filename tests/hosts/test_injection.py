@@ -50,10 +50,13 @@ def test_a_cut_reaches_only_its_hosts_and_heals(served: Network) -> None:
 
 def test_a_cut_of_ports_leaves_the_others(served: Network) -> None:
     a, b = served["a"], served["b"]
-    with faults.cut(a, b, [22]):
+    with faults.cut(a, b, faults.on_port(22)):
         assert a.run("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1", "b", "true").returncode == 255
         assert asked(a, b)["error"] == ""
-    with faults.cut(a, b, [PORT]):
+    with faults.cut(a, b, faults.on_port(PORT)):
+        assert asked(a, b)["error"] == "timed out"
+    with faults.cut(a, b, faults.BESIDES_SSH):
+        assert a.run("ssh", "-o", "BatchMode=yes", "b", "true").returncode == 0
         assert asked(a, b)["error"] == "timed out"
 
 
