@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.client import Meeting
+from hvdlite.rendezvous.client import GRACE_S, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
@@ -111,7 +111,7 @@ def meet_across_hosts(settings: Settings, number: int) -> Iterator[Meeting]:
         yield meeting
         return
     try:
-        server = RendezvousServer(job, settings.size, where.listening)
+        server = RendezvousServer(job, settings.size, where.listening, linger_s=GRACE_S)
     except zmq.ZMQError as error:
         raise HorovodInternalError(_refusal(where, error)) from None
     with server:

@@ -34,15 +34,16 @@ class RendezvousServer:
     """Serves the rounds of one job of ``size`` ranks from a thread of its own until it is closed.
 
     ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. By default it is an abstract Unix socket of this
-    host, which leaves no file behind. Raises ZMQError if ``address`` is taken, or not of this host.
+    host, which leaves no file behind. Closing waits up to ``linger_s`` until answers are on their way. Raises ZMQError
+    if ``address`` is taken, or not of this host.
     """
 
-    def __init__(self, job: Job, size: int, address: str | None = None) -> None:
+    def __init__(self, job: Job, size: int, address: str | None = None, linger_s: float = 1.0) -> None:
         self._size = size
         self._rounds: dict[int, _Round] = {}
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._router.linger = 1000
+        self._router.linger = int(linger_s * 1000)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
         self._router.ipv6 = "[" in (address or "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -144,17 +143,15 @@ def _init_when_told() -> None:
 
 @contextmanager
 def _squatter(name: str) -> Iterator[None]:
-    """A process of another user that listens at the abstract ``name``."""
-    program = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-        "s.bind(chr(0) + sys.argv[1]); s.listen(); print(flush=True); sys.stdin.read()"
-    )
-    command = ["/usr/bin/env", "python3", "-c", program, name]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=65534, cwd="/") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"\n"
+    """Somebody listens at the abstract ``name`` who is another user, as the kernel sees it when listening begins."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + name)
+        os.seteuid(65534)
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
         yield
-        process.communicate()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
