@@ -14,20 +14,6 @@ from hvdlite.errors import HorovodInternalError
 LOOPBACK = "127.0.0.1"
 
 
-def parse_ports(text: str) -> range | None:
-    """The ports of a range as in 40000-40100, or the one of 40000; None for no text. Raises ValueError for others."""
-    if not text:
-        return None
-    first, dash, last = text.partition("-")
-    try:
-        ports = range(int(first), int(last if dash else first) + 1)
-    except ValueError:
-        ports = range(0)
-    if not ports or ports[0] < 1 or ports[-1] > 65535:
-        raise ValueError(f"HVDLITE_PORT_RANGE={text!r} must be two ports, the lower one first, as in 40000-40100")
-    return ports
-
-
 def bind_within(bind: Callable[[int], object], address: str, ports: range | None) -> None:
     """Calls ``bind`` with a port of ``ports`` that is free, or with 0 for any.
 

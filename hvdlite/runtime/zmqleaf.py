@@ -15,12 +15,12 @@ from hvdlite.core.stream import Stream
 from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import LOOPBACK, parse_ports, split
+from hvdlite.rendezvous.listening import LOOPBACK, split
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.beacon import Beacon
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqlink import Watched, ZmqLink, frames_of
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, parse_ports
 
 _REDIAL_S = 0.1  # between two connections that both came about and ended
 
@@ -116,8 +116,7 @@ class ZmqLeafLink(ZmqLink):
     # ---- connections
 
     def _dial(self) -> None:
-        if self._connection is not None:
-            self._discard(self._connection, linger_ms=0)
+        self._hang_up(linger_ms=0)
         self._dial_at = None
         self._dialled_at = time.monotonic()
         socket = self._open(zmq.DEALER, split(self._root)[0])
@@ -146,10 +145,21 @@ class ZmqLeafLink(ZmqLink):
         return Lost(0, cause)
 
     def _give_up(self) -> None:
-        """Nobody is left to talk to."""
+        """Nobody is left to talk to. Closes everything, so that a root that comes back sees it at once."""
         self._is_over = True
         self._is_welcome = False
         self._end_absence()
+        self._close_beacon()
+        self._hang_up(linger_ms=0)
+
+    def _hang_up(self, linger_ms: int | None) -> None:
+        if self._connection is not None:
+            self._discard(self._connection, linger_ms)
+            self._connection = None
+
+    def _close_beacon(self) -> None:
+        self._ignore(self._beacon.fileno())
+        self._beacon.close()
 
     def _end_absence(self) -> None:
         if self._absence is not None:
@@ -171,6 +181,5 @@ class ZmqLeafLink(ZmqLink):
 
     def _release(self) -> None:
         self._end_absence()
-        self._beacon.close()
-        if self._connection is not None:
-            self._discard(self._connection, linger_ms=None if self._is_welcome else 0)
+        self._close_beacon()
+        self._hang_up(linger_ms=None if self._is_welcome else 0)

@@ -107,6 +107,11 @@ class ZmqLink(ControlLink):
         self._answers[fd] = answer
         self._poller.register(fd, zmq.POLLIN)
 
+    def _ignore(self, fd: int) -> None:
+        """Takes back `_answer`, if that was called."""
+        if self._answers.pop(fd, None) is not None:
+            self._poller.unregister(fd)
+
     def _watch(self, socket: zmq.Socket[bytes], events: int) -> Watched:
         """Has `sleep` look at ``socket``, and at a monitor for ``events`` of its connections.
 

@@ -19,11 +19,11 @@ from hvdlite.core.stream import Stream
 from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import LOOPBACK, bind_within, endpoint, parse_ports
+from hvdlite.rendezvous.listening import LOOPBACK, bind_within, endpoint
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqlink import ZmqLink
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, parse_ports
 
 
 @dataclass(slots=True, eq=False)

@@ -10,9 +10,10 @@ import zmq
 from hvdlite.core.messages import Ready
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import endpoint, parse_ports, split
+from hvdlite.rendezvous.listening import endpoint, split
 from hvdlite.runtime.beacon import Beacon
 from hvdlite.runtime.zmqroot import ZmqRootLink
+from hvdlite.settings import parse_ports
 from tests.unit.links import SESSION, close, next_from, settings, zmq_links
 
 
