@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from hvdlite.core.buffer import Spans
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.dataplane import hierarchical
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose
+from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError, PeerLost
 from hvdlite.settings import Settings
 from tests.contract.joined.hierarchical import open_on
@@ -130,6 +134,21 @@ def test_a_timeout_in_one_part_ends_all_and_calls_ranks_as_the_group_does() -> N
             with pytest.raises(HorovodInternalError) as caught:
                 ones(planes[rank])
             assert str(caught.value) == errors[rank]
+
+
+@pytest.mark.parametrize(("hosts", "shares"), [("aabb", [50_000] * 4), ("abab", [50_000] * 4), ("abbb", [100_000] * 2)])
+def test_each_byte_crosses_in_one_lane_and_lanes_share_them_evenly(hosts: str, shares: list[int]) -> None:
+    reduced: list[int] = []
+    allreduce = RingPlane.allreduce
+
+    def counted(plane: RingPlane, spans: Spans, *arguments: Any) -> None:
+        reduced.append(int(spans[:, 2].sum()) // 4)
+        allreduce(plane, spans, *arguments)
+
+    with open_on(hosts, 5.0) as planes, patch.object(RingPlane, "allreduce", counted):
+        thread_ranks(4, lambda rank: ones(planes[rank]))
+    assert sum(reduced) == sum(shares)
+    assert all(abs(number - share) < 64 for number, share in zip(sorted(reduced), shares, strict=True))
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abbb"])
