@@ -164,7 +164,7 @@ def test_an_average_of_halves_overflows_no_earlier_than_its_result(hosts: str) -
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.UINT8], ids=str)
-@pytest.mark.parametrize("hosts", ["abab", "abbb"])
+@pytest.mark.parametrize("hosts", ["abab", "abbb", "aabbb"])
 def test_batches_of_several_pieces(hosts: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hierarchical, "_PIECE_BYTES", 30_000)
     storage = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.UINT8: np.uint8}[dtype]
@@ -181,6 +181,11 @@ def test_batches_of_several_pieces(hosts: str, dtype: DType, monkeypatch: pytest
         streams[plane.rank] = spans_of((gathered[plane.rank], gathered[plane.rank]))
         plane.allgather(streams)
         assert (gathered == np.arange(1, plane.size + 1)[:, None]).all()
+        scattered = np.ones((plane.size, 50_001), storage)
+        parts = [spans_of((row, row)) for row in scattered]
+        plane.reducescatter(parts, dtype, Sum, 1.0, 1.0)
+        assert (scattered[plane.rank] == plane.size).all()
+        assert scattered.sum(dtype=np.int64) == (2 * plane.size - 1) * 50_001
 
     with open_on(hosts, 5.0) as planes:
-        thread_ranks(4, lambda rank: work(planes[rank]))
+        thread_ranks(len(hosts), lambda rank: work(planes[rank]))
