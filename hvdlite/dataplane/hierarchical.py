@@ -17,8 +17,9 @@ as 16 bits.
 An all-gather does 3 first, with what the host itself contributes, and then 2 and 3 with what the other hosts do: each
 host receives each byte once. A broadcast is a case of it.
 
-What a rank gets for itself alone has no second half to share: reduce-scatter and what an all-to-all moves between hosts
-go over one *ring* of all ranks, in which those of a host are neighbours.
+In a reduce-scatter a lane reduces the parts of its own ranks, and 2 leaves each where it belongs. That takes hosts with
+equal numbers of ranks; otherwise it goes over one *ring* of all ranks, in which those of a host are neighbours, and so
+does what an all-to-all moves between hosts.
 
 Large batches move in pieces. Ranks that wait in shared memory, while others wait for the network, then never wait for
 more than a piece, so that a timeout means what it says.
@@ -42,6 +43,7 @@ from hvdlite.errors import HvdError
 
 _PIECE_BYTES: Final = 16 << 20
 _STEP: Final = 4096  # elements; a slice of fewer is not worth the messages of one more lane
+_WIDENED: Final = (DType.FLOAT16, DType.BFLOAT16)
 _NOTHING: Final = np.empty((0, 3), np.uint64)
 
 Hosts = Sequence[Sequence[int]]
@@ -94,33 +96,38 @@ class HierarchicalPlane(DataPlane):
             step = _STEP * dtype.itemsize
             for piece in sliced(spans, _pieces(spans), step):
                 slices = self._by_local_rank(sliced(piece, len(self._lanes), step))
-                if dtype in (DType.FLOAT16, DType.BFLOAT16):
-                    self._reduce_in_float32(slices, native.Reduction(int(dtype), op, prescale, postscale))
+                if dtype in _WIDENED:
+                    parts = sliced(slices[self._local.rank], len(self._hosts), step)
+                    self._reduce_parts(slices, parts, native.Reduction(int(dtype), op, prescale, postscale))
+                    if self._lane is not None:
+                        self._lane.allgather([in_place(rows) for rows in parts])
                 else:
                     self._local.reducescatter(slices, dtype, op, prescale, 1.0)
                     if self._lane is not None:
                         self._lane.allreduce(in_place(slices[self._local.rank]), dtype, op, 1.0, postscale)
                 self._local.allgather([in_place(rows) for rows in slices])
 
-    def _reduce_in_float32(self, slices: Sequence[Spans], reduction: native.Reduction) -> None:
-        """Steps 1 and 2 for 16-bit floats, which are rounded where the sum is complete and travel on as they are."""
-        dtype, op, slice_ = DType(reduction.dtype), reduction.op, slices[self._local.rank]
-        partials = np.empty(int(slice_[:, 2].sum()) // dtype.itemsize, np.float32)
-        self._local.reduce_partials(slices, dtype, op, reduction.prescale, partials.ctypes.data)
-        if self._lane is not None:
-            row = np.array([[partials.ctypes.data, partials.ctypes.data, partials.nbytes]], np.uint64)
-            wide = sliced(row, self._lane.size, _STEP * partials.itemsize)
-            self._lane.reducescatter(wide, DType.FLOAT32, op, 1.0, 1.0)
-            parts = sliced(slice_, self._lane.size, _STEP * dtype.itemsize)
-            self._round(wide[self._lane.rank], parts[self._lane.rank], reduction)
-            self._lane.allgather([in_place(rows) for rows in parts])
+    def _reduce_parts(self, slices: Sequence[Spans], parts: Sequence[Spans], reduction: native.Reduction) -> None:
+        """Steps 1 and 2 by way of partial results.
 
-    def _round(self, partials: Spans, spans: Spans, reduction: native.Reduction) -> None:
-        for address in partials[:, 0].tolist():  # one, or none of an empty part
-            status = native.library().hvd_close_partials(
-                address, spans.ctypes.data, len(spans), ctypes.byref(reduction)
-            )
-            native.check(status, f"rounding on rank {self.rank}")
+        ``slices`` are by local rank what their lanes reduce; ``parts`` are those of this rank's slice that follow each
+        other, by host. On each host the result of its part is rounded, scaled and written to the spans.
+        """
+        dtype = DType(reduction.dtype)
+        wide = DType.FLOAT32 if dtype in _WIDENED else dtype
+        sizes = [int(part[:, 2].sum()) // dtype.itemsize * wide.itemsize for part in parts]
+        partials = np.empty(sum(sizes), np.uint8)
+        self._local.reduce_partials(slices, dtype, reduction.op, reduction.prescale, partials.ctypes.data)
+        if self._lane is None:
+            return
+        ends = partials.ctypes.data + np.cumsum(sizes, dtype=np.uint64)
+        rows = [np.array([[end - size, end - size, size]], np.uint64) for end, size in zip(ends, sizes, strict=True)]
+        self._lane.reducescatter(rows, wide, reduction.op, 1.0, 1.0)
+        own = parts[self._lane.rank]
+        status = native.library().hvd_close_partials(
+            int(rows[self._lane.rank][0, 0]), own.ctypes.data, len(own), ctypes.byref(reduction)
+        )
+        native.check(status, f"rounding on rank {self.rank}")
 
     def allgather(self, streams: Sequence[Spans]) -> None:
         self._expect(streams, "allgather")
@@ -141,7 +148,14 @@ class HierarchicalPlane(DataPlane):
     def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
         self._expect(parts, "reducescatter")
         with self._failing_as_one():
-            self._ring.reducescatter([parts[rank] for rank in self._order], dtype, op, prescale, postscale)
+            if len(self._lanes) < max(map(len, self._hosts)):
+                self._ring.reducescatter([parts[rank] for rank in self._order], dtype, op, prescale, postscale)
+                return
+            reduction, step = native.Reduction(int(dtype), op, prescale, postscale), _STEP * dtype.itemsize
+            pieces = max(_pieces(_joined(parts, lane)) for lane in self._lanes)
+            for piece in zip(*(sliced(part, pieces, step) for part in parts), strict=True):
+                slices = [_joined(piece, lane) for lane in self._lanes]
+                self._reduce_parts(slices, [piece[rank] for rank in self._lanes[self._local.rank]], reduction)
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
         self._expect(sends, "alltoall")

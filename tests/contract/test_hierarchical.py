@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from hvdlite.core.buffer import Spans
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.dataplane import hierarchical
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose
+from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError, PeerLost
 from hvdlite.settings import Settings
 from tests.contract.joined.hierarchical import open_on
@@ -132,6 +136,21 @@ def test_a_timeout_in_one_part_ends_all_and_calls_ranks_as_the_group_does() -> N
             assert str(caught.value) == errors[rank]
 
 
+@pytest.mark.parametrize(("hosts", "shares"), [("aabb", [50_000] * 4), ("abab", [50_000] * 4), ("abbb", [100_000] * 2)])
+def test_each_byte_crosses_in_one_lane_and_lanes_share_them_evenly(hosts: str, shares: list[int]) -> None:
+    reduced: list[int] = []
+    allreduce = RingPlane.allreduce
+
+    def counted(plane: RingPlane, spans: Spans, *arguments: Any) -> None:
+        reduced.append(int(spans[:, 2].sum()) // 4)
+        allreduce(plane, spans, *arguments)
+
+    with open_on(hosts, 5.0) as planes, patch.object(RingPlane, "allreduce", counted):
+        thread_ranks(4, lambda rank: ones(planes[rank]))
+    assert sum(reduced) == sum(shares)
+    assert all(abs(number - share) < 64 for number, share in zip(sorted(reduced), shares, strict=True))
+
+
 @pytest.mark.parametrize("hosts", ["aabb", "abbb"])
 def test_an_average_of_halves_overflows_no_earlier_than_its_result(hosts: str) -> None:
     def work(plane: DataPlane) -> np.float16:
@@ -145,7 +164,7 @@ def test_an_average_of_halves_overflows_no_earlier_than_its_result(hosts: str) -
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.UINT8], ids=str)
-@pytest.mark.parametrize("hosts", ["abab", "abbb"])
+@pytest.mark.parametrize("hosts", ["abab", "abbb", "aabbb"])
 def test_batches_of_several_pieces(hosts: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hierarchical, "_PIECE_BYTES", 30_000)
     storage = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.UINT8: np.uint8}[dtype]
@@ -162,6 +181,11 @@ def test_batches_of_several_pieces(hosts: str, dtype: DType, monkeypatch: pytest
         streams[plane.rank] = spans_of((gathered[plane.rank], gathered[plane.rank]))
         plane.allgather(streams)
         assert (gathered == np.arange(1, plane.size + 1)[:, None]).all()
+        scattered = np.ones((plane.size, 50_001), storage)
+        parts = [spans_of((row, row)) for row in scattered]
+        plane.reducescatter(parts, dtype, Sum, 1.0, 1.0)
+        assert (scattered[plane.rank] == plane.size).all()
+        assert scattered.sum(dtype=np.int64) == (2 * plane.size - 1) * 50_001
 
     with open_on(hosts, 5.0) as planes:
-        thread_ranks(4, lambda rank: work(planes[rank]))
+        thread_ranks(len(hosts), lambda rank: work(planes[rank]))
