@@ -28,9 +28,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_so(own_network: Network
     with cgroups.short_of_memory([own_network["b"].sshd], more_bytes=300 << 20):
         ended = hvdrun(own_network["a"], "-H", "a:1,b:1", sys.executable, "-S", "-c", HUNGRY)
     assert ended.returncode == 128 + 9
-    assert "rank 1 on b was" in ended.stderr
-    assert "out of memory" in ended.stderr
-    assert "possibly" not in ended.stderr
+    assert "rank 1 on b was killed by the kernel: out of memory" in ended.stderr
 
 
 def test_a_full_disk_under_the_logs_costs_the_logs_only(network: Network, tmp_path: Path) -> None:
