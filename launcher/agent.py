@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from .answers import ARCHIVE, Answerer
+from .answers import Answerer, take_files
 from .cgroups import oom_kills
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
 from .guard import fork_guarded
@@ -101,7 +101,7 @@ class Agent:
             self._tunnel.deliver(*unpack_output(payload))
             return
         if kind is Kind.FILES:
-            ARCHIVE.write(payload)
+            take_files(payload)
             return
         message = unpack_message(payload)
         if kind is Kind.ASK:

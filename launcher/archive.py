@@ -12,11 +12,13 @@ import re
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+_DAMAGED: Final = (tarfile.TarError, EOFError, zlib.error)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -55,7 +57,7 @@ class Archive:
             try:
                 with tarfile.open(fileobj=file, mode="r:gz") as tar:
                     tar.extractall(fresh, filter="data")
-            except (tarfile.TarError, TypeError) as error:  # TypeError: a Python before 3.11.4 without filters
+            except (*_DAMAGED, TypeError) as error:  # TypeError: a Python before 3.11.4 without filters
                 raise ValueError(f"the working directory cannot be unpacked: {error}") from None
             names = _move(Path(fresh), folder)
         _remove_old(folder, names)
