@@ -95,7 +95,8 @@ class ZmqRootLink(ZmqLink):
                     self._transmit(peer.name, frame)
 
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        self._read_events()
+        if self._has_events:
+            self._read_events()
         while (received := self._next_frame()) is not None:
             name, frame = received
             peer = self._by_name.get(name)
@@ -204,6 +205,7 @@ class ZmqRootLink(ZmqLink):
         return Lost(peer.rank, cause)
 
     def _read_events(self) -> None:
+        self._has_events = False
         for event, value in self._watched.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._open_fds.add(value)
@@ -221,7 +223,8 @@ class ZmqRootLink(ZmqLink):
 
     def _transmit(self, name: bytes, frame: bytes) -> None:
         try:
-            self._socket.send_multipart((name, frame), zmq.NOBLOCK)
+            self._socket.send(name, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor says so, or has said so
                 raise

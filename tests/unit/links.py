@@ -55,6 +55,12 @@ def close(links: Sequence[ControlLink]) -> None:
             each.result()
 
 
+def receive(link: ControlLink) -> list[tuple[int, Message] | Lost]:
+    """What has come to ``link``, which hears of its connections while it sleeps."""
+    link.sleep(0)
+    return list(link.receive())
+
+
 _came: WeakKeyDictionary[ControlLink, deque[tuple[int, Message] | Lost]] = WeakKeyDictionary()
 
 
@@ -66,7 +72,7 @@ def next_from(link: ControlLink, *others: ControlLink, within_s: float = 10.0) -
         assert time.monotonic() < deadline, "nothing came"
         came.extend(link.receive())
         for other in others:
-            _came.setdefault(other, deque()).extend(other.receive())
+            _came.setdefault(other, deque()).extend(receive(other))
         if not came:
             link.sleep(20 if others else 100)
     return came.popleft()
