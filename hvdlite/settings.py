@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 _MAX_FLOAT = 1e6  # seconds of eleven days: as good as no limit, and still a number of milliseconds that polls take
+_MAX_PORT = 65535
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -173,3 +174,14 @@ def table() -> Iterator[Spec]:
     for entry in fields(Settings):
         kind = {"int": int, "float": float, "bool": bool, "str": str}[str(entry.type)]
         yield Spec(name=entry.name, kind=kind, default=entry.default, **entry.metadata)
+
+
+def parse_ports(text: str) -> range | None:
+    """The ports that ``HVDLITE_PORT_RANGE=text`` stands for, None for any. Raises ValueError naming the variable."""
+    if not text:
+        return None
+    first, dash, last = text.partition("-")
+    numbers = [int(part) for part in (first, last if dash else first) if part.isascii() and part.isdigit()]
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1] <= _MAX_PORT:
+        raise ValueError(f"HVDLITE_PORT_RANGE={text!r} must be two ports, the lower one first, as in 40000-40100")
+    return range(numbers[0], numbers[1] + 1)

@@ -14,7 +14,7 @@ from hvdlite.dataplane.local import LocalPlane
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
 from hvdlite.dataplane.shm import ShmPlane, geometry
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, parse_ports
 
 
 class Opening(NamedTuple):
@@ -76,7 +76,9 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
-        bind=None if opening.is_one_host else "tcp://127.0.0.1:*",
+        address=None if opening.is_one_host else settings.address or "127.0.0.1",
+        ports=parse_ports(settings.port_range),
+        encrypt=settings.encrypt_data and not opening.is_one_host,
     )
     try:
         addresses = opening.swap(plane.address)

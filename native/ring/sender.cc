@@ -1,0 +1,76 @@
+#include "ring/sender.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "ring/stream.h"
+
+namespace hvd::ring {
+
+bool Sender::attach(int fd, uint64_t received) noexcept {
+  if (received < acked_ || received > sent_) return false;
+  release(received);
+  written_ = received;
+  offset_ = ack_bytes_ = 0;
+  fd_ = fd;
+  return true;
+}
+
+void Sender::push(Message* payload, uint32_t crc) noexcept {
+  Slot& next = slot(sent_);
+  const Kind kind = payload->is_borrowed() ? Kind::kHeld : Kind::kData;
+  next.header = seal(kind, session_, sent_, static_cast<uint32_t>(payload->size()), crc);
+  next.payload.take(payload);
+  ++sent_;
+  if (kind == Kind::kHeld) held_end_ = sent_;
+}
+
+void Sender::write() noexcept {
+  while (can_write()) {
+    const Slot& next = slot(written_);
+    Pieces pieces;
+    pieces.add(&next.header, sizeof next.header);
+    pieces.add(next.payload.data(), next.payload.size());
+    const ssize_t bytes = pieces.write(fd_, offset_);
+    if (bytes < 0) return would_block() ? void() : break_connection();
+    offset_ += static_cast<size_t>(bytes);
+    if (offset_ < pieces.bytes()) continue;
+    furthest_ = std::max(furthest_, ++written_);
+    offset_ = 0;
+  }
+}
+
+void Sender::read_acks() noexcept {
+  while (fd_ >= 0) {
+    Pieces pieces;
+    pieces.add(&ack_, sizeof ack_);
+    const ssize_t bytes = pieces.read(fd_, ack_bytes_);
+    if (bytes < 0 && would_block()) return;
+    if (bytes <= 0) return break_connection();
+    ack_bytes_ += static_cast<size_t>(bytes);
+    if (ack_bytes_ < sizeof ack_) continue;
+    if (!is_ack(ack_, session_) || ack_.sequence < acked_ || ack_.sequence > written_) return break_connection();
+    ack_bytes_ = 0;
+    release(ack_.sequence);
+  }
+}
+
+void Sender::release(uint64_t acked) noexcept {
+  for (; acked_ < acked; ++acked_) slot(acked_).payload.clear();
+}
+
+void Sender::clear() noexcept {
+  release(sent_);
+  written_ = sent_;
+  offset_ = 0;
+}
+
+// The neighbour and whoever watches this connection see its end.
+void Sender::break_connection() noexcept {
+  ::shutdown(fd_, SHUT_RDWR);
+  fd_ = -1;
+}
+
+}  // namespace hvd::ring
