@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -50,12 +50,12 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_shm_close": (None, (c_void_p,)),
     "hvd_ring_open": (
         c_int32,
-        (c_int32, c_int32, c_uint64, c_uint64, c_int32, c_int32, c_int64, POINTER(c_void_p)),
+        (c_int32, c_int32, c_uint64, c_uint64, c_int32, c_int32, c_char_p, c_int64, POINTER(c_void_p)),
     ),
     "hvd_ring_detach_left": (c_uint64, (c_void_p,)),
-    "hvd_ring_attach_left": (None, (c_void_p, c_int32)),
+    "hvd_ring_attach_left": (c_int32, (c_void_p, c_int32, c_void_p)),
     "hvd_ring_detach_right": (None, (c_void_p,)),
-    "hvd_ring_attach_right": (c_int32, (c_void_p, c_int32, c_uint64)),
+    "hvd_ring_attach_right": (c_int32, (c_void_p, c_int32, c_uint64, c_void_p)),
     "hvd_ring_flush": (c_int32, (c_void_p,)),
     "hvd_ring_corrupt": (c_uint64, (c_void_p,)),
     "hvd_ring_allreduce": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),

@@ -102,7 +102,7 @@ class Dialer:
             self._give_up_call(error)
             return
         call, self._call = self._call, None
-        if not self._wires.attach_right(call.link.fileno(), call.party.received):
+        if not self._wires.attach_right(call.link.fileno(), call.party.received, call.party.keys):
             self._watch.close(call.link)
             self._pause(Refused(f"it says that it has received {call.party.received} frames, which cannot be"))
             return

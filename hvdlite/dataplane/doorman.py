@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 import time
@@ -86,8 +88,9 @@ class Doorman:
         # Nothing more may be received over the old connection once the number has been told.
         received = self._wires.detach_left()
         talk.say(talk.party.welcome(received))
+        if not self._wires.attach_left(talk.link.fileno(), talk.party.keys):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         self._guests.remove(talk)
-        self._wires.attach_left(talk.link.fileno())
         if self._left is not None:
             self._watch.close(self._left)
         self._left = talk.link

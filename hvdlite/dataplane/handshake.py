@@ -10,8 +10,10 @@ Both know the secret of the job. Four messages of fixed sizes::
 
 A proof is HMAC-SHA256 under the job's secret over what is proved, the HELLO, and both nonces: it is worth nothing to
 another session, for other ranks, in the other direction, or a second time. The callee lets go of an older connection
-between PROOF and WELCOME, so the number that it tells is final. The two classes are state machines: messages in,
-messages out; sockets and clocks are their user's.
+between PROOF and WELCOME, so the number that it tells is final. From the same secret and nonces both derive the
+``keys`` of this one connection: 16 bytes for its frames and 16 for their acknowledgements.
+
+The two classes are state machines: messages in, messages out; sockets and clocks are their user's.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Caller:
     """One connection of rank ``rank`` to where rank ``to`` should be.
 
     ``awaits``: bytes of the message that has to come next, 0 when none has to; then ``received`` says how many frames
-    the callee has.
+    the callee has, and there are ``keys``.
     """
 
     def __init__(self, secret: bytes, session: int, rank: int, to: int) -> None:
@@ -63,6 +65,10 @@ class Caller:
         self.awaits = 0
         return b""
 
+    @property
+    def keys(self) -> bytes:
+        return _hmac(self._secret, b"keys", self._transcript)
+
     def _prove(self, challenge: bytes) -> bytes:
         nonce, proof = _CHALLENGE.unpack(challenge)
         if not hmac.compare_digest(proof, _hmac(self._secret, b"callee", self.hello + nonce)):
@@ -75,7 +81,8 @@ class Caller:
 class Callee:
     """One connection of anybody to rank ``rank``, which waits for rank ``caller``.
 
-    ``awaits``: bytes of the message that has to come next, 0 when the caller has proved who it is.
+    ``awaits``: bytes of the message that has to come next, 0 when the caller has proved who it is; then there are
+    ``keys``.
     """
 
     def __init__(self, secret: bytes, session: int, rank: int, caller: int) -> None:
@@ -96,6 +103,10 @@ class Callee:
     def welcome(self, received: int) -> bytes:
         """What tells a caller that has proved who it is how many frames were received before."""
         return _WELCOME.pack(received, _welcome_proof(self._secret, self._transcript, received))
+
+    @property
+    def keys(self) -> bytes:
+        return _hmac(self._secret, b"keys", self._transcript)
 
     def _challenge(self, hello: bytes) -> bytes:
         if _HELLO.unpack(hello)[:4] != self._expected:

@@ -124,6 +124,9 @@ class Keeper:
         try:
             self._keep()
         finally:
+            if self._close_by == _NEVER:  # an error that nobody thought of, which the thread's end prints
+                rank = self._neighbours.rank
+                self._on_failure(HorovodInternalError(f"the keeper of the ring on rank {rank} failed; see its output"))
             self._dialer.close()
             self._doorman.close()
             with self._changed:

@@ -11,6 +11,9 @@ The first failure is final: it ends the connections, and every later call raises
 from __future__ import annotations
 
 import ctypes
+import errno
+import importlib
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -29,6 +32,10 @@ from hvdlite.dataplane.wires import Wires
 from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
 
 _LINGER_S: Final = 2.0
+_NO_LIBCRYPTO: Final = (
+    "tensors cannot be encrypted: this Python has no OpenSSL 1.1 or newer in a shared library, which its module "
+    "_hashlib uses on most systems; use another Python on all hosts, or leave out --encrypt-data (HVDLITE_ENCRYPT_DATA)"
+)
 
 
 class Counters(NamedTuple):
@@ -78,18 +85,13 @@ class RingPlane(DataPlane):
         except HorovodInternalError as error:
             raise HorovodInternalError(f"rank {rank} {error}") from None
         self.address: str = name_of(self._listener)
-        self._ring: ctypes.c_void_p | None = ctypes.c_void_p()
-        status = self._library.hvd_ring_open(
-            rank,
-            size,
-            session_key(job_secret, session),
-            chunk_bytes,
-            window,
-            address is not None,
-            int(progress_timeout_s * 1e9),
-            ctypes.byref(self._ring),
-        )
-        native.check(status, f"opening the ring on rank {rank}")
+        try:
+            self._ring: ctypes.c_void_p | None = self._open(
+                session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt
+            )
+        except BaseException:
+            self._listener.close()
+            raise
 
     def connect(self, right_address: str, deadline: float) -> None:
         """Connects to the right neighbour and lets the left one in, both authenticated.
@@ -164,6 +166,24 @@ class RingPlane(DataPlane):
         if ring is not None:
             self._library.hvd_ring_close(ring)
 
+    def _open(self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool) -> ctypes.c_void_p:
+        ring = ctypes.c_void_p()
+        status = self._library.hvd_ring_open(
+            self.rank,
+            self.size,
+            session,
+            chunk_bytes,
+            window,
+            has_checksums,
+            _path_of_libcrypto() if encrypt else None,
+            int(self._progress_timeout_s * 1e9),
+            ctypes.byref(ring),
+        )
+        if encrypt and status == native.SYSTEM and ctypes.get_errno() == errno.ELIBACC:
+            raise HorovodInternalError(_NO_LIBCRYPTO)
+        native.check(status, f"opening the ring on rank {self.rank}")
+        return ring
+
     def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
         """The spans of each rank as the rows of one array, and how many rows each rank has."""
         if len(spans) != self.size:
@@ -183,3 +203,14 @@ class RingPlane(DataPlane):
         except HvdError as error:
             self.abort(error)
             raise
+
+
+def _path_of_libcrypto() -> bytes:
+    """A library that links to the OpenSSL of this Python. Raises HorovodInternalError if there is none."""
+    try:
+        path = importlib.import_module("_hashlib").__file__
+    except ImportError:
+        path = None
+    if path is None:  # compiled into the interpreter
+        raise HorovodInternalError(_NO_LIBCRYPTO)
+    return os.fsencode(path)

@@ -22,15 +22,16 @@ class Wires:
         """Nothing more is read from the left connection. How many frames have been received."""
         return int(self._library.hvd_ring_detach_left(self._ring))
 
-    def attach_left(self, fd: int) -> None:
-        self._library.hvd_ring_attach_left(self._ring, fd)
+    def attach_left(self, fd: int, keys: bytes) -> bool:
+        """``keys`` (32 bytes) encrypt the connection if the ring encrypts. False if there is no memory for that."""
+        return int(self._library.hvd_ring_attach_left(self._ring, fd, keys)) == native.OK
 
     def detach_right(self) -> None:
         self._library.hvd_ring_detach_right(self._ring)
 
-    def attach_right(self, fd: int, received: int) -> bool:
-        """``received``: how many frames the neighbour has. False if that cannot be."""
-        return int(self._library.hvd_ring_attach_right(self._ring, fd, received)) == native.OK
+    def attach_right(self, fd: int, received: int, keys: bytes) -> bool:
+        """As `attach_left`. ``received``: how many frames the neighbour has. False also if that cannot be."""
+        return int(self._library.hvd_ring_attach_right(self._ring, fd, received, keys)) == native.OK
 
     def flush(self) -> bool:
         """Between collectives: writes what the right connection takes. True if more is left for when it takes more."""

@@ -19,11 +19,12 @@ constexpr uint64_t kMostCorruptInARow = 20;
 
 // The neighbour acknowledges at least every `window` frames, so one that has received all but `window` frames never
 // keeps this rank from sending.
-Link::Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout)
-    : has_checksums_(has_checksums),
+Link::Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
+           const Crypto* crypto)
+    : has_checksums_(has_checksums && crypto == nullptr),
       progress_timeout_(progress_timeout),
-      sender_(session, 2 * window),
-      receiver_(session, window, has_checksums),
+      sender_(session, 2 * window, crypto),
+      receiver_(session, window, has_checksums_, crypto),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (wake_fd_ < 0) fail(HVD_SYSTEM, errno);
 }
@@ -123,15 +124,16 @@ void Link::detach_right() noexcept {
   sender_.detach();
 }
 
-void Link::attach_left(int fd) noexcept {
+bool Link::attach_left(int fd, const hvd_ring_keys* keys) noexcept {
   Lock lock(mutex_);
-  receiver_.attach(fd);
+  if (!receiver_.attach(fd, keys)) return false;
   wake();
+  return true;
 }
 
-bool Link::attach_right(int fd, uint64_t received) noexcept {
+bool Link::attach_right(int fd, uint64_t received, const hvd_ring_keys* keys) noexcept {
   Lock lock(mutex_);
-  if (!sender_.attach(fd, received)) return false;
+  if (!sender_.attach(fd, received, keys)) return false;
   sender_.write();
   wake();
   return true;

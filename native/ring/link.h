@@ -13,7 +13,8 @@
 // made.
 //
 // Payloads that cross a network are check-summed. Over a Unix socket they only pass through the kernel's memory, where
-// a checksum would protect from nothing and cost a quarter of the processor time.
+// a checksum would protect from nothing and cost a quarter of the processor time. Payloads that are encrypted have a
+// tag instead.
 //
 // Every failure is final: `status` keeps the first one, each later call fails at once, and no memory is read any more.
 // The thread that runs collectives uses a link frame by frame; other threads may call what is said to be for any
@@ -37,7 +38,9 @@ namespace hvd::ring {
 class Link {
  public:
   // `window`: frames that a rank may be ahead of its neighbour, who need not have received any of them.
-  Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout);
+  // `crypto`: what encrypts every frame, which then needs no checksum; null for none. It has to outlive the link.
+  Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
+       const Crypto* crypto = nullptr);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -73,9 +76,10 @@ class Link {
   uint64_t detach_left() noexcept;
   void detach_right() noexcept;
 
-  // Hand in a connection. `received`: how many frames the right neighbour has. False if it cannot have so many.
-  void attach_left(int fd) noexcept;
-  bool attach_right(int fd, uint64_t received) noexcept;
+  // Hand in a connection, with its keys if frames are encrypted. `received`: how many frames the right neighbour has.
+  // False if it cannot have so many, or there is no memory.
+  bool attach_left(int fd, const hvd_ring_keys* keys = nullptr) noexcept;
+  bool attach_right(int fd, uint64_t received, const hvd_ring_keys* keys = nullptr) noexcept;
 
   // Between collectives: writes what is still to be sent, as far as the connection takes it. True if more remains.
   bool flush() noexcept;

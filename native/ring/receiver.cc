@@ -5,12 +5,14 @@
 
 namespace hvd::ring {
 
-void Receiver::attach(int fd) noexcept {
+bool Receiver::attach(int fd, const hvd_ring_keys* keys) noexcept {
+  if (cipher_.is_on() && !(cipher_.set_key(keys->frames, false) && ack_cipher_.set_key(keys->acks, true))) return false;
   // Whoever connected anew was told how many frames have been received: that acknowledges them.
   acked_ = received_;
   sender_waits_ = false;
   offset_ = 0;
   fd_ = fd;
+  return true;
 }
 
 Outcome Receiver::receive(uint64_t bytes, Message* payload, uint32_t* crc) noexcept {
@@ -29,10 +31,11 @@ Outcome Receiver::receive(uint64_t bytes, Message* payload, uint32_t* crc) noexc
 
 // True once the whole frame is here and good.
 bool Receiver::read(uint64_t bytes) noexcept {
-  while (offset_ < sizeof header_ + bytes) {
-    Pieces pieces;
-    pieces.add(&header_, sizeof header_);
-    pieces.add(payload_.data(), bytes);
+  Pieces pieces;
+  pieces.add(&header_, sizeof header_);
+  pieces.add(payload_.data(), bytes);
+  pieces.add(tag_, cipher_.tag_bytes());
+  while (offset_ < pieces.bytes()) {
     const ssize_t came = pieces.read(fd_, offset_);
     if (came < 0 && would_block()) return false;
     if (came <= 0) return break_connection(), false;
@@ -43,9 +46,14 @@ bool Receiver::read(uint64_t bytes) noexcept {
                           !is_data(header_, session_, received_, static_cast<uint32_t>(bytes));
     if (is_wrong) return refuse_frame(), false;
   }
-  const uint32_t crc = has_checksums_ ? crc32c(0, payload_.data(), bytes) : 0;
-  if (crc != header_.payload_crc) return refuse_frame(), false;
+  if (!is_good(bytes)) return refuse_frame(), false;
   return true;
+}
+
+// The payload of a frame that is here, whose header is good.
+bool Receiver::is_good(uint64_t bytes) noexcept {
+  if (cipher_.is_on() && !cipher_.open(header_, payload_.data(), bytes, tag_)) return false;
+  return header_.payload_crc == (has_checksums_ ? crc32c(0, payload_.data(), bytes) : 0);
 }
 
 void Receiver::end_collective() noexcept {
@@ -54,14 +62,17 @@ void Receiver::end_collective() noexcept {
 
 void Receiver::acknowledge() noexcept {
   const FrameHeader ack = seal(Kind::kAck, session_, received_, 0, 0);
+  char tag[Cipher::kTagBytes];
+  if (ack_cipher_.is_on() && !ack_cipher_.seal(ack, nullptr, 0, tag)) return break_connection();
   Pieces pieces;
   pieces.add(&ack, sizeof ack);
+  pieces.add(tag, ack_cipher_.tag_bytes());
   const ssize_t bytes = pieces.write(fd_, 0);
   acked_ = received_;
   sender_waits_ = false;
   // A sender that does its part leaves a few of them unread at most, so there is room for one. If it has gone, what it
   // sent before can still be read.
-  const bool is_full = bytes < 0 ? would_block() : bytes < static_cast<ssize_t>(sizeof ack);
+  const bool is_full = bytes < 0 ? would_block() : bytes < static_cast<ssize_t>(pieces.bytes());
   if (is_full) break_connection();
 }
 

@@ -1,7 +1,7 @@
 // The connection from the left neighbour: frames come in, acknowledgements go back.
 //
-// A frame that is not exactly the next one, or whose payload does not have its checksum, is never used: the connection
-// is shut down, and its successor begins with that very frame.
+// A frame that is not exactly the next one, or whose payload does not have its checksum or tag, is never used: the
+// connection is shut down, and its successor begins with that very frame.
 //
 // Acknowledgements are rare, and never in the way of a small collective. There is one for every `ack_frames` frames,
 // so that a sender that keeps more than that never waits for a receiver that is only slow; and one at the end of a
@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hvdlite.h"
+#include "ring/cipher.h"
 #include "ring/frame.h"
 #include "ring/message.h"
 
@@ -24,12 +26,18 @@ enum class Outcome { kDone, kNotYet, kFailed };
 
 class Receiver {
  public:
-  Receiver(uint64_t session, uint64_t ack_frames, bool has_checksums)
-      : session_(session), ack_frames_(ack_frames), has_checksums_(has_checksums) {}
+  Receiver(uint64_t session, uint64_t ack_frames, bool has_checksums, const Crypto* crypto)
+      : session_(session),
+        ack_frames_(ack_frames),
+        has_checksums_(has_checksums),
+        cipher_(crypto),
+        ack_cipher_(crypto) {}
 
   // The connection, or -1. It belongs to the caller, who closes it after it was detached or replaced.
   int fd() const noexcept { return fd_; }
-  void attach(int fd) noexcept;
+
+  // False if there is no memory.
+  bool attach(int fd, const hvd_ring_keys* keys) noexcept;
   void detach() noexcept { fd_ = -1; }
 
   // How many frames have been received over all connections.
@@ -47,6 +55,7 @@ class Receiver {
 
  private:
   bool read(uint64_t bytes) noexcept;
+  bool is_good(uint64_t bytes) noexcept;
   void acknowledge() noexcept;
   void break_connection() noexcept;
   void refuse_frame() noexcept;
@@ -54,11 +63,14 @@ class Receiver {
   const uint64_t session_;
   const uint64_t ack_frames_;
   const bool has_checksums_;
+  Cipher cipher_;
+  Cipher ack_cipher_;
   int fd_ = -1;
 
   FrameHeader header_;
   Message payload_;
-  size_t offset_ = 0;  // bytes of the header and the payload that have come
+  char tag_[Cipher::kTagBytes];
+  size_t offset_ = 0;  // bytes of all three that have come
   uint64_t received_ = 0;
   uint64_t acked_ = 0;
   bool sender_waits_ = false;

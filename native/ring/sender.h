@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "hvdlite.h"
+#include "ring/cipher.h"
 #include "ring/frame.h"
 #include "ring/message.h"
 
@@ -20,14 +22,15 @@ namespace hvd::ring {
 
 class Sender {
  public:
-  // `frames`: how many are kept at most.
-  Sender(uint64_t session, uint64_t frames) : session_(session), slots_(frames) {}
+  // `frames`: how many are kept at most. `crypto`: null if nothing is encrypted.
+  Sender(uint64_t session, uint64_t frames, const Crypto* crypto)
+      : session_(session), cipher_(crypto), ack_cipher_(crypto), slots_(frames) {}
 
   // The connection, or -1. It belongs to the caller, who closes it after it was detached or replaced.
   int fd() const noexcept { return fd_; }
 
-  // False if the neighbour cannot have received that many frames.
-  bool attach(int fd, uint64_t received) noexcept;
+  // `received`: how many frames the neighbour has. False if it cannot have so many, or there is no memory.
+  bool attach(int fd, uint64_t received, const hvd_ring_keys* keys) noexcept;
   void detach() noexcept { fd_ = -1; }
 
   bool has_room() const noexcept { return sent_ - acked_ < slots_.size(); }
@@ -55,11 +58,15 @@ class Sender {
   };
 
   Slot& slot(uint64_t frame) noexcept { return slots_[frame % slots_.size()]; }
+  bool seal_next() noexcept;
+  bool is_good_ack() noexcept;
   void release(uint64_t acked) noexcept;
   void break_connection() noexcept;
 
   const uint64_t session_;
   int fd_ = -1;
+  Cipher cipher_;
+  Cipher ack_cipher_;
 
   // Frame numbers: acked_ <= written_ <= sent_ <= acked_ + slots_.size(). Frames from acked_ up to sent_ are kept.
   std::vector<Slot> slots_;
@@ -70,8 +77,11 @@ class Sender {
   uint64_t held_end_ = 0;  // no frame from this one on refers to the caller's memory
   size_t offset_ = 0;      // bytes of frame written_ that this connection has taken
 
+  Message sealed_;  // the payload of frame written_ encrypted, and its tag; empty until it is needed
+
   FrameHeader ack_;
-  size_t ack_bytes_ = 0;  // how much of it has come
+  char ack_tag_[Cipher::kTagBytes];
+  size_t ack_bytes_ = 0;  // how much of both has come
 };
 
 }  // namespace hvd::ring

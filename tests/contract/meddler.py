@@ -22,7 +22,7 @@ class Meddler:
 
     ``flip_every``: one bit of about every so many bytes towards the target is wrong, 0 for none; the first
     ``spared_bytes`` of a connection are not touched. While ``is_lossy``, what comes towards the target is lost, and
-    ``lost_bytes`` counts it.
+    ``lost_bytes`` counts it. ``heard`` is all that came towards the target.
     """
 
     def __init__(self, target: str) -> None:
@@ -34,6 +34,7 @@ class Meddler:
         self.spared_bytes = 0
         self.is_lossy = False
         self.lost_bytes = 0
+        self.heard = bytearray()
         self._links: set[socket.socket] = set()
         self._lock = threading.Lock()  # guards _links
         self._threads: list[threading.Thread] = []
@@ -95,6 +96,7 @@ class Meddler:
                 self._links -= {caller, callee}
 
     def _meddle(self, data: bytes, spared: int) -> bytes:
+        self.heard += data
         if self.is_lossy:
             self.lost_bytes += len(data)
             return b""

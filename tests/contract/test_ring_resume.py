@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib
 import os
 import threading
 import time
@@ -12,6 +14,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from hvdlite.core.dtypes import DType, Max
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError
 from tests.contract.meddler import Meddler
@@ -164,3 +167,31 @@ def test_a_neighbour_that_cannot_be_reached_again_is_named() -> None:
         with pytest.raises(HorovodInternalError, match="rank 0 lost its connection to rank 1 .*Connection refused"):
             planes[0].barrier()
     assert time.monotonic() - began < 6
+
+
+@ENCRYPTED
+def test_only_plain_tensors_can_be_read_on_the_way(encrypt: bool) -> None:
+    with meddled(encrypt) as (planes, meddler):
+
+        def work(rank: int) -> list[bytes]:
+            arrays = [np.frombuffer(bytearray(b"gradient" * size), np.uint8) for size in (8, 10_000)]
+            for array in arrays:
+                planes[rank].allreduce(spans_of((array, array)), DType.UINT8, Max, 1.0, 1.0)
+            return [array.tobytes() for array in arrays]
+
+        for results in thread_ranks(2, work):
+            assert results == [b"gradient" * 8, b"gradient" * 10_000]
+        assert len(meddler.heard) > 80_000
+        assert (b"gradient" in meddler.heard) is not encrypt
+
+
+def test_a_python_without_libcrypto_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir("/proc/self/fd")
+    for path in (None, ctypes.util.find_library("m")):
+        monkeypatch.setattr(importlib.import_module("_hashlib"), "__file__", path)
+        with (
+            pytest.raises(HorovodInternalError, match="no OpenSSL.*--encrypt-data"),
+            two_planes(address="127.0.0.1", encrypt=True),
+        ):
+            raise AssertionError("a ring that should encrypt was opened")
+    assert os.listdir("/proc/self/fd") == before

@@ -16,7 +16,7 @@ _SECRET = bytes(range(32))
 
 @contextmanager
 def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
-    # Odd sizes use TCP and even ones Unix sockets: the frames are the same.
+    # Odd sizes use TCP and even ones Unix sockets, and the largest encrypts.
     address = "127.0.0.1" if size % 2 else None
     with ExitStack() as stack:
         planes = [
@@ -29,6 +29,7 @@ def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]
                 window=3,
                 progress_timeout_s=progress_timeout_s,
                 address=address,
+                encrypt=size == 5,
             )
             for rank in range(size)
         ]
