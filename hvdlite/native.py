@@ -53,15 +53,20 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_shm_close": (None, (c_void_p,)),
     "hvd_ring_open": (
         c_int32,
-        (c_char_p, c_void_p, c_void_p, c_int32, c_int32, c_uint64, c_uint64, c_int32, c_int64, POINTER(c_void_p)),
+        (c_int32, c_int32, c_uint64, c_uint64, c_int32, c_int32, c_char_p, c_int64, POINTER(c_void_p)),
     ),
+    "hvd_ring_detach_left": (c_uint64, (c_void_p,)),
+    "hvd_ring_attach_left": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "hvd_ring_detach_right": (None, (c_void_p,)),
+    "hvd_ring_attach_right": (c_int32, (c_void_p, c_int32, c_uint64, c_void_p)),
+    "hvd_ring_flush": (c_int32, (c_void_p,)),
+    "hvd_ring_corrupt": (c_uint64, (c_void_p,)),
     "hvd_ring_allreduce": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_ring_allgather": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "hvd_ring_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction))),
     "hvd_ring_alltoall": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
     "hvd_ring_barrier": (c_int32, (c_void_p,)),
     "hvd_ring_abort": (None, (c_void_p,)),
-    "hvd_ring_drain": (c_int32, (c_void_p, c_int64)),
     "hvd_ring_close": (None, (c_void_p,)),
 }
 
@@ -101,7 +106,7 @@ def check(status: int, what: str, aborted_by: HvdError | None = None) -> None:
     reason = {
         ABORTED: "it was aborted",
         TIMED_OUT: "no byte moved within HVDLITE_PROGRESS_TIMEOUT; a rank is stopped or far behind",
-        CORRUPT: "a frame was damaged on its way",
+        CORRUPT: "a frame was damaged on its way, however often it was sent again; look at the network between the two",
         INVALID: "an argument is out of range",
     }.get(status, f"unknown status {status}")
     raise HorovodInternalError(f"{what} failed: {reason}")

@@ -1,15 +1,19 @@
-"""How two neighbours of a ring prove to each other that they belong to the same job.
+"""How two neighbours of a ring prove to each other that they belong to the same job, and agree where to go on.
 
 The *caller* has connected to an address that was published for the *callee*; neither believes the other yet.
-Both know the secret of the job. Three messages, each capped by its fixed size::
+Both know the secret of the job. Four messages of fixed sizes::
 
     caller -> callee   HELLO      session, rank of the caller, rank of the callee, nonce of the caller
     caller <- callee   CHALLENGE  nonce of the callee, proof of the callee
     caller -> callee   PROOF      proof of the caller
+    caller <- callee   WELCOME    how many frames the callee has received, and a proof of that
 
-A proof is HMAC-SHA256 under the job's secret over who proves, the HELLO, and both nonces: it is worth nothing to
-another session, for other ranks, in the other direction, or a second time. The two classes are state machines: messages
-in, messages out; sockets and clocks are their user's.
+A proof is HMAC-SHA256 under the job's secret over what is proved, the HELLO, and both nonces: it is worth nothing to
+another session, for other ranks, in the other direction, or a second time. The callee lets go of an older connection
+between PROOF and WELCOME, so the number that it tells is final. From the same secret and nonces both derive the
+``keys`` of this one connection: 16 bytes for its frames and 16 for their acknowledgements.
+
+The two classes are state machines: messages in, messages out; sockets and clocks are their user's.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ from typing import Final
 
 _HELLO: Final = struct.Struct("<8sQII32s")
 _CHALLENGE: Final = struct.Struct("<32s32s")
-_MAGIC: Final = b"hvdRing1"
+_WELCOME: Final = struct.Struct("<Q32s")
+_MAGIC: Final = b"hvdRing2"
 _NONCE_BYTES: Final = 32
-_CONCURRENT_CALLERS: Final = 64
+_PROOF_BYTES: Final = 32
 
 
 class Refused(Exception):
@@ -36,51 +41,84 @@ def session_key(secret: bytes, session: int) -> int:
 
 
 class Caller:
-    """Rank ``rank``, which connected to where rank ``to`` should be."""
+    """One connection of rank ``rank`` to where rank ``to`` should be.
+
+    ``awaits``: bytes of the message that has to come next, 0 when none has to; then ``received`` says how many frames
+    the callee has, and there are ``keys``.
+    """
 
     def __init__(self, secret: bytes, session: int, rank: int, to: int) -> None:
         self._secret = secret
         self._to = to
+        self._transcript = b""
         self.hello = _HELLO.pack(_MAGIC, session, rank, to, secrets.token_bytes(_NONCE_BYTES))
+        self.awaits = _CHALLENGE.size
+        self.received = 0
 
-    def prove(self, challenge: bytes) -> bytes:
-        """The PROOF that answers ``challenge``. Raises Refused if the callee's own proof is wrong."""
-        if len(challenge) != _CHALLENGE.size:
-            raise Refused(f"rank {self._to} does not speak this protocol")
+    def take(self, message: bytes) -> bytes:
+        """The answer to a message of ``awaits`` bytes, empty after the last. Raises Refused if it proves nothing."""
+        if not self._transcript:
+            return self._prove(message)
+        self.received, proof = _WELCOME.unpack(message)
+        if not hmac.compare_digest(proof, _welcome_proof(self._secret, self._transcript, self.received)):
+            raise Refused(f"rank {self._to} does not have the secret of this job")
+        self.awaits = 0
+        return b""
+
+    @property
+    def keys(self) -> bytes:
+        return _hmac(self._secret, b"keys", self._transcript)
+
+    def _prove(self, challenge: bytes) -> bytes:
         nonce, proof = _CHALLENGE.unpack(challenge)
         if not hmac.compare_digest(proof, _hmac(self._secret, b"callee", self.hello + nonce)):
             raise Refused(f"rank {self._to} does not have the secret of this job")
-        return _hmac(self._secret, b"caller", self.hello + nonce)
+        self._transcript = self.hello + nonce
+        self.awaits = _WELCOME.size
+        return _hmac(self._secret, b"caller", self._transcript)
 
 
 class Callee:
-    """Rank ``rank``, to which anybody may connect and which waits for rank ``caller``.
+    """One connection of anybody to rank ``rank``, which waits for rank ``caller``.
 
-    ``is_admitted`` becomes true with the first valid proof. ``refused`` counts what was not valid.
+    ``awaits``: bytes of the message that has to come next, 0 when the caller has proved who it is; then there are
+    ``keys``.
     """
 
     def __init__(self, secret: bytes, session: int, rank: int, caller: int) -> None:
         self._secret = secret
         self._expected = (_MAGIC, session, caller, rank)
-        self._proofs: dict[bytes, bytes] = {}
-        self.is_admitted = False
-        self.refused = 0
+        self._transcript = b""
+        self.awaits = _HELLO.size
 
-    def receive(self, connection: bytes, message: bytes) -> bytes | None:
-        """Takes a message that came over ``connection``; returns what to send back, if anything."""
-        expected = self._proofs.pop(connection, None)
-        if expected is not None and hmac.compare_digest(message, expected):
-            self.is_admitted = True
-            return None
-        if len(message) != _HELLO.size or _HELLO.unpack(message)[:4] != self._expected:
-            self.refused += 1
-            return None
-        if len(self._proofs) == _CONCURRENT_CALLERS:
-            # The oldest has had its chance; strangers must not make this rank remember without bound.
-            del self._proofs[next(iter(self._proofs))]
+    def take(self, message: bytes) -> bytes:
+        """The answer to a message of ``awaits`` bytes, empty to a valid proof. Raises Refused for any other message."""
+        if not self._transcript:
+            return self._challenge(message)
+        if not hmac.compare_digest(message, _hmac(self._secret, b"caller", self._transcript)):
+            raise Refused("the caller does not have the secret of this job")
+        self.awaits = 0
+        return b""
+
+    def welcome(self, received: int) -> bytes:
+        """What tells a caller that has proved who it is how many frames were received before."""
+        return _WELCOME.pack(received, _welcome_proof(self._secret, self._transcript, received))
+
+    @property
+    def keys(self) -> bytes:
+        return _hmac(self._secret, b"keys", self._transcript)
+
+    def _challenge(self, hello: bytes) -> bytes:
+        if _HELLO.unpack(hello)[:4] != self._expected:
+            raise Refused("the caller is not the neighbour that is expected")
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._proofs[connection] = _hmac(self._secret, b"caller", message + nonce)
-        return _CHALLENGE.pack(nonce, _hmac(self._secret, b"callee", message + nonce))
+        self._transcript = hello + nonce
+        self.awaits = _PROOF_BYTES
+        return _CHALLENGE.pack(nonce, _hmac(self._secret, b"callee", self._transcript))
+
+
+def _welcome_proof(secret: bytes, transcript: bytes, received: int) -> bytes:
+    return _hmac(secret, b"welcome", transcript + struct.pack("<Q", received))
 
 
 def _hmac(secret: bytes, label: bytes, content: bytes) -> bytes:

@@ -19,7 +19,7 @@ from hvdlite.dataplane.local import LocalPlane
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
 from hvdlite.dataplane.shm import ShmPlane, geometry
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, parse_ports
 
 
 class Opening(NamedTuple):
@@ -94,6 +94,7 @@ def _open_shm(opening: Opening) -> DataPlane:
 
 def _open_ring(opening: Opening) -> DataPlane:
     settings = opening.settings
+    is_one_host = len(set(opening.host_ids)) == 1
     plane = RingPlane(
         settings.rank,
         settings.size,
@@ -102,7 +103,9 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
-        bind=None if len(set(opening.host_ids)) == 1 else f"tcp://{settings.address or '127.0.0.1'}:*",
+        address=None if is_one_host else settings.address or "127.0.0.1",
+        ports=parse_ports(settings.port_range),
+        encrypt=settings.encrypt_data and not is_one_host,
         called=opening.called,
     )
     try:

@@ -1,49 +1,58 @@
-"""The plane of ranks that share no memory: a ring over ZeroMQ, driven by native code.
+"""The plane of ranks that share no memory: a ring of stream sockets, driven by native code.
 
-Each rank binds a ROUTER socket, *left*, from which it receives, and connects a DEALER socket, *right*, to its right
-neighbour's. Python makes the sockets and lets the neighbours authenticate each other (`handshake`); then their raw
-handles go to ``native/ring``, which alone uses them until the plane is closed.
+Each rank listens for its left neighbour, from which it receives, and dials its right one, to which it sends. A `Keeper`
+makes these connections, lets the neighbours authenticate each other, and makes them again whenever one ends;
+``native/ring`` alone reads and writes them, and loses nothing in between. Connections are TCP if the plane got an
+address, with a checksum for each frame, and else Unix sockets, for ranks of one host.
 
-Of the patterns that ZeroMQ has, this pair never drops a frame silently: DEALER refuses to send at its high-water mark
-and ROUTER only ever reads here. ROUTER names the connection of each message, so a stranger can neither take the
-neighbour's place, as it could with PAIR, nor mix its messages in, as with DEALER or PULL. A lost connection is not
-made again, because frames would be missing.
-
-The first failure is final. It closes the sockets, which makes ZeroMQ let go of the caller's memory, and every later
-call raises the same error.
+The first failure is final: it ends the connections, and every later call raises the same error.
 """
 
 from __future__ import annotations
 
 import ctypes
-import secrets
+import errno
+import importlib
+import os
 import threading
-import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import zmq
-import zmq.backend.cython._zmq as zmq_extension
 
 from hvdlite import native
 from hvdlite.core.buffer import Matrix, Spans
 from hvdlite.core.dtypes import DType
 from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.handshake import Callee, Caller, Refused, session_key
+from hvdlite.dataplane.handshake import session_key
+from hvdlite.dataplane.keeper import Keeper, Neighbours
+from hvdlite.dataplane.streams import listen, name_of
+from hvdlite.dataplane.wires import Wires
 from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
 
-_DRAIN_TIMEOUT_S: Final = 10.0
 _LINGER_S: Final = 2.0
+_NO_LIBCRYPTO: Final = (
+    "tensors cannot be encrypted: this Python has no OpenSSL 1.1 or newer in a shared library, which its module "
+    "_hashlib uses on most systems; use another Python on all hosts, or leave out --encrypt-data (HVDLITE_ENCRYPT_DATA)"
+)
+
+
+class Counters(NamedTuple):
+    """What a ring went through: connections that took the place of one that ended, and damaged frames that came."""
+
+    resumed: int
+    corrupt: int
 
 
 class RingPlane(DataPlane):
     """One rank of a ring. Usable after `connect`.
 
-    ``address`` is where the left neighbour has to connect. All ranks give the same ``job_secret``, ``session``,
-    ``chunk_bytes`` and ``window``. ``bind`` is a ZeroMQ address to listen on; ``tcp://IP:*`` takes any free port.
+    `address` is what the left neighbour has to connect to. All ranks give the same ``job_secret``, ``session``,
+    ``chunk_bytes``, ``window`` and ``encrypt``, and all of them an ``address`` or none. ``address`` is an IP address of
+    this host on which to listen, at one of ``ports`` (None: any port); without it only ranks of this host can connect.
     ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group.
+    Raises HorovodInternalError if the rank cannot listen there.
     """
 
     name = "ring"
@@ -58,32 +67,33 @@ class RingPlane(DataPlane):
         chunk_bytes: int,
         window: int,
         progress_timeout_s: float,
-        bind: str | None = None,
+        address: str | None = None,
+        ports: range | None = None,
+        encrypt: bool = False,
         called: Sequence[int] = (),
     ) -> None:
         if not 0 <= rank < size or size < 2:
             raise ValueError(f"a ring needs at least 2 ranks and a rank below their number, got rank {rank} of {size}")
         self.rank = rank
         self.size = size
-        self._called = called or range(size)
-        self._secret = job_secret
-        self._session = session
-        self._chunk_bytes = chunk_bytes
-        self._window = window
+        self._neighbours = Neighbours(job_secret, session, rank, called or range(size))
         self._progress_timeout_s = progress_timeout_s
         self._library = native.library()
-        self._ring: ctypes.c_void_p | None = None
         self._error: HvdError | None = None
-        self._lock = threading.Lock()  # guards _ring and _error against abort, which any thread may call
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._left = self._socket(zmq.ROUTER)
-        self._right = self._socket(zmq.DEALER)
+        self._keeper: Keeper | None = None
+        self._lock = threading.Lock()  # guards _ring, _keeper and _error against abort, which any thread may call
         try:
-            self._left.bind(bind or f"ipc://@hvdlite-ring-{secrets.token_hex(16)}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise HorovodInternalError(f"rank {self._own_rank} cannot listen on {bind}: {error}") from None
-        self.address: str = self._left.get_string(zmq.LAST_ENDPOINT)
+            self._listener = listen(address, ports)
+        except HorovodInternalError as error:
+            raise HorovodInternalError(f"rank {self._neighbours.own} {error}") from None
+        self.address: str = name_of(self._listener)
+        try:
+            self._ring: ctypes.c_void_p | None = self._open(
+                session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt
+            )
+        except BaseException:
+            self._listener.close()
+            raise
 
     def connect(self, right_address: str, deadline: float) -> None:
         """Connects to the right neighbour and lets the left one in, both authenticated.
@@ -91,18 +101,27 @@ class RingPlane(DataPlane):
         ``deadline`` is a time of the monotonic clock. Raises HorovodInternalError that names the neighbour which did
         not come or is not of this job. Strangers are refused and do not keep the neighbours from connecting.
         """
-        try:
-            self._right.connect(right_address)
-            self._authenticate(deadline)
-            self._open()
-        except (zmq.ZMQError, Refused, HorovodInternalError) as error:
-            failure = HorovodInternalError(
-                f"rank {self._own_rank} cannot join the ring (its right neighbour should be at {right_address}): "
-                f"{error}"
+        with self._lock:
+            if self._error is not None or self._ring is None:
+                raise self._error or HorovodInternalError("connect on a ring that is closed")
+            wires = Wires(self._ring)
+            self._keeper = keeper = Keeper(
+                self._neighbours, wires, self._listener, right_address, self._progress_timeout_s, self.abort
             )
+        try:
+            keeper.wait_until_connected(deadline)
+        except HorovodInternalError as error:
+            failure = HorovodInternalError(f"rank {self._neighbours.own} cannot join the ring: {error}")
             self.abort(failure)
             self.close()
             raise failure from None
+
+    @property
+    def counters(self) -> Counters:
+        with self._lock:
+            if self._keeper is None or self._ring is None:
+                return Counters(0, 0)
+            return Counters(self._keeper.resumed, int(self._library.hvd_ring_corrupt(self._ring)))
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         reduction = native.Reduction(int(dtype), op, prescale, postscale)
@@ -134,95 +153,39 @@ class RingPlane(DataPlane):
             self._error = self._error or error
             if self._ring is not None:
                 self._library.hvd_ring_abort(self._ring)
+            if self._keeper is not None:
+                self._keeper.stop()
 
     def close(self) -> None:
-        # The last frames of a collective that ended well may still be on their way to the neighbour.
-        self._release(linger_s=0 if self._error else _LINGER_S)
-        self.abort(ShutDown(self._own_rank, f"rank {self._own_rank} closed its ring"))
+        if self._keeper is not None:
+            # The last frames of a collective that ended well may still be on their way to the neighbour.
+            self._keeper.close(linger_s=0 if self._error else _LINGER_S)
+        else:
+            self._listener.close()
+        own = self._neighbours.own
+        self.abort(ShutDown(own, f"rank {own} closed its ring"))
         with self._lock:
             ring, self._ring = self._ring, None
         if ring is not None:
             self._library.hvd_ring_close(ring)
-        self._context.term()
 
-    @property
-    def _own_rank(self) -> int:
-        return self._called[self.rank]
-
-    @property
-    def _left_rank(self) -> int:
-        return self._called[(self.rank - 1) % self.size]
-
-    @property
-    def _right_rank(self) -> int:
-        return self._called[(self.rank + 1) % self.size]
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.maxmsgsize = self._chunk_bytes
-        # Twice the window, so that a rank that keeps to its window never meets the mark.
-        socket.set_hwm(2 * self._window)
-        # No message before the connection stands, and none ever after it broke.
-        socket.immediate = True
-        socket.reconnect_ivl = -1
-        return socket
-
-    def _authenticate(self, deadline: float) -> None:
-        caller = Caller(self._secret, self._session, self._own_rank, self._right_rank)
-        callee = Callee(self._secret, self._session, self._own_rank, self._left_rank)
-        is_proved = False
-        poller = zmq.Poller()
-        poller.register(self._left, zmq.POLLIN)
-        poller.register(self._right, zmq.POLLOUT)
-        while not (is_proved and callee.is_admitted):
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                raise Refused(self._who_is_missing(is_proved, callee))
-            ready = dict(poller.poll(int(remaining_s * 1000) + 1))
-            if self._left in ready:
-                self._answer(callee)
-                if callee.is_admitted:
-                    # What follows from the left neighbour is its frames, and those are for the native ring.
-                    poller.unregister(self._left)
-            if ready.get(self._right) == zmq.POLLOUT:
-                self._right.send(caller.hello, zmq.DONTWAIT)
-                poller.register(self._right, zmq.POLLIN)
-            elif self._right in ready:
-                self._right.send(caller.prove(self._right.recv(zmq.DONTWAIT)), zmq.DONTWAIT)
-                poller.unregister(self._right)
-                is_proved = True
-
-    def _answer(self, callee: Callee) -> None:
-        connection, *parts = self._left.recv_multipart(zmq.DONTWAIT)
-        reply = callee.receive(connection, parts[0] if len(parts) == 1 else b"")
-        if reply is not None:
-            self._left.send_multipart((connection, reply), zmq.DONTWAIT)
-
-    def _who_is_missing(self, is_proved: bool, callee: Callee) -> str:
-        if not is_proved:
-            return f"rank {self._right_rank} did not answer in time; see its own output for the reason"
-        refused = f"; {callee.refused} messages without the secret of this job were refused" if callee.refused else ""
-        return f"rank {self._left_rank} did not connect to rank {self._own_rank} in time{refused}"
-
-    def _open(self) -> None:
+    def _open(self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool) -> ctypes.c_void_p:
         ring = ctypes.c_void_p()
         status = self._library.hvd_ring_open(
-            zmq_extension.__file__.encode(),
-            self._left.underlying,
-            self._right.underlying,
             self.rank,
             self.size,
-            session_key(self._secret, self._session),
-            self._chunk_bytes,
-            self._window,
+            session,
+            chunk_bytes,
+            window,
+            has_checksums,
+            _path_of_libcrypto() if encrypt else None,
             int(self._progress_timeout_s * 1e9),
             ctypes.byref(ring),
         )
-        native.check(status, f"opening the ring on rank {self._own_rank}")
-        with self._lock:
-            self._ring = ring
-            if self._error is not None:
-                self._library.hvd_ring_abort(ring)
+        if encrypt and status == native.SYSTEM and ctypes.get_errno() == errno.ELIBACC:
+            raise HorovodInternalError(_NO_LIBCRYPTO)
+        native.check(status, f"opening the ring on rank {self._neighbours.own}")
+        return ring
 
     def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
         """The spans of each rank as the rows of one array, and how many rows each rank has."""
@@ -231,24 +194,26 @@ class RingPlane(DataPlane):
         return np.concatenate(spans), np.array([len(rows) for rows in spans], np.uint64)
 
     def _run(self, collective: str, *arguments: Any) -> None:
-        if self._ring is None:
+        if self._ring is None or self._keeper is None:
             raise self._error or HorovodInternalError(f"{collective} before the ring was connected")
         status = getattr(self._library, f"hvd_ring_{collective}")(self._ring, *arguments)
         if status == native.OK:
             return
-        between = f"between ranks {self._left_rank} and {self._right_rank}"
-        what = f"{collective} on rank {self._own_rank} of the ring, {between},"
+        own, left, right = self._neighbours.own, self._neighbours.left, self._neighbours.right
+        what = f"{collective} on rank {own} of the ring, between ranks {left} and {right},"
         try:
             native.check(status, what, self._error)
         except HvdError as error:
             self.abort(error)
-            self._release(linger_s=0)
             raise
 
-    def _release(self, linger_s: float) -> None:
-        """Closes the sockets and waits until ZeroMQ lets go of the caller's memory."""
-        self._left.close(linger=0)
-        self._right.close(linger=int(linger_s * 1000))
-        if self._ring is not None:
-            status = self._library.hvd_ring_drain(self._ring, int(_DRAIN_TIMEOUT_S * 1e9))
-            native.check(status, f"taking back the memory of rank {self._own_rank} from ZeroMQ")
+
+def _path_of_libcrypto() -> bytes:
+    """A library that links to the OpenSSL of this Python. Raises HorovodInternalError if there is none."""
+    try:
+        path = importlib.import_module("_hashlib").__file__
+    except ImportError:
+        path = None
+    if path is None:  # compiled into the interpreter
+        raise HorovodInternalError(_NO_LIBCRYPTO)
+    return os.fsencode(path)

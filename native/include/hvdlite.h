@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 1 };
+enum { HVD_ABI_VERSION = 3 };
 
 typedef int32_t hvd_status;
 enum {
@@ -105,16 +105,43 @@ HVD_API hvd_status hvd_shm_barrier(hvd_shm* shm);
 HVD_API void hvd_shm_abort(hvd_shm* shm);
 HVD_API void hvd_shm_close(hvd_shm* shm);
 
-// ---- ring: ranks of several hosts over ZeroMQ sockets that pyzmq made and connected
+// ---- ring: ranks of several hosts over stream sockets that others connect and authenticate
 
 typedef struct hvd_ring hvd_ring;
 
-// `library` names the shared object that defines the zmq_* functions (pyzmq's extension module). `left` is the socket
-// that receives from rank - 1, `right` the one that sends to rank + 1, both raw libzmq handles. `session` is checked in
-// every frame.
-HVD_API hvd_status hvd_ring_open(const char* library, void* left, void* right, int32_t rank, int32_t size,
-                                 uint64_t session, uint64_t chunk_bytes, int32_t window, int64_t progress_timeout_ns,
+// The AES-128 keys of one connection, for each of its directions. No other connection may have the same.
+typedef struct {
+  uint8_t frames[16];
+  uint8_t acks[16];
+} hvd_ring_keys;
+
+// `session` is checked in every frame; `has_checksums`: so is a checksum of the payload. `crypto`: null, or the path of
+// a shared object that is or links to OpenSSL's libcrypto, with which everything is encrypted and authenticated;
+// HVD_SYSTEM with ELIBACC if it is not.
+HVD_API hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t chunk_bytes, int32_t window,
+                                 int32_t has_checksums, const char* crypto, int64_t progress_timeout_ns,
                                  hvd_ring** out);
+
+// Connections: the left one comes from rank - 1, the right one leads to rank + 1. They may be taken away and replaced
+// by any thread at any time, also while a collective runs, which then waits for the next one. Descriptors remain the
+// caller's: one may be closed once it was detached or replaced. A connection that ended or carried a damaged frame is
+// shut down. `keys` are not read unless the ring encrypts, and copied.
+
+// Returns how many frames have been received. A new left connection may be attached once its other end knows that.
+HVD_API uint64_t hvd_ring_detach_left(hvd_ring* ring);
+HVD_API hvd_status hvd_ring_attach_left(hvd_ring* ring, int32_t fd, const hvd_ring_keys* keys);
+
+// `received`: what hvd_ring_detach_left returned over there. HVD_CORRUPT if that cannot be.
+HVD_API void hvd_ring_detach_right(hvd_ring* ring);
+HVD_API hvd_status hvd_ring_attach_right(hvd_ring* ring, int32_t fd, uint64_t received, const hvd_ring_keys* keys);
+
+// To call after attaching to the right, and as long as 1 is returned whenever the connection can be written to: sends
+// what is left from a collective that has ended.
+HVD_API int32_t hvd_ring_flush(hvd_ring* ring);
+
+// How many damaged frames have come.
+HVD_API uint64_t hvd_ring_corrupt(hvd_ring* ring);
+
 HVD_API hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n,
                                       const hvd_reduction* reduction);
 HVD_API hvd_status hvd_ring_allgather(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts);
@@ -129,8 +156,7 @@ HVD_API hvd_status hvd_ring_barrier(hvd_ring* ring);
 // Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.
 HVD_API void hvd_ring_abort(hvd_ring* ring);
 
-// Waits until no frame refers to the caller's memory any more. After an abort: once the sockets are closed.
-HVD_API hvd_status hvd_ring_drain(hvd_ring* ring, int64_t timeout_ns);
+// After the last collective, and once the connections are detached or no thread uses them.
 HVD_API void hvd_ring_close(hvd_ring* ring);
 
 #ifdef __cplusplus

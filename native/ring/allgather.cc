@@ -72,8 +72,7 @@ class Allgather {
       : ring_(*ring),
         spans_(spans),
         outgoing_(*ring, spans, counts, ring->rank),
-        incoming_(*ring, spans, counts, ring->rank - 1),
-        payload_(ring->link.zmq()) {}
+        incoming_(*ring, spans, counts, ring->rank - 1) {}
 
   bool run() {
     while (!outgoing_.is_done() || !incoming_.is_done()) {
@@ -111,7 +110,7 @@ class Allgather {
     } else if (!ring_.load_out(spans_, begin, bytes, &payload_)) {
       return false;
     }
-    crc_ = ring_.link.checksum(&payload_);
+    crc_ = ring_.link.checksum(payload_);
     is_loaded_ = true;
     return true;
   }
@@ -124,7 +123,7 @@ class Allgather {
 
   Outcome receive_next() {
     if (incoming_.is_done()) return Outcome::kNotYet;
-    Message payload(ring_.link.zmq());
+    Message payload;
     uint32_t crc;
     const Outcome outcome = ring_.link.try_receive(incoming_.bytes(), &payload, &crc);
     if (outcome != Outcome::kDone) return outcome;

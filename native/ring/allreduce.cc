@@ -65,7 +65,7 @@ class Allreduce {
     }
     for (uint64_t i = 0; i < frames; ++i) {
       const Frame frame = received_frame(i);
-      Message payload(ring_.link.zmq());
+      Message payload;
       uint32_t crc;
       if (!ring_.link.receive(frame.elements * frame.item, &payload, &crc)) return false;
       if (!(is_gathered(frame) ? store(frame, &payload, crc) : combine(frame, &payload))) return false;
@@ -105,26 +105,26 @@ class Allreduce {
 
   bool send_raw(uint64_t i) {
     const Frame frame = frame_at(i, 0, static_cast<uint64_t>(ring_.rank), item_);
-    Message payload(ring_.link.zmq());
+    Message payload;
     return ring_.load_in(spans_, frame.begin * item_, frame.elements * item_, &payload) &&
-           ring_.link.send(&payload, ring_.link.checksum(&payload));
+           ring_.link.send(&payload, ring_.link.checksum(payload));
   }
 
   // Adds this rank's part to what came and sends it on: as a partial result, or complete.
   bool combine(const Frame& frame, Message* payload) {
     const Fold::Hop hop = {frame.begin, frame.elements, frame.step > 0};
     if (frame.step < steps_ / 2 - 1) {
-      return fold_.into_payload(hop, payload) && ring_.link.send(payload, ring_.link.checksum(payload));
+      return fold_.into_payload(hop, payload) && ring_.link.send(payload, ring_.link.checksum(*payload));
     }
-    Message complete(ring_.link.zmq());
+    Message complete;
     return fold_.into_memory(hop, payload) &&
            ring_.load_out(spans_, frame.begin * item_, frame.elements * item_, &complete) &&
-           ring_.link.send(&complete, ring_.link.checksum(&complete));
+           ring_.link.send(&complete, ring_.link.checksum(complete));
   }
 
   bool store(const Frame& frame, Message* payload, uint32_t crc) {
     spans_.scatter_out(frame.begin * item_, frame.elements * item_, payload->data());
-    return frame.step == steps_ - 1 || ring_.link.send(payload, ring_.link.checksum(payload, crc));
+    return frame.step == steps_ - 1 || ring_.link.send(payload, crc);
   }
 
   Ring& ring_;

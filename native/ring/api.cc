@@ -11,7 +11,8 @@
 #include "ring/ring.h"
 
 struct hvd_ring {
-  hvd::ring::Ring ring;
+  hvd::ring::Crypto crypto;
+  std::unique_ptr<hvd::ring::Ring> ring;
 };
 
 namespace {
@@ -23,15 +24,15 @@ constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;  // a frame's header coun
 constexpr uint64_t kMostAdaptiveBytes = 31 << 20;       // glibc adapts to blocks of up to 32 MiB
 constexpr uint64_t kMaxCellBytes = uint64_t{1} << 47;   // an address space; sums of cells cannot overflow
 
-// libzmq allocates a block for each frame that it receives, and glibc gives such blocks back to the kernel when they
-// are freed, so that a third of all pages would be faulted in again for every batch. Having seen a block of this size
-// come and go, glibc adapts its thresholds and keeps memory of that order. The block itself is never touched.
+// A block is allocated for each frame that is received, and glibc gives such blocks back to the kernel when they are
+// freed, so that a third of all pages would be faulted in again for every batch. Having seen a block of this size come
+// and go, glibc adapts its thresholds and keeps memory of that order. The block itself is never touched.
 void keep_memory_of_frames(uint64_t bytes) noexcept {
   void* volatile block = std::malloc(std::min(bytes, kMostAdaptiveBytes));
   std::free(block);
 }
 
-hvd_status outcome(const hvd::ring::Link& link, bool done) noexcept {
+hvd_status outcome(hvd::ring::Link& link, bool done) noexcept {
   if (done) return HVD_OK;
   errno = link.error_number();
   return link.status();
@@ -63,71 +64,81 @@ bool fill_cells(const SpanList& list, const uint64_t* counts, const uint64_t* ce
 
 }  // namespace
 
-hvd_status hvd_ring_open(const char* library, void* left, void* right, int32_t rank, int32_t size, uint64_t session,
-                         uint64_t chunk_bytes, int32_t window, int64_t progress_timeout_ns, hvd_ring** out) {
-  const bool is_valid = library != nullptr && left != nullptr && right != nullptr && size >= 2 && rank >= 0 &&
-                        rank < size && chunk_bytes >= kMinChunkBytes && chunk_bytes <= kMaxChunkBytes && window >= 1 &&
-                        progress_timeout_ns > 0 && out != nullptr;
+hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t chunk_bytes, int32_t window,
+                         int32_t has_checksums, const char* crypto, int64_t progress_timeout_ns, hvd_ring** out) {
+  const bool is_valid = size >= 2 && rank >= 0 && rank < size && chunk_bytes >= kMinChunkBytes &&
+                        chunk_bytes <= kMaxChunkBytes && window >= 1 && progress_timeout_ns > 0 && out != nullptr;
   if (!is_valid) return HVD_INVALID;
-  hvd::ring::Zmq zmq;
-  if (!zmq.load(library)) {
+  auto handle = std::make_unique<hvd_ring>();
+  if (crypto != nullptr && !handle->crypto.load(crypto)) {
     errno = ELIBACC;
     return HVD_SYSTEM;
   }
   const uint64_t frames = static_cast<uint64_t>(window);
   const std::chrono::nanoseconds timeout(progress_timeout_ns);
-  std::unique_ptr<hvd_ring> ring(new hvd_ring{{rank, size, chunk_bytes, frames, {zmq, left, right, session, timeout}}});
+  const hvd::ring::Crypto* used = crypto != nullptr ? &handle->crypto : nullptr;
+  handle->ring.reset(
+      new hvd::ring::Ring{rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, timeout, used}});
   keep_memory_of_frames(4 * frames * chunk_bytes);
-  const hvd_status status = outcome(ring->ring.link, ring->ring.link.open());
-  if (status == HVD_OK) *out = ring.release();
+  const hvd_status status = outcome(handle->ring->link, handle->ring->link.status() == HVD_OK);
+  if (status == HVD_OK) *out = handle.release();
   return status;
 }
 
 hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction) {
   if (!hvd::is_valid(*reduction)) return HVD_INVALID;
   if (!are_elements(spans, n, hvd::item_bytes(reduction->dtype), true)) return HVD_INVALID;
-  return outcome(ring->ring.link, ring->ring.allreduce(SpanList(spans, n), *reduction));
+  return outcome(ring->ring->link, ring->ring->allreduce(SpanList(spans, n), *reduction));
 }
 
 hvd_status hvd_ring_allgather(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts) {
-  const SpanList streams(spans, rows(counts, ring->ring.size));
-  return outcome(ring->ring.link, ring->ring.allgather(streams, counts));
+  const SpanList streams(spans, rows(counts, ring->ring->size));
+  return outcome(ring->ring->link, ring->ring->allgather(streams, counts));
 }
 
 hvd_status hvd_ring_reducescatter(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts,
                                   const hvd_reduction* reduction) {
   if (!hvd::is_valid(*reduction)) return HVD_INVALID;
-  const int32_t size = ring->ring.size;
+  const int32_t size = ring->ring->size;
   const hvd_span* part = spans;
   for (int32_t r = 0; r < size; part += counts[r++]) {
-    const bool is_written = r == ring->ring.rank;
+    const bool is_written = r == ring->ring->rank;
     if (!are_elements(part, counts[r], hvd::item_bytes(reduction->dtype), is_written)) return HVD_INVALID;
   }
   const SpanList parts(spans, rows(counts, size));
-  return outcome(ring->ring.link, ring->ring.reducescatter(parts, counts, *reduction));
+  return outcome(ring->ring->link, ring->ring->reducescatter(parts, counts, *reduction));
 }
 
 hvd_status hvd_ring_alltoall(hvd_ring* ring, const hvd_span* sends, const uint64_t* send_counts,
                              const hvd_span* receives, const uint64_t* receive_counts, const uint64_t* matrix) {
-  const int32_t rank = ring->ring.rank, size = ring->ring.size;
+  const int32_t rank = ring->ring->rank, size = ring->ring->size;
   const SpanList sent(sends, rows(send_counts, size)), received(receives, rows(receive_counts, size));
   const bool is_valid =
       std::all_of(matrix, matrix + size * size, [](uint64_t cell) { return cell <= kMaxCellBytes; }) &&
       fill_cells(sent, send_counts, matrix + rank * size, 1, size) &&
       fill_cells(received, receive_counts, matrix + rank, size, size);
   if (!is_valid) return HVD_INVALID;
-  return outcome(ring->ring.link, ring->ring.alltoall(sends, send_counts, received, receive_counts, matrix));
+  return outcome(ring->ring->link, ring->ring->alltoall(sends, send_counts, received, receive_counts, matrix));
 }
 
-hvd_status hvd_ring_barrier(hvd_ring* ring) { return outcome(ring->ring.link, ring->ring.barrier()); }
+hvd_status hvd_ring_barrier(hvd_ring* ring) { return outcome(ring->ring->link, ring->ring->barrier()); }
 
-void hvd_ring_abort(hvd_ring* ring) { ring->ring.link.abort(); }
+void hvd_ring_abort(hvd_ring* ring) { ring->ring->link.abort(); }
 
-hvd_status hvd_ring_drain(hvd_ring* ring, int64_t timeout_ns) {
-  return ring->ring.link.drain(std::chrono::nanoseconds(timeout_ns)) ? HVD_OK : HVD_TIMED_OUT;
+uint64_t hvd_ring_detach_left(hvd_ring* ring) { return ring->ring->link.detach_left(); }
+
+void hvd_ring_detach_right(hvd_ring* ring) { ring->ring->link.detach_right(); }
+
+hvd_status hvd_ring_attach_left(hvd_ring* ring, int32_t fd, const hvd_ring_keys* keys) {
+  return ring->ring->link.attach_left(fd, keys) ? HVD_OK : HVD_SYSTEM;
 }
 
-void hvd_ring_close(hvd_ring* ring) {
-  // A frame that is still under way will report to this object: rather leak it than let libzmq write to freed memory.
-  if (ring->ring.link.drain(std::chrono::nanoseconds(0))) delete ring;
+hvd_status hvd_ring_attach_right(hvd_ring* ring, int32_t fd, uint64_t received, const hvd_ring_keys* keys) {
+  return ring->ring->link.attach_right(fd, received, keys) ? HVD_OK : HVD_CORRUPT;
 }
+
+int32_t hvd_ring_flush(hvd_ring* ring) { return ring->ring->link.flush() ? 1 : 0; }
+
+uint64_t hvd_ring_corrupt(hvd_ring* ring) { return ring->ring->link.corrupt(); }
+
+void hvd_ring_close(hvd_ring* ring) { delete ring; }

@@ -8,11 +8,11 @@ namespace hvd::ring {
 
 bool Ring::barrier() {
   for (int32_t exchange = 1; exchange < size; ++exchange) {
-    Message empty(link.zmq());
+    Message empty;
     uint32_t crc;
     if (!link.send(&empty, 0) || !link.receive(0, &empty, &crc)) return false;
   }
-  return true;
+  return link.settle();
 }
 
 }  // namespace hvd::ring

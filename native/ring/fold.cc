@@ -1,7 +1,5 @@
 #include "ring/fold.h"
 
-#include <cstring>
-
 #include "kernels/reduce.h"
 
 namespace hvd::ring {
@@ -14,12 +12,11 @@ Fold::Fold(Link* link, const SpanList& spans, const hvd_reduction& reduction)
       partial_(partial_bytes(reduction.dtype)) {}
 
 bool Fold::into_payload(const Hop& hop, Message* payload) const {
-  if (!align(payload)) return false;
   if (hop.came_is_partial || item_ == partial_) {
     fold(hop, payload->data(), payload->data());
     return true;
   }
-  Message wider(link_.zmq());
+  Message wider;
   if (!link_.allocate(hop.count * partial_, &wider)) return false;
   fold(hop, payload->data(), wider.data());
   payload->take(&wider);
@@ -27,7 +24,6 @@ bool Fold::into_payload(const Hop& hop, Message* payload) const {
 }
 
 bool Fold::into_memory(const Hop& hop, Message* payload) const {
-  if (!align(payload)) return false;
   fold(hop, payload->data(), nullptr);
   return true;
 }
@@ -42,16 +38,6 @@ void Fold::fold(const Hop& hop, const char* came, char* partial_result) const {
     came += n * came_item;
     if (!is_complete) partial_result += n * partial_;
   });
-}
-
-// libzmq hands out small messages wherever they lie in its receive buffer; the kernels want aligned elements.
-bool Fold::align(Message* payload) const {
-  if (reinterpret_cast<uintptr_t>(payload->data()) % partial_ == 0) return true;
-  Message aligned(link_.zmq());
-  if (!link_.allocate(payload->size(), &aligned)) return false;
-  std::memcpy(aligned.data(), payload->data(), payload->size());
-  payload->take(&aligned);
-  return true;
 }
 
 }  // namespace hvd::ring

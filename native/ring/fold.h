@@ -33,7 +33,6 @@ class Fold {
 
  private:
   void fold(const Hop& hop, const char* came, char* partial_result) const;
-  bool align(Message* payload) const;
 
   Link& link_;
   const SpanList& spans_;

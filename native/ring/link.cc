@@ -5,44 +5,36 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cstring>
-
 #include "kernels/crc32c.h"
-#include "ring/frame.h"
 
 namespace hvd::ring {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-bool is_local(const Zmq& zmq, void* socket) noexcept {
-  char endpoint[256] = {};
-  size_t bytes = sizeof endpoint - 1;
-  constexpr char kScheme[] = "ipc://";
-  return zmq.getsockopt(socket, kZmqLastEndpoint, endpoint, &bytes) == 0 &&
-         std::strncmp(endpoint, kScheme, sizeof kScheme - 1) == 0;
-}
+// A link that damages the same frame this often will not get it across.
+constexpr uint64_t kMostCorruptInARow = 20;
 
 }  // namespace
 
-Link::Link(const Zmq& zmq, void* left, void* right, uint64_t session, std::chrono::nanoseconds progress_timeout)
-    : zmq_(zmq),
-      left_(left),
-      right_(right),
-      session_(session),
+// The neighbour acknowledges at least every `window` frames, so one that has received all but `window` frames never
+// keeps this rank from sending.
+Link::Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
+           const Crypto* crypto)
+    : has_checksums_(has_checksums && crypto == nullptr),
       progress_timeout_(progress_timeout),
-      left_is_local_(is_local(zmq, left)),
-      right_is_local_(is_local(zmq, right)) {}
-
-Link::~Link() {
-  if (abort_fd_ >= 0) ::close(abort_fd_);
+      sender_(session, 2 * window, crypto),
+      receiver_(session, window, has_checksums_, crypto),
+      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (wake_fd_ < 0) fail(HVD_SYSTEM, errno);
 }
 
-bool Link::open() {
-  abort_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (abort_fd_ < 0) return fail(HVD_SYSTEM, errno);
-  Message greeting(zmq_);
-  return send(&greeting, 0);
+Link::~Link() {
+  if (wake_fd_ >= 0) ::close(wake_fd_);
+}
+
+uint32_t Link::checksum(const Message& payload) const noexcept {
+  return has_checksums_ ? crc32c(0, payload.data(), payload.size()) : 0;
 }
 
 bool Link::send(Message* payload, uint32_t crc) {
@@ -62,129 +54,117 @@ bool Link::receive(uint64_t bytes, Message* payload, uint32_t* crc) {
 }
 
 Outcome Link::try_send(Message* payload, uint32_t crc) {
-  if (!is_usable()) return Outcome::kFailed;
-  // Once libzmq has the header it takes the payload too, unless the connection breaks in between. The rest of that
-  // frame then waits for a room that never comes.
-  if (!header_is_sent_) {
-    const FrameHeader fields = seal(session_, sent_, static_cast<uint32_t>(payload->size()), crc);
-    Message header(zmq_);
-    if (!allocate(sizeof fields, &header)) return Outcome::kFailed;
-    *reinterpret_cast<FrameHeader*>(header.data()) = fields;
-    const Outcome outcome = give(&header, kZmqSendMore);
-    if (outcome != Outcome::kDone) return outcome;
-    header_is_sent_ = true;
-  }
-  const Outcome outcome = give(payload, 0);
-  if (outcome == Outcome::kDone) {
-    header_is_sent_ = false;
-    ++sent_;
-  }
-  return outcome;
-}
-
-Outcome Link::try_receive(uint64_t bytes, Message* payload, uint32_t* crc) {
-  if (!is_usable()) return Outcome::kFailed;
-  for (;;) {
-    std::string connection;
-    Message header(zmq_);
-    bool is_frame = false;
-    const Outcome outcome = take_message(&connection, &header, payload, &is_frame);
-    if (outcome != Outcome::kDone) return outcome;
-    if (left_connection_.empty()) {
-      if (!is_frame || !is_next(&header, payload, 0, crc)) continue;
-      left_connection_ = connection;
-      ++received_;
-    } else if (connection == left_connection_) {
-      if (!is_frame || !is_next(&header, payload, bytes, crc)) return failure(HVD_CORRUPT);
-      ++received_;
-      return Outcome::kDone;
-    }
-  }
-}
-
-// Reads a whole message, however many parts it has; a frame has a header and a payload after the connection's name.
-Outcome Link::take_message(std::string* connection, Message* header, Message* payload, bool* is_frame) {
-  Message part(zmq_);
-  const Outcome outcome = take(&part);
-  if (outcome != Outcome::kDone) return outcome;
-  connection->assign(part.data(), part.size());
-  int parts = 0;
-  for (bool more = part.more(); more; ++parts) {
-    Message* to = parts == 0 ? header : parts == 1 ? payload : &part;
-    // libzmq delivers all parts of a message or none.
-    if (take(to) != Outcome::kDone) return failure(HVD_CORRUPT);
-    more = to->more();
-  }
-  *is_frame = parts == 2;
+  Lock lock(mutex_);
+  if (!enter()) return Outcome::kFailed;
+  if (!sender_.has_room()) sender_.read_acks();
+  if (!sender_.has_room()) return sender_.write(), Outcome::kNotYet;
+  sender_.push(payload, crc);
+  sender_.write();
   return Outcome::kDone;
 }
 
-bool Link::is_next(Message* header, Message* payload, uint64_t bytes, uint32_t* crc) const noexcept {
-  if (payload->size() != bytes) return false;
-  *crc = left_is_local_ ? 0 : crc32c(0, payload->data(), bytes);
-  return is_header(header->data(), header->size(), seal(session_, received_, static_cast<uint32_t>(bytes), *crc));
-}
-
-uint32_t Link::checksum(Message* payload) const noexcept {
-  return right_is_local_ ? 0 : crc32c(0, payload->data(), payload->size());
-}
-
-uint32_t Link::checksum(Message* payload, uint32_t received) const noexcept {
-  return left_is_local_ == right_is_local_ ? received : checksum(payload);
+Outcome Link::try_receive(uint64_t bytes, Message* payload, uint32_t* crc) {
+  Lock lock(mutex_);
+  if (!enter()) return Outcome::kFailed;
+  const Outcome outcome = receiver_.receive(bytes, payload, crc);
+  if (outcome == Outcome::kFailed) fail(HVD_SYSTEM, ENOMEM);
+  if (receiver_.corrupt_in_a_row() < kMostCorruptInARow) return outcome;
+  fail(HVD_CORRUPT);
+  return Outcome::kFailed;
 }
 
 bool Link::wait(bool until_readable, bool until_writable) {
-  ZmqPollItem items[3] = {{nullptr, abort_fd_, POLLIN, 0}, {}, {}};
-  items[0].events = kZmqPollIn;
-  int n = 1;
-  if (until_readable) items[n++] = {left_, 0, kZmqPollIn, 0};
-  if (until_writable) items[n++] = {right_, 0, kZmqPollOut, 0};
-  const Clock::time_point deadline = Clock::now() + progress_timeout_;
-  while (is_usable()) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    const int ready = zmq_.poll(items, n, left > 0 ? static_cast<long>(left) + 1 : 0);
-    if (ready < 0 && zmq_.last_errno() != EINTR) return fail(HVD_SYSTEM, zmq_.last_errno());
-    if (ready > 0 && items[0].revents == 0) return true;
-    if (ready == 0 && Clock::now() >= deadline) return fail(HVD_TIMED_OUT);
-  }
-  return false;
+  Lock lock(mutex_);
+  return enter() && sleep(until_readable ? POLLIN : 0, until_writable ? POLLIN : 0);
 }
 
-bool Link::allocate(uint64_t bytes, Message* payload) { return payload->allocate(bytes) || fail(HVD_SYSTEM, ENOMEM); }
-
-bool Link::borrow(void* data, uint64_t bytes, Message* payload) {
-  releases_.expect_one();
-  if (payload->borrow(data, bytes, Releases::on_release, &releases_)) return true;
-  Releases::on_release(data, &releases_);
+bool Link::allocate(uint64_t bytes, Message* payload) {
+  if (payload->allocate(bytes)) return true;
+  Lock lock(mutex_);
   return fail(HVD_SYSTEM, ENOMEM);
 }
 
 bool Link::settle() {
-  if (!is_usable()) return false;
-  if (releases_.wait(progress_timeout_)) return true;
-  return fail(aborted_.load(std::memory_order_acquire) ? HVD_ABORTED : HVD_TIMED_OUT);
+  Lock lock(mutex_);
+  if (!enter()) return false;
+  receiver_.end_collective();
+  for (;;) {
+    sender_.write();
+    if (sender_.needs_caller_memory()) sender_.read_acks();
+    if (sender_.is_written() && !sender_.needs_caller_memory()) break;
+    if (!sleep(0, POLLIN)) return false;
+  }
+  is_in_collective_ = false;
+  return true;
+}
+
+hvd_status Link::status() noexcept {
+  Lock lock(mutex_);
+  return status_;
+}
+
+int Link::error_number() noexcept {
+  Lock lock(mutex_);
+  return error_number_;
+}
+
+uint64_t Link::corrupt() noexcept {
+  Lock lock(mutex_);
+  return receiver_.corrupt();
+}
+
+uint64_t Link::detach_left() noexcept {
+  Lock lock(mutex_);
+  receiver_.detach();
+  return receiver_.received();
+}
+
+void Link::detach_right() noexcept {
+  Lock lock(mutex_);
+  sender_.detach();
+}
+
+bool Link::attach_left(int fd, const hvd_ring_keys* keys) noexcept {
+  Lock lock(mutex_);
+  if (!receiver_.attach(fd, keys)) return false;
+  wake();
+  return true;
+}
+
+bool Link::attach_right(int fd, uint64_t received, const hvd_ring_keys* keys) noexcept {
+  Lock lock(mutex_);
+  if (!sender_.attach(fd, received, keys)) return false;
+  sender_.write();
+  wake();
+  return true;
+}
+
+bool Link::flush() noexcept {
+  Lock lock(mutex_);
+  // A collective that runs sees to it itself.
+  if (is_in_collective_) return false;
+  sender_.write();
+  return sender_.can_write();
 }
 
 void Link::abort() noexcept {
-  // The flag is set before the wake-ups, so whoever they wake sees it.
+  // The flag is set before the wake-up, so whoever it wakes sees it.
   aborted_.store(true, std::memory_order_release);
-  releases_.interrupt();
+  wake();
+}
+
+void Link::wake() noexcept {
   const uint64_t one = 1;
   // A write can only fail because the counter is full, and then the descriptor is readable already.
-  if (abort_fd_ >= 0 && ::write(abort_fd_, &one, sizeof one) < 0) return;
+  if (::write(wake_fd_, &one, sizeof one) < 0) return;
 }
 
-bool Link::fail(hvd_status status, int error_number) noexcept {
-  if (status_ == HVD_OK) {
-    status_ = status;
-    error_number_ = error_number;
-  }
-  return false;
-}
-
-Outcome Link::failure(hvd_status status, int error_number) noexcept {
-  fail(status, error_number);
-  return Outcome::kFailed;
+// The first call of a collective sets its time limit.
+bool Link::enter() noexcept {
+  if (!is_usable()) return false;
+  if (!is_in_collective_) time_limit_ = Clock::now() + progress_timeout_;
+  is_in_collective_ = true;
+  return true;
 }
 
 bool Link::is_usable() noexcept {
@@ -192,18 +172,40 @@ bool Link::is_usable() noexcept {
   return status_ == HVD_OK;
 }
 
-Outcome Link::take(Message* part) noexcept {
-  if (zmq_.msg_recv(part->raw(), left_, kZmqDontWait) >= 0) return Outcome::kDone;
-  const int error = zmq_.last_errno();
-  if (error == EAGAIN || error == EINTR) return Outcome::kNotYet;
-  return failure(HVD_SYSTEM, error);
+bool Link::fail(hvd_status status, int error_number) noexcept {
+  if (status_ == HVD_OK) {
+    status_ = status;
+    error_number_ = error_number;
+    sender_.clear();
+  }
+  return false;
 }
 
-Outcome Link::give(Message* part, int flags) noexcept {
-  if (zmq_.msg_send(part->raw(), right_, kZmqDontWait | flags) >= 0) return Outcome::kDone;
-  const int error = zmq_.last_errno();
-  if (error == EAGAIN || error == EINTR) return Outcome::kNotYet;
-  return failure(HVD_SYSTEM, error);
+// Waits for these events, or whatever else lets frames move. Frames that are still to be written go on meanwhile. The
+// caller holds the mutex, and holds it again afterwards.
+bool Link::sleep(short left_events, short right_events) {
+  if (sender_.can_write()) right_events |= POLLOUT;
+  const uint64_t progress = sender_.progress() + receiver_.received();
+  const Clock::time_point now = Clock::now();
+  if (progress != progress_) time_limit_ = now + progress_timeout_;
+  progress_ = progress;
+  if (now >= time_limit_) return fail(HVD_TIMED_OUT);
+  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time_limit_ - now).count();
+
+  // poll passes over descriptors below zero: connections that are not there, or of no interest.
+  pollfd fds[] = {{wake_fd_, POLLIN, 0},
+                  {left_events != 0 ? receiver_.fd() : -1, left_events, 0},
+                  {right_events != 0 ? sender_.fd() : -1, right_events, 0}};
+  mutex_.unlock();
+  const int ready = ::poll(fds, 3, static_cast<int>(rest) + 1);
+  const int error = errno;
+  mutex_.lock();
+  if (ready < 0 && error != EINTR) return fail(HVD_SYSTEM, error);
+  uint64_t wakes;
+  if (fds[0].revents != 0 && ::read(wake_fd_, &wakes, sizeof wakes) < 0) return fail(HVD_SYSTEM, errno);
+  if (fds[2].revents & (POLLIN | POLLHUP | POLLERR)) sender_.read_acks();
+  if (fds[2].revents & POLLOUT) sender_.write();
+  return is_usable();
 }
 
 }  // namespace hvd::ring

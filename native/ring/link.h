@@ -1,19 +1,24 @@
-// The two connections of a rank: frames come in from the left neighbour and go out to the right one.
+// The two links of a rank: frames come in from the left neighbour and go out to the right one.
 //
-// `left` is a ROUTER socket, to which anybody may connect; it names the connection of every message. The first frame of
-// a link is empty, a greeting: the connection that it comes over is the left neighbour's, since it carries the
-// session's number, which only ranks of the job can know. What arrives over any other connection, before or after, is
-// dropped unread. `right` is a DEALER with one connection, to a right neighbour that has proved who it is.
+// A link outlives its connection. Connections are made, authenticated and closed elsewhere, and handed in here, before
+// the first collective and whenever one has ended; a new one goes on with the first frame that the receiver does not
+// have. Nothing is lost or doubled, because a receiver lets go of the old connection before it tells how many frames it
+// has. Without a connection a link looks like a slow one: a lost rank shows as an abort (whoever watches the ranks
+// knows which one it was) and, without one, as a timeout.
 //
-// Neither socket drops anything: at its high-water mark `right` refuses a frame until the neighbour has read some. A
-// neighbour that went away looks the same, so that a lost rank shows as an abort (whoever watches the ranks knows which
-// one it was) and, without one, as a timeout.
+// Frames that have been sent may have to be sent again, and their payload may lie in the caller's memory. It must not
+// change until they are acknowledged, except when something has come over the ring that a rank can only have sent after
+// it had the frame: then the frame has been received, and is never sent again even if its acknowledgement was lost with
+// the connection. An all-reduce in place relies on that: the result replaces this rank's raw part, of which it was
+// made.
 //
 // Payloads that cross a network are check-summed. Over a Unix socket they only pass through the kernel's memory, where
-// a checksum would protect from nothing and cost a quarter of the processor time.
+// a checksum would protect from nothing and cost a quarter of the processor time. Payloads that are encrypted have a
+// tag instead.
 //
-// Every failure is final: `status` keeps the first one and each later call fails at once. All functions belong to the
-// thread that runs collectives, except `abort` and `drain`.
+// Every failure is final: `status` keeps the first one, each later call fails at once, and no memory is read any more.
+// The thread that runs collectives uses a link frame by frame; other threads may call what is said to be for any
+// thread, at any time.
 
 #ifndef HVDLITE_RING_LINK_H_
 #define HVDLITE_RING_LINK_H_
@@ -21,34 +26,29 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <string>
+#include <mutex>
 
 #include "hvdlite.h"
 #include "ring/message.h"
-#include "ring/releases.h"
-#include "ring/zmq.h"
+#include "ring/receiver.h"
+#include "ring/sender.h"
 
 namespace hvd::ring {
 
-enum class Outcome { kDone, kNotYet, kFailed };
-
 class Link {
  public:
-  Link(const Zmq& zmq, void* left, void* right, uint64_t session, std::chrono::nanoseconds progress_timeout);
+  // `window`: frames that a rank may be ahead of its neighbour, who need not have received any of them.
+  // `crypto`: what encrypts every frame, which then needs no checksum; null for none. It has to outlive the link.
+  Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
+       const Crypto* crypto = nullptr);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  // Greets the right neighbour.
-  bool open();
+  // ---- for the thread that runs collectives
 
-  const Zmq& zmq() const noexcept { return zmq_; }
-  hvd_status status() const noexcept { return status_; }
-  int error_number() const noexcept { return error_number_; }
-
-  // The checksum with which `payload` has to be sent. A payload that is passed on has `received`, the one it came with.
-  uint32_t checksum(Message* payload) const noexcept;
-  uint32_t checksum(Message* payload, uint32_t received) const noexcept;
+  // The checksum with which a payload has to be sent. One that is passed on whole keeps the one that it came with.
+  uint32_t checksum(const Message& payload) const noexcept;
 
   // Sends a frame with this payload and its checksum, and leaves `payload` empty.
   Outcome try_send(Message* payload, uint32_t crc);
@@ -58,47 +58,57 @@ class Link {
   Outcome try_receive(uint64_t bytes, Message* payload, uint32_t* crc);
   bool receive(uint64_t bytes, Message* payload, uint32_t* crc);
 
-  // Sleeps until a frame can be received or sent, whichever is asked for. False on abort and timeout.
+  // Sleeps until it may be possible to receive or to send a frame, whichever is asked for. False on abort and timeout.
   bool wait(bool until_readable, bool until_writable);
 
   bool allocate(uint64_t bytes, Message* payload);
 
-  // Makes `payload` refer to memory of the caller, which must stay as it is until `settle` or `drain` succeeded.
-  bool borrow(void* data, uint64_t bytes, Message* payload);
-
-  // Waits until no frame refers to the caller's memory: the end of a collective.
+  // The end of a collective: waits until the connection has all frames, and none refers to the caller's memory.
   bool settle();
 
+  // ---- for any thread
+
+  hvd_status status() noexcept;
+  int error_number() noexcept;
+  uint64_t corrupt() noexcept;
+
+  // Take away a connection: nothing is read from it or written to it any more. How many frames have been received.
+  uint64_t detach_left() noexcept;
+  void detach_right() noexcept;
+
+  // Hand in a connection, with its keys if frames are encrypted. `received`: how many frames the right neighbour has.
+  // False if it cannot have so many, or there is no memory.
+  bool attach_left(int fd, const hvd_ring_keys* keys = nullptr) noexcept;
+  bool attach_right(int fd, uint64_t received, const hvd_ring_keys* keys = nullptr) noexcept;
+
+  // Between collectives: writes what is still to be sent, as far as the connection takes it. True if more remains.
+  bool flush() noexcept;
+
   void abort() noexcept;
-  bool drain(std::chrono::nanoseconds timeout) { return releases_.drain(timeout); }
 
  private:
-  bool fail(hvd_status status, int error_number = 0) noexcept;
-  Outcome failure(hvd_status status, int error_number = 0) noexcept;
+  using Lock = std::lock_guard<std::mutex>;
+
+  bool enter() noexcept;
   bool is_usable() noexcept;
-  Outcome take(Message* part) noexcept;
-  Outcome give(Message* part, int flags) noexcept;
-  Outcome take_message(std::string* connection, Message* header, Message* payload, bool* is_frame);
-  bool is_next(Message* header, Message* payload, uint64_t bytes, uint32_t* crc) const noexcept;
+  bool fail(hvd_status status, int error_number = 0) noexcept;
+  bool sleep(short left_events, short right_events);
+  void wake() noexcept;
 
-  const Zmq zmq_;
-  void* const left_;
-  void* const right_;
-  const uint64_t session_;
+  const bool has_checksums_;
   const std::chrono::nanoseconds progress_timeout_;
-  const bool left_is_local_;
-  const bool right_is_local_;
 
-  std::string left_connection_;  // empty until the left neighbour has greeted
-  uint64_t sent_ = 0;
-  uint64_t received_ = 0;
-  bool header_is_sent_ = false;
-
+  std::mutex mutex_;  // guards all below but aborted_; never held while a thread sleeps
+  Sender sender_;
+  Receiver receiver_;
+  bool is_in_collective_ = false;
+  uint64_t progress_ = 0;  // what had been sent and received when the time limit was set
+  std::chrono::steady_clock::time_point time_limit_;
   hvd_status status_ = HVD_OK;
   int error_number_ = 0;
+
   std::atomic<bool> aborted_{false};
-  int abort_fd_ = -1;
-  Releases releases_;
+  int wake_fd_ = -1;  // ends a sleep when a connection was handed in, or on abort
 };
 
 }  // namespace hvd::ring

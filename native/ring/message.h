@@ -1,48 +1,61 @@
-// One part of a ZeroMQ message, closed when it goes out of scope.
+// The payload of a frame: memory of its own, or memory of the caller's that it refers to.
 
 #ifndef HVDLITE_RING_MESSAGE_H_
 #define HVDLITE_RING_MESSAGE_H_
 
 #include <cstddef>
-
-#include "ring/zmq.h"
+#include <cstdlib>
+#include <utility>
 
 namespace hvd::ring {
 
 class Message {
  public:
-  explicit Message(const Zmq& zmq) noexcept : zmq_(zmq) { zmq_.msg_init(&raw_); }
-  ~Message() { zmq_.msg_close(&raw_); }
+  Message() noexcept = default;
+  ~Message() { clear(); }
   Message(const Message&) = delete;
   Message& operator=(const Message&) = delete;
 
   // Becomes a message with memory of its own, not initialised. False if there is no memory; the message is then empty.
   bool allocate(size_t bytes) noexcept {
-    zmq_.msg_close(&raw_);
-    const bool done = zmq_.msg_init_size(&raw_, bytes) == 0;
-    if (!done) zmq_.msg_init(&raw_);
-    return done;
+    clear();
+    if (bytes == 0) return true;
+    data_ = static_cast<char*>(std::malloc(bytes));
+    if (data_ != nullptr) size_ = bytes;
+    return data_ != nullptr;
   }
 
-  // Becomes a message over memory of the caller. `release(data, hint)` runs, on any thread, once it is not used.
-  bool borrow(void* data, size_t bytes, void (*release)(void*, void*), void* hint) noexcept {
-    zmq_.msg_close(&raw_);
-    const bool done = zmq_.msg_init_data(&raw_, data, bytes, release, hint) == 0;
-    if (!done) zmq_.msg_init(&raw_);
-    return done;
+  // Becomes a message over memory of the caller.
+  void borrow(void* data, size_t bytes) noexcept {
+    clear();
+    data_ = static_cast<char*>(data);
+    size_ = bytes;
+    is_borrowed_ = true;
   }
 
   // Takes the content of `other`, which is empty afterwards.
-  void take(Message* other) noexcept { zmq_.msg_move(&raw_, &other->raw_); }
+  void take(Message* other) noexcept {
+    clear();
+    std::swap(data_, other->data_);
+    std::swap(size_, other->size_);
+    std::swap(is_borrowed_, other->is_borrowed_);
+  }
 
-  char* data() noexcept { return static_cast<char*>(zmq_.msg_data(&raw_)); }
-  size_t size() const noexcept { return zmq_.msg_size(&raw_); }
-  bool more() const noexcept { return zmq_.msg_more(&raw_) != 0; }
-  ZmqMessage* raw() noexcept { return &raw_; }
+  void clear() noexcept {
+    if (!is_borrowed_) std::free(data_);
+    data_ = nullptr;
+    size_ = 0;
+    is_borrowed_ = false;
+  }
+
+  char* data() const noexcept { return data_; }
+  size_t size() const noexcept { return size_; }
+  bool is_borrowed() const noexcept { return is_borrowed_; }
 
  private:
-  const Zmq& zmq_;
-  ZmqMessage raw_;
+  char* data_ = nullptr;
+  size_t size_ = 0;
+  bool is_borrowed_ = false;
 };
 
 }  // namespace hvd::ring

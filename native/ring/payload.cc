@@ -19,7 +19,7 @@ char* only_piece(const SpanList& spans, uint64_t begin, uint64_t bytes, bool at_
 
 bool load(Link* link, const SpanList& spans, uint64_t begin, uint64_t bytes, bool at_out, Message* payload) {
   if (bytes > kCopyBytes) {
-    if (char* piece = only_piece(spans, begin, bytes, at_out)) return link->borrow(piece, bytes, payload);
+    if (char* piece = only_piece(spans, begin, bytes, at_out)) return payload->borrow(piece, bytes), true;
   }
   if (!link->allocate(bytes, payload)) return false;
   at_out ? spans.gather_out(begin, bytes, payload->data()) : spans.gather_in(begin, bytes, payload->data());

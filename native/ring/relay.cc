@@ -46,9 +46,7 @@ Relay::Relay(Ring* ring, Cargo* cargo)
     : link_(ring->link),
       cargo_(*cargo),
       outgoing_(*cargo, *ring, ring->rank),
-      incoming_(*cargo, *ring, ring->rank - 1),
-      own_(ring->link.zmq()),
-      passing_(ring->link.zmq()) {}
+      incoming_(*cargo, *ring, ring->rank - 1) {}
 
 bool Relay::run() {
   while (!outgoing_.is_done() || !incoming_.is_done()) {
@@ -68,7 +66,7 @@ Outcome Relay::send_next() {
   if (!parcel.is_ready) {
     if (&parcel == &passing_) return Outcome::kNotYet;
     if (!cargo_.load(outgoing_.leg(), &parcel.payload)) return Outcome::kFailed;
-    parcel.crc = link_.checksum(&parcel.payload);
+    parcel.crc = link_.checksum(parcel.payload);
     parcel.is_ready = true;
   }
   const Outcome outcome = link_.try_send(&parcel.payload, parcel.crc);

@@ -84,7 +84,6 @@ class Relay {
 
  private:
   struct Parcel {
-    explicit Parcel(const Zmq& zmq) : payload(zmq) {}
     Message payload;
     uint32_t crc = 0;
     bool is_ready = false;

@@ -15,8 +15,8 @@ namespace hvd::ring {
 // Below this size a frame's fixed cost outweighs what a deeper pipeline gains.
 constexpr uint64_t kMinFrameBytes = 64 << 10;
 
-// Payloads up to this size are copied into the message: cheaper than waiting for the release of borrowed memory.
-constexpr uint64_t kCopyBytes = 8 << 10;
+// Payloads up to this size are copied: cheaper than waiting until the neighbour has acknowledged borrowed memory.
+constexpr uint64_t kCopyBytes = 32 << 10;
 
 struct Ring {
   int32_t rank;

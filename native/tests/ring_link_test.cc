@@ -1,222 +1,323 @@
-// Frames and links: whatever arrives damaged, out of turn or from a stranger is never taken for the next frame.
+// Frames and links: what arrives damaged or out of turn is never taken for the next frame, and no connection's end
+// loses or doubles one.
+
+#include <poll.h>
 
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "kernels/crc32c.h"
-#include "ring/frame.h"
-#include "ring/link.h"
 #include "tests/check.h"
-#include "tests/ring_fake_zmq.h"
+#include "tests/ring_ranks.h"
 
 namespace {
 
 using namespace hvd::ring;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Parts = std::vector<std::string>;
 
 constexpr uint64_t kSession = 0x1122334455667788;
+constexpr uint64_t kWindow = 4;
 const std::string kPayload = "sixteen bytes...";
 
-// Sends on one FakeLink to itself: rank 0 of a ring of one.
-struct Loop {
-  explicit Loop(size_t capacity = 8, milliseconds timeout = seconds(5), const char* endpoint = "tcp://127.0.0.1:1")
-      : wire(capacity, endpoint), link(fake_zmq(), &wire, &wire, kSession, timeout) {
-    CHECK(link.open());
+// The bytes of frame `sequence`, as a good neighbour sends them.
+std::string frame(uint64_t sequence, const std::string& payload = kPayload, uint64_t session = kSession) {
+  const uint32_t crc = hvd::crc32c(0, payload.data(), payload.size());
+  const FrameHeader header = seal(Kind::kData, session, sequence, static_cast<uint32_t>(payload.size()), crc);
+  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
+}
+
+// A link whose neighbours are played by the test.
+struct Neighbours {
+  explicit Neighbours(milliseconds timeout = seconds(5), bool has_checksums = true)
+      : link(kSession, kWindow, has_checksums, timeout) {
+    link.attach_left(left.ends[0]);
+    CHECK(link.attach_right(right.ends[0], 0));
   }
 
-  void send(const std::string& bytes) {
-    Message payload(link.zmq());
-    CHECK(link.allocate(bytes.size(), &payload));
-    std::memcpy(payload.data(), bytes.data(), bytes.size());
-    CHECK(link.send(&payload, link.checksum(&payload)));
+  void come(const std::string& bytes) {
+    CHECK(send(left.ends[1], bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
+  }
+
+  // What the right neighbour has got.
+  std::string went() {
+    std::string bytes(1 << 20, 0);
+    const ssize_t n = recv(right.ends[1], bytes.data(), bytes.size(), MSG_DONTWAIT);
+    bytes.resize(n > 0 ? n : 0);
+    return bytes;
+  }
+
+  void acknowledge(uint64_t received) {
+    const FrameHeader ack = seal(Kind::kAck, kSession, received, 0, 0);
+    CHECK(send(right.ends[1], &ack, sizeof ack, 0) == sizeof ack);
   }
 
   bool receive(uint64_t bytes, std::string* got = nullptr) {
-    Message payload(link.zmq());
+    Message payload;
     uint32_t crc;
     const bool done = link.receive(bytes, &payload, &crc);
     if (done && got != nullptr) got->assign(payload.data(), payload.size());
     return done;
   }
 
-  FakeLink wire;
+  void give(const std::string& bytes) {
+    Message payload;
+    CHECK(link.allocate(bytes.size(), &payload));
+    std::memcpy(payload.data(), bytes.data(), bytes.size());
+    CHECK(link.send(&payload, link.checksum(payload)));
+  }
+
+  void lend(std::string* bytes) {
+    Message payload;
+    payload.borrow(bytes->data(), bytes->size());
+    CHECK(link.send(&payload, link.checksum(payload)));
+  }
+
+  bool left_is_cut() {
+    pollfd end = {left.ends[1], POLLRDHUP, 0};
+    return poll(&end, 1, 0) == 1;
+  }
+
+  void come_anew(SocketPair* wire, uint64_t expected) {
+    CHECK(link.detach_left() == expected);
+    link.attach_left(wire->ends[0]);
+    std::swap(left.ends, wire->ends);
+  }
+
+  SocketPair left, right;
   Link link;
 };
 
-void test_good_frames_arrive_in_order() {
-  Loop loop;
+void test_good_frames_arrive_in_order_whole_or_in_pieces() {
+  Neighbours neighbours;
   std::string got;
-  for (int i = 0; i < 3; ++i) loop.send(kPayload + std::to_string(i));
+  for (int i = 0; i < 3; ++i) neighbours.come(frame(i, kPayload + std::to_string(i)));
   for (int i = 0; i < 3; ++i) {
-    CHECK(loop.receive(kPayload.size() + 1, &got));
+    CHECK(neighbours.receive(kPayload.size() + 1, &got));
     CHECK(got == kPayload + std::to_string(i));
   }
-  loop.send("");
-  CHECK(loop.receive(0, &got) && got.empty());
-}
-
-// Receives one good frame, then one that `damage` has changed.
-template <class Damage>
-void check_corrupt(Damage damage) {
-  Loop loop;
-  loop.send(kPayload);
-  CHECK(loop.receive(kPayload.size()));
-  loop.send(kPayload);
-  Parts parts = loop.wire.take();
-  damage(&parts);
-  loop.wire.inject("left", parts);
-  CHECK(!loop.receive(kPayload.size()));
-  CHECK(loop.link.status() == HVD_CORRUPT);
-  Message next(loop.link.zmq());
-  CHECK(loop.link.try_send(&next, 0) == Outcome::kFailed);
-}
-
-void test_only_frames_that_leave_the_host_are_check_summed() {
-  for (const bool leaves : {true, false}) {
-    Loop loop(8, seconds(5), leaves ? "tcp://127.0.0.1:1" : "ipc://@ring");
-    loop.wire.take();  // the greeting
-    loop.send(kPayload);
-    const Parts parts = loop.wire.take();
-    FrameHeader header;
-    std::memcpy(&header, parts[0].data(), sizeof header);
-    CHECK(header.payload_crc == (leaves ? hvd::crc32c(0, kPayload.data(), kPayload.size()) : 0));
+  Message payload;
+  uint32_t crc;
+  for (const char byte : frame(3)) {
+    CHECK(neighbours.link.try_receive(kPayload.size(), &payload, &crc) == Outcome::kNotYet);
+    neighbours.come(std::string(1, byte));
   }
+  CHECK(neighbours.link.try_receive(kPayload.size(), &payload, &crc) == Outcome::kDone);
+  CHECK(std::memcmp(payload.data(), kPayload.data(), kPayload.size()) == 0);
+  neighbours.come(frame(4, ""));
+  CHECK(neighbours.receive(0, &got) && got.empty());
 }
 
-// A payload that is passed on keeps its checksum, unless only one of the two links has checksums.
-void test_checksums_of_what_is_passed_on() {
-  FakeLink network(8), host(8, "ipc://@ring");
-  constexpr uint32_t kReceived = 7;
-  const auto passed_on = [&](FakeLink* left, FakeLink* right) {
-    Link link(fake_zmq(), left, right, kSession, seconds(1));
-    Message payload(link.zmq());
-    CHECK(link.allocate(kPayload.size(), &payload));
-    std::memcpy(payload.data(), kPayload.data(), kPayload.size());
-    return link.checksum(&payload, kReceived);
-  };
-  CHECK(passed_on(&network, &network) == kReceived);
-  CHECK(passed_on(&network, &host) == 0);
-  CHECK(passed_on(&host, &network) == hvd::crc32c(0, kPayload.data(), kPayload.size()));
+// After a good frame come these bytes: the connection is cut, and the next one begins with the same frame.
+void check_refused(const std::string& bytes) {
+  Neighbours neighbours;
+  neighbours.come(frame(0));
+  CHECK(neighbours.receive(kPayload.size()));
+  neighbours.come(bytes);
+  Message payload;
+  uint32_t crc;
+  CHECK(neighbours.link.try_receive(kPayload.size(), &payload, &crc) == Outcome::kNotYet);
+  CHECK(neighbours.left_is_cut());
+  CHECK(neighbours.link.corrupt() == 1);
+  SocketPair wire;
+  neighbours.come_anew(&wire, 1);
+  neighbours.come(frame(1));
+  CHECK(neighbours.receive(kPayload.size()));
 }
 
 void test_every_flipped_bit_is_seen() {
-  for (size_t part = 0; part < 2; ++part) {
-    const size_t bytes = part == 0 ? sizeof(FrameHeader) : kPayload.size();
-    for (size_t bit = 0; bit < 8 * bytes; ++bit) {
-      check_corrupt([&](Parts* parts) { (*parts)[part][bit / 8] ^= static_cast<char>(1 << bit % 8); });
-    }
+  const std::string good = frame(1);
+  for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
+    std::string bad = good;
+    bad[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    check_refused(bad);
   }
 }
 
-void test_frames_of_the_wrong_shape() {
-  check_corrupt([](Parts* parts) { parts->back().pop_back(); });
-  check_corrupt([](Parts* parts) { parts->back().push_back('x'); });
-  check_corrupt([](Parts* parts) { parts->front().pop_back(); });
-  check_corrupt([](Parts* parts) { parts->front().push_back('x'); });
-  check_corrupt([](Parts* parts) { parts->pop_back(); });
-  check_corrupt([](Parts* parts) { parts->push_back("x"); });
-  check_corrupt([](Parts* parts) { parts->clear(); });
+void test_frames_that_are_perfect_but_not_the_next_one() {
+  check_refused(frame(0));
+  check_refused(frame(2));
+  check_refused(frame(1, kPayload, kSession + 1));
+  check_refused(frame(1, kPayload + "x"));
+  check_refused(frame(1, "short"));
+  check_refused("GET / HTTP/1.1\r\nHost: hvdlite.example\r\n\r\n");
 }
 
-// Frames that are perfect, but not the next one of this session.
-void test_frames_out_of_turn() {
-  const uint32_t crc = hvd::crc32c(0, kPayload.data(), kPayload.size());
-  const uint32_t bytes = static_cast<uint32_t>(kPayload.size());
-  const auto replace = [](const FrameHeader& header) {
-    return [header](Parts* parts) { parts->front().assign(reinterpret_cast<const char*>(&header), sizeof header); };
+void test_a_link_that_damages_everything_fails() {
+  Neighbours neighbours;
+  for (int i = 0; neighbours.link.status() == HVD_OK; ++i) {
+    CHECK(i < 20);
+    SocketPair wire;
+    neighbours.come_anew(&wire, 0);
+    neighbours.come(frame(1));
+    Message payload;
+    uint32_t crc;
+    CHECK(neighbours.link.try_receive(kPayload.size(), &payload, &crc) != Outcome::kDone);
+  }
+  CHECK(neighbours.link.status() == HVD_CORRUPT);
+  CHECK(!neighbours.receive(kPayload.size()));
+}
+
+void test_only_links_across_hosts_are_check_summed() {
+  for (const bool has_checksums : {true, false}) {
+    Neighbours neighbours(seconds(5), has_checksums);
+    neighbours.give(kPayload);
+    FrameHeader header;
+    std::memcpy(&header, neighbours.went().data(), sizeof header);
+    CHECK(header.payload_crc == (has_checksums ? hvd::crc32c(0, kPayload.data(), kPayload.size()) : 0));
+  }
+}
+
+void test_a_new_connection_goes_on_where_the_neighbour_is() {
+  for (uint64_t received : {0, 1, 2, 3}) {
+    Neighbours neighbours;
+    std::string expected;
+    for (uint64_t i = 0; i < 3; ++i) {
+      neighbours.give(kPayload + std::to_string(i));
+      if (i >= received) expected += frame(i, kPayload + std::to_string(i));
+    }
+    neighbours.went();
+    SocketPair wire;
+    CHECK(neighbours.link.attach_right(wire.ends[0], received));
+    std::swap(neighbours.right.ends, wire.ends);
+    CHECK(neighbours.went() == expected);
+    SocketPair impossible;
+    CHECK(!neighbours.link.attach_right(impossible.ends[0], 4));
+    CHECK(received == 0 || !neighbours.link.attach_right(impossible.ends[0], received - 1));
+  }
+}
+
+// Between collectives nobody else would send what a broken connection has lost.
+void test_what_a_finished_collective_sent_is_sent_again_without_another_one() {
+  Neighbours neighbours;
+  std::string all;
+  for (uint64_t i = 0; i < kWindow; ++i) {
+    const std::string payload(1 << 20, static_cast<char>('a' + i));
+    neighbours.give(payload);
+    all += frame(i, payload);
+  }
+  std::thread reader([&] {
+    for (size_t got = 0; got < all.size(); got += neighbours.went().size()) continue;
+  });
+  CHECK(neighbours.link.settle());
+  reader.join();
+  SocketPair wire;
+  CHECK(neighbours.link.attach_right(wire.ends[0], 0));
+  std::swap(neighbours.right.ends, wire.ends);
+  std::string got;
+  while (neighbours.link.flush()) got += neighbours.went();
+  CHECK(got + neighbours.went() == all);
+}
+
+void test_a_full_link_refuses_until_frames_are_acknowledged() {
+  Neighbours neighbours;
+  for (uint64_t i = 0; i < 2 * kWindow; ++i) neighbours.give(kPayload);
+  Message payload;
+  CHECK(neighbours.link.try_send(&payload, 0) == Outcome::kNotYet);
+  std::thread acknowledger([&] { neighbours.acknowledge(kWindow); });
+  CHECK(neighbours.link.send(&payload, 0));
+  acknowledger.join();
+}
+
+void test_an_acknowledgement_of_what_was_never_sent_cuts_the_connection() {
+  Neighbours neighbours;
+  std::string memory = kPayload;
+  neighbours.lend(&memory);
+  neighbours.acknowledge(2);
+  std::thread neighbour([&] {
+    pollfd end = {neighbours.right.ends[1], POLLRDHUP, 0};
+    CHECK(poll(&end, 1, 5000) == 1);
+    SocketPair wire;
+    CHECK(neighbours.link.attach_right(wire.ends[0], 1));
+    std::swap(neighbours.right.ends, wire.ends);
+  });
+  CHECK(neighbours.link.settle());
+  neighbour.join();
+}
+
+void test_frames_are_acknowledged_now_and_then_and_lent_ones_at_the_end() {
+  Neighbours neighbours;
+  const auto acknowledged = [&]() -> uint64_t {
+    FrameHeader ack;
+    if (recv(neighbours.left.ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
+    CHECK(is_ack(ack, kSession));
+    return ack.sequence;
   };
-  check_corrupt(replace(seal(kSession + 1, 2, bytes, crc)));
-  check_corrupt(replace(seal(kSession, 1, bytes, crc)));
-  check_corrupt(replace(seal(kSession, 3, bytes, crc)));
-  check_corrupt(replace(seal(kSession, 2, bytes + 1, crc)));
+  for (uint64_t i = 0; i < kWindow; ++i) {
+    CHECK(acknowledged() == 0);
+    neighbours.come(frame(i));
+    CHECK(neighbours.receive(kPayload.size()));
+  }
+  CHECK(acknowledged() == kWindow);
+  neighbours.come(frame(kWindow));
+  CHECK(neighbours.receive(kPayload.size()) && neighbours.link.settle());
+  CHECK(acknowledged() == 0);
+  const FrameHeader held = seal(Kind::kHeld, kSession, kWindow + 1, 0, 0);
+  neighbours.come(std::string(reinterpret_cast<const char*>(&held), sizeof held));
+  CHECK(neighbours.receive(0));
+  CHECK(acknowledged() == 0);
+  CHECK(neighbours.link.settle());
+  CHECK(acknowledged() == kWindow + 2);
 }
 
-void test_strangers_are_dropped() {
-  Loop loop;
-  const Parts greeting = loop.wire.take();
-  // Before the left neighbour has greeted, a stranger sends whatever it likes, even a greeting of another session.
-  const FrameHeader other = seal(kSession + 1, 0, 0, 0);
-  loop.wire.inject("stranger", {std::string(reinterpret_cast<const char*>(&other), sizeof other), ""});
-  loop.wire.inject("stranger", {"one", "two", "three", "four"});
-  loop.wire.inject("left", greeting);
-  loop.wire.inject("stranger", {"x"});
-  loop.wire.inject("stranger", greeting);
-  loop.send(kPayload);
-  CHECK(loop.receive(kPayload.size()));
-  CHECK(loop.link.status() == HVD_OK);
+void test_lent_memory_is_waited_for() {
+  Neighbours neighbours;
+  std::string memory = kPayload;
+  neighbours.lend(&memory);
+  std::thread neighbour([&] { neighbours.acknowledge(1); });
+  CHECK(neighbours.link.settle());
+  neighbour.join();
 }
 
-void test_a_full_link_refuses_until_there_is_room() {
-  Loop loop(2);
-  loop.send(kPayload);
-  Message payload(loop.link.zmq());
-  CHECK(loop.link.try_send(&payload, 0) == Outcome::kNotYet);
-  CHECK(loop.receive(kPayload.size()));
-  CHECK(loop.link.try_send(&payload, 0) == Outcome::kDone);
+void test_after_a_failure_no_memory_is_read() {
+  Neighbours neighbours(milliseconds(50));
+  std::string memory = kPayload;
+  neighbours.lend(&memory);
+  neighbours.went();
+  CHECK(!neighbours.link.settle());
+  CHECK(neighbours.link.status() == HVD_TIMED_OUT);
+  neighbours.link.attach_right(neighbours.right.ends[0], 1);
+  CHECK(!neighbours.link.flush());
+  CHECK(neighbours.went().empty());
 }
 
-void test_silence_times_out() {
-  Loop loop(8, milliseconds(50));
-  CHECK(!loop.receive(1));
-  CHECK(loop.link.status() == HVD_TIMED_OUT);
+void test_silence_times_out_with_a_connection_and_without() {
+  Neighbours neighbours(milliseconds(50));
+  CHECK(!neighbours.receive(1));
+  CHECK(neighbours.link.status() == HVD_TIMED_OUT);
+  Link alone(kSession, kWindow, true, milliseconds(50));
+  Message payload;
+  uint32_t crc;
+  CHECK(!alone.receive(1, &payload, &crc));
+  CHECK(alone.status() == HVD_TIMED_OUT);
 }
 
 void test_abort_wakes_a_receiver_and_is_final() {
-  Loop loop;
-  std::thread receiver([&] { CHECK(!loop.receive(1)); });
-  loop.link.abort();
+  Neighbours neighbours;
+  std::thread receiver([&] { CHECK(!neighbours.receive(1)); });
+  neighbours.link.abort();
   receiver.join();
-  CHECK(loop.link.status() == HVD_ABORTED);
-  CHECK(!loop.receive(1));
-}
-
-void test_borrowed_memory_is_waited_for() {
-  Loop loop;
-  std::string memory = kPayload;
-  Message payload(loop.link.zmq());
-  CHECK(loop.link.borrow(memory.data(), memory.size(), &payload));
-  CHECK(loop.link.send(&payload, hvd::crc32c(0, memory.data(), memory.size())));
-  CHECK(!loop.link.drain(milliseconds(0)));
-  std::thread receiver([&] { CHECK(loop.receive(kPayload.size())); });
-  CHECK(loop.link.settle());
-  receiver.join();
-  CHECK(loop.link.drain(milliseconds(0)));
-}
-
-void test_after_an_abort_closing_the_sockets_releases_memory() {
-  Loop loop;
-  std::string memory = kPayload;
-  Message payload(loop.link.zmq());
-  CHECK(loop.link.borrow(memory.data(), memory.size(), &payload));
-  CHECK(loop.link.send(&payload, 0));
-  std::thread aborter([&] { loop.link.abort(); });
-  CHECK(!loop.link.settle());
-  aborter.join();
-  CHECK(loop.link.status() == HVD_ABORTED);
-  CHECK(!loop.link.drain(milliseconds(0)));
-  std::thread closer([&] { loop.wire.drop(); });
-  CHECK(loop.link.drain(seconds(5)));
-  closer.join();
+  CHECK(neighbours.link.status() == HVD_ABORTED);
+  CHECK(!neighbours.receive(1));
 }
 
 }  // namespace
 
 int main() {
-  test_good_frames_arrive_in_order();
-  test_only_frames_that_leave_the_host_are_check_summed();
-  test_checksums_of_what_is_passed_on();
+  test_good_frames_arrive_in_order_whole_or_in_pieces();
   test_every_flipped_bit_is_seen();
-  test_frames_of_the_wrong_shape();
-  test_frames_out_of_turn();
-  test_strangers_are_dropped();
-  test_a_full_link_refuses_until_there_is_room();
-  test_silence_times_out();
+  test_frames_that_are_perfect_but_not_the_next_one();
+  test_a_link_that_damages_everything_fails();
+  test_only_links_across_hosts_are_check_summed();
+  test_a_new_connection_goes_on_where_the_neighbour_is();
+  test_what_a_finished_collective_sent_is_sent_again_without_another_one();
+  test_a_full_link_refuses_until_frames_are_acknowledged();
+  test_an_acknowledgement_of_what_was_never_sent_cuts_the_connection();
+  test_frames_are_acknowledged_now_and_then_and_lent_ones_at_the_end();
+  test_lent_memory_is_waited_for();
+  test_after_a_failure_no_memory_is_read();
+  test_silence_times_out_with_a_connection_and_without();
   test_abort_wakes_a_receiver_and_is_final();
-  test_borrowed_memory_is_waited_for();
-  test_after_an_abort_closing_the_sockets_releases_memory();
 }

@@ -1,7 +1,10 @@
-// The ranks of a ring as threads, over FakeLinks that hold few messages.
+// The ranks of a ring as threads, over socket pairs, which a test may cut and replace at any time.
 
 #ifndef HVDLITE_TESTS_RING_RANKS_H_
 #define HVDLITE_TESTS_RING_RANKS_H_
+
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <functional>
 #include <memory>
@@ -10,33 +13,43 @@
 
 #include "ring/ring.h"
 #include "tests/check.h"
-#include "tests/ring_fake_zmq.h"
 
 namespace hvd::ring {
 
 constexpr uint64_t kChunkBytes = 4096;
 
+struct SocketPair {
+  SocketPair() { CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0); }
+  ~SocketPair() {
+    close(ends[0]);
+    close(ends[1]);
+  }
+  int ends[2];
+};
+
 class Ranks {
  public:
-  explicit Ranks(int32_t size, uint64_t window = 3) : Ranks(size, window, 2 * window) {}
-
-  // `capacity`: messages that a link holds.
-  Ranks(int32_t size, uint64_t window, uint64_t capacity, uint64_t chunk_bytes = kChunkBytes) {
-    for (int32_t rank = 0; rank < size; ++rank) wires_.push_back(std::make_unique<FakeLink>(capacity));
+  explicit Ranks(int32_t size, uint64_t window = 3, uint64_t chunk_bytes = kChunkBytes) : wires_(size) {
     for (int32_t rank = 0; rank < size; ++rank) {
-      FakeLink* left = wires_[(rank + size - 1) % size].get();
-      rings_.emplace_back(new Ring{
-          rank, size, chunk_bytes, window, {fake_zmq(), left, wires_[rank].get(), 42, std::chrono::seconds(20)}});
-      CHECK(rings_.back()->link.open());
+      rings_.emplace_back(new Ring{rank, size, chunk_bytes, window, {42, window, true, std::chrono::seconds(20)}});
     }
-  }
-
-  // The messages go first: they refer to the links of the rings.
-  ~Ranks() {
-    for (auto& wire : wires_) wire->drop();
+    for (int32_t rank = 0; rank < size; ++rank) connect(rank);
   }
 
   Ring& operator[](int32_t rank) { return *rings_[rank]; }
+
+  // Makes the connection from this rank to its right neighbour, in place of the one that it has.
+  void connect(int32_t rank) {
+    Link &from = rings_[rank]->link, &to = rings_[(rank + 1) % rings_.size()]->link;
+    auto wire = std::make_unique<SocketPair>();
+    const uint64_t received = to.detach_left();
+    CHECK(from.attach_right(wire->ends[0], received));
+    to.attach_left(wire->ends[1]);
+    wires_[rank] = std::move(wire);
+  }
+
+  // Ends the connection from this rank to its right neighbour, with whatever is in it.
+  void cut(int32_t rank) { shutdown(wires_[rank]->ends[0], SHUT_RDWR); }
 
   void run(const std::function<void(Ring&)>& work) {
     std::vector<std::thread> threads;
@@ -45,7 +58,7 @@ class Ranks {
   }
 
  private:
-  std::vector<std::unique_ptr<FakeLink>> wires_;
+  std::vector<std::unique_ptr<SocketPair>> wires_;
   std::vector<std::unique_ptr<Ring>> rings_;
 };
 

@@ -19,7 +19,7 @@ uint8_t byte_at(int32_t from, int32_t to, uint64_t i) { return static_cast<uint8
 
 // Some zero, some short, some of many frames.
 Lengths random_lengths(size_t n, std::mt19937* random) {
-  const uint64_t most[] = {0, 3, 5000, 40000};
+  const uint64_t most[] = {0, 3, 5000, 150000};
   Lengths lengths(n);
   for (uint64_t& length : lengths) length = (*random)() % (most[(*random)() % 4] + 1);
   return lengths;
@@ -103,7 +103,7 @@ void check_partial_results(Ring& ring, uint64_t count) {
 
 // Both back to back without a barrier, so that a rank meets frames of the next one while others are in the last.
 void test_any_mix_of_lengths(int32_t size, uint64_t window, uint64_t chunk_bytes) {
-  Ranks ranks(size, window, window, chunk_bytes);
+  Ranks ranks(size, window, chunk_bytes);
   ranks.run([size](Ring& ring) {
     std::mt19937 random(size);  // the same on all ranks
     for (int turn = 0; turn < 12; ++turn) {
@@ -119,7 +119,7 @@ void test_any_mix_of_lengths(int32_t size, uint64_t window, uint64_t chunk_bytes
 
 void test_one_rank_alone_sends_or_receives() {
   for (int32_t one = 0; one < 4; ++one) {
-    Ranks(4, 2, 2).run([one](Ring& ring) {
+    Ranks(4, 2).run([one](Ring& ring) {
       Lengths to_one(16), from_one(16), part(4);
       for (int32_t r = 0; r < 4; ++r) to_one[4 * r + one] = from_one[4 * one + r] = 50001;
       part[one] = 50001;
@@ -130,40 +130,16 @@ void test_one_rank_alone_sends_or_receives() {
   }
 }
 
-// Rank 1 of three, whose neighbours are played by the test: rank 0 sends 100 bytes through it to rank 2.
-void test_a_damaged_frame_is_not_passed_on() {
-  enum class Fault { kNone, kPayload, kLength, kSequence };
-  for (Fault fault : {Fault::kNone, Fault::kPayload, Fault::kLength, Fault::kSequence}) {
-    FakeLink from(4), to(4);
-    Ring ring{1, 3, kChunkBytes, 2, {fake_zmq(), &from, &to, 42, std::chrono::seconds(5)}};
-    CHECK(ring.link.open());
-    const std::string payload(fault == Fault::kLength ? 99 : 100, 'x');
-    const uint64_t sequence = fault == Fault::kSequence ? 2 : 1;
-    const FrameHeader greeting = seal(42, 0, 0, 0);
-    const FrameHeader header = seal(42, sequence, payload.size(), hvd::crc32c(0, payload.data(), payload.size()));
-    from.inject("left", {std::string(reinterpret_cast<const char*>(&greeting), sizeof greeting), ""});
-    from.inject("left", {std::string(reinterpret_cast<const char*>(&header), sizeof header),
-                         fault == Fault::kPayload ? std::string(100, 'y') : payload});
-    std::vector<std::vector<uint8_t>> nothing(3);
-    const bool is_done = alltoall(ring, nothing, &nothing, {0, 0, 100, 0, 0, 0, 0, 0, 0});
-    CHECK(is_done == (fault == Fault::kNone));
-    CHECK(ring.link.status() == (is_done ? HVD_OK : HVD_CORRUPT));
-    to.take();  // the greeting
-    if (is_done) CHECK(to.take()[1] == payload);
-    CHECK(to.receive() == nullptr);
-  }
-}
-
 void test_abort_ends_both() {
   for (const bool exchanges : {false, true}) {
-    std::vector<std::vector<uint8_t>> sent(3, std::vector<uint8_t>(60000)), received[2] = {sent, sent};
-    Ranks ranks(3, 2, 2, 4 * kChunkBytes);
+    std::vector<std::vector<uint8_t>> sent(3, std::vector<uint8_t>(200000)), received[2] = {sent, sent};
+    Ranks ranks(3, 2, 16 * kChunkBytes);
     ranks.run([&](Ring& ring) {
       // Rank 2 never takes part, so the others cannot complete.
       if (ring.rank == 2) return ranks[0].link.abort(), ranks[1].link.abort();
       const Rows rows(received[ring.rank], 3);
       const hvd_reduction sum = {HVD_UINT8, HVD_SUM, 1.0, 1.0};
-      const bool is_done = exchanges ? alltoall(ring, sent, &received[ring.rank], Lengths(9, 60000))
+      const bool is_done = exchanges ? alltoall(ring, sent, &received[ring.rank], Lengths(9, 200000))
                                      : ring.reducescatter(SpanList(rows.spans.data(), 6), rows.counts.data(), sum);
       CHECK(!is_done && ring.link.status() == HVD_ABORTED);
     });
@@ -176,10 +152,9 @@ int main() {
   for (int32_t size = 2; size <= 5; ++size) {
     test_any_mix_of_lengths(size, 1, kChunkBytes);
     test_any_mix_of_lengths(size, 3, kChunkBytes);
-    test_any_mix_of_lengths(size, 2, 4 * kChunkBytes);  // frames are sent from the caller's memory
+    test_any_mix_of_lengths(size, 2, 16 * kChunkBytes);  // frames are sent from the caller's memory
   }
   Ranks(3).run([](Ring& ring) { check_partial_results(ring, 10000); });
   test_one_rank_alone_sends_or_receives();
-  test_a_damaged_frame_is_not_passed_on();
   test_abort_ends_both();
 }

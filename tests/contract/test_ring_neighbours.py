@@ -2,76 +2,95 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import pytest
-import zmq
 
 from hvdlite.core.dtypes import DType, Sum
+from hvdlite.dataplane.handshake import Callee, Caller
 from hvdlite.dataplane.ring import RingPlane
+from hvdlite.dataplane.streams import dial
 from hvdlite.errors import HorovodInternalError
 from tests.contract.planes import spans_of
+from tests.contract.two_rings import SECRET, allreduce, connect, two_planes
 from tests.harness import thread_ranks
 
-SECRETS = (bytes(range(32)), bytes(32))
+OTHER_SECRET = bytes(32)
+ADDRESSES = pytest.mark.parametrize("address", [None, "127.0.0.1", "::1"], ids=["unix", "tcp", "tcp6"])
 
 
-@contextmanager
-def two_planes(*secrets: bytes) -> Iterator[list[RingPlane]]:
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                closing(RingPlane(rank, 2, secret, 1, chunk_bytes=4096, window=2, progress_timeout_s=10))
-            )
-            for rank, secret in enumerate(secrets)
-        ]
+def visit(plane: RingPlane, greeting: bytes) -> socket.socket:
+    """A stranger who says something and stays."""
+    stranger = dial(plane.address)
+    stranger.setblocking(True)
+    stranger.sendall(greeting)
+    return stranger
 
 
-def connect(planes: list[RingPlane], timeout_s: float) -> list[str]:
-    """Connects both; what each raised."""
-    deadline = time.monotonic() + timeout_s
-
-    def attempt(rank: int) -> str:
-        try:
-            planes[rank].connect(planes[1 - rank].address, deadline)
-        except HorovodInternalError as error:
-            return str(error)
-        return ""
-
-    return thread_ranks(2, attempt)
+def is_shown_out(stranger: socket.socket) -> bool:
+    """True once the connection has ended. A stranger may have been answered before."""
+    stranger.settimeout(5)
+    try:
+        while stranger.recv(4096):
+            continue
+    except ConnectionError:
+        pass
+    stranger.close()
+    return True
 
 
-def test_strangers_change_nothing_before_or_after_the_neighbour_came() -> None:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger, two_planes(SECRETS[0], SECRETS[0]) as planes:
-        stranger.linger = 0
-        stranger.connect(planes[0].address)
-        for parts in ([b""], [b"hvdRing1"], [bytes(80)], [b"hvR1" + bytes(28), b"payload"], [bytes(4097)]):
-            stranger.send_multipart(parts)
+def greetings() -> list[bytes]:
+    hello = Caller(OTHER_SECRET, 1, 0, 1).hello
+    return [
+        b"GET / HTTP/1.1\r\nHost: hvdlite.example\r\nAccept: everything that is long enough to be read\r\n\r\n",
+        bytes(4097),
+        os.urandom(80),
+        hello + bytes(32),
+        Caller(OTHER_SECRET, 2, 0, 1).hello,
+        Caller(SECRET, 1, 1, 0).hello + bytes(32),
+        hello,
+        hello[:17],
+        b"",
+    ]
+
+
+@ADDRESSES
+def test_strangers_change_nothing_before_or_after_the_neighbour_came(address: str | None) -> None:
+    with two_planes(address=address) as planes:
+        early = [visit(planes[1], greeting) for greeting in greetings()]
         assert connect(planes, 5) == ["", ""]
-        arrays = [np.full(50_000, rank + 1, np.int32) for rank in range(2)]
-
-        def work(rank: int) -> None:
-            stranger.send_multipart([b"hvR1" + bytes(28), b"payload"])
-            planes[rank].allreduce(spans_of((arrays[rank], arrays[rank])), DType.INT32, Sum, 1.0, 1.0)
-
-        thread_ranks(1, lambda _: connect_late_stranger(context, planes[1].address))
-        thread_ranks(2, work)
-        assert all((array == 3).all() for array in arrays)
+        late = [visit(planes[1], greeting) for greeting in greetings()]
+        assert thread_ranks(2, lambda rank: allreduce(planes[rank], 50_000)) == [True, True]
+        assert all(is_shown_out(stranger) for stranger in (*early, *late))
+        assert planes[1].counters == (0, 0)
 
 
-def connect_late_stranger(context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-    with context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(address)
-        stranger.send_multipart([bytes(32), bytes(100)])
+def test_a_crowd_of_silent_strangers_neither_keeps_the_neighbour_out_nor_stays() -> None:
+    with two_planes(address="127.0.0.1") as planes:
+        crowd = [visit(planes[1], b"") for _ in range(200)]
+        assert connect(planes, 5) == ["", ""]
+        descriptors = len(os.listdir("/proc/self/fd")) - len(crowd)
+        assert descriptors < 200
+        assert all(is_shown_out(stranger) for stranger in crowd)
+
+
+def test_a_stranger_cannot_take_the_place_of_the_neighbour() -> None:
+    """Who has heard a whole handshake cannot repeat it, and is not told a proof that is worth anything."""
+    with two_planes(address="127.0.0.1") as planes:
+        assert connect(planes, 5) == ["", ""]
+        caller, callee = Caller(SECRET, 1, 0, 1), Callee(SECRET, 1, 1, 0)
+        proof = caller.take(callee.take(caller.hello))
+        assert is_shown_out(visit(planes[1], caller.hello + proof))
+        assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
+        assert planes[1].counters == (0, 0)
 
 
 def test_a_neighbour_with_another_secret_is_refused_by_name() -> None:
     began = time.monotonic()
-    with two_planes(*SECRETS) as planes:
+    with two_planes(SECRET, OTHER_SECRET) as planes:
         errors = connect(planes, 1)
     # Whoever finds out first leaves, and the other one is left without an answer.
     for error, neighbour in zip(errors, (1, 0), strict=True):
@@ -82,17 +101,18 @@ def test_a_neighbour_with_another_secret_is_refused_by_name() -> None:
 
 def test_a_neighbour_that_does_not_come_is_named() -> None:
     began = time.monotonic()
-    with two_planes(SECRETS[0], SECRETS[0]) as planes:
-        with pytest.raises(HorovodInternalError, match="rank 0 cannot join the ring.* rank 1 did not answer in time"):
+    with two_planes() as planes:
+        with pytest.raises(HorovodInternalError, match="rank 0 cannot join the ring.* rank 1 at .*no answer in time"):
             planes[0].connect(planes[1].address, time.monotonic() + 0.3)
-        with pytest.raises(HorovodInternalError, match="did not answer in time"):
+        with pytest.raises(HorovodInternalError, match="no answer in time"):
             planes[0].barrier()
     assert time.monotonic() - began < 3
 
 
-def test_the_last_frames_reach_a_neighbour_although_the_plane_is_closed_at_once() -> None:
+@ADDRESSES
+def test_the_last_frames_reach_a_neighbour_although_the_plane_is_closed_at_once(address: str | None) -> None:
     for _ in range(20):
-        with two_planes(SECRETS[0], SECRETS[0]) as planes:
+        with two_planes(address=address) as planes:
             assert connect(planes, 5) == ["", ""]
 
             def work(rank: int, planes: list[RingPlane] = planes) -> None:
@@ -108,9 +128,25 @@ def test_the_last_frames_reach_a_neighbour_although_the_plane_is_closed_at_once(
 def test_a_ring_of_one_or_with_an_impossible_rank_is_refused() -> None:
     for rank, size in ((0, 1), (2, 2), (-1, 2)):
         with pytest.raises(ValueError, match="at least 2 ranks"):
-            RingPlane(rank, size, SECRETS[0], 1, chunk_bytes=4096, window=2, progress_timeout_s=1)
+            RingPlane(rank, size, SECRET, 1, chunk_bytes=4096, window=2, progress_timeout_s=1)
 
 
-def test_an_address_that_cannot_be_bound_is_named() -> None:
-    with pytest.raises(HorovodInternalError, match="rank 0 cannot listen on tcp://203.0.113.1"):
-        RingPlane(0, 2, SECRETS[0], 1, chunk_bytes=4096, window=2, progress_timeout_s=1, bind="tcp://203.0.113.1:*")
+def listening(address: str, ports: range | None) -> RingPlane:
+    return RingPlane(0, 2, SECRET, 1, chunk_bytes=4096, window=2, progress_timeout_s=1, address=address, ports=ports)
+
+
+def test_an_address_that_is_not_this_host_s_is_named() -> None:
+    with pytest.raises(HorovodInternalError, match=r"rank 0 cannot listen on 203\.0\.113\.1: .*--network-interface"):
+        listening("203.0.113.1", None)
+
+
+def test_a_range_of_ports_is_kept_to_and_its_end_is_an_error_that_names_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1.*ports {port}-{port}.*another --port-range"):
+            listening("127.0.0.1", range(port, port + 1))
+    plane = listening("127.0.0.1", range(port, port + 1))
+    assert plane.address == f"tcp://127.0.0.1:{port}"
+    plane.close()

@@ -39,7 +39,8 @@ PURE_CORE_MUST_NOT_IMPORT = {
     "asyncio",
     "pathlib",
 }
-MAY_START_THREADS = ("hvdlite.runtime", "hvdlite.rendezvous.server", "hvdlite.launcher")
+# The keeper's thread belongs to a data plane and lives exactly as long.
+MAY_START_THREADS = ("hvdlite.runtime", "hvdlite.rendezvous.server", "hvdlite.launcher", "hvdlite.dataplane.keeper")
 MAY_READ_ENVIRONMENT = (
     "hvdlite.settings",
     "hvdlite.launcher",

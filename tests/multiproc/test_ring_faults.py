@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 
@@ -20,16 +21,15 @@ SIZE = 3
 BYTES = 32 << 20
 
 
-def open_ring() -> RingPlane:
-    """This process's rank of a ring of SIZE; every rank pauses at ``bound``, when its own socket listens."""
-    job, rank = os.environ["HVDLITE_JOB"], int(os.environ["HVDLITE_RANK"])
-    secret = bytes.fromhex(os.environ["HVDLITE_SECRET"])
-    bind = f"ipc://@hvdlite-ring-{job}-"
+def open_ring(folder: str) -> RingPlane:
+    """This process's rank of a ring of SIZE; every rank pauses at ``listening``, with its address in ``folder``."""
+    rank, secret = int(os.environ["HVDLITE_RANK"]), bytes.fromhex(os.environ["HVDLITE_SECRET"])
     plane = RingPlane(
-        rank, SIZE, secret, 1, chunk_bytes=256 << 10, window=4, progress_timeout_s=20, bind=f"{bind}{rank}"
+        rank, SIZE, secret, 1, chunk_bytes=256 << 10, window=4, progress_timeout_s=20, address="127.0.0.1"
     )
-    pause_at("bound")
-    plane.connect(f"{bind}{(rank + 1) % SIZE}", time.monotonic() + 10)
+    Path(folder, str(rank)).write_text(plane.address)
+    pause_at("listening")
+    plane.connect(Path(folder, str((rank + 1) % SIZE)).read_text(), time.monotonic() + 10)
     return plane
 
 
@@ -46,14 +46,14 @@ def reduce_repeatedly(plane: RingPlane, times: int) -> int:
     return wrong
 
 
-def reduce_for_a_while(times: int) -> int:
-    with closing(open_ring()) as plane:
+def reduce_for_a_while(folder: str, times: int) -> int:
+    with closing(open_ring(folder)) as plane:
         return reduce_repeatedly(plane, times)
 
 
-def reduce_until_aborted() -> float:
+def reduce_until_aborted(folder: str) -> float:
     """Reduces until another thread aborts, as the control plane does; the seconds from the abort to the error."""
-    plane = open_ring()
+    plane = open_ring(folder)
     aborted_at = 0.0
 
     def watch() -> None:
@@ -74,9 +74,9 @@ def reduce_until_aborted() -> float:
     raise AssertionError("the collective went on without rank 1")
 
 
-def test_a_killed_neighbour_and_an_abort_end_the_collective_at_once() -> None:
-    with ProcessRanks(SIZE, reduce_until_aborted, deadline_s=20) as ranks:
-        ranks.wait_for("bound")
+def test_a_killed_neighbour_and_an_abort_end_the_collective_at_once(tmp_path: Path) -> None:
+    with ProcessRanks(SIZE, reduce_until_aborted, str(tmp_path), deadline_s=20) as ranks:
+        ranks.wait_for("listening")
         ranks.release()
         ranks.wait_for("moving")
         ranks.kill(1)
@@ -88,9 +88,9 @@ def test_a_killed_neighbour_and_an_abort_end_the_collective_at_once() -> None:
         assert outcomes[rank].result() < 1.0
 
 
-def test_a_stopped_neighbour_only_delays() -> None:
-    with ProcessRanks(SIZE, reduce_for_a_while, 5, deadline_s=20) as ranks:
-        ranks.wait_for("bound")
+def test_a_stopped_neighbour_only_delays(tmp_path: Path) -> None:
+    with ProcessRanks(SIZE, reduce_for_a_while, str(tmp_path), 5, deadline_s=20) as ranks:
+        ranks.wait_for("listening")
         ranks.release()
         ranks.wait_for("moving")
         ranks.send_signal(1, signal.SIGSTOP)

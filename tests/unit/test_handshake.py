@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 
 from hvdlite.dataplane.handshake import Callee, Caller, Refused, session_key
@@ -18,35 +20,35 @@ def caller(secret: bytes = SECRET, session: int = 7, rank: int = 1, to: int = 2)
     return Caller(secret, session, rank, to)
 
 
-def challenge(door: Callee, hello: bytes, connection: bytes = b"a") -> bytes:
-    reply = door.receive(connection, hello)
-    assert reply is not None
-    return reply
-
-
-def test_neighbours_of_one_job_admit_each_other() -> None:
+@pytest.mark.parametrize("received", [0, 7, (1 << 64) - 1])
+def test_neighbours_of_one_job_admit_each_other_and_agree_where_to_go_on(received: int) -> None:
     door, guest = callee(), caller()
-    proof = guest.prove(challenge(door, guest.hello))
-    assert not door.is_admitted
-    assert door.receive(b"a", proof) is None
-    assert door.is_admitted
-    assert door.refused == 0
+    assert len(guest.hello) == door.awaits
+    challenge = door.take(guest.hello)
+    assert len(challenge) == guest.awaits
+    proof = guest.take(challenge)
+    assert len(proof) == door.awaits
+    assert door.take(proof) == b""
+    assert door.awaits == 0
+    welcome = door.welcome(received)
+    assert len(welcome) == guest.awaits
+    assert guest.take(welcome) == b""
+    assert guest.awaits == 0
+    assert guest.received == received
 
 
 def test_a_callee_without_the_secret_is_named() -> None:
     guest = caller()
     with pytest.raises(Refused, match="rank 2 does not have the secret"):
-        guest.prove(challenge(callee(OTHER_SECRET), guest.hello))
+        guest.take(callee(OTHER_SECRET).take(guest.hello))
 
 
-def test_a_caller_without_the_secret_is_refused_and_the_right_one_still_gets_in() -> None:
-    door, stranger, guest = callee(), caller(OTHER_SECRET), caller()
-    challenge(door, stranger.hello, b"stranger")
-    assert door.receive(b"stranger", bytes(32)) is None
-    assert not door.is_admitted
-    assert door.refused == 1
-    door.receive(b"guest", guest.prove(challenge(door, guest.hello, b"guest")))
-    assert door.is_admitted
+def test_a_caller_without_the_secret_is_refused() -> None:
+    door, stranger = callee(), caller(OTHER_SECRET)
+    door.take(stranger.hello)
+    with pytest.raises(Refused, match="does not have the secret"):
+        door.take(bytes(32))
+    assert door.awaits > 0
 
 
 @pytest.mark.parametrize(
@@ -55,42 +57,46 @@ def test_a_caller_without_the_secret_is_refused_and_the_right_one_still_gets_in(
     ids=["another session", "another caller", "another callee"],
 )
 def test_a_hello_for_somebody_else_is_not_answered(other: Caller) -> None:
-    door = callee()
-    assert door.receive(b"a", other.hello) is None
-    assert door.refused == 1
+    with pytest.raises(Refused, match="not the neighbour that is expected"):
+        callee().take(other.hello)
 
 
 def test_proofs_cannot_be_used_twice_elsewhere_or_in_the_other_direction() -> None:
     door, guest = callee(), caller()
-    answer = challenge(door, guest.hello)
-    proof = guest.prove(answer)
-    door.receive(b"a", proof)
+    challenge = door.take(guest.hello)
+    proof = guest.take(challenge)
     later = callee()
-    fresh = challenge(later, guest.hello, b"b")
-    assert later.receive(b"b", proof) is None
-    challenge(later, guest.hello, b"c")
-    assert later.receive(b"c", fresh[32:]) is None
-    assert not later.is_admitted
+    later.take(guest.hello)
     with pytest.raises(Refused):
-        caller().prove(answer)
+        later.take(proof)
+    reflected = callee()
+    answer = reflected.take(guest.hello)
+    with pytest.raises(Refused):
+        reflected.take(answer[32:])
+    with pytest.raises(Refused):
+        caller().take(challenge)
 
 
-@pytest.mark.parametrize("message", [b"", b"x", bytes(79), bytes(80), bytes(81), bytes(1 << 20)])
-def test_anything_else_is_refused(message: bytes) -> None:
-    door = callee()
-    assert door.receive(b"a", message) is None
-    assert door.refused == 1
-    with pytest.raises(Refused, match="rank 2 does not speak this protocol"):
-        caller().prove(message)
-
-
-def test_a_crowd_of_strangers_takes_no_memory_and_no_place() -> None:
+def test_a_welcome_cannot_be_changed_or_come_from_another_handshake() -> None:
     door, guest = callee(), caller()
-    for i in range(1000):
-        challenge(door, caller(OTHER_SECRET).hello, str(i).encode())
-    assert len(door._proofs) < 100
-    door.receive(b"guest", guest.prove(challenge(door, guest.hello, b"guest")))
-    assert door.is_admitted
+    door.take(guest.take(door.take(guest.hello)))
+    welcome = door.welcome(5)
+    another_door, another_guest = callee(), caller()
+    another_door.take(another_guest.take(another_door.take(another_guest.hello)))
+    for wrong in (bytes([6]) + welcome[1:], welcome[:-1] + bytes([welcome[-1] ^ 1]), another_door.welcome(5)):
+        with pytest.raises(Refused):
+            guest.take(wrong)
+    guest.take(welcome)
+    assert guest.received == 5
+
+
+def test_noise_is_refused_on_either_side() -> None:
+    door, guest = callee(), caller()
+    for noise in (bytes, secrets.token_bytes):
+        with pytest.raises(Refused):
+            door.take(noise(door.awaits))
+        with pytest.raises(Refused):
+            guest.take(noise(guest.awaits))
 
 
 def test_the_session_key_depends_on_secret_and_session() -> None:

@@ -16,12 +16,20 @@ _SECRET = bytes(range(32))
 
 @contextmanager
 def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
-    # Odd sizes use TCP and even ones Unix sockets: the frames are the same.
-    bind = "tcp://127.0.0.1:*" if size % 2 else None
+    # Odd sizes use TCP and even ones Unix sockets, and the largest encrypts.
+    address = "127.0.0.1" if size % 2 else None
     with ExitStack() as stack:
         planes = [
             RingPlane(
-                rank, size, _SECRET, 1, chunk_bytes=4096, window=3, progress_timeout_s=progress_timeout_s, bind=bind
+                rank,
+                size,
+                _SECRET,
+                1,
+                chunk_bytes=4096,
+                window=3,
+                progress_timeout_s=progress_timeout_s,
+                address=address,
+                encrypt=size == 5,
             )
             for rank in range(size)
         ]

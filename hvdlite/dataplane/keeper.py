@@ -1,0 +1,178 @@
+"""Keeps a rank of a ring connected to its neighbours, beside whatever the rank does.
+
+A thread sleeps until a connection comes or ends; frames never wake it. It lets the left neighbour in (`doorman`), dials
+the right one (`dialer`), and hands the connections to the native ring, which goes on with the first frame that the
+receiver does not have. So a rank that computes, or that has finished its part of a collective, still sends again what a
+broken connection has lost.
+
+Only the caller of a connection makes it anew, as soon as its own end shows that it has ended: a rank to which a damaged
+frame came shuts the connection down, and both ends see that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from hvdlite.dataplane.dialer import Dialer
+from hvdlite.dataplane.doorman import Doorman
+from hvdlite.dataplane.handshake import Callee, Caller
+from hvdlite.dataplane.watch import Watch
+from hvdlite.dataplane.wires import Wires
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.log import logger
+
+_NEVER: Final = float("inf")
+
+
+class Neighbours(NamedTuple):
+    """Who is who around the ``index``-th rank of a ring, whose ranks are ``called`` so, and what proves it."""
+
+    secret: bytes
+    session: int
+    index: int
+    called: Sequence[int]
+
+    @property
+    def own(self) -> int:
+        return self.called[self.index]
+
+    @property
+    def left(self) -> int:
+        return self.called[self.index - 1]
+
+    @property
+    def right(self) -> int:
+        return self.called[(self.index + 1) % len(self.called)]
+
+    def new_callee(self) -> Callee:
+        return Callee(self.secret, self.session, self.own, self.left)
+
+    def new_caller(self) -> Caller:
+        return Caller(self.secret, self.session, self.own, self.right)
+
+
+class Keeper:
+    """Takes over ``listener``, and dials ``right_name`` as soon as it is started.
+
+    ``on_failure`` is called in the keeper's thread if the right neighbour, once connected, could not be reached again
+    for ``patience_s``. `stop` and `close` may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        wires: Wires,
+        listener: socket.socket,
+        right_name: str,
+        patience_s: float,
+        on_failure: Callable[[HvdError], None],
+    ) -> None:
+        self._neighbours = neighbours
+        self._wires = wires
+        self._right_name = right_name
+        self._patience_s = patience_s
+        self._on_failure = on_failure
+        self._watch = Watch()
+        self._doorman = Doorman(self._watch, wires, listener, neighbours.new_callee)
+        self._dialer = Dialer(self._watch, wires, right_name, neighbours.new_caller)
+        self._changed = threading.Condition()  # notified after every turn of the thread
+        self._close_by = _NEVER  # set once
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watch.set(self._wake, select.POLLIN, self._wake_up)
+        self._told = 0  # how many resumed connections the user knows of
+        self._thread = threading.Thread(target=self._run, name="hvdlite-ring-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def resumed(self) -> int:
+        """How many connections have taken the place of one that ended, on either side."""
+        return max(0, self._dialer.connected - 1) + max(0, self._doorman.admitted - 1)
+
+    def wait_until_connected(self, deadline: float) -> None:
+        """Returns once both neighbours are connected. Raises HorovodInternalError naming who is not at ``deadline``."""
+        with self._changed:
+            self._changed.wait_for(self._is_complete_or_closing, max(0.0, deadline - time.monotonic()))
+        left, right, refused = self._neighbours.left, self._neighbours.right, self._doorman.refused
+        if self._dialer.connected == 0:
+            raise HorovodInternalError(
+                f"its right neighbour, rank {right} at {self._right_name}, cannot be reached: {self._dialer.trouble}; "
+                "see that rank's own output for the reason"
+            )
+        if self._doorman.admitted == 0:
+            strangers = f"; {refused} connections that are not of this job were refused" if refused else ""
+            raise HorovodInternalError(f"its left neighbour, rank {left}, did not connect in time{strangers}")
+
+    def stop(self, linger_s: float = 0.0) -> None:
+        """Lets the thread end: with ``linger_s`` as soon as the right neighbour's host has all that was sent."""
+        with self._changed:
+            self._close_by = min(self._close_by, time.monotonic() + linger_s)
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def close(self, linger_s: float) -> None:
+        """Stops the thread and waits until it has ended and closed all connections."""
+        self.stop(linger_s)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _is_complete_or_closing(self) -> bool:
+        return (self._dialer.connected > 0 and self._doorman.admitted > 0) or self._close_by < _NEVER
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        finally:
+            if self._close_by == _NEVER:  # an error that nobody thought of, which the thread's end prints
+                rank = self._neighbours.own
+                self._on_failure(HorovodInternalError(f"the keeper of the ring on rank {rank} failed; see its output"))
+            self._dialer.close()
+            self._doorman.close()
+            with self._changed:
+                wake, self._wake = self._wake, -1
+            os.close(wake)
+
+    def _wake_up(self, _: int) -> None:
+        os.eventfd_read(self._wake)
+
+    def _keep(self) -> None:
+        is_finishing = False
+        while not self._dialer.is_finished and time.monotonic() < self._close_by:
+            if self._close_by < _NEVER and not is_finishing:
+                is_finishing = True
+                self._dialer.finish()
+            now = time.monotonic()
+            self._doorman.tick(now)
+            self._dialer.tick(now)
+            self._watch.sleep(min(self._doorman.due, self._dialer.due, self._close_by))
+            self._report()
+            with self._changed:
+                self._changed.notify_all()
+            self._check_patience()
+
+    def _check_patience(self) -> None:
+        dialer, right = self._dialer, self._neighbours.right
+        if dialer.connected and not dialer.is_connected and time.monotonic() > dialer.lost_at + self._patience_s:
+            self._on_failure(
+                HorovodInternalError(
+                    f"rank {self._neighbours.own} lost its connection to rank {right} at {self._right_name} and could "
+                    f"not make it again for {self._patience_s:g} s: {dialer.trouble}"
+                )
+            )
+
+    def _report(self) -> None:
+        """Tells of connections that took the place of others: the first, and then each time there are twice as many."""
+        resumed = self.resumed
+        if resumed < max(1, 2 * self._told):
+            return
+        self._told = resumed
+        logger.warning(
+            "rank %d: connections to its neighbours, ranks %d and %d, ended and were made again without a loss; "
+            "%d so far, and %d damaged frames",
+            *(self._neighbours.own, self._neighbours.left, self._neighbours.right, resumed, self._wires.corrupt),
+        )

@@ -1,0 +1,53 @@
+"""One side of a handshake over one connection."""
+
+from __future__ import annotations
+
+import socket
+from typing import Generic, Protocol, TypeVar
+
+
+class Party(Protocol):
+    """A state machine of `handshake`: it ``awaits`` so many bytes, and 0 when it is done."""
+
+    awaits: int
+
+    def take(self, message: bytes) -> bytes: ...
+
+
+P = TypeVar("P", bound=Party)
+
+
+class Talk(Generic[P]):
+    """``party`` talks over ``link``, which is not blocking, until ``deadline`` (monotonic); the caller closes it.
+
+    Never more is read than the next message has bytes: what follows the last belongs to whoever gets the connection.
+    """
+
+    def __init__(self, link: socket.socket, party: P, deadline: float) -> None:
+        self.link = link
+        self.party = party
+        self.deadline = deadline
+        self._came = b""
+
+    def go_on(self) -> bool:
+        """Reads and answers what has come. True once the handshake is over.
+
+        Raises Refused, or OSError when the connection ended.
+        """
+        while self.party.awaits:
+            try:
+                piece = self.link.recv(self.party.awaits - len(self._came))
+            except BlockingIOError:
+                return False
+            if not piece:
+                raise ConnectionResetError("the connection ended in the middle of the handshake")
+            self._came += piece
+            if len(self._came) == self.party.awaits:
+                answer, self._came = self.party.take(self._came), b""
+                self.say(answer)
+        return True
+
+    def say(self, message: bytes) -> None:
+        """Sends a message. Raises OSError if the connection ended or, young as it is, has no room for it."""
+        if self.link.send(message, socket.MSG_NOSIGNAL) < len(message):
+            raise ConnectionError("the connection took a part of a message")

@@ -1,0 +1,43 @@
+"""The native ring as far as its connections go."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from hvdlite import native
+
+
+class Wires:
+    """Hands connections to a native ring; any thread may call, also while a collective runs. See ``hvdlite.h``.
+
+    Descriptors stay their owner's, who may close one after it was detached or another took its place.
+    """
+
+    def __init__(self, ring: ctypes.c_void_p) -> None:
+        self._ring = ring
+        self._library: Any = native.library()
+
+    def detach_left(self) -> int:
+        """Nothing more is read from the left connection. How many frames have been received."""
+        return int(self._library.hvd_ring_detach_left(self._ring))
+
+    def attach_left(self, fd: int, keys: bytes) -> bool:
+        """``keys`` (32 bytes) encrypt the connection if the ring encrypts. False if there is no memory for that."""
+        return int(self._library.hvd_ring_attach_left(self._ring, fd, keys)) == native.OK
+
+    def detach_right(self) -> None:
+        self._library.hvd_ring_detach_right(self._ring)
+
+    def attach_right(self, fd: int, received: int, keys: bytes) -> bool:
+        """As `attach_left`. ``received``: how many frames the neighbour has. False also if that cannot be."""
+        return int(self._library.hvd_ring_attach_right(self._ring, fd, received, keys)) == native.OK
+
+    def flush(self) -> bool:
+        """Between collectives: writes what the right connection takes. True if more is left for when it takes more."""
+        return bool(self._library.hvd_ring_flush(self._ring))
+
+    @property
+    def corrupt(self) -> int:
+        """How many damaged frames have come."""
+        return int(self._library.hvd_ring_corrupt(self._ring))

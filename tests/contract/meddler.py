@@ -1,0 +1,107 @@
+"""Stands between two neighbours of a ring, and does to their connections what networks do."""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import struct
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from hvdlite.dataplane.streams import dial, listen, name_of
+
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER without time: closing sends a reset
+_PIECE_BYTES: Final = 64 << 10
+
+
+class Meddler:
+    """Passes on what comes to ``name`` to whoever listens at ``target``, in both directions.
+
+    ``flip_every``: one bit of about every so many bytes towards the target is wrong, 0 for none; the first
+    ``spared_bytes`` of a connection are not touched. While ``is_lossy``, what comes towards the target is lost, and
+    ``lost_bytes`` counts it. ``heard`` is all that came towards the target.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._listener = listen("127.0.0.1", None)
+        self._listener.setblocking(True)
+        self.name = name_of(self._listener)
+        self.flip_every = 0
+        self.spared_bytes = 0
+        self.is_lossy = False
+        self.lost_bytes = 0
+        self.heard = bytearray()
+        self._links: set[socket.socket] = set()
+        self._lock = threading.Lock()  # guards _links
+        self._threads: list[threading.Thread] = []
+        self._server = threading.Thread(target=self._serve)
+        self._server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.refuse()
+        self.reset()
+        for thread in self._threads:
+            thread.join()
+
+    def refuse(self) -> None:
+        """From now on nobody listens at ``name``."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._server.join()
+
+    def reset(self) -> None:
+        """Ends all connections, with what is on its way in them."""
+        with self._lock:
+            for link in self._links:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                with suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._pass_on_both_ways, args=(caller,)))
+                self._threads[-1].start()
+
+    def _pass_on_both_ways(self, caller: socket.socket) -> None:
+        with caller, dial(self._target) as callee, selectors.DefaultSelector() as ready:
+            callee.setblocking(True)
+            with self._lock:
+                self._links |= {caller, callee}
+            ready.register(caller, selectors.EVENT_READ, callee)
+            ready.register(callee, selectors.EVENT_READ, caller)
+            spared = self.spared_bytes
+            while ready.get_map():
+                for key, _ in ready.select():
+                    assert isinstance(key.fileobj, socket.socket)
+                    with suppress(OSError):
+                        if data := key.fileobj.recv(_PIECE_BYTES):
+                            if key.data is callee:
+                                data, spared = self._meddle(data, spared), max(0, spared - len(data))
+                            key.data.sendall(data)
+                            continue
+                        key.data.shutdown(socket.SHUT_WR)
+                    ready.unregister(key.fileobj)
+            with self._lock:
+                self._links -= {caller, callee}
+
+    def _meddle(self, data: bytes, spared: int) -> bytes:
+        self.heard += data
+        if self.is_lossy:
+            self.lost_bytes += len(data)
+            return b""
+        if spared >= len(data) or not self.flip_every or random.random() >= len(data) / self.flip_every:
+            return data
+        damaged = bytearray(data)
+        damaged[random.randrange(spared, len(data))] ^= 1 << random.randrange(8)
+        return bytes(damaged)

@@ -1,0 +1,197 @@
+"""Connections of a ring that break, lose or damage what they carry: sums stay exact, what cannot be mended is named."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import numpy as np
+import pytest
+
+from hvdlite.core.dtypes import DType, Max
+from hvdlite.dataplane.ring import RingPlane
+from hvdlite.errors import HorovodInternalError
+from tests.contract.meddler import Meddler
+from tests.contract.planes import spans_of
+from tests.contract.two_rings import allreduce, connect, two_planes
+from tests.harness import thread_ranks
+
+HELLO_AND_PROOF_BYTES = 80 + 32
+ENCRYPTED = pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
+
+
+@contextmanager
+def meddled(encrypt: bool = False, progress_timeout_s: float = 10) -> Iterator[tuple[list[RingPlane], Meddler]]:
+    """Two connected planes over TCP; the meddler stands between rank 0 and its right neighbour, rank 1."""
+    with (
+        two_planes(address="127.0.0.1", encrypt=encrypt, progress_timeout_s=progress_timeout_s) as planes,
+        Meddler(planes[1].address) as meddler,
+    ):
+        assert connect(planes, 5, meddler.name, planes[0].address) == ["", ""]
+        yield planes, meddler
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # how often the test looks
+
+
+def reduce_until(planes: list[RingPlane], is_enough: threading.Event) -> None:
+    """Both ranks reduce vectors of changing lengths until it is enough; rank 1 stops after as many as rank 0."""
+    last = threading.Event()
+    turns = [0]
+
+    def work(rank: int) -> None:
+        for turn in count(1):
+            if rank == 0:
+                if is_enough.is_set():
+                    last.set()
+                turns[0] = turn
+            assert allreduce(planes[rank], 1 + turn * 7919 % 300_000)
+            # Nobody leaves a barrier before rank 0 has said whether this turn is the last.
+            planes[rank].barrier()
+            if last.is_set() and turn == turns[0]:
+                return
+            planes[rank].barrier()
+
+    thread_ranks(2, work, deadline_s=60)
+
+
+@ENCRYPTED
+def test_resets_every_50_ms_change_no_sum(encrypt: bool) -> None:
+    with meddled(encrypt) as (planes, meddler):
+        is_enough = threading.Event()
+
+        def reset_repeatedly() -> None:
+            for _ in range(20):
+                time.sleep(0.05)  # the interval of the fault
+                meddler.reset()
+            is_enough.set()
+
+        mischief = threading.Thread(target=reset_repeatedly)
+        mischief.start()
+        reduce_until(planes, is_enough)
+        mischief.join()
+        for plane in planes:
+            assert plane.counters.resumed >= 3
+
+
+@ENCRYPTED
+def test_flipped_bits_change_no_sum(encrypt: bool) -> None:
+    with meddled(encrypt) as (planes, meddler):
+        meddler.flip_every = 1 << 20
+        is_enough = threading.Event()
+
+        def wait_for_damage() -> None:
+            wait_until(lambda: planes[1].counters.corrupt >= 5)
+            is_enough.set()
+
+        watcher = threading.Thread(target=wait_for_damage)
+        watcher.start()
+        reduce_until(planes, is_enough)
+        watcher.join()
+        assert planes[1].counters.resumed >= 5
+        assert planes[0].counters.corrupt == 0
+
+
+@ENCRYPTED
+def test_a_link_that_damages_every_frame_is_named_in_time(encrypt: bool) -> None:
+    with meddled(encrypt) as (planes, meddler):
+        assert thread_ranks(2, lambda rank: allreduce(planes[rank], 100)) == [True, True]
+        meddler.flip_every, meddler.spared_bytes = 64, HELLO_AND_PROOF_BYTES
+        meddler.reset()
+        began = time.monotonic()
+
+        def work(rank: int) -> str:
+            with pytest.raises(HorovodInternalError) as caught:
+                allreduce(planes[rank], 300_000)
+            planes[1 - rank].abort(HorovodInternalError("what the control plane does"))
+            return str(caught.value)
+
+        errors = thread_ranks(2, work)
+        assert "rank 1 of the ring, between ranks 0 and 0, failed: a frame was damaged on its way" in errors[1]
+        assert time.monotonic() - began < 8
+
+
+def test_what_a_finished_rank_sent_arrives_over_a_new_connection() -> None:
+    """Rank 0 broadcasts a few bytes, which are lost, and computes on: its keeper alone can send them again."""
+    with meddled() as (planes, meddler):
+        meddler.is_lossy = True
+        array = np.array([[1, 2, 3], [0, 0, 0]], np.int64)
+        none = np.empty(0, np.int64)
+        streams = [[spans_of((array[rank], array[rank])), spans_of((none, none))] for rank in range(2)]
+        planes[0].allgather(streams[0])
+        wait_until(lambda: meddler.lost_bytes > 0)
+        meddler.is_lossy = False
+        meddler.reset()
+        planes[1].allgather(streams[1])
+        assert array.tolist() == [[1, 2, 3], [1, 2, 3]]
+        assert planes[0].counters.resumed == 1
+
+
+def test_an_idle_connection_is_made_again() -> None:
+    with meddled() as (planes, meddler):
+        for resumed in range(1, 4):
+            assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
+            meddler.reset()
+            wait_until(lambda least=resumed: min(plane.counters.resumed for plane in planes) >= least)
+        assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
+
+
+def test_connections_that_were_replaced_are_closed() -> None:
+    with meddled() as (planes, meddler):
+        before = 0
+        for turn in range(10):
+            meddler.reset()
+            assert thread_ranks(2, lambda rank: allreduce(planes[rank], 10_000)) == [True, True]
+            wait_until(lambda least=turn: min(plane.counters.resumed for plane in planes) > least)
+            descriptors = len(os.listdir("/proc/self/fd"))
+            before = before or descriptors
+            assert descriptors <= before + 4
+
+
+def test_a_neighbour_that_cannot_be_reached_again_is_named() -> None:
+    began = time.monotonic()
+    with meddled(progress_timeout_s=1) as (planes, meddler):
+        meddler.refuse()
+        meddler.reset()
+        wait_until(lambda: planes[0]._error is not None)
+        with pytest.raises(HorovodInternalError, match="rank 0 lost its connection to rank 1 .*Connection refused"):
+            planes[0].barrier()
+    assert time.monotonic() - began < 6
+
+
+@ENCRYPTED
+def test_only_plain_tensors_can_be_read_on_the_way(encrypt: bool) -> None:
+    with meddled(encrypt) as (planes, meddler):
+
+        def work(rank: int) -> list[bytes]:
+            arrays = [np.frombuffer(bytearray(b"gradient" * size), np.uint8) for size in (8, 10_000)]
+            for array in arrays:
+                planes[rank].allreduce(spans_of((array, array)), DType.UINT8, Max, 1.0, 1.0)
+            return [array.tobytes() for array in arrays]
+
+        for results in thread_ranks(2, work):
+            assert results == [b"gradient" * 8, b"gradient" * 10_000]
+        assert len(meddler.heard) > 80_000
+        assert (b"gradient" in meddler.heard) is not encrypt
+
+
+def test_a_python_without_libcrypto_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir("/proc/self/fd")
+    for path in (None, ctypes.util.find_library("m")):
+        monkeypatch.setattr(importlib.import_module("_hashlib"), "__file__", path)
+        with (
+            pytest.raises(HorovodInternalError, match="no OpenSSL.*--encrypt-data"),
+            two_planes(address="127.0.0.1", encrypt=True),
+        ):
+            raise AssertionError("a ring that should encrypt was opened")
+    assert os.listdir("/proc/self/fd") == before
