@@ -1,4 +1,4 @@
-"""An agent's part in a connect test between hosts: it listens (`probe_listener`), and it dials the listeners of other hosts.
+"""An agent's part in a connect test between hosts: it listens, and it dials the listeners of others (`probe_listener`).
 
 Each target is dialled by a thread of its own, so that one whose packets vanish costs the others nothing and all of
 them together no more than one deadline. The standard library is all that an agent needs for it.

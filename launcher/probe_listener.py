@@ -1,8 +1,8 @@
 """The end of a connect test that is dialled: a thread that listens on a host's candidate addresses for a short time.
 
 Every connection is a generator that yields what to send and how many bytes it wants next, so nothing is kept of a
-stranger but the bytes of one HELLO. After the greeting (`probe_greeting`) the listener echoes `ROUNDS` pings, swallows what
-follows up to the end of the stream, and says how many bytes those were.
+stranger but the bytes of one HELLO. After the greeting (`probe_greeting`) the listener echoes `ROUNDS` pings, swallows
+what follows up to the end of the stream, and says how many bytes those were.
 """
 
 from __future__ import annotations
