@@ -35,8 +35,8 @@ test: $(VENV)/.for-development native ## run all tests
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts and their faults
 	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults $(PYTEST_ARGS)
 
-soak: $(VENV)/.for-development native ## train on through random faults for MINUTES=10
-	HVDLITE_SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m soak --timeout 0 -s tests/faults $(PYTEST_ARGS)
+soak: $(VENV)/.for-development native ## random faults for MINUTES=10
+	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m soak --timeout 0 -s tests/faults $(PYTEST_ARGS)
 
 check: $(VENV)/.for-development ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from .answers import Answerer
+from .answers import Answerer, take_files
 from .cgroups import oom_kills
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
 from .guard import fork_guarded
@@ -99,6 +99,9 @@ class Agent:
     def _obey(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.DATA:
             self._tunnel.deliver(*unpack_output(payload))
+            return
+        if kind is Kind.FILES:
+            take_files(payload)
             return
         message = unpack_message(payload)
         if kind is Kind.ASK:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from hvdlite.core.topology import Placement
@@ -21,6 +22,7 @@ from .connect_test import choose_addresses
 from .hosts import Host, is_local
 from .network import network_environment
 from .plan import Plan, make_plan, place_ranks
+from .sync import copy_folder
 
 _HERE: Final = "127.0.0.1"
 
@@ -72,7 +74,7 @@ def prepare(request: Request, job: Job, agents: Agents) -> Plan:
     placements = placements or request.place(cores)
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
-    folders = _check_folders(agents, hosts)
+    folders = _folders(request, agents, hosts)
     of_host = _networks(request, agents, hosts) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
@@ -94,10 +96,12 @@ def _cores_here() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _check_folders(agents: Agents, hosts: Sequence[str]) -> dict[str, str]:
-    cwd = os.getcwd()
-    remote = [host for host in hosts if agents.links[host].is_remote]
-    for host, has_it in agents.ask("is_folder", {host: {"path": cwd} for host in remote}).items():
+def _folders(request: Request, agents: Agents, hosts: Sequence[str]) -> dict[str, str]:
+    """Where the working directory is on the hosts that have it elsewhere."""
+    remote, cwd = [host for host in hosts if agents.links[host].is_remote], Path.cwd()
+    if request.syncs:
+        return copy_folder(agents, remote, cwd) if remote else {}
+    for host, has_it in agents.ask("is_folder", {host: {"path": str(cwd)} for host in remote}).items():
         if has_it is not True:
             raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
     return {}

@@ -5,15 +5,21 @@ Acts are made of the faults of `tests.harness`; these choose the ranks, hosts an
 
 from __future__ import annotations
 
+import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 from tests.faults.training import Training
 from tests.harness import cgroups, faults
+from tests.harness.hosts import Host
 from tests.harness.wan import bad_line
 
 Act = Callable[[Training], AbstractContextManager[object]]
+
+PESTER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("stranger.py")))
 
 
 def kill(*ranks: int) -> Act:
@@ -97,6 +103,63 @@ def worsen(delay_ms: float, jitter_ms: float, loss: float, duplication: float) -
     """Makes the line between hosts a and b a bad one."""
     numbers = dict(delay_ms=delay_ms, jitter_ms=jitter_ms, loss=loss, duplication=duplication)
     return lambda job: bad_line(job.network["a"], job.network["b"], **numbers)
+
+
+def alter(host: str, source: str) -> Act:
+    """Changes a byte of one segment in a hundred from ``source``, and TCP does not notice."""
+    return lambda job: faults.corrupt(job.network[host], job.network[source])
+
+
+def reset_connections(host: str) -> Act:
+    """Ends one of the ranks' connections between hosts each second, at random."""
+    return lambda job: _repeatedly(1.0, lambda: _reset_one(job.network[host]))
+
+
+def pester(host: str, victims: str) -> Act:
+    """Has strangers on ``host`` connect to all ports where ranks listen, and send what is no frame."""
+
+    @contextmanager
+    def act(job: Training) -> Iterator[None]:
+        addresses = [(job.network[name].address, port) for name in victims for port in _ports(job.network[name])]
+        with ExitStack() as strangers:
+            for address, port in addresses:
+                process = job.network[host].popen(*PESTER, address, str(port))
+                strangers.enter_context(process)
+            yield
+
+    return act
+
+
+def _ports(host: Host) -> list[int]:
+    """The TCP ports where something other than sshd listens."""
+    lines = host.check("ss", "-Hltn").splitlines()
+    return sorted({int(line.split()[3].rpartition(":")[2]) for line in lines} - {22})
+
+
+def _reset_one(host: Host) -> None:
+    lines = host.check("ss", "-Htn", "state", "established").splitlines()
+    pairs = [[end.rpartition(":")[2] for end in line.split()[2:4]] for line in lines]
+    candidates = [(here, there) for here, there in pairs if "22" not in (here, there)]
+    if candidates:
+        here, there = random.choice(candidates)
+        faults.kill_sockets(host, f"( sport = {here} and dport = {there} )")
+
+
+@contextmanager
+def _repeatedly(period_s: float, act: Callable[[], None]) -> Iterator[None]:
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(period_s):
+            act()
+
+    thread = threading.Thread(target=run, name="fault")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def missing_for(act: Act) -> str:

@@ -21,25 +21,33 @@ class Row:
     seconds: float
     hosts: str = "a:2,b:2"
     recovery_s: float = 5.0
-    is_fast: bool = False
 
 
 ROWS = [
-    Row("a rank stops for 1.5 s", acts.stop(2), 1.5, is_fast=True),
+    Row("a rank stops for 1.5 s", acts.stop(2), 1.5),
     Row("the root stops for 1.5 s", acts.stop(0), 1.5),
-    Row("a host is frozen for 1.5 s", acts.freeze("b"), 1.5, is_fast=True),
+    Row("a host is frozen for 1.5 s", acts.freeze("b"), 1.5),
     Row("a rank has a tenth of a core", acts.starve(3, 10), 5.0, recovery_s=15.0),
-    Row("eight busy loops", acts.crowd(8), 3.0, recovery_s=15.0, is_fast=True),
+    Row("eight busy loops", acts.crowd(8), 3.0, recovery_s=15.0),
     Row("eight busy loops for a minute", acts.crowd(8), 60.0, recovery_s=15.0),
     Row("an interface is down for 2 s", acts.link_down("b"), 2.0),
     Row("a cable is out for 2 s", acts.unplug("b"), 2.0),
     Row("one packet in twenty is lost", acts.lose(5), 4.0, recovery_s=15.0),
     Row("a long and bad line", acts.worsen(10.0, 4.0, 0.05, 0.01), 5.0, recovery_s=15.0),
+    Row("a connection is reset each second", acts.reset_connections("b"), 10.0),
+    Row("one segment in a hundred is altered", acts.alter("b", "a"), 5.0, recovery_s=15.0),
+    Row("strangers send garbage to every port", acts.pester("c", "ab"), 5.0),
 ]
+FAST = {
+    "a rank stops for 1.5 s",
+    "a host is frozen for 1.5 s",
+    "eight busy loops",
+    "strangers send garbage to every port",
+}
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=() if row.is_fast else pytest.mark.faults) for row in ROWS]
+    "row", [pytest.param(row, id=row.name, marks=() if row.name in FAST else pytest.mark.faults) for row in ROWS]
 )
 def test_the_job_goes_on(network: Network, row: Row) -> None:
     if reason := acts.missing_for(row.act):
