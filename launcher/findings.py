@@ -68,7 +68,10 @@ def _of_software(host: SurveyedHost) -> Iterator[Finding]:
         return Finding(Weight.PROBLEM, (host.name,), text, advice)
 
     if host.problem:
-        yield finding(f"no rank can be started: {host.problem}", "see to it that a job can log in and run there")
+        yield finding(
+            f"no rank can be started: {host.problem}",
+            "a job must be able to log in there, and to find the same hvdlite and Python",
+        )
     elif problem := host.software.get("problem"):
         yield finding(f"hvdlite does not work: {problem}", "install it again with the Python that runs there")
     elif not host.software.get("has_curve", True):

@@ -1,4 +1,4 @@
-"""An agent's part in a connect test between hosts: it listens (`listener`), and it dials the listeners of other hosts.
+"""An agent's part in a connect test between hosts: it listens, and it dials the listeners of others (`probe_listener`).
 
 Each target is dialled by a thread of its own, so that one whose packets vanish costs the others nothing and all of
 them together no more than one deadline. The standard library is all that an agent needs for it.
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from . import greeting
-from .listener import PING_BYTES, ROUNDS, TOTAL, Listener
+from . import probe_greeting as greeting
+from .probe_listener import PING_BYTES, ROUNDS, TOTAL, ProbeListener
 
 _MAX_THREADS: Final = 64
 _BULK: Final = bytes(256 << 10)
@@ -28,7 +28,7 @@ class Prober:
     """What one agent answers in a connect test. Every method takes and returns the fields of a JSON message."""
 
     def __init__(self) -> None:
-        self._listener: Listener | None = None
+        self._listener: ProbeListener | None = None
 
     def listen(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Listens as host number ``host`` on ``addresses``, each on a free one of ``ports`` ([first, last] or None),
@@ -36,7 +36,7 @@ class Prober:
         self.close({})
         ports = fields["ports"] and range(fields["ports"][0], fields["ports"][1] + 1)
         token = bytes.fromhex(fields["token"])
-        self._listener = Listener(token, fields["host"], fields["addresses"], ports or None, fields["lifetime_s"])
+        self._listener = ProbeListener(token, fields["host"], fields["addresses"], ports or None, fields["lifetime_s"])
         return {"ports": self._listener.port_by_address, "problems": self._listener.problems}
 
     def dial(self, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The end of a connect test that is dialled: a thread that listens on a host's candidate addresses for a short time.
 
 Every connection is a generator that yields what to send and how many bytes it wants next, so nothing is kept of a
-stranger but the bytes of one HELLO. After the greeting (`greeting`) the listener echoes `ROUNDS` pings, swallows what
-follows up to the end of the stream, and says how many bytes those were.
+stranger but the bytes of one HELLO. After the greeting (`probe_greeting`) the listener echoes `ROUNDS` pings, swallows
+what follows up to the end of the stream, and says how many bytes those were.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import Final
 
-from . import greeting
+from . import probe_greeting as greeting
 
 ROUNDS: Final = 9
 PING_BYTES: Final = 16
 TOTAL: Final = struct.Struct("!Q")
 EVERYTHING: Final = 0  # wanted: all up to the end of the stream
 
-_STRANGER_S: Final = 2.0  # for a greeting; a dialler's own deadline is not longer
+_STRANGER_S: Final = 1.0  # for each message of a greeting: half of what a dialler waits behind a crowd of strangers
+_TICK_S: Final = 0.2
 _MAX_CONNECTIONS: Final = 512
 _BULK_BYTES: Final = 1 << 20
 
 Conversation = Generator[tuple[bytes, int], bytes, None]
 
 
-class Listener:
+class ProbeListener:
     """Listens on each of ``addresses``, as host number ``host``, until `close` or for ``lifetime_s``.
 
     ``ports`` are those to choose from on each address, None for any. ``port_by_address`` says where it listens,
@@ -68,7 +69,7 @@ class Listener:
     def _run(self) -> None:
         self._open_doors()
         while (timeout_s := self._deadline - time.monotonic()) > 0:
-            ready = self._selector.select(min(timeout_s, _STRANGER_S))
+            ready = self._selector.select(min(timeout_s, _TICK_S))
             keys = [key.fileobj for key, _ in ready]
             if self._stopped in keys:
                 break
