@@ -82,6 +82,10 @@ class ZmqLink(ControlLink):
         self._release()
         self.wake.close()
 
+    def look_at(self, fd: int) -> None:
+        """Has `sleep` return when ``fd`` is readable, too."""
+        self._answer(fd, lambda: None)
+
     @abstractmethod
     def _due(self) -> float | None:
         """When something is to be done even if nothing comes, on the monotonic clock."""

@@ -8,7 +8,7 @@ is believed to be open only from the one that says so to the one that says it is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,12 @@ class ZmqRootLink(ZmqLink):
         bound = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.card = endpoint(address, bound.rpartition(":")[2])
 
-    def accept(self, cards: Sequence[str], deadline: float) -> None:
-        """Waits until every rank has said hello; ``cards`` are those of all ranks, in rank order.
+    def accept(self, cards: Mapping[int, str], deadline: float) -> None:
+        """Waits until every rank that dials has said hello; ``cards`` are theirs, by rank.
 
         Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
         """
-        for rank, card in enumerate(cards[1:], 1):
+        for rank, card in cards.items():
             digest, _, beacon = card.partition(" ")
             self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:

@@ -40,7 +40,7 @@ def zmq_links(
     where = through(root.card)
     with ThreadPoolExecutor() as pool:
         joining = [pool.submit(leaf.join, where, soon()) for leaf in leaves]
-        root.accept([root.card, *(leaf.card for leaf in leaves)], soon())
+        root.accept({rank: leaf.card for rank, leaf in enumerate(leaves, 1)}, soon())
         for each in joining:
             each.result()
     return [root, *leaves]
