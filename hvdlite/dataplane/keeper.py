@@ -31,20 +31,13 @@ _NEVER: Final = float("inf")
 
 
 class Neighbours(NamedTuple):
-    """Who is who in a ring, and what proves it."""
+    """Who is beside whom, by the numbers that messages call them, and what proves it."""
 
     secret: bytes
     session: int
+    left: int
     rank: int
-    size: int
-
-    @property
-    def left(self) -> int:
-        return (self.rank - 1) % self.size
-
-    @property
-    def right(self) -> int:
-        return (self.rank + 1) % self.size
+    right: int
 
     def new_callee(self) -> Callee:
         return Callee(self.secret, self.session, self.rank, self.left)

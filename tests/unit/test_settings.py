@@ -53,9 +53,7 @@ def test_a_range_of_ports_has_both_its_ends(text: str, ports: range | None) -> N
     assert parse_ports(text) == ports
 
 
-@pytest.mark.parametrize(
-    "text", ["-", "4-", "-5", "0-5", "9-8", "1-65536", "1-2-3", "a-b", "1,2", " 1-2", "\u0661-2"]
-)
+@pytest.mark.parametrize("text", ["-", "4-", "-5", "0-5", "9-8", "1-65536", "1-2-3", "a-b", "1,2", " 1-2", "\u0661-2"])
 def test_what_is_no_range_of_ports_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=r"HVDLITE_PORT_RANGE=.*40000-40100"):
         parse_ports(text)
