@@ -16,7 +16,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from hvdlite.dataplane.dialer import Dialer
@@ -31,30 +31,19 @@ _NEVER: Final = float("inf")
 
 
 class Neighbours(NamedTuple):
-    """Who is who around the ``index``-th rank of a ring, whose ranks are ``called`` so, and what proves it."""
+    """Who is beside whom, by the numbers that messages call them, and what proves it."""
 
     secret: bytes
     session: int
-    index: int
-    called: Sequence[int]
-
-    @property
-    def own(self) -> int:
-        return self.called[self.index]
-
-    @property
-    def left(self) -> int:
-        return self.called[self.index - 1]
-
-    @property
-    def right(self) -> int:
-        return self.called[(self.index + 1) % len(self.called)]
+    left: int
+    rank: int
+    right: int
 
     def new_callee(self) -> Callee:
-        return Callee(self.secret, self.session, self.own, self.left)
+        return Callee(self.secret, self.session, self.rank, self.left)
 
     def new_caller(self) -> Caller:
-        return Caller(self.secret, self.session, self.own, self.right)
+        return Caller(self.secret, self.session, self.rank, self.right)
 
 
 class Keeper:
@@ -129,7 +118,7 @@ class Keeper:
             self._keep()
         finally:
             if self._close_by == _NEVER:  # an error that nobody thought of, which the thread's end prints
-                rank = self._neighbours.own
+                rank = self._neighbours.rank
                 self._on_failure(HorovodInternalError(f"the keeper of the ring on rank {rank} failed; see its output"))
             self._dialer.close()
             self._doorman.close()
@@ -160,7 +149,7 @@ class Keeper:
         if dialer.connected and not dialer.is_connected and time.monotonic() > dialer.lost_at + self._patience_s:
             self._on_failure(
                 HorovodInternalError(
-                    f"rank {self._neighbours.own} lost its connection to rank {right} at {self._right_name} and could "
+                    f"rank {self._neighbours.rank} lost its connection to rank {right} at {self._right_name} and could "
                     f"not make it again for {self._patience_s:g} s: {dialer.trouble}"
                 )
             )
@@ -174,5 +163,5 @@ class Keeper:
         logger.warning(
             "rank %d: connections to its neighbours, ranks %d and %d, ended and were made again without a loss; "
             "%d so far, and %d damaged frames",
-            *(self._neighbours.own, self._neighbours.left, self._neighbours.right, resumed, self._wires.corrupt),
+            *(self._neighbours.rank, self._neighbours.left, self._neighbours.right, resumed, self._wires.corrupt),
         )

@@ -51,8 +51,8 @@ class RingPlane(DataPlane):
     `address` is what the left neighbour has to connect to. All ranks give the same ``job_secret``, ``session``,
     ``chunk_bytes``, ``window`` and ``encrypt``, and all of them an ``address`` or none. ``address`` is an IP address of
     this host on which to listen, at one of ``ports`` (None: any port); without it only ranks of this host can connect.
-    ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group.
-    Raises HorovodInternalError if the rank cannot listen there.
+    ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group. Raises
+    HorovodInternalError if the rank cannot listen there.
     """
 
     name = "ring"
@@ -76,7 +76,8 @@ class RingPlane(DataPlane):
             raise ValueError(f"a ring needs at least 2 ranks and a rank below their number, got rank {rank} of {size}")
         self.rank = rank
         self.size = size
-        self._neighbours = Neighbours(job_secret, session, rank, called or range(size))
+        left, own, right = ((called or range(size))[number % size] for number in (rank - 1, rank, rank + 1))
+        self._neighbours = Neighbours(job_secret, session, left, own, right)
         self._progress_timeout_s = progress_timeout_s
         self._library = native.library()
         self._error: HvdError | None = None
@@ -85,7 +86,7 @@ class RingPlane(DataPlane):
         try:
             self._listener = listen(address, ports)
         except HorovodInternalError as error:
-            raise HorovodInternalError(f"rank {self._neighbours.own} {error}") from None
+            raise HorovodInternalError(f"rank {own} {error}") from None
         self.address: str = name_of(self._listener)
         try:
             self._ring: ctypes.c_void_p | None = self._open(
@@ -111,7 +112,7 @@ class RingPlane(DataPlane):
         try:
             keeper.wait_until_connected(deadline)
         except HorovodInternalError as error:
-            failure = HorovodInternalError(f"rank {self._neighbours.own} cannot join the ring: {error}")
+            failure = HorovodInternalError(f"rank {self._neighbours.rank} cannot join the ring: {error}")
             self.abort(failure)
             self.close()
             raise failure from None
@@ -162,7 +163,7 @@ class RingPlane(DataPlane):
             self._keeper.close(linger_s=0 if self._error else _LINGER_S)
         else:
             self._listener.close()
-        own = self._neighbours.own
+        own = self._neighbours.rank
         self.abort(ShutDown(own, f"rank {own} closed its ring"))
         with self._lock:
             ring, self._ring = self._ring, None
@@ -184,7 +185,7 @@ class RingPlane(DataPlane):
         )
         if encrypt and status == native.SYSTEM and ctypes.get_errno() == errno.ELIBACC:
             raise HorovodInternalError(_NO_LIBCRYPTO)
-        native.check(status, f"opening the ring on rank {self._neighbours.own}")
+        native.check(status, f"opening the ring on rank {self._neighbours.rank}")
         return ring
 
     def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
@@ -199,8 +200,9 @@ class RingPlane(DataPlane):
         status = getattr(self._library, f"hvd_ring_{collective}")(self._ring, *arguments)
         if status == native.OK:
             return
-        own, left, right = self._neighbours.own, self._neighbours.left, self._neighbours.right
-        what = f"{collective} on rank {own} of the ring, between ranks {left} and {right},"
+        neighbours = self._neighbours
+        between = f"between ranks {neighbours.left} and {neighbours.right}"
+        what = f"{collective} on rank {neighbours.rank} of the ring, {between},"
         try:
             native.check(status, what, self._error)
         except HvdError as error:
