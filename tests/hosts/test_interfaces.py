@@ -97,6 +97,16 @@ def test_the_user_names_the_interface_and_other_libraries_hear_of_it(hosts: Netw
     assert {found["HOROVOD_GLOO_IFACE"] for found in ranks} == {"eth1"}
 
 
+def test_ipv6_addresses_can_be_named(hosts: Network) -> None:
+    for number, host in enumerate(hosts, 1):
+        host.check("ip", "address", "add", f"fd97::{number}/64", "dev", "eth1", "nodad")
+    try:
+        assert addresses(hosts, "--network-interface", "fd97::/16") == ["fd97::1", "fd97::2", "fd97::3"]
+    finally:
+        for number, host in enumerate(hosts, 1):
+            host.check("ip", "address", "delete", f"fd97::{number}/64", "dev", "eth1")
+
+
 def test_a_host_without_the_named_interface_is_named_with_what_it_has(hosts: Network) -> None:
     with extra_interface(hosts["a"], "ib0", "10.99.0.1/24"), extra_interface(hosts["b"], "ib0", "10.99.0.2/24"):
         ended = hvdrun(hosts["a"], *HOSTS, "--network-interface", "ib0", "true")
