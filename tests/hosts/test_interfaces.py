@@ -129,6 +129,15 @@ def test_when_no_address_works_the_report_says_who_reached_whom_and_nothing_star
     assert "the hosts do not reach each other: no address of b works for all others." in ended.stderr
 
 
+def test_a_network_that_carries_only_small_packets_is_gone_around_or_told(hosts: Network) -> None:
+    with rule(hosts["b"], "prerouting", "iifname eth0 tcp dport != 22 meta length > 1000 drop"):
+        assert addresses(hosts) == ["10.98.0.1", "10.98.0.2", "10.98.0.3"]  # in both directions
+        ended = hvdrun(hosts["a"], *HOSTS, "--network-interface", "eth0", "true")
+    assert ended.returncode == 1
+    assert "10.97.0.2 (eth0)   not by a, c: small packets pass, large ones vanish" in ended.stderr
+    assert "mtu" in ended.stderr
+
+
 def test_behind_a_firewall_the_ports_that_it_lets_through_are_enough(hosts: Network) -> None:
     ports = f"{PORTS[0]}-{PORTS[-1]}"
     closed = f"{CALLS} tcp dport != {ports} reject with tcp reset"
