@@ -17,6 +17,7 @@ from hvdlite.launcher.loop import Loop
 from hvdlite.launcher.tunnel import Tunnel, tunnelled
 
 DEADLINE_S = 20.0
+NOBODY = 65534
 
 
 @dataclass
@@ -134,6 +135,20 @@ def test_a_service_that_is_not_offered_closes_the_connection(ends: Ends) -> None
     del ends.services["meeting"]
     with ends.connect() as client:
         assert ends.read(client, 1) == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_of_the_host_is_turned_away(ends: Ends) -> None:
+    stranger = os.fork()
+    if not stranger:
+        os.setuid(NOBODY)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"\0{ends.name}")
+            os._exit(len(client.recv(1)))
+    ends.turn_until(lambda: os.waitid(os.P_PID, stranger, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+    assert os.waitpid(stranger, 0) == (stranger, 0)
+    with pytest.raises(BlockingIOError):
+        ends.server.accept()
 
 
 def test_a_held_tunnel_reads_nothing_until_it_goes_on(ends: Ends) -> None:
