@@ -21,6 +21,7 @@ DIAL_S: Final = 2.0  # for one attempt; a lost SYN is sent again after 1 s
 _TEXTS: Final = {
     "refused": "connection refused",
     "silent": f"no answer within {DIAL_S:g} s",
+    "narrow": "small packets pass, large ones vanish",
     "no route": "no route to it",
     "stranger": "something else answers there",
     "other host": "{detail} answers there",
@@ -93,6 +94,8 @@ def _advice(attempts: Sequence[Attempt], ports: range | None) -> Iterator[str]:
             yield "If a firewall lets only some ports through, name them: --port-range 40000-40100."
     if "other host" in problems or "stranger" in problems:
         yield "Give every host an address of its own; an address above belongs to another machine too."
+    if "narrow" in problems:
+        yield "Set the MTU of the interfaces to what the network carries: ip link set dev eth0 mtu 1500."
     if "not listening" in problems:
         yield "Free the ports that are in use there, or choose others with --port-range."
     yield "If another network joins all hosts, see that it is up everywhere and name it: --network-interface eth1."
