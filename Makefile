@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 NP ?= 2
 PYTEST_ARGS ?=
+MINUTES ?= 10
 BENCH_ARGS ?= --compare gloo
 
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format docs native test-native wheel bench clean
+.PHONY: help demo test test-faults soak check format docs native test-native wheel bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +32,12 @@ test: $(VENV)/.for-development native ## run all tests
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+test-faults: $(VENV)/.for-development native ## run all tests of several hosts and their faults
+	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults $(PYTEST_ARGS)
+
+soak: $(VENV)/.for-development native ## random faults for MINUTES=10
+	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m soak --timeout 0 -s tests/faults $(PYTEST_ARGS)
+
 check: $(VENV)/.for-development ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,8 +48,9 @@ format: $(VENV)/.for-development ## format all sources in place
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find native -name '*.h' -o -name '*.cc')
 
-docs: $(VENV)/.for-demo ## write docs/settings.md from the table of settings
+docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.md from their tables
 	$(BIN)/python -m tests.house.settings_page
+	$(BIN)/python -m tests.house.flags_page
 
 native: $(VENV)/.build-tools ## build the native library in place
 	$(BIN)/python setup.py --quiet build_native --inplace

@@ -108,6 +108,7 @@ class CannotStart(LaunchError):
     def __init__(self, host: str, reason: str, exit_code: int = 1) -> None:
         super().__init__(f"cannot start on {host}: {reason}")
         self.host = host
+        self.reason = reason
         self.exit_code = exit_code
 
 

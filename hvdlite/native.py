@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError, HvdError, NativeUnavailable
+from hvdlite.version import NATIVE_ABI
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = NATIVE_ABI
 LIBRARY: Final = Path(__file__).parent / "_native" / "libhvdlite.so"
 
 OK: Final = 0
@@ -35,6 +36,8 @@ class Reduction(ctypes.Structure):
 SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_abi_version": (c_int32, ()),
     "hvd_reduce": (c_int32, (c_void_p, POINTER(c_void_p), c_int32, c_uint64, POINTER(Reduction))),
+    "hvd_open_partials": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
+    "hvd_close_partials": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_crc32c": (c_uint32, (c_uint32, c_void_p, c_uint64)),
     "hvd_shm_bytes": (c_uint64, (c_int32, c_uint64, c_int32)),
     "hvd_shm_open": (
@@ -43,7 +46,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     ),
     "hvd_shm_allreduce": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_shm_allgather": (c_int32, (c_void_p, c_void_p, c_void_p)),
-    "hvd_shm_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction))),
+    "hvd_shm_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction), c_void_p)),
     "hvd_shm_alltoall": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
     "hvd_shm_barrier": (c_int32, (c_void_p,)),
     "hvd_shm_abort": (None, (c_void_p,)),

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -22,12 +23,13 @@ from hvdlite.core.topology import group as group_by_host
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
-from hvdlite.rendezvous.client import exchange
+from hvdlite.rendezvous.client import Meeting, exchange
+from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.rendezvous.hostid import kernel_host_id
-from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.meeting import meet
 from hvdlite.runtime.connecting import Connector
 from hvdlite.runtime.engine import Engine
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, doubt_about_size
 from hvdlite.version import __version__
 
 Swap = Callable[[Any], Sequence[Any]]
@@ -45,17 +47,19 @@ class Session:
     def __init__(self, settings: Settings, number: int) -> None:
         self.settings = settings
         deadline = time.monotonic() + settings.start_timeout
-        job = Job.from_settings(settings) if settings.size > 1 else Job.create()
         context: zmq.Context[Any] = zmq.Context()
         try:
-            swap = _swapper(context, job, settings, number, deadline)
-            cards = swap(_card(settings))
-            self.placements = _placements(cards)
-            hosts = [card["host"] for card in cards]
-            connector = Connector(job, settings, [card["hostid"] for card in cards], str(number))
-            connections = connector.connect(swap, deadline)
+            with meet(settings, number, deadline) as meeting:
+                swap = _swapper(context, meeting, settings, number, deadline)
+                cards = swap(_card(settings, meeting.reach))
+                self.placements = _placements(cards)
+                host_ids = [card["hostid"] for card in cards]
+                address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
+                connector = Connector(meeting.job, replace(settings, address=address), host_ids, str(number))
+                connections = connector.connect(swap, deadline)
         finally:
             context.term()
+        hosts = [card["host"] for card in cards]
         self.plane_name = connections.plane.name
         self.sets = Registry(connector, connections, hosts)
         self.everyone = self.sets.everyone
@@ -117,6 +121,8 @@ def _begin(settings: Settings) -> Session:
     _completed += 1
     if _completed == 1:
         atexit.register(_at_exit)
+    if settings.size == 1 and _completed == 1 and (doubt := doubt_about_size()):
+        logger.warning("%s", doubt)
     logger.info("rank %d of %d is ready, data plane %s", settings.rank, settings.size, _current.plane_name)
     return _current
 
@@ -227,11 +233,12 @@ def is_homogeneous() -> bool:
     return len({placement.local_size for placement in _settled().placements}) == 1
 
 
-def _card(settings: Settings) -> dict[str, Any]:
+def _card(settings: Settings, reach: str) -> dict[str, Any]:
     return {
         "version": __version__,
         "host": settings.hostname or socket.gethostname(),
         "hostid": settings.hostid or kernel_host_id(),
+        "reach": reach,
     }
 
 
@@ -243,7 +250,7 @@ def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
     return group_by_host([card["hostid"] for card in cards])
 
 
-def _swapper(context: zmq.Context[Any], job: Job, settings: Settings, number: int, deadline: float) -> Swap:
+def _swapper(context: zmq.Context[Any], meeting: Meeting, settings: Settings, number: int, deadline: float) -> Swap:
     if settings.size == 1:
         return lambda card: [card]
     rounds = itertools.count(number << 8)
@@ -251,8 +258,7 @@ def _swapper(context: zmq.Context[Any], job: Job, settings: Settings, number: in
     def swap(card: Any) -> Sequence[Any]:
         return exchange(
             context,
-            job,
-            settings.rendezvous,
+            meeting,
             number=next(rounds),
             rank=settings.rank,
             size=settings.size,

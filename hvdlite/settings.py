@@ -2,7 +2,8 @@
 
 A setting called ``fusion_threshold`` is the variable ``HVDLITE_FUSION_THRESHOLD``. Where Horovod has the same knob,
 ``HOROVOD_FUSION_THRESHOLD`` is honoured too and the ``HVDLITE_`` name wins. Settings are read once per ``init``.
-``hvdrun --settings`` and ``docs/settings.md`` print this table.
+``hvdrun --settings`` and ``docs/settings.md`` print this table. Where hvdrun did not start the process, who it is comes
+from the variables of what did, see `hvdlite.engines`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from hvdlite.engines.detect import detect, doubt
 
 _MAX_FLOAT = 1e6  # seconds of eleven days: as good as no limit, and still a number of milliseconds that polls take
 _MAX_PORT = 65535
@@ -36,7 +39,8 @@ def _setting(
 class Settings:
     """The settings of one session, already checked."""
 
-    # Who this process is. hvdrun sets these; without a launcher the defaults make a job of one.
+    # Who this process is. hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a
+    # launcher the defaults make a job of one.
     rank: int = _setting(0, "rank of this process", horovod=True, at_least=0)
     size: int = _setting(1, "number of ranks of the job", horovod=True, at_least=1)
     local_rank: int = _setting(0, "rank among the ranks of this host", horovod=True, at_least=0)
@@ -45,8 +49,11 @@ class Settings:
     cross_size: int = _setting(1, "number of hosts that have this local rank", horovod=True, at_least=1)
     hostname: str = _setting("", "name of this host in messages; empty: the system's", horovod=True)
     hostid: str = _setting("", "identity of this host; ranks with equal ids share memory; empty: the kernel's")
-    job: str = _setting("", "random name of the job")
+    job: str = _setting("", "name of the job, which no other job has at the same time")
     rendezvous: str = _setting("", "ZeroMQ address where the ranks of the job find each other")
+    coordinator: str = _setting(
+        "", "HOST or HOST:PORT where rank 0 answers in a job on several hosts that hvdrun did not start"
+    )
     secret: str = _setting("", "key of the job, 64 hexadecimal digits; never printed", secret=True)
     address: str = _setting("", "IP address where this rank's links across hosts listen; empty: the loopback's")
     port_range: str = _setting("", "ports where this rank's links across hosts listen, as in 40000-40100; empty: any")
@@ -85,7 +92,9 @@ class Settings:
 
     # Data planes.
     plane: str = _setting(
-        "auto", "data plane; auto: shared memory within a host, ring across", choices=("auto", "local", "shm", "ring")
+        "auto",
+        "data plane; auto: shared memory within a host, ring across, hierarchical for several hosts with several ranks",
+        choices=("auto", "local", "shm", "ring", "hierarchical"),
     )
     shm_chunk: int = _setting(
         0, "bytes of one shared-memory slot; 0: chosen by the number of cores", unit="bytes", at_least=0
@@ -113,6 +122,7 @@ class Settings:
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Reads the table from ``environ``, by default the process's. Raises ValueError naming the variable."""
         environ = os.environ if environ is None else environ
+        environ = {**detect(environ), **environ}
         values: dict[str, Any] = {}
         for spec in table():
             for name in spec.variables:
@@ -123,6 +133,11 @@ class Settings:
         if settings.rank >= settings.size:
             raise ValueError(f"HVDLITE_RANK={settings.rank} must be below HVDLITE_SIZE={settings.size}")
         return settings
+
+
+def doubt_about_size() -> str:
+    """Why a job of one may not be what the user of this process wanted; empty if nothing tells so."""
+    return doubt(os.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +163,7 @@ class Spec:
     def parse(self, variable: str, text: str) -> Any:
         """The value of ``text``. Raises ValueError that names ``variable`` and the legal values."""
         if self.kind is bool:
-            word = text.strip().lower()
-            if word in _TRUE or word in _FALSE:
-                return word in _TRUE
-            raise ValueError(f"{variable}={text!r} must be 0 or 1")
+            return parse_switch(variable, text)
         if self.kind is str:
             word = text.strip().lower() if self.choices else text
             if self.choices and word not in self.choices:
@@ -167,6 +179,14 @@ class Spec:
         if self.kind is float and value > _MAX_FLOAT:
             raise ValueError(f"{variable}={text!r} must be at most {_MAX_FLOAT:g}")
         return value
+
+
+def parse_switch(variable: str, text: str) -> bool:
+    """What a text such as ``1``, ``yes`` or ``off`` says. Raises ValueError that names ``variable``."""
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(f"{variable}={text!r} must be 0 or 1")
 
 
 def table() -> Iterator[Spec]:

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,24 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.version import __version__
 
+from .agents import Agents
+from .attempts import HostsUnreached
 from .check_build import describe_build
+from .command import LaunchCommand, complete_command
+from .completion import completion
+from .config_file import read_config
+from .doctor import doctor
 from .execute import FailureReport, execute
-from .hosts import Host, parse_hosts, read_hostfile
+from .flags import SETTINGS, resolve
+from .host_options import HostOptions, host_options
+from .hosts import is_local
 from .logs import Logs
-from .plan import make_plan, place_ranks
+from .options import horovod_options, typed_flags
+from .plan import wanted_hosts
+from .preparation import Request, prepare, sketch
 from .report import describe_plan, describe_settings
 from .screen import Screen
+from .spawners import ways_to
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
 _BAD_USAGE: Final = 2
@@ -47,56 +57,83 @@ def _count(text: str) -> int:
 
 
 @click.command(
+    cls=LaunchCommand,
+    subcommands=(completion, doctor),
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
-    epilog="Example: hvdrun -np 4 python train.py --epochs 3",
+    epilog="Example: hvdrun -np 4 python train.py --epochs 3. All of Horovod's flags: docs/hvdrun.md.",
 )
 @click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start.")
-@click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Where, and how many at most on each.")
-@click.option("-hostfile", "--hostfile", "hostfile", metavar="FILE", help="The same from a file: 'HOST slots=N' lines.")
+@click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N", help="At most N on each host.")
+@host_options
+@click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it.")
+@click.option("--encrypt-data", "encrypts", is_flag=True, help="Encrypt tensors too that cross a network.")
 @click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]", help="Pass on or set an environment variable.")
-@click.option("--output-filename", "folder", metavar="DIR", help="Also write DIR/rank.N/stdout and stderr.")
+@click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
+              help="Also write DIR/rank.N/stdout and stderr.")  # fmt: skip
 @click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
               help="Put the time before every line.")  # fmt: skip
-@click.option("--start-timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="How long hvd.init() waits.")
+@click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
+              help="Read flags from a YAML file, as Horovod does.")  # fmt: skip
 @click.option("--horovod-compat", "is_horovod", is_flag=True, help="In the workers 'import horovod' means hvdlite.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
 @click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their present values.")
 @click.option("--verbose", "is_verbose", is_flag=True, help="Say what hvdrun does.")
 @click.version_option(__version__, "-v", "--version", message="hvdrun %(version)s")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@horovod_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
 def hvdrun(
     size: int | None,
-    hosts: str | None,
-    hostfile: str | None,
+    per_host: int | None,
+    where: HostOptions,
+    syncs: bool,
+    encrypts: bool,
     variables: tuple[str, ...],
     folder: str | None,
     has_timestamps: bool,
-    start_timeout: float | None,
+    config_file: str | None,
     is_horovod: bool,
     is_dry: bool,
     checks_build: bool,
     shows_settings: bool,
     is_verbose: bool,
     command: tuple[str, ...],
+    **flags: bool | str | tuple[str, ...] | None,
 ) -> int:
     """Starts COMMAND as a job of N processes that train together."""
-    environment = _environment(variables, start_timeout, is_horovod)
+    outcome = resolve(read_config(config_file) if config_file is not None else (), typed_flags(flags))
+    environment = _environment(variables, outcome.settings, is_horovod)
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
-    cores = len(os.sched_getaffinity(0))
-    placements = place_ranks(_hosts(hosts, hostfile), size, cores)
-    _check_command(command, environment)
+    hosts = wanted_hosts(where.listed(), size, per_host)
+    if not command:
+        raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
+    if any(is_local(host.name) for host in hosts):
+        _check_command(command, environment)
+    if encrypts:
+        environment["HVDLITE_ENCRYPT_DATA"] = "1"
+    if where.ports:
+        environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
+    named = frozenset(text.partition("=")[0] for text in variables)
+    request = Request(command, hosts, size, environment, named, where.interfaces, where.ports, syncs)
     job = Job.create()
-    plan = make_plan(command, placements, cores, environment, job, master_port=_free_port())
+    _print_notes(outcome.notes)
     if is_dry:
-        _print(describe_plan(plan, os.environ))
+        plan = sketch(request, job)
+        _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh)))
         return 0
-    with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
-        screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
-        on_failure: FailureReport | None = click.get_current_context().obj
-        return execute(plan.meeting_at(server.address), screen, logs, is_verbose=is_verbose, on_failure=on_failure)
+    with Agents(where.ssh, _say) as agents:
+        plan = prepare(request, job, agents)
+        with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
+            screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
+            plan = plan.meeting_at(server.address)
+            on_failure: FailureReport | None = click.get_current_context().obj
+            return execute(plan, agents, screen, logs, is_verbose=is_verbose, on_failure=on_failure)
+
+
+def _say(line: str) -> None:
+    print(f"hvdrun: {line}", file=sys.stderr, flush=True)
 
 
 def _open_missing_streams() -> None:
@@ -118,20 +155,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         message, code = error.format_message(), error.exit_code
     except LaunchError as error:
+        if isinstance(error, HostsUnreached):
+            print("\n".join(error.report), file=sys.stderr)
         message, code = str(error), error.exit_code
     except ValueError as error:
         message, code = str(error), _BAD_USAGE
     except OSError as error:
         message, code = f"{error.strerror}: {error.filename}.", 1
-    print(f"hvdrun: {' '.join(message.split())} See 'hvdrun --help'.", file=sys.stderr)
+    message = " ".join(message.split())
+    stop = "" if message.endswith((".", "?")) else "."
+    print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)
     return code
 
 
-def _environment(variables: Sequence[str], start_timeout: float | None, is_horovod: bool) -> dict[str, str]:
-    """The environment that the user wants for the workers."""
+def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horovod: bool) -> dict[str, str]:
+    """The environment that the user wants for the workers: ``variables`` of -x win over ``settings`` of flags."""
     environment = dict(os.environ)
-    if start_timeout is not None:
-        environment["HVDLITE_START_TIMEOUT"] = f"{start_timeout:g}"
+    named = {text.partition("=")[0] for text in variables}
+    for name, value in settings.items():
+        if named.isdisjoint(SETTINGS[name].variables):
+            environment |= dict.fromkeys(SETTINGS[name].variables, value)
     for text in variables:
         match = _VARIABLE.fullmatch(text)
         if match is None or (match["value"] and not match["assigns"]):
@@ -145,17 +188,7 @@ def _environment(variables: Sequence[str], start_timeout: float | None, is_horov
     return environment
 
 
-def _hosts(listed: str | None, file: str | None) -> tuple[Host, ...]:
-    if listed is not None and file is not None:
-        raise click.UsageError("-H and --hostfile exclude each other; give one of them.")
-    if file is not None:
-        return read_hostfile(file)
-    return parse_hosts(listed) if listed is not None else ()
-
-
 def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    if not command:
-        raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     program = command[0]
     if shutil.which(program, path=environment.get("PATH", os.defpath)):
         return
@@ -165,12 +198,6 @@ def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> No
     if os.sep in program and not program.endswith(".py"):
         hint = f"make it so with chmod +x {shlex.quote(program)}"
     raise click.UsageError(f"{program!r} is not a command that can be executed; {hint}.")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -186,6 +213,11 @@ def _logs(folder: str | None, size: int) -> Iterator[Logs | None]:
         yield logs
     finally:
         logs.close()
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        click.secho(f"hvdrun: {note}", err=True, dim=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def _print(lines: Iterator[str]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from .frames import FrameError, Kind, unpack_message, unpack_output
+from .agents import Agents
+from .frames import Kind, unpack_message, unpack_output
+from .lease import SILENCE_S, Lease
 from .link import AgentLink
 from .logs import Logs
+from .loop import WRITE
 from .output import Stream
 from .plan import Plan
 from .report import describe_failure
@@ -22,21 +24,29 @@ from .supervisor import Action, Close, Destroy, Failure, Phase, Signal, Supervis
 
 _READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
 _INTERRUPTED_PATIENCE_S: Final = 1.0
-_AGENT_PATIENCE_S: Final = 2.0  # for an agent that has closed its output to end
 _STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
+_FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm sends before it takes the hosts away
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGENT_DIED: Final = "the process that started it died"
 
 
 FailureReport = Callable[[Failure, Sequence[str]], None]
 
 
 def execute(
-    plan: Plan, screen: Screen, logs: Logs | None, *, is_verbose: bool, on_failure: FailureReport | None = None
+    plan: Plan,
+    agents: Agents,
+    screen: Screen,
+    logs: Logs | None,
+    *,
+    is_verbose: bool,
+    on_failure: FailureReport | None = None,
 ) -> int:
-    """Runs the job and returns hvdrun's exit code. Raises CannotStart if an agent cannot be started.
+    """Runs the job on ``agents``, one for each of its hosts, and returns hvdrun's exit code; all have ended then.
 
     ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines.
     """
-    execution = _Execution(plan, screen, logs, is_verbose)
+    execution = _Execution(plan, agents, screen, logs, is_verbose)
     code = execution.run()
     if on_failure is not None and execution.failure is not None:
         on_failure(execution.failure, screen.tail(execution.failure.rank))
@@ -44,11 +54,12 @@ def execute(
 
 
 class _Execution:
-    def __init__(self, plan: Plan, screen: Screen, logs: Logs | None, is_verbose: bool) -> None:
+    def __init__(self, plan: Plan, agents: Agents, screen: Screen, logs: Logs | None, is_verbose: bool) -> None:
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
+        self._agents, self._loop = agents, agents.loop
+        self._links = {host: agents.links[host] for host in plan.hosts}
         self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic())
-        self._selector = selectors.DefaultSelector()
-        self._links: dict[str, AgentLink] = {}
+        self._lease = Lease([link for link in self._links.values() if link.is_remote], time.monotonic())
         self._waiting: set[Sink] = set()
         self._warned_of_logs = False
 
@@ -57,57 +68,64 @@ class _Execution:
         return self._supervisor.failure
 
     def run(self) -> int:
+        self._agents.attend(self._receive, self._show_line, self._lose)
         try:
             with _signals() as signals:
-                self._selector.register(signals, selectors.EVENT_READ)
+                self._loop.watch(signals, lambda: self._take_signals(signals))
                 self._start()
                 while self._supervisor.phase is not Phase.FINISHED:
-                    self._turn(signals)
+                    self._turn()
+                self._loop.unwatch(signals)
         finally:
-            for link in self._links.values():
-                link.wait(_AGENT_PATIENCE_S)
-            self._selector.close()
+            self._watch_sinks(set())
+            self._agents.close()
         return self._finish()
 
     def _start(self) -> None:
-        plan = self._plan
-        for host in plan.hosts:
-            link = self._links[host] = AgentLink(host)
-            self._selector.register(link, selectors.EVENT_READ)
+        for host, link in self._links.items():
             self._tell(f"agent of {host} is process {link.pid}")
-            workers = [{"rank": rank, "environment": dict(plan.of_rank[rank])} for rank in plan.ranks_on(host)]
-            environment = dict(plan.environment)
-            link.send(Kind.START, cwd=plan.cwd, command=plan.command, environment=environment, workers=workers)
+            part = self._plan.on(host)
+            link.services = part.services
+            workers = [{"rank": rank, "environment": dict(self._plan.of_rank[rank])} for rank in part.ranks]
+            link.send(
+                Kind.START,
+                cwd=part.cwd,
+                command=self._plan.command,
+                environment=dict(part.environment),
+                inherits=link.is_remote,
+                listen={name: service for service, name in part.names.items()},
+                workers=workers,
+            )
 
-    def _turn(self, signals: int) -> None:
-        deadline = self._supervisor.deadline
-        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        for key, _ in self._selector.select(timeout_s):
-            if isinstance(key.fileobj, AgentLink):
-                self._receive(key.fileobj)
-            elif isinstance(key.fileobj, Sink):
-                key.fileobj.flush()
-            else:
-                for signum in os.read(signals, 64):
-                    self._interrupt(signum)
-        self._act(self._supervisor.tick(time.monotonic()))
+    def _turn(self) -> None:
+        deadlines = [when for when in (self._supervisor.deadline, self._lease.deadline) if when is not None]
+        self._loop.turn(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
+        now = time.monotonic()
+        for link in self._lease.tick(now):
+            self._act(
+                self._supervisor.host_lost(link.host, now, f"no sign of life from {link.host} for {SILENCE_S:.0f} s")
+            )
+        self._act(self._supervisor.tick(now))
         self._screen.redraw()
-        self._watch_sinks()
+        self._watch_sinks(set(self._screen.waiting))
 
-    def _receive(self, link: AgentLink) -> None:
-        try:
-            frames = link.receive()
-            for kind, payload in frames or ():
-                if kind in _STREAMS:
-                    self._show(kind, payload)
-                else:
-                    self._note(link, kind, payload)
-        except (FrameError, KeyError) as error:
-            self._screen.message(f"hvdrun: the agent of {link.host} sent what cannot be understood: {error}")
-            frames = None
-        if frames is None:
-            self._selector.unregister(link)
-            self._act(self._supervisor.agent_ended(link.host, time.monotonic()))
+    def _receive(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
+        if kind in _STREAMS:
+            self._show(kind, payload)
+        else:
+            self._note(link, kind, payload)
+
+    def _show_line(self, link: AgentLink, line: str) -> None:
+        self._screen.message(f"hvdrun: {link.host}: {line}")
+
+    def _lose(self, link: AgentLink) -> None:
+        if link.host in self._links:
+            self._act(self._supervisor.agent_ended(link.host, time.monotonic(), self._why_gone(link)))
+
+    def _why_gone(self, link: AgentLink) -> str:
+        if self._supervisor.phase is Phase.CLOSING:
+            return ""  # it was told to end
+        return link.explain() if link.is_remote or link.problem else _AGENT_DIED
 
     def _show(self, kind: Kind, payload: bytes) -> None:
         rank, data = unpack_output(payload)
@@ -132,7 +150,28 @@ class _Execution:
             link.pids.pop(rank, None)
             self._screen.end(rank)
             self._tell(f"rank {rank} on {link.host} ended with code {message['code']}")
-            self._act(self._supervisor.exited(rank, message["pid"], message["code"], message["time"], now))
+            self._act(
+                self._supervisor.exited(
+                    rank,
+                    int(message["pid"]),
+                    int(message["code"]),
+                    link.clock.translate(float(message["time"])),
+                    now,
+                    is_oom=bool(message["is_oom"]),
+                    uncertain_s=link.clock.uncertain_s,
+                )
+            )
+
+    def _take_signals(self, signals: int) -> None:
+        for signum in os.read(signals, 64):
+            if signum in _FORWARDED:
+                for link in self._links.values():
+                    link.send(Kind.SIGNAL, signum=signum, everyone=False)
+            elif signum == signal.SIGTSTP:
+                self._lease.suspend(time.monotonic())
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                self._interrupt(signum)
 
     def _interrupt(self, signum: int) -> None:
         if self._supervisor.phase is Phase.RUNNING:
@@ -149,16 +188,15 @@ class _Execution:
                 continue
             for link in self._links.values():
                 if isinstance(action, Signal):
-                    link.send(Kind.SIGNAL, signum=action.signum)
+                    link.send(Kind.SIGNAL, signum=action.signum, everyone=True)
                 elif isinstance(action, Close):
                     link.send(Kind.END, grace_s=action.grace_s)
 
-    def _watch_sinks(self) -> None:
-        waiting = set(self._screen.waiting)
+    def _watch_sinks(self, waiting: set[Sink]) -> None:
         for sink in waiting - self._waiting:
-            self._selector.register(sink, selectors.EVENT_WRITE)
+            self._loop.watch(sink.fileno(), sink.flush, WRITE)
         for sink in self._waiting - waiting:
-            self._selector.unregister(sink)
+            self._loop.unwatch(sink.fileno())
         self._waiting = waiting
 
     def _finish(self) -> int:
@@ -181,12 +219,12 @@ class _Execution:
 
 @contextmanager
 def _signals() -> Iterator[int]:
-    """A descriptor that yields the numbers of the signals that ask hvdrun to end; those it ignores stay ignored."""
+    """A descriptor that yields the numbers of the signals that hvdrun acts on; those it ignores stay ignored."""
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     previous = {}
     old_wakeup = signal.set_wakeup_fd(write)
     try:
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in (*_ENDING, *_FORWARDED, signal.SIGTSTP):
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 previous[signum] = signal.signal(signum, lambda *_: None)
         yield read

@@ -3,9 +3,14 @@
 The length counts the payload only and is checked before anything is stored, so a damaged stream costs a closed link
 and no memory. Rare messages are JSON; output is four bytes of rank followed by the bytes that the worker wrote.
 
-hvdrun sends ``START`` once, ``SIGNAL`` as often as it likes and ``END`` when no rank is left; the end of its stream
-without ``END`` means that it died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output, then
-``EXITED``: whatever a worker wrote before its end comes before the news of its end.
+The agent's stream begins with `GREETING`, so that what a login shell wrote before it is not taken for frames, and with
+``HELLO``. hvdrun may then ``ASK``, and every question gets one ``ANSWER``, in any order. It sends ``START`` once,
+``SIGNAL`` as often as it likes and ``END`` when no rank is left; the end of its stream without ``END`` means that it
+died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output, then ``EXITED``: whatever a worker
+wrote before its end comes before the news of its end.
+
+``LEASE`` tells an agent of another host that hvdrun lives, and is answered. ``OPEN``, ``DATA`` and ``CLOSE`` carry
+connections that the workers of such a host make to hvdrun.
 """
 
 from __future__ import annotations
@@ -16,22 +21,33 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final
 
+GREETING: Final = b"\0hvdlite agent\0"
 MAX_PAYLOAD_BYTES: Final = 64 << 20
 _HEADER: Final = struct.Struct("!IB")
-_RANK: Final = struct.Struct("!I")
+_NUMBER: Final = struct.Struct("!I")
 
 
 class Kind(IntEnum):
     """What a frame says."""
 
-    START = 1  # down: {"cwd", "command", "environment", "workers": [{"rank", "environment"}]}
-    SIGNAL = 2  # down: {"signum"} for every process of every worker
+    START = 1  # down: {"cwd", "command", "environment", "inherits", "listen": {name: service}, "workers": [...]}
+    SIGNAL = 2  # down: {"signum", "everyone"}: for every process of every worker, or for the ranks themselves
     END = 3  # down: {"grace_s"} for what the workers left behind, then SIGKILL
     STARTED = 4  # up: {"rank", "pid"}
     FAILED = 5  # up: {"rank", "reason"}, the rank could not be started
-    EXITED = 6  # up: {"rank", "pid", "code", "time"}; a negative code is a signal, time is the host's monotonic clock
+    EXITED = (
+        6  # up: {"rank", "pid", "code", "time", "is_oom"}; a code below 0 is a signal, time is the host's monotonic
+    )
     STDOUT = 7  # up: rank and bytes
     STDERR = 8  # up: rank and bytes
+    HELLO = 9  # up: what hello.describe() says
+    ASK = 10  # down: {"id", "what", ...}
+    ANSWER = 11  # up: {"id", "answer"} or {"id", "error"}
+    LEASE = 12  # down: {"sent", "for_s"}, null for as long as it takes; up: {"sent", "time"} at once
+    OPEN = 13  # up: {"channel", "service"}
+    DATA = 14  # both: channel and bytes
+    CLOSE = 15  # both: {"channel"}
+    FILES = 16  # down: the next bytes of an archive
 
 
 _KINDS: Final = frozenset(Kind)
@@ -53,9 +69,9 @@ def pack_message(kind: Kind, **fields: Any) -> bytes:
     return pack(kind, json.dumps(fields).encode())
 
 
-def pack_output(kind: Kind, rank: int, data: bytes) -> bytes:
-    """One frame of output."""
-    return pack(kind, _RANK.pack(rank) + data)
+def pack_output(kind: Kind, number: int, data: bytes) -> bytes:
+    """One frame of bytes that belong to a rank or to a channel."""
+    return pack(kind, _NUMBER.pack(number) + data)
 
 
 def unpack_message(payload: bytes) -> dict[str, Any]:
@@ -70,11 +86,11 @@ def unpack_message(payload: bytes) -> dict[str, Any]:
 
 
 def unpack_output(payload: bytes) -> tuple[int, bytes]:
-    """The rank and the bytes of an output frame. Raises FrameError if it is too short."""
-    if len(payload) < _RANK.size:
+    """The rank or channel and the bytes of a frame. Raises FrameError if it is too short."""
+    if len(payload) < _NUMBER.size:
         raise FrameError("an output frame is too short")
-    (rank,) = _RANK.unpack_from(payload)
-    return rank, payload[_RANK.size :]
+    (number,) = _NUMBER.unpack_from(payload)
+    return number, payload[_NUMBER.size :]
 
 
 class FrameReader:

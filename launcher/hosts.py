@@ -1,35 +1,56 @@
-"""Lists of hosts as users write them: ``-H a:4,b`` and host files.
+"""Lists of hosts as users write them: ``-H a:4,me@b,n[01-16]:8`` and host files.
 
-One parser reads both. A line of a host file is ``name``, ``name:4`` or ``name slots=4``; ``#`` begins a comment.
+One parser reads both. A host is ``name``, ``user@name``, an IPv6 address in brackets, or a name with ranges of numbers
+in brackets, which stands for several; then ``:4``, in a host file also `` slots=4``, is how many ranks it takes. ``#``
+begins a comment in a file. Nothing that a shell or ssh would read as anything but a name gets through.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from hvdlite.core.topology import MAX_RANKS
 from hvdlite.errors import BadHostSpec
 
-_NAME = r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])"
-_SPEC = re.compile(rf"{_NAME}(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?")
+_RANGES: Final = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
+_SPEC: Final = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)@)?"
+    rf"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]|{_RANGES})*|\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9._-]+)?\])"
+    r"(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?"
+)
+_COMMA_OUTSIDE_BRACKETS: Final = re.compile(r",(?![^\[]*\])")
+_WRITE: Final = "write name, name:slots or user@name:slots, as in localhost:4"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host and how many ranks it takes; ``slots`` is None where the user left that open."""
+    """A host and how many ranks it takes; ``slots`` is None, and ``user`` empty, where that was left open.
+
+    The name of an IPv6 address has its brackets.
+    """
 
     name: str
     slots: int | None = None
+    user: str = ""
+
+    @property
+    def address(self) -> str:
+        """What ssh connects to."""
+        bare = self.name.strip("[]")
+        return f"{self.user}@{bare}" if self.user else bare
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """The hosts of a comma-separated list. Raises BadHostSpec naming the part that is wrong."""
     if "/" in text or Path(text).is_file():
         raise BadHostSpec(f"-H takes host names, and {text!r} looks like a file; did you mean --hostfile {text}?")
-    return _parse(text.split(","), "-H")
+    return _parse(_COMMA_OUTSIDE_BRACKETS.split(text), "-H")
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
@@ -50,13 +71,42 @@ def is_local(name: str) -> bool:
 
 
 def _parse(specs: Iterable[str], source: str) -> tuple[Host, ...]:
-    hosts = []
+    hosts: list[Host] = []
+    users: dict[str, str] = {}
     for spec in specs:
         match = _SPEC.fullmatch(spec.strip())
         slots = match and match["slots"]
         if match is None or (slots and int(slots) == 0):
-            raise BadHostSpec(f"{source}: {spec.strip()!r} is not a host; write name or name:slots, as in localhost:4.")
-        hosts.append(Host(match["name"], int(slots) if slots else None))
+            raise BadHostSpec(f"{source}: {spec.strip()!r} is not a host; {_WRITE}.")
+        user = match["user"] or ""
+        for name in _expanded(match["name"], f"{source}: {spec.strip()!r}"):
+            if users.setdefault(name, user) != user:
+                raise BadHostSpec(f"{source}: {name} is listed with two users, {users[name]!r} and {user!r}.")
+            hosts.append(Host(name, int(slots) if slots else None, user))
     if not hosts:
-        raise BadHostSpec(f"{source} lists no host; write name:slots, as in localhost:4.")
+        raise BadHostSpec(f"{source} lists no host; {_WRITE}.")
     return tuple(hosts)
+
+
+def _expanded(name: str, where: str) -> Iterator[str]:
+    """The names that a name with ranges stands for, in order: ``n[08-10]`` is n08, n09, n10."""
+    if name.startswith("["):  # an address
+        return iter((name,))
+    parts = [_numbers(part, where) if part.startswith("[") else [part] for part in re.split(rf"({_RANGES})", name)]
+    count = 1
+    for choices in parts:
+        count *= len(choices)
+    if count > MAX_RANKS:
+        raise BadHostSpec(f"{where} stands for {count} hosts; a job has at most {MAX_RANKS} ranks.")
+    return map("".join, itertools.product(*parts))
+
+
+def _numbers(ranges: str, where: str) -> list[str]:
+    found: list[str] = []
+    for part in ranges.strip("[]").split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if int(last) < int(first) or int(last) - int(first) > MAX_RANKS:
+            raise BadHostSpec(f"{where}: the range {part} goes from {first} to {last}, which is no list of hosts.")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return found

@@ -37,8 +37,8 @@ def describe_failure(failure: Failure, last_lines: Sequence[str], log: Path | No
     yield "+".ljust(_WIDTH, "-")
 
 
-def describe_plan(plan: Plan, inherited: Mapping[str, str]) -> Iterator[str]:
-    """What would be started: placement, environment without the job's key, and the command."""
+def describe_plan(plan: Plan, inherited: Mapping[str, str], ways: Sequence[Sequence[str]]) -> Iterator[str]:
+    """What would be started: placement, environment without the job's key, command, and the ``ways`` to other hosts."""
     yield f"{plan.size} rank(s) on {len(plan.hosts)} host(s)"
     yield ""
     yield f"{'rank':>6}  {'host':<24} {'local':>9} {'cross':>9}"
@@ -59,6 +59,10 @@ def describe_plan(plan: Plan, inherited: Mapping[str, str]) -> Iterator[str]:
     yield ""
     yield f"in {plan.cwd}:"
     yield f"  {shlex.join(plan.command)}"
+    if ways:
+        yield ""
+        yield "through:"
+        yield from (f"  {shlex.join(way)}" for way in ways)
 
 
 def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:

@@ -70,6 +70,10 @@ class Failure:
     signum: int | None
     time: float
     reason: str
+    uncertain_s: float = 0.0  # how far off ``time`` may be either way
+
+    def is_surely_before(self, other: Failure) -> bool:
+        return self.time + self.uncertain_s < other.time - other.uncertain_s
 
 
 class Supervisor:
@@ -106,30 +110,47 @@ class Supervisor:
         if not self._awaited and self.phase is Phase.RUNNING:
             self.deadline = None
 
-    def exited(self, rank: int, pid: int, code: int, time: float, now: float) -> list[Action]:
-        """Rank ``rank`` ended at ``time`` of its host's clock; a negative ``code`` is a signal."""
+    def exited(
+        self,
+        rank: int,
+        pid: int,
+        code: int,
+        time: float,
+        now: float,
+        *,
+        is_oom: bool = False,
+        uncertain_s: float = 0.0,
+    ) -> list[Action]:
+        """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``."""
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
-        return self._ended(Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how), now)
+        if is_oom:
+            how = "was killed by the kernel: out of memory"
+        return self._ended(Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how, uncertain_s), now)
 
     def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
         """Rank ``rank`` could not be started."""
         failure = Failure(rank, self._host_by_rank[rank], None, 1, None, now, f"could not be started: {reason}")
         return self._ended(failure, now)
 
-    def agent_ended(self, host: str, now: float) -> list[Action]:
+    def agent_ended(self, host: str, now: float, why: str = "the process that started it died") -> list[Action]:
         """The agent of ``host`` is gone; ranks that had not ended went with it."""
         self._agents.discard(host)
+        actions = self.host_lost(host, now, why)
+        if not self._agents:
+            self._enter(Phase.FINISHED, None)
+        return actions
+
+    def host_lost(self, host: str, now: float, why: str) -> list[Action]:
+        """Nothing will be heard from ``host`` any more; its ranks that had not ended are lost."""
         actions: list[Action] = []
         lost = [rank for rank in sorted(self._alive) if self._host_by_rank[rank] == host]
         if lost:
             actions.append(Destroy(host))
         for rank in lost:
-            failure = Failure(rank, host, None, 1, None, now, "was lost: the process that started it died")
-            actions += self._ended(failure, now)
-        if not self._agents:
-            self._enter(Phase.FINISHED, None)
+            self._awaited.discard(rank)
+            actions += self._ended(Failure(rank, host, None, 1, None, now, f"was lost: {why}"), now)
         return actions
 
     def interrupted(self, signum: int, now: float) -> list[Action]:
@@ -156,7 +177,7 @@ class Supervisor:
             if self.phase is Phase.RUNNING:
                 self.failure = end
                 actions += self._terminate(now)
-            elif self.failure is not None and end.time < self.failure.time:
+            elif self.failure is not None and end.is_surely_before(self.failure):
                 self.failure = end
         if not self._alive:
             self._enter(Phase.CLOSING, now + GRACE_S + LAST_WAIT_S)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness import leaks
+from tests.harness.networks import network, own_network, shared_network  # noqa: F401 - fixtures
 
 leaks.adopt_orphans()
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

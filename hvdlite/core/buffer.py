@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,3 +65,33 @@ def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:
             piece = min(nbytes, room)
             yield read, write, piece
             read, write, nbytes, room = read + piece, write + piece, nbytes - piece, room - piece
+
+
+def sliced(spans: Spans, count: int, step: int) -> list[Spans]:
+    """``spans`` cut into ``count`` slices of nearly equal bytes that follow each other.
+
+    Cuts lie at multiples of ``step`` bytes from the beginning, so the last slice may be a little longer, and others
+    empty. Spans that have the same bytes row by row are cut alike.
+    """
+    ends = np.cumsum(spans[:, 2], dtype=np.uint64)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = [total * index // count // step * step for index in range(count)] + [total]
+    return [_between(spans, ends, begin, end) for begin, end in pairwise(cuts)]
+
+
+def _between(spans: Spans, ends: npt.NDArray[np.uint64], begin: int, end: int) -> Spans:
+    """The spans of bytes ``begin`` to ``end``; ``ends`` are the positions where the rows end."""
+    if begin == end:
+        return spans[:0]
+    first, last = np.searchsorted(ends, np.array([begin + 1, end], np.uint64))
+    rows = spans[first : last + 1].copy()
+    rows[-1, 2] -= ends[last] - np.uint64(end)
+    skipped = np.uint64(begin) - (ends[first] - spans[first, 2])
+    rows[0, :2] += skipped
+    rows[0, 2] -= skipped
+    return rows
+
+
+def in_place(spans: Spans) -> Spans:
+    """The rows of what has been written: read where ``spans`` write."""
+    return spans.take([1, 1, 2], axis=1)

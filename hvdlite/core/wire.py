@@ -1,12 +1,13 @@
 """Messages as bytes: fixed little-endian structs, with JSON inside for what is rare, and never a pickle.
 
-Every frame begins with magic, version, type, a sequence number and the session's number; the link checks the last two.
-Then, by type::
+Every frame begins with magic, version, type, its number, how many frames the sender has received, and the session's
+number. Then, by type::
 
-    HELLO   nothing
     READY   generation u32, length of bits u32, length of requests u32, bits, requests as JSON
     RUN     generation u32, batches u32, then each batch: length of bits u32, of responses u32, bits, responses as JSON
     END     JSON
+
+The other types are no messages but about a connection: `hvdlite.core.greeting` has their bodies.
 
 A step whose tensors are all known is a READY and a RUN of a few bytes for each eight tensors. `decode` trusts nothing:
 lengths are compared with what is there, numbers with their ranges, and anything else raises `ProtocolError`.
@@ -18,7 +19,7 @@ import json
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdlite.core.dtypes import OP_NAMES, DType
 from hvdlite.core.messages import Batch, End, EndKind, Kind, Ready, Request, Response, Run
@@ -29,13 +30,13 @@ MAX_NAME_CHARACTERS = 4096
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 56
 
-_VERSION = 1
-_HEADER = struct.Struct("<2sBBIQ")
+_VERSION = 2
+_HEADER = struct.Struct("<2sBBQQQ")
 _READY = struct.Struct("<III")
 _RUN = struct.Struct("<II")
 _LENGTHS = struct.Struct("<II")
 
-Message = Ready | Run | End | None
+Message = Ready | Run | End
 
 
 class ProtocolError(HorovodInternalError):
@@ -49,38 +50,74 @@ class Type(IntEnum):
     READY = 1
     RUN = 2
     END = 3
+    WELCOME = 4
+    REFUSAL = 5
+    RECEIPT = 6
 
 
-def encode(message: Message, sequence: int, session: int) -> bytes:
-    """The frame of ``message``; None is HELLO."""
+class Header(NamedTuple):
+    """What a frame says of itself: its number counts messages only, and so does what its sender has received."""
+
+    kind: int
+    number: int
+    received: int
+
+
+def encode(message: Message, number: int, session: int) -> bytes:
+    """The frame of ``message`` on a link that counts but never resumes."""
+    kind, body = body_of(message)
+    return frame_of(Header(kind, number, 0), session, body)
+
+
+def decode(frame: bytes, number: int, session: int) -> Message:
+    """The message in ``frame``, which must have this ``number`` and ``session``. Raises ProtocolError."""
+    header = header_of(frame, session)
+    if header.number != number:
+        raise ProtocolError(f"control frame {header.number} came instead of {number}")
+    return message_of(header, frame)
+
+
+def frame_of(header: Header, session: int, body: bytes) -> bytes:
+    """The bytes of a frame."""
+    return _HEADER.pack(b"hv", _VERSION, *header, session) + body
+
+
+def body_of(message: Message) -> tuple[Type, bytes]:
+    """``message`` without the header, which differs from peer to peer."""
     if isinstance(message, Ready):
         bits, requests = _bytes_of(message.bits), _json_of(message.requests)
-        kind, body = Type.READY, _READY.pack(message.generation, len(bits), len(requests)) + bits + requests
-    elif isinstance(message, Run):
+        return Type.READY, _READY.pack(message.generation, len(bits), len(requests)) + bits + requests
+    if isinstance(message, Run):
         parts = [_RUN.pack(message.generation, len(message.batches))]
         for batch in message.batches:
             bits, responses = _bytes_of(batch.bits), _json_of(batch.responses)
             parts += (_LENGTHS.pack(len(bits), len(responses)), bits, responses)
-        kind, body = Type.RUN, b"".join(parts)
-    elif isinstance(message, End):
-        kind, body = Type.END, json.dumps(message).encode()
-    else:
-        kind, body = Type.HELLO, b""
-    return _HEADER.pack(b"hv", _VERSION, kind, sequence & 0xFFFFFFFF, session) + body
+        return Type.RUN, b"".join(parts)
+    return Type.END, json.dumps(message).encode()
 
 
-def decode(frame: bytes, sequence: int, session: int) -> Message:
-    """The message in ``frame``, which must carry ``sequence`` and ``session``. Raises ProtocolError."""
+def header_of(frame: bytes, session: int) -> Header:
+    """Reads the header. Raises ProtocolError unless it is of this version and of ``session``."""
     try:
-        magic, version, kind, got_sequence, got_session = _HEADER.unpack_from(frame)
+        magic, version, kind, number, received, got_session = _HEADER.unpack_from(frame)
     except struct.error:
         raise ProtocolError(f"a control frame of {len(frame)} bytes is too short") from None
     if magic != b"hv" or version != _VERSION:
         raise ProtocolError("a control frame is not of this protocol version; install one hvdlite on all hosts")
-    if got_session != session or got_sequence != sequence & 0xFFFFFFFF:
-        raise ProtocolError(f"control frame {got_sequence} of session {got_session:x} came instead of {sequence}")
+    if got_session != session:
+        raise ProtocolError(f"a control frame is of session {got_session:x} instead of {session:x}")
+    return Header(kind, number, received)
+
+
+def rest_of(frame: bytes) -> bytes:
+    """What follows the header."""
+    return frame[_HEADER.size :]
+
+
+def message_of(header: Header, frame: bytes) -> Message:
+    """The message in ``frame``. Raises ProtocolError if it is none, or malformed."""
     try:
-        return _DECODERS[kind](frame, _HEADER.size)
+        return _DECODERS[header.kind](frame, _HEADER.size)
     except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a control frame is malformed: {error}") from None
 
@@ -91,10 +128,6 @@ def _bytes_of(bits: int) -> bytes:
 
 def _json_of(rows: tuple[Any, ...]) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode() if rows else b""
-
-
-def _decode_hello(frame: bytes, offset: int) -> None:
-    _expect(len(frame) == offset, "HELLO has a body")
 
 
 def _decode_ready(frame: bytes, offset: int) -> Ready:
@@ -134,7 +167,6 @@ def _decode_end(frame: bytes, offset: int) -> End:
 
 
 _DECODERS: dict[int, Callable[[bytes, int], Message]] = {
-    Type.HELLO: _decode_hello,
     Type.READY: _decode_ready,
     Type.RUN: _decode_run,
     Type.END: _decode_end,

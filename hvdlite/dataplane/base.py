@@ -82,3 +82,14 @@ class DataPlane(ABC):
     @abstractmethod
     def close(self) -> None:
         """Frees memory, descriptors and sockets. Not while a collective runs."""
+
+
+class HostPlane(DataPlane):
+    """A plane of ranks of one host, whose reductions others can go on with."""
+
+    @abstractmethod
+    def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
+        """Reduces as `reducescatter` does, but writes this rank's part to ``partials``, neither postscaled nor rounded.
+
+        There its elements follow each other, those of float16 and bfloat16 as float32. Spans are read only.
+        """

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hvdlite import native
 from hvdlite.core.buffer import Matrix, Spans, paired
 from hvdlite.core.dtypes import DType
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.base import HostPlane
 from hvdlite.errors import HvdError
 
 
-class LocalPlane(DataPlane):
+class LocalPlane(HostPlane):
     """Runs every collective with rank 0 of 1."""
 
     name = "local"
@@ -40,6 +40,12 @@ class LocalPlane(DataPlane):
 
     def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
         self.allreduce(parts[0], dtype, op, prescale, postscale)
+
+    def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
+        self._refuse_if_aborted()
+        reduction, rows = native.Reduction(int(dtype), op, prescale, 1.0), parts[0]
+        status = self._library.hvd_open_partials(partials, rows.ctypes.data, len(rows), ctypes.byref(reduction))
+        native.check(status, "reducescatter")
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
         self._refuse_if_aborted()

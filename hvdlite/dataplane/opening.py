@@ -5,11 +5,15 @@ To add a plane: a file with a subclass of `DataPlane`, and a row in `_OPENERS`.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import NamedTuple
 
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.base import DataPlane, HostPlane
+from hvdlite.dataplane.hierarchical import HierarchicalPlane, Hosts, hosts_of, in_ring_order, lanes_of
 from hvdlite.dataplane.local import LocalPlane
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
@@ -20,28 +24,49 @@ from hvdlite.settings import Settings, parse_ports
 class Opening(NamedTuple):
     """What a plane needs to find its peers.
 
-    ``key`` is known to the job's ranks only. ``swap`` publishes a string and returns everybody's in rank order; all
-    ranks call it equally often. ``deadline`` is on the monotonic clock.
+    ``settings`` have the rank and the size in the group, and ``host_ids`` are those of its ranks. ``called`` are the
+    numbers by which messages call them. ``key`` is known to the job's ranks only; it and ``session`` belong to this
+    plane alone. ``swap`` publishes a string and returns everybody's in rank order; all ranks call it `PLANE_SWAPS`
+    times at most, and equally often. ``deadline`` is on the monotonic clock.
     """
 
     settings: Settings
+    host_ids: Sequence[str]
+    called: Sequence[int]
     key: bytes
     session: int
-    is_one_host: bool
     swap: Callable[[str], Sequence[str]]
     deadline: float
+
+    def of_part(self, name: str, ranks: Sequence[int]) -> Opening:
+        """The opening of a plane of ``ranks``, one of which this is, with a key and a session of its own."""
+        label = f"{name} {', '.join(map(str, ranks))}"
+        seed = hashlib.blake2b(label.encode(), key=self.key, digest_size=40).digest()
+        return self._replace(
+            settings=replace(self.settings, rank=ranks.index(self.settings.rank), size=len(ranks)),
+            host_ids=[self.host_ids[rank] for rank in ranks],
+            called=[self.called[rank] for rank in ranks],
+            key=seed[:32],
+            session=int.from_bytes(seed[32:], "little"),
+            swap=lambda card: [cards[rank] for cards in [self.swap(card)] for rank in ranks],
+        )
+
+
+PLANE_SWAPS = 3  # at most: the parts of a hierarchical plane have one each
 
 
 def choose(setting: str, host_ids: Sequence[str]) -> str:
     """The name of the plane for ranks on these hosts. Raises ValueError when ``setting`` asks for an impossible one."""
-    hosts = len(set(host_ids))
-    if setting == "auto":
-        return "local" if len(host_ids) == 1 else "shm" if hosts == 1 else "ring"
+    ranks, hosts = len(host_ids), len(set(host_ids))
     if setting == "shm" and hosts > 1:
         raise ValueError(f"HVDLITE_PLANE=shm needs all ranks on one host, but there are {hosts}; use auto or ring")
-    if setting == "local" and len(host_ids) > 1:
-        raise ValueError(f"HVDLITE_PLANE=local is for one rank, but there are {len(host_ids)}; use auto")
-    return "local" if len(host_ids) == 1 else setting
+    if setting == "local" and ranks > 1:
+        raise ValueError(f"HVDLITE_PLANE=local is for one rank, but there are {ranks}; use auto")
+    if ranks == 1:
+        return "local"
+    if setting in ("auto", "hierarchical"):
+        return "shm" if hosts == 1 else "ring" if hosts == ranks else "hierarchical"
+    return setting
 
 
 def open_plane(name: str, opening: Opening) -> DataPlane:
@@ -63,11 +88,11 @@ def _open_shm(opening: Opening) -> DataPlane:
             offer.serve(settings.size - 1, opening.deadline)
     else:
         fd = fetch(opening.swap("")[0], opening.key, opening.deadline)
-    return ShmPlane(fd, settings.rank, settings.size, shape)
+    return ShmPlane(fd, settings.rank, settings.size, shape, opening.called[settings.rank])
 
 
 def _open_ring(opening: Opening) -> DataPlane:
-    settings = opening.settings
+    settings, is_one_host = opening.settings, len(set(opening.host_ids)) == 1
     plane = RingPlane(
         settings.rank,
         settings.size,
@@ -76,9 +101,10 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
-        address=None if opening.is_one_host else settings.address or "127.0.0.1",
+        address=None if is_one_host else settings.address or "127.0.0.1",
         ports=parse_ports(settings.port_range),
-        encrypt=settings.encrypt_data and not opening.is_one_host,
+        encrypt=settings.encrypt_data and not is_one_host,
+        called=opening.called,
     )
     try:
         addresses = opening.swap(plane.address)
@@ -89,4 +115,32 @@ def _open_ring(opening: Opening) -> DataPlane:
     return plane
 
 
-_OPENERS: dict[str, Callable[[Opening], DataPlane]] = {"local": _open_local, "shm": _open_shm, "ring": _open_ring}
+def _open_hierarchical(opening: Opening) -> DataPlane:
+    rank, hosts = opening.settings.rank, hosts_of(opening.host_ids)
+    with ExitStack() as undo:
+        local = _open_part(opening, "shm", hosts, undo) or LocalPlane()
+        lane = _open_part(opening, "ring", lanes_of(hosts), undo)
+        ring = _open_part(opening, "ring", [in_ring_order(hosts)], undo)
+        assert isinstance(local, HostPlane)
+        assert ring is not None  # there are several hosts
+        undo.pop_all()
+    return HierarchicalPlane(rank, hosts, local, lane, ring)
+
+
+def _open_part(opening: Opening, name: str, groups: Hosts, undo: ExitStack) -> DataPlane | None:
+    """The plane ``name`` of the one of ``groups`` that this rank is in, if it is not alone there."""
+    ranks = next((ranks for ranks in groups if opening.settings.rank in ranks), ())
+    if len(ranks) < 2:
+        opening.swap("")  # as often as the other ranks
+        return None
+    plane = open_plane(name, opening.of_part(name, ranks))
+    undo.callback(plane.close)
+    return plane
+
+
+_OPENERS: dict[str, Callable[[Opening], DataPlane]] = {
+    "local": _open_local,
+    "shm": _open_shm,
+    "ring": _open_ring,
+    "hierarchical": _open_hierarchical,
+}

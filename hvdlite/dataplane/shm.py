@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.core.buffer import Matrix, Spans
 from hvdlite.core.dtypes import DType
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.base import HostPlane
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.settings import Settings
 
@@ -64,18 +64,22 @@ def geometry(settings: Settings, cores: int) -> Geometry:
     return Geometry(nbytes, chunk_bytes, slots, spin_ns, settings.progress_timeout)
 
 
-class ShmPlane(DataPlane):
-    """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``."""
+class ShmPlane(HostPlane):
+    """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
+
+    ``called`` is the number by which messages call it, where those ranks are only a part of a group.
+    """
 
     name = "shm"
 
-    def __init__(self, fd: int, rank: int, size: int, shape: Geometry) -> None:
+    def __init__(self, fd: int, rank: int, size: int, shape: Geometry, called: int | None = None) -> None:
         """Maps the segment and closes ``fd``, also when it fails.
 
         Raises HorovodInternalError if the segment is too small or other ranks map it with another geometry.
         """
         self.rank = rank
         self.size = size
+        self._name = rank if called is None else called
         self._library = native.library()
         self._owner_pid = os.getpid()
         self._error: HvdError | None = None
@@ -97,8 +101,9 @@ class ShmPlane(DataPlane):
             os.close(fd)
         if status == native.INVALID:
             raise HorovodInternalError(
-                f"rank {rank} cannot use the shared segment with {shape.chunk_bytes} bytes a slot and {shape.slots} "
-                f"slots for {size} ranks; HVDLITE_SHM_CHUNK and HVDLITE_SHM_SLOTS must be equal on all ranks of a host."
+                f"rank {self._name} cannot use the shared segment with {shape.chunk_bytes} bytes a slot and "
+                f"{shape.slots} slots for {size} ranks; HVDLITE_SHM_CHUNK and HVDLITE_SHM_SLOTS must be equal on all "
+                "ranks of a host."
             )
         native.check(status, "mapping the shared segment")
         self._handle = handle
@@ -116,11 +121,16 @@ class ShmPlane(DataPlane):
         self._check(self._library.hvd_shm_allgather(handle, rows.ctypes.data, counts.ctypes.data), "allgather")
 
     def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self._reducescatter(parts, native.Reduction(int(dtype), op, prescale, postscale), None)
+
+    def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
+        self._reducescatter(parts, native.Reduction(int(dtype), op, prescale, 1.0), partials)
+
+    def _reducescatter(self, parts: Sequence[Spans], reduction: native.Reduction, partials: int | None) -> None:
         handle = self._usable_handle("reducescatter")
         rows, counts = self._of_all_ranks(parts, "reducescatter")
-        reduction = native.Reduction(int(dtype), op, prescale, postscale)
         status = self._library.hvd_shm_reducescatter(
-            handle, rows.ctypes.data, counts.ctypes.data, ctypes.byref(reduction)
+            handle, rows.ctypes.data, counts.ctypes.data, ctypes.byref(reduction), partials
         )
         self._check(status, "reducescatter")
 
@@ -161,7 +171,7 @@ class ShmPlane(DataPlane):
             raise self._error
         if self._handle is None or os.getpid() != self._owner_pid:
             reason = "the plane is closed" if self._handle is None else "this process was forked from rank's own"
-            raise HorovodInternalError(f"{what} failed on rank {self.rank}: {reason}; call hvdlite.init() here first.")
+            raise HorovodInternalError(f"{what} failed on rank {self._name}: {reason}; call hvdlite.init() here first.")
         return self._handle
 
     def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
@@ -171,7 +181,7 @@ class ShmPlane(DataPlane):
         return _as_rows(np.concatenate(spans)), np.array([len(rows) for rows in spans], np.uint64)
 
     def _check(self, status: int, what: str) -> None:
-        native.check(status, f"{what} on rank {self.rank}", self._error)
+        native.check(status, f"{what} on rank {self._name}", self._error)
 
 
 def _as_rows(spans: Spans) -> Spans:

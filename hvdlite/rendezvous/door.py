@@ -1,9 +1,9 @@
 """A door between processes of one host and one user: who knocks with the token gets a connected socket.
 
-The listener is an abstract Unix socket with a random name, so it leaves no file. It admits a peer if the kernel says
-that it is of the same user, and if the first packet begins with the token; the rest of the packet is a greeting.
-Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is dropped and delays
-nobody.
+The listener is an abstract Unix socket, by default with a random name, so it leaves no file. It admits a peer if the
+kernel says that it is of the same user, and if the first packet begins with the token; the rest of the packet is a
+greeting. Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is dropped and
+delays nobody.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class Door:
-    """Listens at ``address`` until it is closed, for peers that know ``token``."""
+    """Listens at ``address`` until it is closed, for peers that know ``token``. Raises OSError if it is taken."""
 
-    def __init__(self, token: bytes) -> None:
-        self.address = f"hvdlite-door-{secrets.token_hex(16)}"
+    def __init__(self, token: bytes, address: str | None = None) -> None:
+        self.address = address or f"hvdlite-door-{secrets.token_hex(16)}"
         self._token = token
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind("\0" + self.address)
-        self._listener.listen(socket.SOMAXCONN)
+        try:
+            self._listener.bind("\0" + self.address)
+            self._listener.listen(socket.SOMAXCONN)
+        except OSError:
+            self._listener.close()
+            raise
         self._listener.setblocking(False)
 
     def __enter__(self) -> Self:

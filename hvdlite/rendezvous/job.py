@@ -1,7 +1,8 @@
 """The name and the key of one job, and the keys derived from it.
 
-One random key per job reaches every rank through its environment and nothing else. All other keys are derived from
-it with BLAKE2b, one for each purpose, so that knowing one of them reveals neither the job's key nor another.
+One random key per job reaches every rank through its environment, or on one host from rank 0 through a Unix socket,
+and nothing else. All other keys are derived from it with BLAKE2b, one for each purpose, so that knowing one of them
+reveals neither the job's key nor another.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-from hvdlite.settings import Settings
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -25,22 +24,12 @@ class Job:
 
     def __post_init__(self) -> None:
         if len(self.secret) != 64 or not set(self.secret) <= set("0123456789abcdef"):
-            raise ValueError("HVDLITE_SECRET must be 64 hexadecimal digits; hvdrun sets it for every rank")
+            raise ValueError("HVDLITE_SECRET must be 64 hexadecimal digits, as 'openssl rand -hex 32' prints them")
 
     @classmethod
     def create(cls) -> Job:
         """A new job with a random name and key."""
         return cls(secrets.token_hex(8), secrets.token_hex(32))
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Job:
-        """The job that a launcher described. Raises ValueError when its variables are missing or malformed."""
-        if not (settings.job and settings.secret and settings.rendezvous):
-            raise ValueError(
-                "a job of several ranks needs HVDLITE_JOB, HVDLITE_SECRET and HVDLITE_RENDEZVOUS; "
-                "start the program with hvdrun -np N"
-            )
-        return cls(settings.job, settings.secret)
 
     def key(self, purpose: str) -> bytes:
         """32 bytes for one purpose."""

@@ -1,5 +1,7 @@
 """Collects one card from every rank and gives all of them to each: the only thing a launcher serves to its workers.
 
+Where hvdrun has not started the job, rank 0 serves it while it is in ``init``.
+
 Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size", "timeout_s", "card"}`` and gets
 ``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of
 one passes first, or ``{"error": text}``. Frames are JSON, capped, and CURVE admits only peers with the job's key.
@@ -32,19 +34,25 @@ class RendezvousServer:
     """Serves the rounds of one job of ``size`` ranks from a thread of its own until it is closed.
 
     ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. By default it is an abstract Unix socket of this
-    host, which leaves no file behind.
+    host, which leaves no file behind. Closing waits up to ``linger_s`` until answers are on their way. Raises ZMQError
+    if ``address`` is taken, or not of this host.
     """
 
-    def __init__(self, job: Job, size: int, address: str | None = None) -> None:
+    def __init__(self, job: Job, size: int, address: str | None = None, linger_s: float = 1.0) -> None:
         self._size = size
         self._rounds: dict[int, _Round] = {}
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._router.linger = 1000
+        self._router.linger = int(linger_s * 1000)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        self._router.ipv6 = "[" in (address or "")
         job.serve(self._router)
-        self._router.bind(address or f"ipc://@hvdlite-{job.name}-{secrets.token_hex(4)}")
+        try:
+            self._router.bind(address or f"ipc://@hvdlite-{job.name}-{secrets.token_hex(4)}")
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
         self.address = cast(bytes, self._router.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self._stop: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._stopped: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)

@@ -7,25 +7,27 @@ are derived from it, so that a peer of another group, or a frame of one, is refu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import zmq
 
 from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.opening import Opening, choose, open_plane
+from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose, open_plane
 from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, SoloLink
 from hvdlite.runtime.unixlink import UnixLink
-from hvdlite.runtime.zmqlink import ZmqLeafLink, ZmqRootLink
+from hvdlite.runtime.zmqleaf import ZmqLeafLink
+from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
 
 Swap = Callable[[str], Sequence[str]]
 """Publishes a string and returns everybody's in rank order."""
 
-SWAPS = 2  # at most: one for the link, one for the plane
+SWAPS = 1 + PLANE_SWAPS  # at most: one for the link
 
 
 class Connections(NamedTuple):
@@ -69,11 +71,8 @@ class Connector:
         context: zmq.Context[Any] | None = None if self._is_one_host else zmq.Context()
         try:
             link = self._unix_link(swap, deadline) if context is None else self._zmq_link(context, swap, deadline)
-            try:
+            with _closing_if_it_fails(link):
                 return Connections(link, self._plane(swap, deadline), context)
-            except BaseException:
-                link.close()
-                raise
         except BaseException:
             if context is not None:
                 context.destroy(linger=0)
@@ -92,16 +91,15 @@ class Connector:
         return self.job.key(f"{purpose} {self.label}")
 
     def _zmq_link(self, context: zmq.Context[Any], swap: Swap, deadline: float) -> ControlLink:
-        if self.settings.rank > 0:
-            return ZmqLeafLink(context, self.job, self._session, self.settings, swap("")[0])
-        root = ZmqRootLink(context, self.job, self._session, self.settings, "tcp://127.0.0.1:*")
-        try:
-            swap(root.address)
-            root.accept(deadline)
-        except BaseException:
-            root.close()
-            raise
-        return root
+        if self.settings.rank == 0:
+            root = ZmqRootLink(context, self.job, self._session, self.settings)
+            with _closing_if_it_fails(root):
+                root.accept(swap(root.card), deadline)
+            return root
+        leaf = ZmqLeafLink(context, self.job, self._session, self.settings)
+        with _closing_if_it_fails(leaf):
+            leaf.join(swap(leaf.card)[0], deadline)
+        return leaf
 
     def _unix_link(self, swap: Swap, deadline: float) -> ControlLink:
         if self.settings.size == 1:
@@ -114,5 +112,15 @@ class Connector:
             return UnixLink.accept(door, self._session, self.settings, deadline)
 
     def _plane(self, swap: Swap, deadline: float) -> DataPlane:
-        opening = Opening(self.settings, self._key("data plane"), self._session, self._is_one_host, swap, deadline)
+        key, ranks = self._key("data plane"), range(self.settings.size)
+        opening = Opening(self.settings, self.host_ids, ranks, key, self._session, swap, deadline)
         return open_plane(choose(self.settings.plane, self.host_ids), opening)
+
+
+@contextmanager
+def _closing_if_it_fails(link: ControlLink) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        link.close()
+        raise

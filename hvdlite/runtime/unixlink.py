@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdlite.core.wire import Message, ProtocolError, decode, encode
+from hvdlite.core.wire import Message, decode, encode
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock, peer_of
 from hvdlite.runtime.control import DrivableLink, Lost
@@ -164,10 +164,7 @@ class UnixLink(DrivableLink):
         frame = peer.frames.receive()
         if frame is not None:
             peer.received += 1
-            message = decode(frame, peer.received - 1, self._session)
-            if message is None:
-                raise ProtocolError(f"rank {peer.rank} said hello twice")
-            yield peer.rank, message
+            yield peer.rank, decode(frame, peer.received - 1, self._session)
         elif peer.frames.has_ended:
             yield self._lose(peer, "its process ended")
 

@@ -1,150 +1,143 @@
 """Control links across hosts: ZeroMQ over TCP with CURVE, which admits the job's ranks and nobody else.
 
-A peer that dies is noticed by its connection closing; one that is stopped or cut off, by its ZeroMQ heartbeats, which
-libzmq's own thread sends, so that a busy or hung Python program is not taken for a dead one.
+A connection may end at any time: it is made again, and `hvdlite.core.stream` sees to it that nothing is lost or comes
+twice. Every attempt is a new socket at the dialling end, so that nothing of an earlier one goes before its hello; it
+has no routing id, so the root gives it a fresh one. ZeroMQ heartbeats, which libzmq's own thread sends, end a
+connection to a peer that is stopped or cut off, so that a busy or hung Python program is not taken for one. A peer is
+lost when its process has ended, or when it does not come back in time: `hvdlite.runtime.absence` tells.
+
+This file has what both ends share; `ZmqRootLink` and `ZmqLeafLink` are the ends.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import zmq
 
-from hvdlite.core.wire import MAX_FRAME_BYTES, Message, ProtocolError, decode, encode
-from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.job import Job
-from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.core.wire import MAX_FRAME_BYTES
+from hvdlite.log import logger
+from hvdlite.runtime.absence import Absence
+from hvdlite.runtime.control import ControlLink
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
 
 _EVENT = struct.Struct("=hi")  # as libzmq documents it; zmq.utils.monitor would import asyncio to do the same
 _CLOSE_S = 2.0
+_LINGER_MS = 100  # for receipts; what matters more has been acknowledged by then
+_HANDSHAKE_MS = 2000
+_REDIAL_MS = 50
+_CONNECT_MS = 500
+_WARN_EVERY_S = 60.0
 
 
-class _ZmqLink(ControlLink):
-    """What both ends share: one socket, its monitor, and the poll."""
+class Watched(NamedTuple):
+    """A socket and its monitor."""
 
-    def __init__(self, socket: zmq.Socket[bytes], session: int, settings: Settings) -> None:
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """What has happened to its connections: events, each with a value, which is a descriptor for most."""
+        return (_EVENT.unpack(frames[0]) for frames in frames_of(self.monitor))
+
+
+class ZmqLink(ControlLink):
+    """One end: sockets with their monitors, the poll, and the warnings."""
+
+    def __init__(self, context: zmq.Context[Any], session: int, settings: Settings) -> None:
         self.wake = Wake()
-        self._socket = socket
+        self._context = context
         self._session = session
-        socket.linger = int(_CLOSE_S * 1000)
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        # Never again, in effect. Not -1: that makes libzmq drop frames that have come and are not read yet.
-        socket.setsockopt(zmq.RECONNECT_IVL, 24 * 3600 * 1000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat_interval * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.peer_timeout * 1000))
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._settings = settings
+        self._next_warning = 0.0
         self._poller = zmq.Poller()
-        for item in (socket, self._monitor, self.wake.fd):
-            self._poller.register(item, zmq.POLLIN)
+        self._answers: dict[int, Callable[[], object]] = {}  # what `sleep` does about descriptors of its own
+        self._answer(self.wake.fd, self.wake.clear)
 
     def sleep(self, timeout_ms: int | None) -> None:
-        if (self.wake.fd, zmq.POLLIN) in self._poller.poll(timeout_ms):
-            self.wake.clear()
-
-    def _ended(self) -> list[int]:
-        """The connections that have ended; what they sent before can be read by now."""
-        events = (_EVENT.unpack(frames[0]) for frames in _drain(self._monitor))
-        return [value for event, value in events if event == zmq.EVENT_DISCONNECTED]
+        if (due := self._due()) is not None:
+            due_ms = max(0, int((due - time.monotonic()) * 1000)) + 1
+            timeout_ms = due_ms if timeout_ms is None else min(timeout_ms, due_ms)
+        for source, _ in self._poller.poll(timeout_ms):
+            if isinstance(source, int):
+                self._answers[source]()
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close()
+        deadline = time.monotonic() + _CLOSE_S
+        while self._awaits_receipts() and (left_s := deadline - time.monotonic()) > 0:
+            self.sleep(int(left_s * 1000) + 1)
+            for _ in self.receive():
+                pass
+        self._release()
         self.wake.close()
 
+    @abstractmethod
+    def _due(self) -> float | None:
+        """When something is to be done even if nothing comes, on the monotonic clock."""
 
-class ZmqRootLink(_ZmqLink):
-    """Rank 0's end: a ROUTER that every other rank dials.
+    @abstractmethod
+    def _awaits_receipts(self) -> bool:
+        """Whether a peer that is not lost may not have all that was sent to it."""
 
-    A peer is known by the file descriptor of its connection, which libzmq tells for each frame and for the end of the
-    connection alike.
-    """
+    @abstractmethod
+    def _release(self) -> None:
+        """Closes what this end has opened."""
 
-    def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings, address: str) -> None:
-        super().__init__(context.socket(zmq.ROUTER), session, settings)
-        self._size = settings.size
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        job.serve(self._socket)
-        self._socket.bind(address)
-        self.address = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self._sent = 0
-        self._received = [0] * self._size
-        self._rank_of_fd: dict[int, int] = {}
+    def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        """A socket for links over the IP address, neither bound nor connected yet."""
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.linger = _LINGER_MS
+        socket.set_hwm(0)
+        socket.ipv6 = ":" in address
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)  # while nobody answers; what was connected is dialled anew
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat_interval * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, Absence.silence_ms(self._settings))
+        return socket
 
-    def accept(self, deadline: float) -> None:
-        """Waits until every rank has said hello. Raises HorovodInternalError naming those that have not in time."""
-        while len(self._rank_of_fd) < self._size - 1:
-            if not self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-                missing = sorted(set(range(1, self._size)) - set(self._rank_of_fd.values()))
-                raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")
-            name, frame = self._socket.recv_multipart(copy=False)
-            rank, message = self._open(name.bytes, frame.bytes)
-            if message is not None:
-                raise ProtocolError(f"rank {rank} sent something before its hello")
-            self._rank_of_fd[int(frame.get(zmq.SRCFD))] = rank
+    def _answer(self, fd: int, answer: Callable[[], object]) -> None:
+        """Has `sleep` call ``answer`` when ``fd`` is readable."""
+        self._answers[fd] = answer
+        self._poller.register(fd, zmq.POLLIN)
 
-    def send(self, message: Message) -> None:
-        frame = encode(message, self._sent, self._session)
-        self._sent += 1
-        for rank in self._rank_of_fd.values():
-            try:
-                self._socket.send_multipart((b"%d" % rank, frame))
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:  # unreachable: its end of connection is already on the monitor
-                    raise
+    def _ignore(self, fd: int) -> None:
+        """Takes back `_answer`, if that was called."""
+        if self._answers.pop(fd, None) is not None:
+            self._poller.unregister(fd)
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        ended = self._ended()
-        for frames in _drain(self._socket):
-            yield self._open(*frames)
-        for fd in ended:
-            rank = self._rank_of_fd.pop(fd, None)
-            if rank is not None:
-                yield Lost(rank, "its connection to rank 0 ended or its heartbeats stopped")
+    def _watch(self, socket: zmq.Socket[bytes], events: int) -> Watched:
+        """Has `sleep` look at ``socket``, and at a monitor for ``events`` of its connections.
 
-    def _open(self, *frames: bytes) -> tuple[int, Message]:
-        name = frames[0]
-        if len(frames) != 2 or not name.isdigit() or not 0 < int(name) < self._size:
-            raise ProtocolError(f"an unknown peer {name!r} talks to rank 0")
-        rank = int(name)
-        self._received[rank] += 1
-        return rank, decode(frames[1], self._received[rank] - 1, self._session)
+        Not for failed handshakes: to tell of one, libzmq 4.3 overwrites the errno that says what failed, takes a frame
+        that was tampered with for a full queue, and ends the process with an assertion at the next heartbeat.
+        """
+        monitor = socket.get_monitor_socket(events)
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        return Watched(socket, monitor)
 
+    def _discard(self, watched: Watched, linger_ms: int | None = None) -> None:
+        for socket in watched:
+            self._poller.unregister(socket)
+        watched.socket.disable_monitor()
+        watched.monitor.close(0)
+        watched.socket.close(linger_ms)
 
-class ZmqLeafLink(_ZmqLink):
-    """Any other rank's end: a DEALER to rank 0."""
-
-    def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings, address: str) -> None:
-        super().__init__(context.socket(zmq.DEALER), session, settings)
-        self._socket.setsockopt(zmq.ROUTING_ID, b"%d" % settings.rank)
-        job.dial(self._socket)
-        self._socket.connect(address)
-        self._sent = 0
-        self._received = 0
-        self.send(None)
-
-    def send(self, message: Message) -> None:
-        self._socket.send(encode(message, self._sent, self._session))
-        self._sent += 1
-
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        has_ended = bool(self._ended())
-        for frames in _drain(self._socket):
-            self._received += 1
-            yield 0, decode(frames[0], self._received - 1, self._session)
-        if has_ended:
-            self._socket.linger = 0  # nobody is left to send to
-            yield Lost(0, "its connection ended or its heartbeats stopped")
+    def _warn(self, text: str) -> None:
+        """Logs what strangers or liars do, but not as often as they do it."""
+        if (now := time.monotonic()) >= self._next_warning:
+            self._next_warning = now + _WARN_EVERY_S
+            logger.warning(text)
 
 
-def _drain(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+def frames_of(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
     """What can be read without waiting. Asking by a failed read is cheaper than pyzmq's way to ask before it."""
     while True:
         try:

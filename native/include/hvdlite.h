@@ -66,6 +66,13 @@ HVD_API int32_t hvd_abi_version(void);
 HVD_API hvd_status hvd_reduce(void* out, const void* const* in, int32_t n, uint64_t count,
                               const hvd_reduction* reduction);
 
+// For a reduction in several collectives. Opening makes partial results of what the spans read: float32 of 16-bit
+// floats, the same type of others, scaled by prescale, all in a row. Closing rounds them, scaled by postscale, to what
+// the spans write.
+HVD_API hvd_status hvd_open_partials(void* partials, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction);
+HVD_API hvd_status hvd_close_partials(const void* partials, const hvd_span* spans, uint64_t n,
+                                      const hvd_reduction* reduction);
+
 HVD_API uint32_t hvd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
 
 // ---- shm: ranks of one host over one shared segment
@@ -84,8 +91,9 @@ HVD_API hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64
 HVD_API hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts);
 
 // `counts[r]` spans of the part of rank r follow each other in `spans`. `out` counts in this rank's own part only.
+// With `partials`, the own part's partial results (see hvd_open_partials) go there in a row, and nothing to the spans.
 HVD_API hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts,
-                                         const hvd_reduction* reduction);
+                                         const hvd_reduction* reduction, void* partials);
 
 // `send_counts[r]` spans of what goes to rank r follow each other in `sends`, and so for what comes from it. `matrix`
 // has the bytes from each rank to each other, row by sender; HVD_INVALID if the spans hold other numbers of bytes.

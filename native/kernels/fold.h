@@ -103,14 +103,14 @@ Accumulator<T>* target(T* out, Accumulator<T>* scratch) noexcept {
 }
 
 template <class T, class Op>
-void fold_all(void* out_bytes, const void* const* in, int32_t inputs, uint64_t count, double pre,
+void fold_all(void* out_bytes, bool out_is_partial, const void* const* in, int32_t inputs, uint64_t count, double pre,
               double post) noexcept {
   using A = Accumulator<T>;
   alignas(64) A first[kBlock<A>], next[kBlock<A>], sum[kBlock<A>];
   for (uint64_t begin = 0; begin < count; begin += kBlock<A>) {
     const uint64_t n = count - begin < kBlock<A> ? count - begin : kBlock<A>;
     T* out = static_cast<T*>(out_bytes) + begin;
-    A* last = target(out, sum);
+    A* last = out_is_partial ? static_cast<A*>(out_bytes) + begin : target(out, sum);
     const A* a = prepare(static_cast<const T*>(in[0]) + begin, n, pre, first);
     for (int32_t k = 1; k < inputs; ++k) {
       // Until the last input is read the output must stay untouched, since it may be one of them.
@@ -119,7 +119,7 @@ void fold_all(void* out_bytes, const void* const* in, int32_t inputs, uint64_t c
       a = result;
     }
     if (a != last) std::memmove(last, a, n * sizeof(A));
-    finish(out, last, n, post);
+    if (!out_is_partial) finish(out, last, n, post);
   }
 }
 
@@ -143,10 +143,24 @@ void fold_hop(void* out, bool out_is_partial, const void* a_bytes, bool a_is_par
   }
 }
 
+template <class T>
+void close_partials(void* out, const void* in, uint64_t count, double post) noexcept {
+  using A = Accumulator<T>;
+  alignas(64) A sum[kBlock<A>];
+  for (uint64_t begin = 0; begin < count; begin += kBlock<A>) {
+    const uint64_t n = count - begin < kBlock<A> ? count - begin : kBlock<A>;
+    T* block = static_cast<T*>(out) + begin;
+    A* last = target(block, sum);
+    std::memmove(last, static_cast<const A*>(in) + begin, n * sizeof(A));
+    finish(block, last, n, post);
+  }
+}
+
 template <class T, class SumOp = Sum, class ProductOp = Product>
 constexpr KernelRow row() noexcept {
   return {sizeof(T),
           sizeof(Accumulator<T>),
+          close_partials<T>,
           {fold_all<T, SumOp>, fold_all<T, Min>, fold_all<T, Max>, fold_all<T, ProductOp>},
           {fold_hop<T, SumOp>, fold_hop<T, Min>, fold_hop<T, Max>, fold_hop<T, ProductOp>}};
 }

@@ -7,10 +7,12 @@
 
 namespace hvd {
 
-using FoldAll = void(void* out, const void* const* in, int32_t inputs, uint64_t count, double pre,
+using FoldAll = void(void* out, bool out_is_partial, const void* const* in, int32_t inputs, uint64_t count, double pre,
                      double post) noexcept;
 using FoldHop = void(void* out, bool out_is_partial, const void* a, bool a_is_partial, const void* own, uint64_t count,
                      double pre, double post) noexcept;
+
+using Close = void(void* out, const void* partials, uint64_t count, double post) noexcept;
 
 constexpr int32_t kDTypes = 10;
 constexpr int32_t kOps = 4;
@@ -18,6 +20,7 @@ constexpr int32_t kOps = 4;
 struct KernelRow {
   uint64_t item_bytes;
   uint64_t partial_bytes;
+  Close* close;
   FoldAll* all[kOps];  // sum, min, max, product
   FoldHop* hop[kOps];
 };

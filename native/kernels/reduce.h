@@ -37,6 +37,13 @@ void reduce(void* out, const void* const* in, int32_t n, uint64_t count, const h
 void reduce_hop(void* out, bool out_is_partial, const void* a, bool a_is_partial, const void* own, uint64_t count,
                 const hvd_reduction& reduction) noexcept;
 
+// As `reduce`, but leaves a partial result, which may equal an input only where it has the input's type.
+void reduce_to_partials(void* out, const void* const* in, int32_t n, uint64_t count,
+                        const hvd_reduction& reduction) noexcept;
+
+// out = post * in, of partial results, rounded to the dtype.
+void close_partials(void* out, const void* in, uint64_t count, const hvd_reduction& reduction) noexcept;
+
 }  // namespace hvd
 
 #endif  // HVDLITE_KERNELS_REDUCE_H_

@@ -73,15 +73,15 @@ hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t
 }
 
 hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts,
-                                 const hvd_reduction* reduction) {
+                                 const hvd_reduction* reduction, void* partials) {
   if (hvd_status status = shm->status()) return status;
   if (!hvd::is_valid(*reduction)) return HVD_INVALID;
   const hvd_span* part = spans;
   for (int32_t rank = 0; rank < shm->size(); part += counts[rank++]) {
-    const bool is_written = rank == shm->rank();
+    const bool is_written = rank == shm->rank() && partials == nullptr;
     if (!are_elements(part, counts[rank], hvd::item_bytes(reduction->dtype), is_written)) return HVD_INVALID;
   }
-  return shm->settle(hvd::shm::reducescatter(*shm, spans, counts, *reduction));
+  return shm->settle(hvd::shm::reducescatter(*shm, spans, counts, *reduction, static_cast<uint8_t*>(partials)));
 }
 
 hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const uint64_t* send_counts, const hvd_span* receives,

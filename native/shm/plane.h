@@ -59,8 +59,8 @@ class Plane {
 
 hvd_status allreduce(Plane& plane, const hvd_span* spans, uint64_t n, const hvd_reduction& reduction) noexcept;
 hvd_status allgather(Plane& plane, const hvd_span* spans, const uint64_t* counts) noexcept;
-hvd_status reducescatter(Plane& plane, const hvd_span* spans, const uint64_t* counts,
-                         const hvd_reduction& reduction) noexcept;
+hvd_status reducescatter(Plane& plane, const hvd_span* spans, const uint64_t* counts, const hvd_reduction& reduction,
+                         uint8_t* partials) noexcept;
 hvd_status alltoall(Plane& plane, const hvd_span* sends, const uint64_t* send_counts, const hvd_span* receives,
                     const uint64_t* receive_counts, const uint64_t* matrix) noexcept;
 hvd_status barrier(Plane& plane) noexcept;

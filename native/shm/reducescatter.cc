@@ -28,7 +28,8 @@ namespace {
 
 class ReduceScatter {
  public:
-  ReduceScatter(Plane& plane, const hvd_reduction& reduction) noexcept : plane_(plane), reduction_(reduction) {}
+  ReduceScatter(Plane& plane, const hvd_reduction& reduction, uint8_t* partials) noexcept
+      : plane_(plane), reduction_(reduction), partials_(partials) {}
 
   // Cuts the parts. False if there is nothing to do.
   bool plan(const hvd_span* spans, const uint64_t* counts) noexcept;
@@ -54,6 +55,7 @@ class ReduceScatter {
 
   Plane& plane_;
   const hvd_reduction& reduction_;
+  uint8_t* const partials_;  // where the own part goes unrounded; null: to its spans
   uint64_t rows_ = 0;
   uint64_t chunks_per_row_ = 0;
   Part parts_[kMaxRanks];
@@ -131,7 +133,12 @@ hvd_status ReduceScatter::reduce(uint64_t index, uint64_t number) noexcept {
       sources[rank] = plane_.segment().inputs(rank, number) + own.offset + (position - own.begin);
     }
     sources[plane_.rank()] = in;
-    hvd::reduce(out, sources, plane_.size(), bytes / element, reduction_);
+    if (partials_ == nullptr) {
+      hvd::reduce(out, sources, plane_.size(), bytes / element, reduction_);
+    } else {
+      uint8_t* target = partials_ + position / element * hvd::partial_bytes(reduction_.dtype);
+      hvd::reduce_to_partials(target, sources, plane_.size(), bytes / element, reduction_);
+    }
   });
   plane_.pass(kFinished, number);
   return HVD_OK;
@@ -139,9 +146,9 @@ hvd_status ReduceScatter::reduce(uint64_t index, uint64_t number) noexcept {
 
 }  // namespace
 
-hvd_status reducescatter(Plane& plane, const hvd_span* spans, const uint64_t* counts,
-                         const hvd_reduction& reduction) noexcept {
-  ReduceScatter run(plane, reduction);
+hvd_status reducescatter(Plane& plane, const hvd_span* spans, const uint64_t* counts, const hvd_reduction& reduction,
+                         uint8_t* partials) noexcept {
+  ReduceScatter run(plane, reduction, partials);
   return run.plan(spans, counts) ? run.run() : HVD_OK;
 }
 

@@ -44,8 +44,8 @@ void test_every_half_survives() {
       std::vector<uint16_t> all(65536), copy(65536), doubled(65536);
       for (int i = 0; i < 65536; ++i) all[i] = static_cast<uint16_t>(i);
       const void* in[] = {all.data(), all.data()};
-      (*table)[dtype].all[0](copy.data(), in, 1, all.size(), 1.0, 1.0);
-      (*table)[dtype].all[0](doubled.data(), in, 2, all.size(), 1.0, 0.5);
+      (*table)[dtype].all[0](copy.data(), false, in, 1, all.size(), 1.0, 1.0);
+      (*table)[dtype].all[0](doubled.data(), false, in, 2, all.size(), 1.0, 0.5);
       for (int i = 0; i < 65536; ++i) {
         const bool is_nan = dtype == HVD_FLOAT16 ? std::isnan(half_value(all[i]))
                                                  : std::isnan(float_of(static_cast<uint32_t>(i) << 16));
@@ -120,7 +120,7 @@ void test_instruction_sets_agree() {
           const void* in[] = {inputs[0].data() + item, inputs[1].data(), inputs[2].data() + item};
           for (const hvd::KernelTable* table : tables()) {
             outputs.emplace_back(count * item + 1, 0x5a);
-            (*table)[dtype].all[op](outputs.back().data(), in, 3, count, pre, post);
+            (*table)[dtype].all[op](outputs.back().data(), false, in, 3, count, pre, post);
             CHECK(outputs.back().back() == 0x5a);
             merge_nans(dtype, outputs.back());
           }
@@ -131,7 +131,8 @@ void test_instruction_sets_agree() {
   }
 }
 
-// A chain of hops gives the bytes of one fold, whichever hops are partial; and `out` may be any of the inputs.
+// A chain of hops gives the bytes of one fold, whichever hops are partial, also one that begins with a partial result
+// and ends with one; and `out` may be any of the inputs.
 void test_hops_equal_one_fold() {
   std::mt19937 rng(2);
   for (int32_t dtype = 0; dtype < hvd::kDTypes; ++dtype) {
@@ -149,6 +150,12 @@ void test_hops_equal_one_fold() {
         merge_nans(dtype, whole);
         merge_nans(dtype, chained);
         CHECK(chained == whole);
+        hvd::reduce_to_partials(passed.data(), all, 2, count, r);
+        hvd::reduce_hop(passed.data(), true, passed.data(), true, in[2].data(), count, r);
+        hvd::close_partials(chained.data(), passed.data(), count, r);
+        merge_nans(dtype, chained);
+        CHECK(chained == whole);
+        hvd::reduce_hop(passed.data(), true, in[0].data(), false, in[1].data(), count, r);
         hvd::reduce_hop(in[2].data(), false, passed.data(), true, in[2].data(), count, r);
         merge_nans(dtype, in[2]);
         CHECK(in[2] == whole);
@@ -196,6 +203,10 @@ void test_invalid_reductions_are_refused() {
   }
   const hvd_reduction good = {HVD_FLOAT32, HVD_SUM, 1, 1};
   CHECK(hvd_reduce(&value, in, 0, 1, &good) == HVD_INVALID);
+  CHECK(hvd_open_partials(&value, nullptr, 0, &good) == HVD_OK);
+  const hvd_reduction bad = {10, HVD_SUM, 1, 1};
+  CHECK(hvd_open_partials(&value, nullptr, 0, &bad) == HVD_INVALID);
+  CHECK(hvd_close_partials(&value, nullptr, 0, &bad) == HVD_INVALID);
 }
 
 uint32_t crc_bit_by_bit(const std::vector<uint8_t>& data) {

@@ -55,11 +55,17 @@ void check_reducescatter(Plane& plane, uint64_t step) {
     spans.push_back(span_of(part.data() + half, is_own ? apart.data() + half : nullptr, 4 * (part.size() - half)));
   }
   const std::vector<std::vector<int32_t>> before = parts;
-  CHECK(hvd::shm::reducescatter(plane, spans.data(), counts.data(), {HVD_INT32, HVD_SUM, 1.0, 1.0}) == HVD_OK);
+  const hvd_reduction sum = {HVD_INT32, HVD_SUM, 1.0, 1.0};
+  std::vector<int32_t> partials(apart.size());
+  uint8_t* const unrounded = reinterpret_cast<uint8_t*>(partials.data());
+  CHECK(hvd::shm::reducescatter(plane, spans.data(), counts.data(), sum, unrounded) == HVD_OK);
+  CHECK(parts == before);
+  CHECK(hvd::shm::reducescatter(plane, spans.data(), counts.data(), sum, nullptr) == HVD_OK);
   const uint64_t half = apart.size() / 2;
   const int32_t factor = plane.size() * (plane.size() + 1) / 2;
   for (uint64_t i = 0; i < apart.size(); ++i) {
-    CHECK((i < half ? parts[plane.rank()][i] : apart[i]) == static_cast<int32_t>(i + plane.rank()) * factor);
+    CHECK(partials[i] == static_cast<int32_t>(i + plane.rank()) * factor);
+    CHECK((i < half ? parts[plane.rank()][i] : apart[i]) == partials[i]);
   }
   for (int32_t rank = 0; rank < plane.size(); ++rank) CHECK(rank == plane.rank() || parts[rank] == before[rank]);
 }

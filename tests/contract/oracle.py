@@ -73,12 +73,21 @@ def scale(values: Array, dtype: DType, factor: float) -> Array:
     return scaled
 
 
-def allreduce(inputs: Sequence[Array], dtype: DType, op: int, prescale: float = 1.0, postscale: float = 1.0) -> Array:
-    """What every rank must get from ``inputs``, one per rank, folded in rank order."""
+Inputs = Sequence[Array | Sequence[Array]]
+"""One array per rank in the order in which they are folded; those of a list are folded before the others."""
+
+
+def allreduce(inputs: Inputs, dtype: DType, op: int, prescale: float = 1.0, postscale: float = 1.0) -> Array:
+    """What every rank must get from ``inputs``."""
     fold = _FOLD_BOOL[op] if dtype is DType.BOOL else _FOLD[op]
+
+    def folded(inputs: Array | Inputs) -> Array:
+        if isinstance(inputs, np.ndarray):
+            return scale(widen(inputs, dtype), dtype, prescale)
+        return reduce(fold, map(folded, inputs))
+
     with np.errstate(over="ignore", invalid="ignore"):
-        total = reduce(fold, (scale(widen(values, dtype), dtype, prescale) for values in inputs))
-        return narrow(scale(total, dtype, postscale), dtype)
+        return narrow(scale(folded(inputs), dtype, postscale), dtype)
 
 
 def random(rng: np.random.Generator, dtype: DType, count: int) -> Array:

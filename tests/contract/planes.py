@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from hvdlite.core.buffer import Spans
 from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.hierarchical import hosts_of
+from tests.contract import oracle
 from tests.harness import thread_ranks
 
 Array = npt.NDArray[Any]
@@ -26,12 +28,14 @@ class PlaneUnderTest(NamedTuple):
     """A plane joins the suite with one of these.
 
     ``folds_in_rank_order``: results equal the oracle's to the bit, also where the order of rounding matters.
+    ``hosts``: the host of each rank, by the number of ranks, for a plane that may fold within hosts first.
     """
 
     name: str
     open: OpenPlanes
     sizes: Sequence[int]
     folds_in_rank_order: bool
+    hosts: Mapping[int, str] = {}
 
 
 class Group:
@@ -46,10 +50,17 @@ class Group:
         """``work(plane)`` on all ranks at once; the values in rank order, or the first error."""
         return thread_ranks(self.size, lambda rank: work(self.planes[rank]), deadline_s)
 
-    def fold_orders(self, inputs: Sequence[Array]) -> list[Sequence[Array]]:
-        """The orders in which the plane may fold an element: of rank, or that of a ring from any rank on."""
-        firsts = range(1) if self.kind.folds_in_rank_order else range(self.size)
-        return [[*inputs[first:], *inputs[:first]] for first in firsts]
+    def fold_orders(self, inputs: Sequence[Array]) -> list[oracle.Inputs]:
+        """The orders in which the plane may fold an element: of rank, or that of a ring from any rank or host on."""
+        if self.kind.folds_in_rank_order:
+            return [inputs]
+        hosts = hosts_of(self.kind.hosts.get(self.size, range(self.size)))
+        by_host = [[inputs[rank] for rank in ranks] for ranks in hosts]
+        return [*_rotations(by_host), *_rotations([each for of_host in by_host for each in of_host])]
+
+
+def _rotations(ring: Sequence[T]) -> list[list[T]]:
+    return [[*ring[first:], *ring[:first]] for first in range(len(ring))]
 
 
 def spans_of(*pairs: tuple[Array, Array]) -> Spans:

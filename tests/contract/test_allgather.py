@@ -45,7 +45,7 @@ def test_even_streams(group: Group, in_place: bool) -> None:
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_uneven_and_empty_streams(group: Group, in_place: bool) -> None:
-    lengths = [70_001, 0, 1, 4096, 12_289][: group.size]
+    lengths = [70_001, 0, 1, 4096, 12_289, 64][: group.size]
     assert_gathered(group, lengths, in_place)
     assert_gathered(group, lengths[::-1], in_place)
 
@@ -56,7 +56,7 @@ def test_broadcast_from_each_root(group: Group) -> None:
 
 
 def test_streams_of_many_spans(group: Group) -> None:
-    rows = [[0, 5, 4096, 0, 1], [], [9000, 1], [1] * 500, [0, 0]][: group.size]
+    rows = [[0, 5, 4096, 0, 1], [], [9000, 1], [1] * 500, [0, 0], [65, 0, 63]][: group.size]
 
     def work(plane: DataPlane) -> list[Array]:
         outputs = [[np.zeros(nbytes, np.uint8) for nbytes in lengths] for lengths in rows]

@@ -62,13 +62,13 @@ def test_even_cells(group: Group, is_cut: bool) -> None:
 def test_uneven_and_empty_cells(group: Group, is_cut: bool) -> None:
     rng = np.random.default_rng(5)
     for longest in (2, 100, 5000, 40_000):
-        matrix = rng.integers(0, longest, (5, 5)) * rng.integers(0, 2, (5, 5))
+        matrix = rng.integers(0, longest, (6, 6)) * rng.integers(0, 2, (6, 6))
         assert_exchanged(group, square(matrix.tolist(), group.size), is_cut)
 
 
 def test_gather_and_scatter_at_each_root(group: Group) -> None:
     for root in range(group.size):
-        lengths = np.array([30_000, 1, 0, 8192, 4097], np.uint64)[: group.size]
+        lengths = np.array([30_000, 1, 0, 8192, 4097, 64], np.uint64)[: group.size]
         gather, scatter = np.zeros((2, group.size, group.size), np.uint64)
         gather[:, root] = lengths
         scatter[root] = lengths

@@ -51,7 +51,7 @@ def assert_scattered(
 @pytest.mark.parametrize("dtype", DType, ids=str)
 def test_every_dtype_and_operation(group: Group, dtype: DType) -> None:
     for op in oracle.OPS:
-        assert_scattered(group, [1999, 1, 0, 2047, 333][: group.size], dtype, op)
+        assert_scattered(group, [1999, 1, 0, 2047, 333, 64][: group.size], dtype, op)
 
 
 @pytest.mark.parametrize("dtype", [DType.UINT8, DType.FLOAT32, DType.FLOAT64], ids=str)
@@ -62,7 +62,7 @@ def test_even_parts_around_the_boundaries(group: Group, dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.INT16, DType.BFLOAT16, DType.FLOAT64], ids=str)
 def test_uneven_and_empty_parts(group: Group, dtype: DType) -> None:
-    for lengths in ([70_001, 0, 1, 4096, 12_289], [1, 30_000, 1, 1, 1], [0, 0, 5, 0, 77_777]):
+    for lengths in ([70_001, 0, 1, 4096, 12_289, 64], [1, 30_000, 1, 1, 1, 1], [0, 0, 5, 0, 77_777, 0]):
         assert_scattered(group, lengths[: group.size], dtype)
         assert_scattered(group, lengths[: group.size][::-1], dtype)
 
@@ -77,13 +77,13 @@ def test_reduce_to_each_root(group: Group) -> None:
 def test_scales_are_applied_before_and_after(group: Group, dtype: DType) -> None:
     for op in (Sum, Max):
         for pre, post in ((0.5, 1.0), (1.0, 1.0 / group.size), (3.7, -0.3)):
-            assert_scattered(group, [700, 3, 1501, 0, 64][: group.size], dtype, op, pre, post)
+            assert_scattered(group, [700, 3, 1501, 0, 64, 65][: group.size], dtype, op, pre, post)
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.UINT8], ids=str)
 def test_parts_of_many_spans_in_and_out_of_place(group: Group, dtype: DType) -> None:
     rng = np.random.default_rng(3)
-    rows = [[0, 1, 0, 5000, 7], [], [1] * 300, [12_345, 0, 2], rng.integers(0, 200, 150).tolist()][: group.size]
+    rows = [[0, 1, 0, 5000, 7], [], [1] * 300, [12_345, 0, 2], rng.integers(0, 200, 150).tolist(), [64]][: group.size]
     lengths = [sum(row) for row in rows]
     inputs = [oracle.random(rng, dtype, sum(lengths)) for _ in range(group.size)]
 

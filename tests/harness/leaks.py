@@ -1,7 +1,8 @@
 """What this process holds, so that a test which leaves something behind fails by name.
 
-A `Holdings` is a set of (kind, description): child processes, threads, descriptors (sockets with their address), shared
-memory that is mapped, and files in /dev/shm. Orphans count as children: the process adopts them (`adopt_orphans`).
+A `Holdings` is a set of (kind, description): descendants, threads, descriptors (sockets with their address), shared
+memory that is mapped, and files in /dev/shm. Orphans stay descendants: the process adopts them (`adopt_orphans`), and
+on a test host its process 1 does.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def left_since(before: Holdings, patience_s: float = 2.0) -> list[str]:
         gc.collect()
         if time.monotonic() > deadline:
             break
-        psutil.wait_procs(psutil.Process().children(), timeout=0.02)
+        psutil.wait_procs(psutil.Process().children(recursive=True), timeout=0.02)
     return [f"{kind}: {text}" for kind, text in sorted(left)]
 
 
 def kill_children_since(before: Holdings) -> None:
     """Ends the processes that a failed test left, so that the next test does not pay for it."""
-    for child in psutil.Process().children():
+    for child in psutil.Process().children(recursive=True):
         if ("process", _describe_process(child)) not in before:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGKILL)
@@ -68,7 +69,7 @@ def kill_children_since(before: Holdings) -> None:
 
 def _processes() -> set[str]:
     found = set()
-    for child in psutil.Process().children():
+    for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if child.status() == psutil.STATUS_ZOMBIE:
                 with suppress(ChildProcessError):

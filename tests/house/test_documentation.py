@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import settings_page
+from tests.house import flags_page, settings_page
 from tests.house.blocks import Block, anchors, links, runnable_blocks
 from tests.house.tree import ROOT, files
 
@@ -45,6 +45,11 @@ def test_the_links_lead_somewhere(page: Path) -> None:
 
 def test_the_page_of_settings_is_the_table() -> None:
     assert settings_page.PAGE.read_text() == settings_page.render(), "run 'make docs'"
+
+
+def test_the_flags_on_the_page_of_hvdrun_are_the_table() -> None:
+    page = flags_page.PAGE.read_text()
+    assert page == flags_page.render(page), "run 'make docs'"
 
 
 def test_blocks_and_links_are_found(tmp_path: Path) -> None:

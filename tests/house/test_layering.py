@@ -14,7 +14,7 @@ FRONT_ENDS = {"torch", "tensorflow", "keras"}
 
 # A layer may import itself, where LOWEST does not forbid it, and any layer before it.
 LAYERS = [
-    {"errors", "settings", "log", "version", "builds", "compat"},
+    {"errors", "settings", "log", "version", "builds", "compat", "engines"},
     {"core"},
     {"native"},
     {"dataplane", "rendezvous"},

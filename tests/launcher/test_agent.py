@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from hvdlite.launcher.frames import FrameReader, Kind, pack_message, unpack_message, unpack_output
-from hvdlite.launcher.spawners import command_for
+from hvdlite.launcher.frames import GREETING, FrameReader, Kind, pack_message, unpack_message, unpack_output
+from hvdlite.launcher.spawners.boot import boot_here
 from tests.launcher.hvdrun import DEADLINE_S, read_until
 
 
@@ -24,6 +25,10 @@ class Agent:
         self.process = process
         self._reader = FrameReader()
         self._frames: list[tuple[Kind, bytes]] = []
+        assert process.stdout is not None
+        assert process.stdout.read(len(GREETING)) == GREETING
+        (agent,) = psutil.Process(process.pid).children()  # the process that was started is its guard
+        self.pid = agent.pid
 
     def send(self, kind: Kind, **fields: object) -> None:
         assert self.process.stdin is not None
@@ -32,7 +37,10 @@ class Agent:
     def start(self, *programs: str) -> None:
         workers = [{"rank": rank, "environment": {"PROGRAM": program}} for rank, program in enumerate(programs)]
         command = ["sh", "-c", 'eval "$PROGRAM"']
-        self.send(Kind.START, cwd="/", command=command, environment={"PATH": os.environ["PATH"]}, workers=workers)
+        environment = {"PATH": os.environ["PATH"]}
+        self.send(
+            Kind.START, cwd="/", command=command, environment=environment, inherits=False, listen={}, workers=workers
+        )
 
     def next(self, kind: Kind) -> bytes:
         """The payload of the next frame of ``kind``; frames of other kinds stay for later."""
@@ -55,7 +63,7 @@ def wait_for_zombie(pid: int) -> None:
 
 @contextmanager
 def agent() -> Iterator[Agent]:
-    process = subprocess.Popen(command_for("localhost"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    process = subprocess.Popen([sys.executable, *boot_here()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     try:
         yield Agent(process)
     finally:
@@ -66,9 +74,9 @@ def test_the_agent_loads_nothing_but_the_standard_library() -> None:
     with agent() as running:
         running.start("sleep 60")
         running.next(Kind.STARTED)
-        maps = Path(f"/proc/{running.process.pid}/maps").read_text()
+        maps = Path(f"/proc/{running.pid}/maps").read_text()
         assert "site-packages" not in maps
-        assert psutil.Process(running.process.pid).memory_info().rss < 30 << 20
+        assert psutil.Process(running.pid).memory_info().rss < 30 << 20
 
 
 def test_the_deaths_of_ranks_are_told_in_their_order(tmp_path: Path) -> None:
@@ -79,11 +87,11 @@ def test_the_deaths_of_ranks_are_told_in_their_order(tmp_path: Path) -> None:
         running.start(*(f"echo ready; read word < {door}; exit 1{rank}" for rank, door in enumerate(doors)))
         pids = [unpack_message(running.next(Kind.STARTED))["pid"] for _ in doors]
         assert [unpack_output(running.next(Kind.STDOUT))[1] for _ in doors] == [b"ready\n"] * 3
-        os.kill(running.process.pid, signal.SIGSTOP)
+        os.kill(running.pid, signal.SIGSTOP)
         for rank in (2, 0, 1):
             doors[rank].write_text("go\n")
             wait_for_zombie(pids[rank])
-        os.kill(running.process.pid, signal.SIGCONT)
+        os.kill(running.pid, signal.SIGCONT)
         exits = [unpack_message(running.next(Kind.EXITED)) for _ in doors]
     assert [end["code"] for end in exits] == [12, 10, 11]
 
@@ -97,7 +105,7 @@ def test_an_agent_that_is_not_read_stops_reading_and_loses_nothing() -> None:
         assert psutil.Process(pid).is_running()
         found = 0
         while found < total:
-            assert psutil.Process(running.process.pid).memory_info().rss < 40 << 20
+            assert psutil.Process(running.pid).memory_info().rss < 40 << 20
             found += len(unpack_output(running.next(Kind.STDOUT))[1])
         assert found == total
         assert unpack_message(running.next(Kind.EXITED))["code"] == 0
@@ -114,7 +122,48 @@ def test_what_is_no_frame_ends_the_agent_and_its_workers() -> None:
         assert not psutil.pid_exists(pid)
 
 
-def test_an_agent_whose_parent_died_before_it_came_up_ends() -> None:
-    command = [*command_for("localhost")[:-1], "0"]  # not the process that starts it
-    ended = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, timeout=DEADLINE_S)
-    assert ended.returncode == -signal.SIGTERM
+def test_questions_are_answered_each_by_its_number() -> None:
+    with agent() as running:
+        running.send(Kind.ASK, id=1, what="is_folder", path="/")
+        running.send(Kind.ASK, id=2, what="is_folder", path="/nowhere")
+        running.send(Kind.ASK, id=3, what="is_folder")
+        running.send(Kind.ASK, id=4, what="the weather")
+        answers = [unpack_message(running.next(Kind.ANSWER)) for _ in range(4)]
+    assert sorted(answers, key=lambda answer: int(answer["id"])) == [
+        {"id": 1, "answer": True},
+        {"id": 2, "answer": False},
+        {"id": 3, "error": "the question 'is_folder' lacks 'path'"},
+        {"id": 4, "error": "this agent knows no 'the weather'"},
+    ]
+
+
+def test_an_agent_whose_lease_runs_out_ends_its_workers() -> None:
+    with agent() as running:
+        running.start("trap '' TERM; echo up; while :; do sleep 600; done")
+        running.next(Kind.STDOUT)
+        running.send(Kind.LEASE, sent=1.5, for_s=0.2)
+        assert unpack_message(running.next(Kind.LEASE))["sent"] == 1.5
+        assert unpack_message(running.next(Kind.EXITED))["code"] == -signal.SIGKILL
+        assert running.process.wait(DEADLINE_S) == 0
+
+
+def test_a_signal_for_the_ranks_passes_by_what_they_started() -> None:
+    child = "trap 'echo child; exit 1' USR1; echo up; while :; do sleep 0.05; done"
+    with agent() as running:
+        running.start(f"trap 'echo rank; kill -TERM $!; wait; exit 4' USR1; sh -c \"{child}\" & while :; do wait; done")
+        assert unpack_output(running.next(Kind.STDOUT))[1] == b"up\n"
+        running.send(Kind.SIGNAL, signum=signal.SIGUSR1, everyone=False)
+        assert unpack_output(running.next(Kind.STDOUT))[1] == b"rank\n"
+        assert unpack_message(running.next(Kind.EXITED))["code"] == 4
+
+
+def test_workers_of_another_host_inherit_what_the_agent_has() -> None:
+    with agent() as running:
+        workers = [{"rank": 0, "environment": {"OF_RANK": "0"}}]
+        command = ["sh", "-c", "echo $OF_AGENT $OF_JOB $OF_RANK"]
+        environment = {"OF_JOB": "j", "OF_AGENT": "replaced"}
+        running.send(
+            Kind.START, cwd="/", command=command, environment=environment, inherits=True, listen={}, workers=workers
+        )
+        assert unpack_output(running.next(Kind.STDOUT))[1] == b"replaced j 0\n"
+        assert unpack_message(running.next(Kind.EXITED))["code"] == 0

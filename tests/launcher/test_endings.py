@@ -37,7 +37,8 @@ def wait_for_ready(process: subprocess.Popen[bytes], size: int) -> None:
 
 
 def agent_of(process: subprocess.Popen[bytes]) -> int:
-    (agent,) = psutil.Process(process.pid).children()
+    (guard,) = psutil.Process(process.pid).children()
+    (agent,) = guard.children()
     return int(agent.pid)
 
 
@@ -164,15 +165,24 @@ def test_killing_hvdrun_leaves_nobody(tmp_path: Path) -> None:
         assert still_alive(pids, within_s=5.0) == []
 
 
-def test_killing_the_agent_ends_the_job_with_an_explanation(tmp_path: Path) -> None:
-    program = f"echo $$ > {tmp_path}/pid.$RANK; echo ready; sleep 600 & echo $! > {tmp_path}/pid.$RANK.child; wait"
-    with started("-np", "2", "sh", "-c", program) as process:
+def test_killing_the_agent_ends_all_below_and_the_job_with_an_explanation(tmp_path: Path) -> None:
+    with started(*family(tmp_path, 2)) as process:
         wait_for_ready(process, 2)
         os.kill(agent_of(process), signal.SIGKILL)
         assert process.wait(10) == 1
         assert process.stderr is not None
         assert "the process that started it died" in process.stderr.read().decode()
     assert still_alive(pids_in(tmp_path), within_s=2.0) == []
+
+
+def test_killing_the_guard_of_an_agent_ends_the_job_too(tmp_path: Path) -> None:
+    with started(*family(tmp_path, 1)) as process:
+        wait_for_ready(process, 1)
+        pids = [*pids_in(tmp_path), agent_of(process)]
+        (guard,) = psutil.Process(process.pid).children()
+        guard.kill()
+        assert process.wait(10) == 128 + signal.SIGTERM
+    assert still_alive(pids, within_s=5.0) == []
 
 
 def test_a_stopped_agent_does_not_keep_hvdrun(tmp_path: Path) -> None:

@@ -20,6 +20,11 @@ from hvdlite.launcher.hosts import Host, is_local, parse_hosts, read_hostfile
         (" a:1 , b ", (Host("a", 1), Host("b"))),
         ("node-1.cluster.example:8", (Host("node-1.cluster.example", 8),)),
         ("[fe80::1]:4", (Host("[fe80::1]", 4),)),
+        ("[fe80::1%eth0]", (Host("[fe80::1%eth0]"),)),
+        ("me@a:2,you.too@[::1]", (Host("a", 2, "me"), Host("[::1]", None, "you.too"))),
+        ("n[08-10]:8", (Host("n08", 8), Host("n09", 8), Host("n10", 8))),
+        ("n[1,3-4].x,b", (Host("n1.x"), Host("n3.x"), Host("n4.x"), Host("b"))),
+        ("r[1-2]n[1-2]", (Host("r1n1"), Host("r1n2"), Host("r2n1"), Host("r2n2"))),
     ],
 )
 def test_lists_of_hosts(text: str, hosts: tuple[Host, ...]) -> None:
@@ -27,11 +32,63 @@ def test_lists_of_hosts(text: str, hosts: tuple[Host, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a:", "a:0", "a:-1", "a:x", "a:1:2", ",a", "a,,b", "-oProxyCommand=x", "a;rm", "a b"]
+    "text",
+    [
+        *(
+            "",
+            "a:",
+            "a:0",
+            "a:-1",
+            "a:x",
+            "a:1:2",
+            ",a",
+            "a,,b",
+            "a b",
+            "@a",
+            "a@",
+            "a@b@c",
+            "fe80::1",
+            "[]",
+            "[x]",
+            "n[]",
+        ),
+        *(
+            "n[1-]",
+            "n[1",
+            "n]1[",
+            "-oProxyCommand=x",
+            "me@-oProxyCommand=x",
+            "-l@a",
+            "a;rm",
+            "a$(x)",
+            "a`x`",
+            "a|b",
+            "a\nb",
+        ),
+        *("a&b", "a'b", 'a"b', "a*", "~a", "a\\b", "[::1%$(x)]", "ä"),
+    ],
 )
 def test_what_is_no_host_is_named(text: str) -> None:
-    with pytest.raises(BadHostSpec, match="is not a host; write name or name:slots"):
+    with pytest.raises(BadHostSpec, match="is not a host; write name, name:slots or user@name:slots"):
         parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("n[4-1]", "the range 4-1 goes from 4 to 1"),
+        ("n[1-999999999]", "the range 1-999999999 goes"),
+        ("n[1-999]x[1-999]", "stands for 998001 hosts"),
+        ("me@a,you@a", "a is listed with two users, 'me' and 'you'"),
+    ],
+)
+def test_lists_that_make_no_sense_are_named(text: str, complaint: str) -> None:
+    with pytest.raises(BadHostSpec, match=complaint):
+        parse_hosts(text)
+
+
+def test_what_ssh_is_given_is_a_name_without_brackets() -> None:
+    assert [host.address for host in parse_hosts("a,me@b:2,me@[fe80::1]")] == ["a", "me@b", "me@fe80::1"]
 
 
 def test_a_path_is_probably_a_host_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

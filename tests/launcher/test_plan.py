@@ -4,40 +4,49 @@ from __future__ import annotations
 
 import pytest
 
+from hvdlite.core.topology import Placement
 from hvdlite.errors import BadHostSpec
 from hvdlite.launcher.hosts import Host
-from hvdlite.launcher.plan import job_environment, make_plan, place_ranks, rank_environment
+from hvdlite.launcher.plan import job_environment, make_plan, place_ranks, rank_environment, wanted_hosts
 from hvdlite.rendezvous.job import Job
 
 
+def here(size: int) -> tuple[Placement, ...]:
+    return place_ranks((Host("localhost", size),), None, {})
+
+
 def test_without_hosts_all_ranks_are_here_whatever_the_cores() -> None:
-    assert [place.host for place in place_ranks((), 5, cores=2)] == ["localhost"] * 5
+    assert wanted_hosts((), 5) == (Host("localhost", 5),)
+    assert wanted_hosts((), None, 3) == (Host("localhost", 3),)
+
+
+def test_no_host_takes_more_ranks_than_was_said() -> None:
+    hosts = (Host("a", 8), Host("b", 2), Host("c"))
+    assert [host.slots for host in wanted_hosts(hosts, None, 4)] == [4, 2, 4]
+    assert wanted_hosts(hosts, 5) == hosts
+
+
+def test_something_must_say_how_many_ranks_there_are() -> None:
+    with pytest.raises(BadHostSpec, match="say how many processes"):
+        wanted_hosts((), None)
 
 
 def test_without_a_size_all_slots_are_used() -> None:
-    assert len(place_ranks((Host("localhost", 3),), None, cores=2)) == 3
+    assert len(place_ranks((Host("localhost", 3),), None, {})) == 3
 
 
 def test_a_host_without_slots_takes_its_cores() -> None:
-    assert len(place_ranks((Host("localhost"),), None, cores=2)) == 2
+    placements = place_ranks((Host("a"), Host("b"), Host("c", 1)), None, {"a": 2, "b": 1, "c": 9})
+    assert [place.host for place in placements] == ["a", "a", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("hosts", "size", "message"),
-    [
-        ((), None, "say how many processes"),
-        ((), 0, "1 to 65536 ranks"),
-        ((Host("localhost", 2),), 3, "3 ranks do not fit into the 2 slots of localhost:2"),
-        ((Host("node17.example", 2),), 2, "'node17.example' is not this machine"),
-    ],
-)
-def test_what_cannot_be_placed(hosts: tuple[Host, ...], size: int | None, message: str) -> None:
-    with pytest.raises(BadHostSpec, match=message):
-        place_ranks(hosts, size, cores=2)
+def test_more_ranks_than_slots_are_refused() -> None:
+    with pytest.raises(BadHostSpec, match="3 ranks do not fit into the 2 slots of localhost:2"):
+        place_ranks((Host("localhost", 2),), 3, {})
 
 
 def test_a_rank_has_its_numbers_under_every_name() -> None:
-    place = place_ranks((), 4, cores=2)[3]
+    place = here(4)[3]
     environment = rank_environment(place, 4, cores=2, base={})
     numbers = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "3", "LOCAL_SIZE": "4", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
     for name, number in numbers.items():
@@ -49,7 +58,7 @@ def test_a_rank_has_its_numbers_under_every_name() -> None:
 
 @pytest.mark.parametrize(("cores", "size", "threads"), [(8, 2, "4"), (2, 4, "1"), (7, 2, "3")])
 def test_cores_are_shared_out_among_the_ranks_of_a_host(cores: int, size: int, threads: str) -> None:
-    place = place_ranks((), size, cores)[0]
+    place = here(size)[0]
     assert rank_environment(place, size, cores, {})["OMP_NUM_THREADS"] == threads
     assert "OMP_NUM_THREADS" not in rank_environment(place, size, cores, {"OMP_NUM_THREADS": "9"})
 
@@ -57,7 +66,7 @@ def test_cores_are_shared_out_among_the_ranks_of_a_host(cores: int, size: int, t
 def test_what_the_user_set_wins_over_defaults_but_not_over_the_job() -> None:
     base = {"MASTER_PORT": "1234", "PYTHONUNBUFFERED": "", "HVDLITE_SECRET": "old", "HOME": "/here"}
     job = Job.create()
-    assert job_environment(base, job, master_port=5) == {
+    assert job_environment(base, job, ("127.0.0.1", 5)) == {
         "HOME": "/here",
         "HVDLITE_JOB": job.name,
         "HVDLITE_SECRET": job.secret,
@@ -69,14 +78,44 @@ def test_what_the_user_set_wins_over_defaults_but_not_over_the_job() -> None:
 
 
 def test_a_plan_knows_its_hosts_in_order_and_where_its_ranks_meet() -> None:
-    here = place_ranks((Host("localhost", 1), Host("127.0.0.1", 2)), None, cores=1)
-    plan = make_plan(["true"], here, 1, {}, Job.create(), master_port=5).meeting_at("ipc://@here")
+    placements = place_ranks((Host("localhost", 1), Host("127.0.0.1", 2)), None, {})
+    cores = {"localhost": 1, "127.0.0.1": 1}
+    plan = make_plan(["true"], placements, cores, {}, Job.create(), master_port=5).meeting_at("ipc://@here")
     assert plan.size == 3
     assert plan.hosts == ("localhost", "127.0.0.1")
     assert plan.ranks_on("127.0.0.1") == (1, 2)
     assert plan.environment["HVDLITE_RENDEZVOUS"] == "ipc://@here"
+    assert plan.on("127.0.0.1").environment == plan.environment
+
+
+def test_another_host_gets_what_belongs_to_the_job_and_meets_through_a_socket_of_its_own() -> None:
+    base = dict.fromkeys(("PATH", "PYTHONPATH", "NCCL_DEBUG", "VIRTUAL_ENV", "OMP_PROC_BIND", "WANTED"), "x")
+    kept_here = dict.fromkeys(("HOME", "SSH_AUTH_SOCK", "CUDA_VISIBLE_DEVICES", "HVDLITE_HOSTID", "EDITOR"), "x")
+    placements = place_ranks((Host("localhost", 1), Host("far", 1)), None, {})
+    plan = make_plan(
+        ["true"],
+        placements,
+        {"localhost": 4, "far": 8},
+        {**base, **kept_here},
+        Job.create(),
+        master_port=5,
+        named={"WANTED"},
+        of_host={"localhost": {"HVDLITE_ADDRESS": "10.0.0.1"}, "far": {"HVDLITE_ADDRESS": "10.0.0.2"}},
+        folders={"far": "/over/there"},
+    ).meeting_at("ipc://@here")
+    near, far = plan.on("localhost"), plan.on("far")
+    assert near.environment.keys() >= base.keys() | kept_here.keys()
+    assert (near.environment["HVDLITE_RENDEZVOUS"], near.services, near.names) == ("ipc://@here", {}, {})
+    assert far.environment.keys() >= base.keys()
+    assert not far.environment.keys() & kept_here.keys()
+    assert far.environment["HVDLITE_RENDEZVOUS"] == f"ipc://@{far.names['HVDLITE_RENDEZVOUS']}" != "ipc://@here"
+    assert far.services == {"HVDLITE_RENDEZVOUS": "here"}
+    assert (near.environment["HVDLITE_ADDRESS"], far.environment["HVDLITE_ADDRESS"]) == ("10.0.0.1", "10.0.0.2")
+    assert near.environment["MASTER_ADDR"] == far.environment["MASTER_ADDR"] == "10.0.0.1"
+    assert [rank["OMP_NUM_THREADS"] for rank in plan.of_rank] == ["4", "8"]
+    assert (far.cwd, far.ranks) == ("/over/there", (1,))
 
 
 def test_a_setting_that_every_rank_would_refuse_is_refused_here() -> None:
     with pytest.raises(ValueError, match="HVDLITE_SPIN='fast' must be a number"):
-        make_plan(["true"], place_ranks((), 2, 2), 2, {"HVDLITE_SPIN": "fast"}, Job.create(), master_port=5)
+        make_plan(["true"], here(2), {"localhost": 2}, {"HVDLITE_SPIN": "fast"}, Job.create(), master_port=5)

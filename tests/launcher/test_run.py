@@ -131,13 +131,14 @@ def test_a_rank_may_end_early(tmp_path: Path) -> None:
 def test_the_workers_meet_through_the_launcher() -> None:
     program = """
 import time, zmq
-from hvdlite.rendezvous.client import exchange
+from hvdlite.rendezvous.client import Meeting, exchange
 from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
 settings = Settings.read()
 context = zmq.Context()
-cards = exchange(context, Job.from_settings(settings), settings.rendezvous, number=0, rank=settings.rank,
-                 size=settings.size, card=settings.rank * 10, deadline=time.monotonic() + 20)
+meeting = Meeting(Job(settings.job, settings.secret), settings.rendezvous)
+cards = exchange(context, meeting, number=0, rank=settings.rank, size=settings.size, card=settings.rank * 10,
+                 deadline=time.monotonic() + 20)
 context.term()
 print(cards)
 """

@@ -56,6 +56,34 @@ def test_an_earlier_failure_that_is_heard_later_is_the_first() -> None:
     assert supervisor.exit_code == 9
 
 
+def test_of_two_clocks_that_are_not_sure_the_failure_that_was_heard_first_is_the_first() -> None:
+    supervisor = job("a", "b", "c")
+    supervisor.exited(0, 10, 1, time=5.0, now=5.0, uncertain_s=0.1)
+    supervisor.exited(1, 10, 9, time=4.9, now=5.3, uncertain_s=0.1)
+    assert supervisor.exit_code == 1
+    supervisor.exited(2, 10, 8, time=4.7, now=5.4, uncertain_s=0.1)
+    assert supervisor.exit_code == 8
+
+
+def test_a_kill_for_want_of_memory_is_named() -> None:
+    supervisor = job("a")
+    supervisor.exited(0, 10, -signal.SIGKILL, time=5.0, now=5.0, is_oom=True)
+    assert supervisor.exit_code == 128 + signal.SIGKILL
+    assert supervisor.failure is not None
+    assert supervisor.failure.reason == "was killed by the kernel: out of memory"
+
+
+def test_a_host_without_a_sign_of_life_loses_its_ranks_and_is_destroyed_once() -> None:
+    supervisor = job("a", "b")
+    assert supervisor.host_lost("b", 9.0, "no sign of life from b for 8 s") == [Destroy("b"), TERM]
+    assert supervisor.agent_ended("b", 9.1) == []
+    assert supervisor.exited(0, 10, -signal.SIGTERM, time=9.2, now=9.2) == [Close()]
+    assert supervisor.agent_ended("a", 9.3) == []
+    assert supervisor.failure is not None
+    assert supervisor.failure.reason == "was lost: no sign of life from b for 8 s"
+    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 1)
+
+
 def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_and_then_their_agent() -> None:
     supervisor = job(*HERE[:2])
     supervisor.exited(0, 10, 1, time=5.0, now=5.0)

@@ -63,7 +63,7 @@ def _who_am_i() -> tuple[Any, ...]:
     return (*who, total)
 
 
-def test_ranks_of_two_hosts_use_the_ring() -> None:
+def test_ranks_of_two_hosts_use_the_hierarchical_plane() -> None:
     hosts = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate("aab")}
     outcomes = process_ranks(3, _who_am_i, environ={"HVDLITE_LOG_LEVEL": "info"}, environ_by_rank=hosts)
     assert [outcome.result() for outcome in outcomes] == [
@@ -71,7 +71,7 @@ def test_ranks_of_two_hosts_use_the_ring() -> None:
         (1, 1, 2, 0, 1, False, 3.0),
         (2, 0, 1, 1, 2, False, 3.0),
     ]
-    assert "data plane ring" in outcomes[0].output
+    assert "data plane hierarchical" in outcomes[0].output
 
 
 def _one_gibibyte() -> int:

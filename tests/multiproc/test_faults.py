@@ -49,8 +49,12 @@ def _waiting(victim: int) -> None:
     hvd.allreduce(np.ones(3), name="x")
 
 
-# One host: shared memory and Unix sockets. Three hosts: the ring and ZeroMQ, both over TCP.
-HOSTS = {"one host": {}, "three hosts": {rank: {"HVDLITE_HOSTID": f"host {rank}"} for rank in range(3)}}
+# One host: shared memory and Unix sockets. Three hosts: the ring and ZeroMQ, both over TCP. Two hosts: all of it.
+HOSTS = {
+    "one host": {},
+    "two hosts": {rank: {"HVDLITE_HOSTID": f"host {rank // 2}"} for rank in range(3)},
+    "three hosts": {rank: {"HVDLITE_HOSTID": f"host {rank}"} for rank in range(3)},
+}
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

@@ -1,4 +1,4 @@
-"""Every collective × op × dtype × shape × set × way of calling, at 1 to 4 ranks over both planes, against the oracle.
+"""Every collective × op × dtype × shape × set × way of calling, at 1 to 4 ranks over all planes, against the oracle.
 
 One job runs the whole grid; what fails in it is kept by kind, and each kind is a test.
 """
@@ -24,6 +24,7 @@ PRIME = 5  # not a divisor of the number of ops, dtypes or shapes: every fifth c
 SCALES = [(1.0, 1.0), (0.5, 3.0), (1.0, 1.0), (-2.0, 1.0), (1.0, 0.3)]
 KINDS = (*calls.REDUCTIONS, *calls.MOVEMENTS)
 JOBS = [(size, plane) for size in (2, 3, 4) for plane in ("shm", "ring")]
+HOSTS = ("abab", "abbb")  # the host of each rank: the hierarchical plane with two lanes and with one
 
 Failures = dict[str, list[str]]
 Case = tuple[Call, list[calls.Array], list[calls.Array]]
@@ -120,10 +121,11 @@ def _check_memory(mode: str, given: list[Any], passed: list[Any], result: Any) -
 
 
 @cache
-def _failures(size: int, plane: str) -> Failures:
+def _failures(size: int, plane: str, hosts: str = "") -> Failures:
     environ = {"HVDLITE_PLANE": plane, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "20"}
+    by_rank = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
     by_kind: Failures = defaultdict(list)
-    for outcome in process_ranks(size, run_grid, environ=environ, deadline_s=60):
+    for outcome in process_ranks(size, run_grid, environ=environ, environ_by_rank=by_rank, deadline_s=60):
         for kind, lines in outcome.result().items():
             by_kind[kind] += lines
     return by_kind
@@ -133,3 +135,9 @@ def _failures(size: int, plane: str) -> Failures:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_case_of(kind: str, size: int, plane: str) -> None:
     assert _failures(size, plane)[kind] == []
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_case_on_several_hosts_of(kind: str, hosts: str) -> None:
+    assert _failures(len(hosts), "auto", hosts)[kind] == []

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import zmq
 
-from hvdlite.core.messages import Batch, End, EndKind, Ready, Response, Run
-from hvdlite.core.wire import Message, ProtocolError
+from hvdlite.core.messages import Batch, Ready, Response, Run
+from hvdlite.core.wire import ProtocolError
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.unixlink import UnixLink
-from hvdlite.runtime.zmqlink import ZmqLeafLink, ZmqRootLink
+from hvdlite.runtime.zmqleaf import ZmqLeafLink
+from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
+from tests.unit.links import LEFT, SESSION, close, next_from, settings, soon, zmq_links
 
-SIZE = 3
-SESSION = 77
-LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i in range(20_000))),))
-
-
-def soon(seconds: float = 10.0) -> float:
-    return time.monotonic() + seconds
-
-
-def settings(rank: int) -> Settings:
-    return Settings(rank=rank, size=SIZE)
 
 
 def unix_links(context: Any) -> list[ControlLink]:
@@ -41,35 +32,12 @@ def unix_links(context: Any) -> list[ControlLink]:
         return [UnixLink.accept(door, SESSION, settings(0), soon()), *leaves]
 
 
-def zmq_links(context: Any) -> list[ControlLink]:
-    job = Job.create()
-    root = ZmqRootLink(context, job, SESSION, settings(0), "tcp://127.0.0.1:*")
-    leaves = [ZmqLeafLink(context, job, SESSION, settings(rank), root.address) for rank in (1, 2)]
-    root.accept(soon())
-    return [root, *leaves]
-
-
 @pytest.fixture(params=[unix_links, zmq_links])
 def links(request: pytest.FixtureRequest) -> Iterator[list[ControlLink]]:
     with zmq.Context() as context:
         links = request.param(context)
         yield links
-        for link in links:
-            link.close()
-        _came.clear()
-
-
-_came: dict[ControlLink, deque[tuple[int, Message] | Lost]] = defaultdict(deque)
-
-
-def next_from(link: ControlLink) -> tuple[int, Message] | Lost:
-    deadline = soon()
-    while not _came[link]:
-        assert time.monotonic() < deadline, "nothing came"
-        _came[link].extend(link.receive())
-        if not _came[link]:
-            link.sleep(100)
-    return _came[link].popleft()
+        close(links)
 
 
 def test_messages_go_up_with_their_sender_and_down_to_all(links: list[ControlLink]) -> None:
@@ -97,9 +65,10 @@ def test_large_messages_in_both_directions_do_not_wait_for_each_other(links: lis
 def test_what_a_peer_sent_last_comes_before_its_loss(links: list[ControlLink]) -> None:
     root, leaf, other = links
     leaf.send(LEFT)
-    leaf.close()
-    assert next_from(root) == (1, LEFT)
-    lost = next_from(root)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(leaf.close)
+        assert next_from(root) == (1, LEFT)
+        lost = next_from(root)
     assert isinstance(lost, Lost)
     assert lost.rank == 1
     root.send(LEFT)  # to those who are left
@@ -146,10 +115,13 @@ def test_strangers_are_dropped_and_the_missing_rank_is_named() -> None:
 
 def test_a_key_of_another_job_gets_nowhere() -> None:
     with zmq.Context() as context:
-        root = ZmqRootLink(context, Job.create(), SESSION, Settings(rank=0, size=2), "tcp://127.0.0.1:*")
-        leaf = ZmqLeafLink(context, Job.create(), SESSION, Settings(rank=1, size=2), root.address)
-        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
-            root.accept(soon(0.5))
-        leaf._socket.linger = 0
+        root = ZmqRootLink(context, Job.create(), SESSION, Settings(rank=0, size=2))
+        leaf = ZmqLeafLink(context, Job.create(), SESSION, Settings(rank=1, size=2))
+        with ThreadPoolExecutor() as pool:
+            joining = pool.submit(leaf.join, root.card, soon(0.5))
+            with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
+                root.accept([root.card, leaf.card], soon(0.5))
+            with pytest.raises(HorovodInternalError, match="no answer from rank 0 at tcp://127.0.0.1:"):
+                joining.result()
         leaf.close()
         root.close()

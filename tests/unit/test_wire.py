@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvdlite.core.dtypes import OP_NAMES, DType
 from hvdlite.core.messages import Batch, End, EndKind, Kind, Ready, Request, Response, Run
-from hvdlite.core.wire import Message, ProtocolError, decode, encode
+from hvdlite.core.wire import Message, ProtocolError, Type, decode, encode
 from tests.unit.ranks import request
 
 SCALES = st.floats(allow_nan=False)
@@ -39,7 +39,6 @@ RESPONSES = st.builds(
 )
 BATCHES = st.builds(Batch, BITS, st.lists(RESPONSES, max_size=3).map(tuple))
 MESSAGES = st.one_of(
-    st.none(),
     st.builds(Ready, st.integers(0, 99), BITS, st.lists(REQUESTS, max_size=3).map(tuple)),
     st.builds(Run, st.integers(0, 99), st.lists(BATCHES, max_size=3).map(tuple)),
     st.builds(
@@ -68,19 +67,23 @@ def test_a_damaged_frame_is_refused_or_still_a_message(message: Message, data: s
         decode(bytes(frame), 1, 2)
 
 
+HEADER = encode(Run(0, ()), 1, 2)[:28]
+
+
 @given(st.binary(max_size=200))
-@example(b"hv\x01\x02\x01\x00\x00\x00\x02\0\0\0\0\0\0\0" + b"\0\0\0\0\xff\xff\xff\xff")
+@example(b"\0\0\0\0\xff\xff\xff\xff")
 def test_noise_is_refused(noise: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        decode(b"hv\x01\x03\x01\x00\x00\x00\x02\0\0\0\0\0\0\0" + noise, 1, 2)
+    for kind in (Type.RUN, Type.END, Type.HELLO, 99):
+        with pytest.raises(ProtocolError):
+            decode(HEADER[:3] + bytes([kind]) + HEADER[4:] + noise, 1, 2)
     with pytest.raises(ProtocolError):
         decode(noise, 1, 2)
 
 
-@pytest.mark.parametrize(("sequence", "session"), [(2, 2), (0, 2), (1, 3)])
-def test_a_frame_of_another_turn_or_session_is_refused(sequence: int, session: int) -> None:
-    with pytest.raises(ProtocolError, match="came instead of"):
-        decode(encode(None, 1, 2), sequence, session)
+@pytest.mark.parametrize(("number", "session"), [(2, 2), (0, 2), (1, 3)])
+def test_a_frame_of_another_turn_or_session_is_refused(number: int, session: int) -> None:
+    with pytest.raises(ProtocolError, match="came instead of|is of session"):
+        decode(encode(Run(0, ()), 1, 2), number, session)
 
 
 @pytest.mark.parametrize(

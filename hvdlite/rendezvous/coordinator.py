@@ -1,0 +1,141 @@
+"""How ranks on several hosts find each other that hvdrun did not start: rank 0 serves, at an address all can tell.
+
+The host of rank 0 comes from the engine or from the user, the port from the user or else from the name of the job. Who
+connects must hold the key that the user gave to all ranks. The job's own key is derived from it and from the job's
+name and the number of the init, so ranks of another job or of an earlier init are strangers too.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import zmq
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.client import GRACE_S, Meeting
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.settings import Settings
+
+_PORTS: Final = range(61440, 65536)  # above those that Linux gives to outgoing connections
+_COORDINATOR: Final = re.compile(
+    r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
+)
+
+
+class Coordinator(NamedTuple):
+    """The place where rank 0 answers. ``ip`` is what this rank takes ``host`` for."""
+
+    host: str
+    ip: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """What ranks connect to."""
+        return f"tcp://{_bracketed(self.ip)}:{self.port}"
+
+    @property
+    def listening(self) -> str:
+        """Where rank 0 listens. A host's own name may mean a loopback address there, where nobody else arrives."""
+        if ipaddress.ip_address(self.ip).is_loopback and self.host not in ("localhost", self.ip):
+            return f"tcp://*:{self.port}"
+        return self.address
+
+
+def locate(text: str, job: str) -> Coordinator:
+    """The coordinator that ``text`` names: HOST, HOST:PORT or [IPV6]:PORT.
+
+    If it has no port, the name of the ``job`` chooses one. Raises ValueError for another text, and HorovodInternalError
+    for a host that cannot be found.
+    """
+    match = _COORDINATOR.fullmatch(text)
+    if match is None or not 0 <= int(match["port"] or 0) < 65536:
+        raise ValueError(f"HVDLITE_COORDINATOR={text!r} must be HOST, HOST:PORT or [IPV6]:PORT")
+    host = match["ipv6"] or match["host"]
+    digest = hashlib.blake2b(job.encode(), digest_size=8).digest()
+    port = int(match["port"] or 0) or _PORTS[int.from_bytes(digest, "little") % len(_PORTS)]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise HorovodInternalError(
+            f"the host {host!r} of rank 0 cannot be found ({error.strerror}); set HVDLITE_COORDINATOR to a name or an "
+            "IP address that all hosts know"
+        ) from None
+    first = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return Coordinator(host, str(first[4][0]), port)
+
+
+def own_address(rank: int, host_ids: Sequence[str], reaches: Sequence[str]) -> str:
+    """The IP address of this rank's host on the network on which the ranks met; empty if they met on none.
+
+    ``reaches`` has what every rank takes rank 0's address for. On the host of rank 0 it is what the other hosts take it
+    for, since its own name may mean a loopback address there; elsewhere it is the source address of the way to rank 0.
+    """
+    if not reaches[rank]:
+        return ""
+    if host_ids[rank] != host_ids[0]:
+        return _source_address(reaches[rank])
+    return next((reach for reach, host_id in zip(reaches, host_ids, strict=True) if host_id != host_ids[0]), "")
+
+
+def _source_address(destination: str) -> str:
+    family = socket.AF_INET6 if ":" in destination else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
+        probe.connect((destination, 9))
+        return str(probe.getsockname()[0])
+
+
+@contextmanager
+def meet_across_hosts(settings: Settings, number: int) -> Iterator[Meeting]:
+    """The meeting of the ``number``-th init; rank 0 serves it. Raises as `locate` does, and for a wrong key."""
+    if not settings.secret:
+        raise ValueError(
+            "HVDLITE_COORDINATOR needs HVDLITE_SECRET beside it, the same on all ranks: a key that keeps strangers "
+            "out, from 'openssl rand -hex 32'"
+        )
+    name = settings.job or settings.coordinator
+    where = locate(settings.coordinator, name)
+    label = f"meeting {number} of {name}"
+    job = Job(hashlib.blake2b(label.encode(), digest_size=8).hexdigest(), Job(name, settings.secret).key(label).hex())
+    meeting = Meeting(job, where.address, _silence(where), where.ip)
+    if settings.rank > 0:
+        yield meeting
+        return
+    try:
+        server = RendezvousServer(job, settings.size, where.listening, linger_s=GRACE_S)
+    except zmq.ZMQError as error:
+        raise HorovodInternalError(_refusal(where, error)) from None
+    with server:
+        yield meeting
+
+
+def _silence(where: Coordinator) -> str:
+    return (
+        f"rank 0 should be on {where.host}. Either it is not, or it did not call init(), or it has another "
+        f"HVDLITE_SECRET, or a firewall closes the port {where.port}. HVDLITE_COORDINATOR=HOST:PORT sets the place."
+    )
+
+
+def _refusal(where: Coordinator, error: zmq.ZMQError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"rank 0 cannot listen: the port {where.port} of {where.host} is in use. Set HVDLITE_COORDINATOR="
+            f"{_bracketed(where.host)}:PORT with a free one for all ranks."
+        )
+    return (
+        f"rank 0 runs on {socket.gethostname()}, which cannot listen at {where.ip}, where it was said to be "
+        f"({os.strerror(error.errno or 0)}). Set HVDLITE_COORDINATOR={socket.gethostname()}:{where.port} for all ranks."
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,119 @@
+"""How ranks of one host find each other that only have the name of their job in common.
+
+Rank 0 opens a door whose name follows from the job's, and hands a new random key and the address of its rendezvous
+server to each of the others. Being of the same user is what admits them: the kernel vouches for both sides, so no key
+must be known beforehand. The name differs from one init to the next, and dies with the process that holds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
+from hvdlite.rendezvous.door import Door, knock
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.settings import Settings
+
+_PACKET_BYTES: Final = 1 << 20  # many missing ranks
+_RETRY_S: Final = 0.02
+
+
+@contextmanager
+def meet_on_one_host(settings: Settings, number: int, deadline: float) -> Iterator[Meeting]:
+    """The meeting of the ``number``-th init; rank 0 serves it. Raises HorovodInternalError if ranks do not come."""
+    name = hashlib.blake2b(f"{os.geteuid()} {number} {settings.job}".encode(), digest_size=16)
+    address, token = f"hvdlite-meeting-{name.hexdigest()}", name.digest()
+    if settings.rank > 0:
+        keys = _ask(settings, address, token, deadline)
+        yield Meeting(Job(keys["job"], keys["secret"]), keys["rendezvous"], "did rank 0 fail? Look at its output.")
+        return
+    job = Job.create()
+    with RendezvousServer(job, settings.size) as server:
+        _hand_out(
+            {"job": job.name, "secret": job.secret, "rendezvous": server.address}, settings, address, token, deadline
+        )
+        yield Meeting(job, server.address, "another thread of this process has failed.")
+
+
+def _hand_out(keys: Mapping[str, str], settings: Settings, address: str, token: bytes, deadline: float) -> None:
+    """Gives ``keys`` to all other ranks once they have come, so that each is told who is missing if some do not."""
+    began = time.monotonic()
+    with _open_door(settings.job, address, token) as door, ExitStack() as stack:
+        links: dict[int, socket.socket] = {}
+        answer: Mapping[str, Any] = keys
+        try:
+            for link, greeting in door.admit(deadline):
+                stack.enter_context(link)
+                rank, size = map(int, greeting.split())
+                if size != settings.size or not 0 < rank < size or rank in links:
+                    _send(link, {"error": _complaint(rank, size, settings.size)})
+                    continue
+                links[rank] = link
+                if len(links) == settings.size - 1:
+                    break
+        except TimeoutError:
+            answer = {"missing": [rank for rank in range(1, settings.size) if rank not in links]}
+        for link in links.values():
+            _send(link, answer)
+    refuse(answer, 0, time.monotonic() - began)
+
+
+def _open_door(job: str, address: str, token: bytes) -> Door:
+    try:
+        return Door(token, address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+    raise HorovodInternalError(
+        f"rank 0 cannot meet the others of the job {job!r}, since another process does, of this user or of another. "
+        "Two processes have rank 0, or two jobs have one name; another HVDLITE_JOB for each job tells them apart."
+    )
+
+
+def _complaint(rank: int, size: int, expected: int) -> str:
+    if size != expected or rank >= size:
+        return f"rank {rank} of {size} is not of this job of {expected} ranks"
+    return f"rank {rank} is present already; two processes have the same rank"
+
+
+def _send(link: socket.socket, answer: Mapping[str, Any]) -> None:
+    with suppress(OSError):  # that rank has ended; the others learn of it when they connect to each other
+        link.send(json.dumps(answer).encode())
+
+
+def _ask(settings: Settings, address: str, token: bytes, deadline: float) -> dict[str, str]:
+    """The keys from rank 0, once it has opened its door and all others have come."""
+    began = time.monotonic()
+    greeting = f"{settings.rank} {settings.size}".encode()
+    with _knock_until_open(settings.rank, address, token, greeting, deadline) as link:
+        link.settimeout(max(0.0, deadline - time.monotonic()) + GRACE_S)
+        try:
+            packet = link.recv(_PACKET_BYTES)
+        except OSError:
+            packet = b""
+    if not packet:
+        raise HorovodInternalError(f"rank {settings.rank} was left alone by rank 0 in init(). Look at rank 0's output.")
+    answer: dict[str, str] = json.loads(packet)
+    refuse(answer, settings.rank, time.monotonic() - began)
+    return answer
+
+
+def _knock_until_open(rank: int, address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
+    began = time.monotonic()
+    while True:
+        try:
+            return knock(address, token, greeting, deadline)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise absent([0], rank, deadline - began) from None
+        time.sleep(_RETRY_S)  # the kernel tells nobody that a name has appeared

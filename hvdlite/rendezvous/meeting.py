@@ -1,0 +1,50 @@
+"""Where the ranks of a job meet in ``init``, which depends on who started them.
+
+hvdrun serves the rounds itself, and its ranks know the address and the key from their environment. Where another engine
+started the ranks, rank 0 serves the rounds of one ``init``. On one host it hands address and key to the others
+(`hvdlite.rendezvous.handover`); across hosts it listens where the engine or the user said, and the user's key keeps
+strangers out (`hvdlite.rendezvous.coordinator`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hvdlite.rendezvous.client import Meeting
+from hvdlite.rendezvous.coordinator import meet_across_hosts
+from hvdlite.rendezvous.handover import meet_on_one_host
+from hvdlite.rendezvous.job import Job
+from hvdlite.settings import Settings
+
+
+@contextmanager
+def meet(settings: Settings, number: int, deadline: float) -> Iterator[Meeting]:
+    """The meeting of the ``number``-th init of a job; rank 0 may serve it until the end of the context.
+
+    Raises ValueError if the settings do not tell how ranks meet, and HorovodInternalError if they do not come before
+    ``deadline``, on the monotonic clock in seconds.
+    """
+    if settings.size == 1:
+        yield Meeting(Job.create())
+    elif settings.rendezvous:
+        yield Meeting(_launchers_job(settings), settings.rendezvous)
+    elif settings.coordinator:
+        with meet_across_hosts(settings, number) as meeting:
+            yield meeting
+    elif settings.job and settings.local_size == settings.size:
+        with meet_on_one_host(settings, number, deadline) as meeting:
+            yield meeting
+    else:
+        raise ValueError(
+            f"this is rank {settings.rank} of {settings.size}, but nothing tells where the others are; start the "
+            "program with hvdrun -np N, or give every rank HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
+        )
+
+
+def _launchers_job(settings: Settings) -> Job:
+    if not (settings.job and settings.secret):
+        raise ValueError(
+            "HVDLITE_RENDEZVOUS needs HVDLITE_JOB and HVDLITE_SECRET beside it; start the program with hvdrun -np N"
+        )
+    return Job(settings.job, settings.secret)

@@ -1,0 +1,46 @@
+"""A TCP port that a rank holds open while its process lives, so that others can ask the kernel whether it does.
+
+It is no door: whoever connects is dropped at once, unread and unanswered. While the process runs, a connection is
+accepted and closed; while it is stopped, the kernel accepts and nothing follows; when it has ended, the kernel refuses.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+from hvdlite.rendezvous.listening import bind_within, endpoint, resolve
+
+_BURST = 64  # connections dropped in one go
+
+
+class Beacon:
+    """Listens on ``address`` until it is closed. ``endpoint`` is what others dial."""
+
+    def __init__(self, address: str, ports: range | None) -> None:
+        self._address = address
+        self._listener = socket.socket(resolve(address, 0)[0], socket.SOCK_STREAM)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.setblocking(False)
+            bind_within(self._bind, address, ports)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.endpoint = endpoint(address, self._listener.getsockname()[1])
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def drop_callers(self) -> None:
+        """Closes what has connected. Due when the beacon is readable."""
+        with suppress(OSError):  # nobody is left, or who called has hung up already
+            for _ in range(_BURST):
+                self._listener.accept()[0].close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _bind(self, port: int) -> None:
+        self._listener.bind(resolve(self._address, port)[1])
+        self._listener.listen(socket.SOMAXCONN)  # here and not later: of two that are bound only one may listen

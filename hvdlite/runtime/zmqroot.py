@@ -1,0 +1,241 @@
+"""Rank 0's end of the control links across hosts: a ROUTER that every other rank dials.
+
+A connection is known by the routing id that the ROUTER gives it, and belongs to nobody until its hello. Its end is told
+by its file descriptor, which the next connection may get; so the monitor's events are read in order, and a descriptor
+is believed to be open only from the one that says so to the one that says it is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from hvdlite.core.greeting import Hello, fits, read_hello, refusal, welcome
+from hvdlite.core.stream import Stream
+from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, header_of
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.listening import LOOPBACK, bind_within, endpoint
+from hvdlite.runtime.absence import Absence
+from hvdlite.runtime.control import Lost
+from hvdlite.runtime.zmqlink import ZmqLink
+from hvdlite.settings import Settings, parse_ports
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """Another rank. ``name`` is the routing id of its connection, until it has another one or is lost."""
+
+    rank: int
+    digest: str
+    beacon: str
+    stream: Stream
+    name: bytes | None = None
+    fd: int = -1
+    absence: Absence | None = None
+    lost: str = ""  # why, once it is
+
+
+class ZmqRootLink(ZmqLink):
+    """Listens at once; `accept` waits for the others. ``card`` is what they need."""
+
+    def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings) -> None:
+        super().__init__(context, session, settings)
+        address = settings.address or LOOPBACK
+        self._socket = self._open(zmq.ROUTER, address)
+        self._watched = self._watch(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._peers: dict[int, _Peer] = {}
+        self._by_name: dict[bytes, _Peer] = {}
+        self._by_fd: dict[int, _Peer] = {}
+        self._absent: set[int] = set()
+        self._open_fds: set[int] = set()
+        self._strange_fds: set[int] = set()  # those of them that have not said hello
+        try:
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            job.serve(self._socket)
+            bind_within(
+                lambda port: self._socket.bind(endpoint(address, port or "*")),
+                address,
+                parse_ports(settings.port_range),
+            )
+        except BaseException:
+            self.close()
+            raise
+        bound = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self.card = endpoint(address, bound.rpartition(":")[2])
+
+    def accept(self, cards: Sequence[str], deadline: float) -> None:
+        """Waits until every rank has said hello; ``cards`` are those of all ranks, in rank order.
+
+        Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
+        """
+        for rank, card in enumerate(cards[1:], 1):
+            digest, _, beacon = card.partition(" ")
+            self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
+        while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")
+            self.sleep(int(left_s * 1000) + 1)
+            for item in self.receive():
+                if isinstance(item, Lost):
+                    raise HorovodInternalError(f"rank {item.rank} was lost during init(): {item.cause}")
+                raise ProtocolError(f"rank {item[0]} sent something before all ranks had come")
+
+    def send(self, message: Message) -> None:
+        kind, body = body_of(message)
+        for peer in self._peers.values():
+            if not peer.lost:
+                frame = peer.stream.send(kind, body)
+                if peer.absence is None and peer.name is not None:
+                    self._transmit(peer.name, frame)
+
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        self._read_events()
+        while (received := self._next_frame()) is not None:
+            name, frame = received
+            peer = self._by_name.get(name)
+            if peer is None:
+                assert isinstance(frame, zmq.Frame)
+                self._greet(name, frame)
+                continue
+            assert isinstance(frame, bytes)
+            try:
+                message = peer.stream.receive(header_of(frame, self._session), frame)
+            except ProtocolError as error:
+                yield self._lose(peer, f"it broke the protocol: {error}")
+                continue
+            if (receipt := peer.stream.receipt()) is not None:
+                self._transmit(name, receipt)
+            if message is not None:
+                yield peer.rank, message
+        for rank in list(self._absent):
+            peer = self._peers[rank]
+            if peer.absence is not None and (cause := peer.absence.look()) is not None:
+                yield self._lose(peer, cause)
+
+    def _next_frame(self) -> tuple[bytes, bytes | zmq.Frame] | None:
+        """A frame and its connection. It has its descriptor only where that is asked for, which costs a copy less."""
+        while True:
+            try:
+                name = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            frame: bytes | zmq.Frame = self._socket.recv(copy=name in self._by_name)
+            if not self._socket.getsockopt(zmq.RCVMORE):
+                return name, frame
+            while self._socket.getsockopt(zmq.RCVMORE):
+                self._socket.recv()
+            self._warn("a peer sent a message of several parts, which no rank does; it was dropped")
+
+    # ---- connections
+
+    def _greet(self, name: bytes, frame: zmq.Frame) -> None:
+        try:
+            header = header_of(frame.bytes, self._session)
+            if header.kind in (Type.READY, Type.END, Type.RECEIPT):
+                return  # the rest of a connection that its rank has replaced meanwhile; it comes again
+            hello = read_hello(header, frame.bytes)
+        except ProtocolError as error:
+            self._warn(f"a connection to rank 0 was ignored: {error}")
+            return
+        if reason := self._why_not(hello):
+            self._warn(f"rank 0 refused a connection: {reason}")
+            self._transmit(name, refusal(reason, self._session))
+            return
+        self._attach(self._peers[hello.rank], name, int(frame.get(zmq.SRCFD)), header)
+
+    def _why_not(self, hello: Hello) -> str:
+        """Why this hello is refused; empty if it is not."""
+        peer = self._peers.get(hello.rank)
+        if peer is None or hello.size != self._settings.size:
+            return f"rank {hello.rank} of {hello.size} is not of this group of {self._settings.size} ranks"
+        if not fits(hello.token, peer.digest):
+            return f"it claims to be rank {hello.rank}, and is not"
+        return f"rank 0 has taken it for lost: {peer.lost}" if peer.lost else ""
+
+    def _attach(self, peer: _Peer, name: bytes, fd: int, header: Header) -> None:
+        try:
+            missing = list(peer.stream.resume(header.received))
+        except ProtocolError as error:
+            self._transmit(name, refusal(str(error), self._session))
+            self._warn(f"rank 0 refused a connection of rank {peer.rank}: {error}")
+            return
+        self._detach(peer)
+        self._read_events()
+        self._strange_fds.discard(fd)
+        peer.name, peer.fd = name, fd
+        self._by_name[name] = peer
+        if (former := self._by_fd.pop(fd, None)) is not None:
+            self._part(former)
+        if fd in self._open_fds:
+            self._by_fd[fd] = peer
+        else:
+            self._part(peer)
+        self._transmit(name, welcome(peer.stream.received, self._session))
+        for frame in missing:
+            self._transmit(name, frame)
+
+    def _detach(self, peer: _Peer) -> None:
+        """Forgets the connection of ``peer`` and its absence."""
+        if peer.name is not None:
+            self._by_name.pop(peer.name, None)
+        if self._by_fd.get(peer.fd) is peer:
+            del self._by_fd[peer.fd]
+        if peer.absence is not None:
+            peer.absence.close()
+            peer.absence = None
+        self._absent.discard(peer.rank)
+
+    def _part(self, peer: _Peer) -> None:
+        """The connection of ``peer`` has ended. What it sent over it can still be read."""
+        peer.absence = Absence(peer.beacon, self._settings)
+        self._absent.add(peer.rank)
+
+    def _lose(self, peer: _Peer, cause: str) -> Lost:
+        self._detach(peer)
+        peer.lost = cause
+        if peer.name is not None:
+            self._transmit(peer.name, refusal(f"rank 0 has taken it for lost: {cause}", self._session))
+        return Lost(peer.rank, cause)
+
+    def _read_events(self) -> None:
+        for event, value in self._watched.events():
+            if event == zmq.EVENT_ACCEPTED:
+                self._open_fds.add(value)
+                self._strange_fds.add(value)
+                continue
+            self._open_fds.discard(value)
+            if (peer := self._by_fd.pop(value, None)) is not None:
+                self._part(peer)
+            elif value in self._strange_fds:
+                self._warn(
+                    "somebody connected to rank 0 and did not prove to be of this job: a process with another key, "
+                    "a port scanner, or a network that breaks connections"
+                )
+            self._strange_fds.discard(value)
+
+    def _transmit(self, name: bytes, frame: bytes) -> None:
+        try:
+            self._socket.send_multipart((name, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor says so, or has said so
+                raise
+
+    # ---- what ZmqLink asks for
+
+    def _due(self) -> float | None:
+        absences = (self._peers[rank].absence for rank in self._absent)
+        return min((absence.due for absence in absences if absence is not None), default=None)
+
+    def _awaits_receipts(self) -> bool:
+        return any(peer.stream.has_unacknowledged and not peer.lost for peer in self._peers.values())
+
+    def _release(self) -> None:
+        for peer in self._peers.values():
+            self._detach(peer)
+        self._discard(self._watched)

@@ -1,0 +1,88 @@
+"""The agent's side of --sync: takes an archive and puts what is in it into a folder of this user's cache.
+
+The archive is unpacked beside that folder and each file is then moved to its place, so that a rank of another job that
+runs there never sees half a file. Nothing in an archive may name a place outside (`tarfile`'s data filter).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Final
+
+_DAMAGED: Final = (tarfile.TarError, EOFError, zlib.error)
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Archive:
+    """An archive as it comes in, and then what is in it."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._problem: OSError | None = None
+
+    def write(self, piece: bytes) -> None:
+        """Takes the next bytes; `unpack` tells if there was no room for them."""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by unpack
+            self._file.write(piece)
+        except OSError as error:
+            self._problem = error
+
+    def unpack(self, question: Mapping[str, Any]) -> str:
+        """Makes the folder called ``name`` hold what the archive has, and returns its path.
+
+        Files that an earlier archive brought and this one lacks are removed; all others stay. Raises OSError and
+        ValueError with the folder as it was, or with some of the new files in place.
+        """
+        name, file = question["name"], self._file
+        if self._problem is not None:
+            raise self._problem
+        if file is None or not _NAME.fullmatch(name):
+            raise ValueError(f"no archive for {name!r} has come")
+        self._file = None
+        folder = Path.home() / ".cache" / "hvdlite" / "sync" / name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with file, tempfile.TemporaryDirectory(prefix=f"{name}.", dir=folder.parent) as fresh:
+            file.seek(0)
+            try:
+                with tarfile.open(fileobj=file, mode="r:gz") as tar:
+                    tar.extractall(fresh, filter="data")
+            except (*_DAMAGED, TypeError) as error:  # TypeError: a Python before 3.11.4 without filters
+                raise ValueError(f"the working directory cannot be unpacked: {error}") from None
+            names = _move(Path(fresh), folder)
+        _remove_old(folder, names)
+        return str(folder)
+
+
+def _move(fresh: Path, folder: Path) -> set[str]:
+    """Moves all files of ``fresh`` into ``folder`` and returns their names."""
+    names = set()
+    for parent, folders, files in os.walk(fresh):
+        for name in [*files, *(name for name in folders if (Path(parent) / name).is_symlink())]:
+            path = Path(parent) / name
+            relative = path.relative_to(fresh)
+            target = folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)  # what is a file here now was a folder before
+            path.replace(target)
+            names.add(str(relative))
+    return names
+
+
+def _remove_old(folder: Path, names: set[str]) -> None:
+    record = folder.with_suffix(".files")
+    with suppress(OSError, ValueError):
+        for name in set(json.loads(record.read_text())) - names:
+            (folder / name).unlink(missing_ok=True)
+    record.write_text(json.dumps(sorted(names)))

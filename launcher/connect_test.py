@@ -1,0 +1,168 @@
+"""Finds the address of each host on which the others really reach it.
+
+The agents listen on all candidates (`network`) and dial each other: every host every other one, or with more than
+`_ALL_PAIRS` hosts its neighbours in a ring and the first. The best candidate of every host is tried alone, and in the
+usual case that is all: one round trip. Only for hosts that somebody did not reach are the remaining candidates tried,
+all at once. So a network that swallows packets costs two deadlines at most, and only if it looked better than those
+that work.
+
+`choose_addresses` decides nothing that cannot be read from what `Ask` returns: tests play hosts with dictionaries.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from hvdlite.errors import CannotStart
+
+from .attempts import DIAL_S, Attempt, HostsUnreached
+from .network import Candidate, Network, rank_candidates
+
+_LIFETIME_S: Final = 120.0  # of listeners that nobody closes
+_DIAL_PATIENCE_S: Final = 60.0  # for the answer about many targets, or about bandwidth on a slow network
+_ALL_PAIRS: Final = 16
+
+
+class Ask(Protocol):
+    """Asks the agents of several hosts at once, as `agents.Agents.ask` does, and returns their answers by host.
+
+    Raises CannotStart naming a host that does not answer in time, or whose answer is an error.
+    """
+
+    def __call__(
+        self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ...
+    ) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Listeners that are up: what it takes to dial them."""
+
+    token: str
+    hosts: tuple[str, ...]  # a host's number is its place here
+    ports: Mapping[str, Mapping[str, int]]  # by host and address
+    problems: Mapping[str, Mapping[str, str]]  # where a host could not listen
+
+
+def choose_addresses(
+    ask: Ask, hosts: Sequence[str], *, wanted: Sequence[str] = (), ports: range | None = None
+) -> dict[str, Candidate | None]:
+    """The address to use for each host; None for all of them if they are one machine under several names.
+
+    ``wanted`` are the interfaces that the user named, ``ports`` those that a firewall lets through. Raises CannotStart
+    for a host without a usable interface, and HostsUnreached with a report when no address of a host works.
+    """
+    networks = ask_for_networks(ask, hosts)
+    first_named = {network.id: host for host, network in reversed(networks.items())}
+    if len(first_named) == 1:
+        return dict.fromkeys(hosts)
+    candidates = rank_candidates({host: networks[host] for host in hosts if host in first_named.values()}, wanted)
+    probe = open_probe(ask, {host: [one.address for one in listed] for host, listed in candidates.items()}, ports)
+    try:
+        chosen = _try_all(ask, probe, candidates, ports)
+    finally:
+        close_probe(ask, probe)
+    return {host: chosen[first_named[networks[host].id]] for host in hosts}
+
+
+def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
+    """The interfaces of each host. Raises CannotStart for a host that answers anything else."""
+    networks = {}
+    for host, answer in ask("network", {host: {} for host in hosts}).items():
+        try:
+            networks[host] = Network.parse(answer)
+        except ValueError as error:
+            raise CannotStart(host, f"{error}.") from None
+    return networks
+
+
+def pairs(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """For each host those that dial it, itself not among them."""
+    if len(hosts) <= _ALL_PAIRS:
+        return {host: tuple(other for other in hosts if other != host) for host in hosts}
+    diallers = {}
+    for place, host in enumerate(hosts):
+        neighbours = (hosts[place - 1], hosts[(place + 1) % len(hosts)])
+        diallers[host] = neighbours if place else tuple(hosts[1:])
+    return diallers
+
+
+def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | None) -> Probe:
+    """Has each host listen on its ``addresses``."""
+    token, hosts = secrets.token_hex(32), tuple(addresses)
+    limits = [ports[0], ports[-1]] if ports else None
+    shared = {"token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
+    questions = {
+        host: {**shared, "host": number, "addresses": list(addresses[host])} for number, host in enumerate(hosts)
+    }
+    answers = ask("listen", questions)
+    return Probe(
+        token,
+        hosts,
+        {host: answer["ports"] for host, answer in answers.items()},
+        {host: answer["problems"] for host, answer in answers.items()},
+    )
+
+
+def close_probe(ask: Ask, probe: Probe) -> None:
+    """Stops the listeners."""
+    ask("unlisten", {host: {} for host in probe.hosts})
+
+
+def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk_s: float = 0.0) -> list[Attempt]:
+    """Makes all ``calls`` at once, pairs of a dialler and a candidate of another host; what came of them, in order."""
+    attempts: dict[tuple[str, Candidate], Attempt] = {}
+    targets: dict[str, list[Candidate]] = {}
+    for dialler, candidate in calls:
+        if problem := probe.problems[candidate.host].get(candidate.address):
+            attempts[dialler, candidate] = Attempt(dialler, candidate, "not listening", detail=problem)
+        else:
+            targets.setdefault(dialler, []).append(candidate)
+    shared = {"token": probe.token, "timeout_s": DIAL_S, "bulk_s": bulk_s}
+    questions = {
+        dialler: {**shared, "targets": [_target(probe, one) for one in listed]} for dialler, listed in targets.items()
+    }
+    for dialler, answer in ask("dial", questions, _DIAL_PATIENCE_S).items():
+        for candidate, result in zip(targets[dialler], answer["results"], strict=True):
+            attempts[dialler, candidate] = _attempt(dialler, candidate, result, probe.hosts)
+    return [attempts[call] for call in calls]
+
+
+def _target(probe: Probe, one: Candidate) -> dict[str, Any]:
+    port = probe.ports[one.host][one.address]
+    return {"host": probe.hosts.index(one.host), "address": one.address, "port": port}
+
+
+def _try_all(
+    ask: Ask, probe: Probe, candidates: Mapping[str, Sequence[Candidate]], ports: range | None
+) -> dict[str, Candidate]:
+    diallers = pairs(probe.hosts)
+    chosen: dict[str, Candidate] = {}
+    attempts: list[Attempt] = []
+    for is_first in (True, False):
+        tried = [
+            one
+            for host, listed in candidates.items()
+            if host not in chosen
+            for one in (listed[:1] if is_first else listed[1:])
+        ]
+        attempts += dial(ask, probe, [(dialler, one) for one in tried for dialler in diallers[one.host]])
+        failed = {attempt.candidate for attempt in attempts if attempt.problem}
+        for one in tried:
+            if one not in failed:
+                chosen.setdefault(one.host, one)
+        if len(chosen) == len(candidates):
+            return chosen
+    raise HostsUnreached([attempt for attempt in attempts if attempt.candidate.host not in chosen], ports)
+
+
+def _attempt(dialler: str, candidate: Candidate, result: Mapping[str, Any], hosts: Sequence[str]) -> Attempt:
+    if "problem" not in result:
+        return Attempt(dialler, candidate, rtt_us=result["rtt_us"], mb_per_s=result.get("mb_per_s"))
+    detail = str(result.get("detail", ""))[:200]
+    if result["problem"] == "other host":
+        detail = hosts[result["host"]]
+    return Attempt(dialler, candidate, result["problem"], detail=detail)

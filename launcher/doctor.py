@@ -1,0 +1,46 @@
+"""``hvdrun doctor``: whether a job would run on the given hosts, how fast their network is, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from .agents import Agents
+from .connect_test import Ask
+from .doctor_report import as_json, describe
+from .findings import Weight, find
+from .host_options import HostOptions, host_options
+from .hosts import Host
+from .survey import Survey, SurveyedHost, examine_hosts, examine_network
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: hvdrun doctor -H node1,node2. The exit code is 0 if a job would run, else 1.",
+)
+@host_options
+@click.option("--json", "is_json", is_flag=True, help="Write JSON instead of text.")
+def doctor(where: HostOptions, is_json: bool) -> int:
+    """Examine hosts and the network between them.
+
+    Without -H and --hostfile it is this host alone.
+    """
+    hosts = where.listed() or (Host("localhost"),)
+    with Agents(where.ssh, lambda line: click.echo(f"hvdrun: {line}", err=True)) as agents:
+        agents.try_to_connect(hosts)
+        survey = Survey({host.name: SurveyedHost(host.name) for host in hosts})
+        for name, link in agents.links.items():
+            survey.hosts[name].connect_s = link.heard - link.started
+        for name, reason in agents.failures.items():
+            survey.hosts[name].problem = reason
+        ask: Ask = agents.ask
+        examine_hosts(ask, survey)
+        examine_network(ask, survey, where.interfaces, where.ports)
+    findings = find(survey, os.environ)
+    if is_json:
+        click.echo(json.dumps(as_json(survey, findings), indent=2))
+    else:
+        click.echo("\n".join(describe(survey, findings)))
+    return int(any(finding.weight is Weight.PROBLEM for finding in findings))

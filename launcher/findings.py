@@ -1,0 +1,199 @@
+"""What is wrong, or could be better, about surveyed hosts, and what to do about each: rules over facts, nothing else.
+
+A *problem* keeps a job from running; a *warning* makes it slow or may end it; a *note* is good to know. What several
+hosts have in common is one finding that names them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final
+
+from .attempts import Attempt, HostsUnreached
+from .survey import Survey, SurveyedHost
+
+_GIB: Final = 1 << 30
+_FEW_FILES: Final = 1024
+_LITTLE_SHM: Final = 64 << 20  # what a container gets if nobody asks for more
+_MUCH_SWAP: Final = 256 << 20
+_CLOCK_S: Final = 1.0
+_SLOW_PAIR: Final = 3.0  # times slower than the median pair
+_GIGABIT_MB_PER_S: Final = 125.0
+_FAR_US: Final = 1000.0
+
+
+class Weight(IntEnum):
+    """How much a finding matters, the gravest first."""
+
+    PROBLEM = 0
+    WARNING = 1
+    NOTE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``text`` about ``hosts`` (none: about all of them together), and what to do: ``advice``."""
+
+    weight: Weight
+    hosts: tuple[str, ...]
+    text: str
+    advice: str
+
+
+def find(survey: Survey, environment: Mapping[str, str]) -> list[Finding]:
+    """All findings, the gravest first. ``environment`` is what ranks would get from this host's."""
+    found = [*_of_network(survey)]
+    for host in survey.hosts.values():
+        found += [*_of_software(host), *_of_machine(host), *_of_threads(host, environment)]
+    found += [*_of_pairs(survey.attempts), *_of_differences(survey)]
+    return sorted(_merged(found), key=lambda finding: finding.weight)
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for each text, with the hosts of all that say it."""
+    by_text: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        key = (finding.text, finding.advice)
+        known = by_text.get(key)
+        by_text[key] = replace(known, hosts=known.hosts + finding.hosts) if known else finding
+    return list(by_text.values())
+
+
+def _of_software(host: SurveyedHost) -> Iterator[Finding]:
+    def finding(text: str, advice: str) -> Finding:
+        return Finding(Weight.PROBLEM, (host.name,), text, advice)
+
+    if host.problem:
+        yield finding(f"no rank can be started: {host.problem}", "see to it that a job can log in and run there")
+    elif problem := host.software.get("problem"):
+        yield finding(f"hvdlite does not work: {problem}", "install it again with the Python that runs there")
+    elif not host.software.get("has_curve", True):
+        yield finding("pyzmq was built without CURVE, which protects the job", "install pyzmq from PyPI")
+
+
+def _of_machine(host: SurveyedHost) -> Iterator[Finding]:
+    def warning(text: str, advice: str) -> Finding:
+        return Finding(Weight.WARNING, (host.name,), text, advice)
+
+    def note(text: str, advice: str) -> Finding:
+        return Finding(Weight.NOTE, (host.name,), text, advice)
+
+    if not (facts := host.machine):
+        return
+    cores, limit = facts["cores"], facts["cores_limit"]
+    if limit is not None and limit < cores:
+        yield warning(
+            f"its container may use the time of {limit:g} cores, but sees {cores}",
+            f"start {max(1, int(limit))} rank(s) there, or raise the limit; set OMP_NUM_THREADS to fit",
+        )
+    if facts["load"] > cores:
+        yield warning(
+            f"it is busy: load {facts['load']:.1f} on {cores} core(s)",
+            "see with top what runs there; every rank waits for the slowest one",
+        )
+    if facts["free_memory"] < min(_GIB, facts["memory"] // 10):
+        yield warning(f"only {facts['free_memory'] >> 20} MiB of memory are free", "end what takes it, see top")
+    elif facts["used_swap"] > _MUCH_SWAP and facts["free_memory"] < facts["memory"] // 4:
+        yield warning(f"it has swapped out {facts['used_swap'] >> 20} MiB", "end what takes the memory, see top")
+    if facts["files"] is not None and facts["files"] < _FEW_FILES:
+        yield warning(
+            f"a process may open only {facts['files']} files; ranks need some for every peer and data loader",
+            "raise the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf",
+        )
+    if facts["infiniband"] and facts["gpus"] and facts["locked_memory"] is not None:
+        yield warning(
+            f"only {facts['locked_memory'] >> 10} KiB of memory may be locked, and NCCL over InfiniBand locks more",
+            "raise the limit: ulimit -l unlimited, or memlock in /etc/security/limits.conf",
+        )
+    if facts["shm"] <= _LITTLE_SHM:
+        yield note(
+            f"/dev/shm has {facts['shm'] >> 20} MiB: enough for hvdlite, too little for data loaders with workers",
+            "give the container more, as docker's --shm-size=8g does",
+        )
+    if abs(host.clock_ahead_s) > _CLOCK_S:
+        direction = "ahead of" if host.clock_ahead_s > 0 else "behind"
+        yield note(
+            f"its clock is {abs(host.clock_ahead_s):.1f} s {direction} this host's",
+            "run an NTP client there; hvdlite does not mind, but the times in logs do not match",
+        )
+
+
+def _of_threads(host: SurveyedHost, environment: Mapping[str, str]) -> Iterator[Finding]:
+    threads = environment.get("OMP_NUM_THREADS", "")
+    if host.machine and threads.isdecimal() and int(threads) > host.machine["cores"]:
+        yield Finding(
+            Weight.WARNING,
+            (host.name,),
+            f"OMP_NUM_THREADS={threads} is more than its {host.machine['cores']} core(s)",
+            "unset it: hvdrun shares the cores out among the ranks of a host",
+        )
+
+
+def _of_network(survey: Survey) -> Iterator[Finding]:
+    problem = survey.network_problem
+    if isinstance(problem, HostsUnreached):
+        yield Finding(Weight.PROBLEM, (), str(problem), "\n".join(problem.report))
+    elif problem is not None:
+        yield Finding(
+            Weight.PROBLEM, (problem.host,), problem.reason, "name an interface that it has with --network-interface"
+        )
+
+
+def _of_pairs(attempts: Iterable[Attempt]) -> Iterator[Finding]:
+    measured = [one for one in attempts if one.mb_per_s is not None and one.rtt_us is not None]
+    for one in attempts:
+        if one.problem:
+            text = f"{one.dialler} did not reach {one.candidate.host} at {one.candidate} again: {one.reason}"
+            yield Finding(Weight.WARNING, (), text, "look for errors of its cable, switch or driver: ip -s link")
+    if not measured:
+        return
+    median = statistics.median(one.mb_per_s or 0.0 for one in measured)
+    slow = [one for one in measured if (one.mb_per_s or 0.0) * _SLOW_PAIR < median]
+    for one in slow:
+        text = f"{one.dialler} sends {one.mb_per_s:.0f} MB/s to {one.candidate.host}, and the median pair {median:.0f}"
+        yield Finding(Weight.WARNING, (), text, "see whether that link is slower, busy or broken: ethtool, ip -s link")
+    if median <= _GIGABIT_MB_PER_S:
+        yield Finding(
+            Weight.NOTE,
+            (),
+            f"the network carries {median:.0f} MB/s between two hosts, no more than Gigabit Ethernet does",
+            "name a faster interface with --network-interface if there is one, or compress gradients to 16 bits",
+        )
+    if (latency := statistics.median(one.rtt_us or 0.0 for one in measured)) > _FAR_US:
+        yield Finding(
+            Weight.NOTE,
+            (),
+            f"a round trip between two hosts takes {latency / 1000:.1f} ms, as between distant or virtual hosts",
+            "place the hosts closer to each other; small tensors wait for several round trips",
+        )
+
+
+def _of_differences(survey: Survey) -> Iterator[Finding]:
+    hosts = [host for host in survey.hosts.values() if host.machine and host.software]
+    frameworks = dict.fromkeys(name for host in hosts for name in host.software.get("frameworks", {}))
+    for name in frameworks:
+        versions = {host.name: host.software.get("frameworks", {}).get(name, "none") for host in hosts}
+        if len(set(versions.values())) > 1:
+            yield Finding(Weight.WARNING, (), f"hosts differ in {name}: {_shown(versions)}", "install one version")
+    gpus = {host.name: str(len(host.machine["gpus"])) for host in hosts}
+    if len(set(gpus.values())) > 1:
+        yield Finding(Weight.WARNING, (), f"hosts differ in GPUs: {_shown(gpus)}", "give each as many slots as GPUs")
+    mtus = {host.name: str(host.address.mtu) for host in hosts if host.address}
+    if len(set(mtus.values())) > 1:
+        advice = "set one with ip link set dev ... mtu ...; large packets may vanish where it changes"
+        yield Finding(Weight.WARNING, (), f"hosts differ in MTU: {_shown(mtus)}", advice)
+    cores = {host.name: str(host.machine["cores"]) for host in hosts}
+    if len(set(cores.values())) > 1:
+        advice = "give each as many slots as it has cores or GPUs; slower ranks hold up the others"
+        yield Finding(Weight.NOTE, (), f"hosts differ in cores: {_shown(cores)}", advice)
+
+
+def _shown(value_by_host: Mapping[str, str]) -> str:
+    """``2 (a, b), 3 (c)``."""
+    hosts_by_value: dict[str, list[str]] = {}
+    for host, value in value_by_host.items():
+        hosts_by_value.setdefault(value, []).append(host)
+    return ", ".join(f"{value} ({', '.join(hosts)})" for value, hosts in hosts_by_value.items())

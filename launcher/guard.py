@@ -1,0 +1,60 @@
+"""The parent of an agent, which ends what the agent left behind if it was killed itself, say for want of memory.
+
+It does nothing else, so that nothing else can befall it, and it too is a subreaper: orphans of a dead agent are its
+children. SIGTERM has it kill the agent and everything below at once. If the guard is killed, the agent gets SIGTERM and
+ends its workers in good order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import Final
+
+from .processes import adopt_orphans, children, die_with_parent
+
+_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGCHLD})
+
+
+def fork_guarded() -> None:
+    """Returns in a child of this process, whose guard this process becomes; it ends when nothing is left."""
+    adopt_orphans()
+    guard = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    agent = os.fork()
+    if agent:
+        os._exit(_guard(agent))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    die_with_parent(signal.SIGTERM, guard)
+    adopt_orphans()
+
+
+def _guard(agent: int) -> int:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):  # hvdrun is to see the end of the agent's stream, and the agent the end of hvdrun's
+        os.dup2(nowhere, stream)
+    code = 1
+    while signal.sigwait(_SIGNALS) != signal.SIGTERM:
+        if (status := _reap().get(agent)) is not None:
+            code = os.waitstatus_to_exitcode(status)
+            break
+    with suppress(ChildProcessError):
+        while True:
+            for pid in children():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            os.wait()  # its own children are ours now
+    return code & 0xFF
+
+
+def _reap() -> dict[int, int]:
+    """The status of each child that has ended."""
+    ended: dict[int, int] = {}
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = status
+    return ended

@@ -1,0 +1,90 @@
+"""What an agent says of its host when it comes up, and whether that fits the job.
+
+Ranks of one job speak with each other in formats that may change from version to version, so all hosts need the same
+version of hvdlite, the same ABI of its native library and the same minor version of Python.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hvdlite.version import NATIVE_ABI, __version__
+
+from .frames import FrameError
+
+PROTOCOL: Final = 2  # of the frames between hvdrun and agents
+_MAX_TEXT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """One host as its agent sees it. ``cores`` are those that it may use."""
+
+    protocol: int
+    version: str
+    native_abi: int
+    python: str
+    executable: str
+    folder: str
+    hostname: str
+    cores: int
+    free_memory_bytes: int
+
+    @classmethod
+    def describe(cls) -> Hello:
+        """This host."""
+        return cls(
+            protocol=PROTOCOL,
+            version=__version__,
+            native_abi=NATIVE_ABI,
+            python=".".join(map(str, sys.version_info[:3])),
+            executable=sys.executable,
+            folder=str(Path(__file__).resolve().parent.parent),
+            hostname=socket.gethostname(),
+            cores=len(os.sched_getaffinity(0)),
+            free_memory_bytes=_free_memory_bytes(),
+        )
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any]) -> Hello:
+        """What another agent sent. Raises FrameError for fields that are missing or of the wrong type."""
+        kinds = {name: {"int": int, "str": str}[str(kind)] for name, kind in cls.__annotations__.items()}
+        for name, kind in kinds.items():
+            value = fields.get(name)
+            if type(value) is not kind or (isinstance(value, str) and len(value) > _MAX_TEXT):
+                raise FrameError(f"the agent's hello has no proper {name!r}")
+        return cls(**{name: fields[name] for name in kinds})
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def misfit(self, own: Hello) -> str:
+        """Why a job of ``own``'s cannot have ranks on this host; empty if it can."""
+        if (self.protocol, self.version, self.native_abi) != (own.protocol, own.version, own.native_abi):
+            return (
+                f"it has hvdlite {self.version} (ABI {self.native_abi}) in {self.folder}, and this host has "
+                f"{own.version} (ABI {own.native_abi}) in {own.folder}; install the same version on both"
+            )
+        if _minor(self.python) != _minor(own.python):
+            return (
+                f"it has Python {self.python} ({self.executable}), and this host has {own.python} ({own.executable}); "
+                "use the same minor version on both, or name the right one with --remote-python"
+            )
+        return ""
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _free_memory_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0

@@ -1,0 +1,139 @@
+"""An agent's part in a connect test between hosts: it listens (`listener`), and it dials the listeners of other hosts.
+
+Each target is dialled by a thread of its own, so that one whose packets vanish costs the others nothing and all of
+them together no more than one deadline. The standard library is all that an agent needs for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from . import greeting
+from .listener import PING_BYTES, ROUNDS, TOTAL, Listener
+
+_MAX_THREADS: Final = 64
+_BULK: Final = bytes(256 << 10)
+_DRAIN_S: Final = 10.0  # for what the kernel has buffered to cross a slow network
+_NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM})
+
+
+class Prober:
+    """What one agent answers in a connect test. Every method takes and returns the fields of a JSON message."""
+
+    def __init__(self) -> None:
+        self._listener: Listener | None = None
+
+    def listen(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Listens as host number ``host`` on ``addresses``, each on a free one of ``ports`` ([first, last] or None),
+        for ``lifetime_s`` at most. Returns ``ports`` by address, and ``problems`` by address where that failed."""
+        self.close({})
+        ports = fields["ports"] and range(fields["ports"][0], fields["ports"][1] + 1)
+        token = bytes.fromhex(fields["token"])
+        self._listener = Listener(token, fields["host"], fields["addresses"], ports or None, fields["lifetime_s"])
+        return {"ports": self._listener.port_by_address, "problems": self._listener.problems}
+
+    def dial(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Dials all ``targets`` ({"host", "address", "port"}) at once, for ``timeout_s`` each.
+
+        Returns ``results`` in their order: `reach` says what is in each. With ``bulk_s`` each is sent bytes for that
+        long as well; one target at a time gives figures that mean something.
+        """
+        token, targets = bytes.fromhex(fields["token"]), fields["targets"]
+        results: list[dict[str, Any]] = [{} for _ in targets]
+        waiting = deque(enumerate(targets))
+
+        def work() -> None:
+            with suppress(IndexError):  # nothing is left to dial
+                while True:
+                    place, target = waiting.popleft()
+                    results[place] = reach(token, target, fields["timeout_s"], fields.get("bulk_s", 0.0))
+
+        threads = [threading.Thread(target=work, name="hvdrun-dialler") for _ in targets[:_MAX_THREADS]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"results": results}
+
+    def close(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Stops listening."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        return {}
+
+
+def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: float = 0.0) -> dict[str, Any]:
+    """Dials one target: ``{"rtt_us": median}``, with ``"mb_per_s"`` if asked for, or ``{"problem": word}``.
+
+    The words: ``refused``, ``silent`` (no answer in time), ``no route``, ``stranger`` (something else answers),
+    ``other host`` (with its number as ``host``), ``failed`` (with ``detail``).
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection((target["address"], target["port"]), timeout_s) as line:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.settimeout(max(0.001, deadline - time.monotonic()))
+            host, proof = _greet(line, token)
+            if host != target["host"]:
+                return {"problem": "other host", "host": host}
+            line.sendall(proof)
+            result = {"rtt_us": _round_trip_us(line)}
+            if bulk_s > 0:
+                result["mb_per_s"] = _megabytes_per_second(line, bulk_s)
+            return result
+    except TimeoutError:
+        return {"problem": "silent"}
+    except ConnectionRefusedError:
+        return {"problem": "refused"}
+    except (greeting.Stranger, ConnectionError):
+        return {"problem": "stranger"}
+    except OSError as error:
+        if error.errno in _NO_ROUTE:
+            return {"problem": "no route"}
+        return {"problem": "failed", "detail": error.strerror or str(error)}
+
+
+def _greet(line: socket.socket, token: bytes) -> tuple[int, bytes]:
+    hello = greeting.hello()
+    line.sendall(hello)
+    return greeting.answer(token, hello, _receive(line, greeting.CHALLENGE_BYTES))
+
+
+def _round_trip_us(line: socket.socket) -> float:
+    times = []
+    for number in range(ROUNDS):
+        began = time.perf_counter()
+        line.sendall(number.to_bytes(PING_BYTES, "big"))
+        _receive(line, PING_BYTES)
+        times.append(time.perf_counter() - began)
+    return round(sorted(times)[ROUNDS // 2] * 1e6, 1)
+
+
+def _megabytes_per_second(line: socket.socket, bulk_s: float) -> float:
+    """What arrived on the other side, in 1e6 bytes, over the time until that side said so."""
+    line.settimeout(_DRAIN_S)
+    began = time.perf_counter()
+    while time.perf_counter() - began < bulk_s:
+        line.sendall(_BULK)
+    line.shutdown(socket.SHUT_WR)
+    (total,) = TOTAL.unpack(_receive(line, TOTAL.size))
+    return round(int(total) / 1e6 / (time.perf_counter() - began), 1)
+
+
+def _receive(line: socket.socket, length: int) -> bytes:
+    """Exactly ``length`` bytes. Raises Stranger if the other end closes before."""
+    received = b""
+    while len(received) < length:
+        data = line.recv(length - len(received))
+        if not data:
+            raise greeting.Stranger
+        received += data
+    return received

@@ -1,0 +1,79 @@
+"""Starts an agent on another host through the system's ssh, with the user's configuration, keys and jump hosts.
+
+One connection per host carries everything. Only the way to Python is in the command line; environment, job key and
+command go through the connection. The first value of an option is the one that ssh takes, so the user's come first.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..hosts import Host
+from .boot import boot_elsewhere
+
+CONNECT_TIMEOUT_S: Final = 10
+_OPTIONS: Final = (
+    "BatchMode=yes",  # nobody is there to answer a question
+    f"ConnectTimeout={CONNECT_TIMEOUT_S}",
+    "StrictHostKeyChecking=accept-new",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+)
+# The same path as here if it is there, so that a virtual environment on a shared disk is found.
+_CHOOSE_PYTHON: Final = 'python="$1"; shift; [ -x "$python" ] || python=python3; exec "$python" "$@"'
+_ADVICE: Final = (
+    ("Permission denied", "let it in without a password: ssh-copy-id {target}, or name another key with -i"),
+    ("Host key verification failed", "if its key was changed on purpose, forget the old one: ssh-keygen -R {name}"),
+    ("Could not resolve hostname", "check the spelling of the name"),
+    ("Connection refused", "no sshd listens there; start it, or name its port with -p"),
+    ("timed out", "check that the host is up and that no firewall is in between"),
+    ("No route to host", "check that the host is up and that no firewall is in between"),
+    ("Network is unreachable", "check that the host is up and that a network leads to it"),
+    ("is not installed for", "install it there, or name the Python that has it with --remote-python"),
+)
+_NOT_FOUND: Final = 127  # a shell's code for a command that it did not find
+
+
+@dataclass(frozen=True, slots=True)
+class SshOptions:
+    """What the user said about ssh, and the ``python`` of other hosts; empty: the same as here, else python3."""
+
+    port: int | None = None
+    identity: str = ""
+    arguments: tuple[str, ...] = ()
+    python: str = ""
+
+
+def agent_command(host: Host, options: SshOptions) -> list[str]:
+    """The ssh command whose stdin and stdout are those of an agent on ``host``."""
+    command = ["ssh", "-T", "-x", *options.arguments]
+    if options.port is not None:
+        command += ["-p", str(options.port)]
+    if options.identity:
+        command += ["-i", options.identity]
+    for option in _OPTIONS:
+        command += ["-o", option]
+    return [*command, "--", host.address, _remote_line(options.python)]
+
+
+def explain(host: Host, said: Sequence[str], code: int) -> str:
+    """One line: why ssh, or the remote Python, ended with ``code``, and what to do about it."""
+    for sign, advice in _ADVICE:
+        for line in said:
+            if sign in line:
+                return f"{line.strip()}; {advice.format(target=host.address, name=host.name)}"
+    if code == _NOT_FOUND:
+        return "no Python was found there; name one with --remote-python"
+    return f"ssh ended with code {code}: {' '.join(said[-1:]) or 'it said nothing'}; try ssh {host.address}"
+
+
+def _remote_line(python: str) -> str:
+    if python:
+        return shlex.join(["exec", python, *boot_elsewhere()])
+    return shlex.join(["exec", "sh", "-c", _CHOOSE_PYTHON, "sh", sys.executable, *boot_elsewhere()])

@@ -1,0 +1,128 @@
+"""What ``hvdrun doctor`` finds out: facts about every host, and what the network between each two of them does.
+
+A host that fails to answer is left out of what follows, with the reason, and the survey goes on without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hvdlite.errors import CannotStart
+
+from .attempts import Attempt, HostsUnreached
+from .connect_test import Ask, choose_addresses, close_probe, dial, open_probe, pairs
+from .network import Candidate, Network
+
+BULK_S: Final = 0.25  # of sending, for each pair and direction
+_MACHINE_S: Final = 20.0  # nvidia-smi may take ten
+_SOFTWARE_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class SurveyedHost:
+    """One host. ``problem`` says why no rank can be started there; what was not found out then is empty.
+
+    ``machine`` and ``software`` are what `machine.describe_machine` and `software.examine` say on that host.
+    """
+
+    name: str
+    connect_s: float = 0.0
+    problem: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    software: Mapping[str, Any] = field(default_factory=dict)
+    clock_ahead_s: float = 0.0
+    network: Network | None = None
+    address: Candidate | None = None  # None also if all hosts are one machine
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.problem
+
+
+@dataclass(slots=True)
+class Survey:
+    """All hosts in the user's order, and an attempt with figures for each pair of them that was measured."""
+
+    hosts: dict[str, SurveyedHost]
+    attempts: list[Attempt] = field(default_factory=list)
+    network_problem: CannotStart | HostsUnreached | None = None
+
+    @property
+    def usable(self) -> list[str]:
+        return [name for name, host in self.hosts.items() if host.is_usable]
+
+
+def examine_hosts(ask: Ask, survey: Survey) -> None:
+    """Asks every usable host for its facts."""
+    for name, answer in _ask(ask, "network", survey):
+        survey.hosts[name].network = Network.parse(answer)
+    for name, answer in _ask(ask, "machine", survey, _MACHINE_S):
+        survey.hosts[name].machine = answer
+    for name, answer in _ask(ask, "software", survey, _SOFTWARE_S):
+        survey.hosts[name].software = answer
+    for name in survey.usable:
+        sent = time.time()
+        for _, answer in _ask(ask, "clock", survey, hosts=[name]):
+            survey.hosts[name].clock_ahead_s = float(answer) - (sent + time.time()) / 2
+
+
+def examine_network(ask: Ask, survey: Survey, wanted: Sequence[str], ports: range | None) -> None:
+    """Chooses addresses as a job would, and measures the pairs of hosts between them."""
+    if len(survey.usable) < 2:
+        return
+    try:
+        chosen = choose_addresses(ask, survey.usable, wanted=wanted, ports=ports)
+        for name, candidate in chosen.items():
+            survey.hosts[name].address = candidate
+        distinct = {candidate.host: candidate for candidate in chosen.values() if candidate is not None}
+        if distinct:
+            survey.attempts = _measure(ask, distinct, ports)
+    except (CannotStart, HostsUnreached) as error:
+        survey.network_problem = error
+
+
+def rounds(calls: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """The pairs, in rounds in which no host takes part twice: what is measured is one connection and not many."""
+    waiting = list(calls)
+    while waiting:
+        busy: set[str] = set()
+        now, later = [], []
+        for call in waiting:
+            if busy.isdisjoint(call):
+                now.append(call)
+                busy.update(call)
+            else:
+                later.append(call)
+        yield now
+        waiting = later
+
+
+def _measure(ask: Ask, addresses: Mapping[str, Candidate], ports: range | None) -> list[Attempt]:
+    probe = open_probe(ask, {host: [one.address] for host, one in addresses.items()}, ports)
+    calls = [(dialler, host) for host, diallers in pairs(probe.hosts).items() for dialler in diallers]
+    try:
+        return [
+            attempt
+            for together in rounds(calls)
+            for attempt in dial(ask, probe, [(dialler, addresses[host]) for dialler, host in together], bulk_s=BULK_S)
+        ]
+    finally:
+        close_probe(ask, probe)
+
+
+def _ask(
+    ask: Ask, what: str, survey: Survey, timeout_s: float = 10.0, hosts: Sequence[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """The answers of the hosts that do answer, by default all usable ones; the problem of any other is noted."""
+    asked = [name for name in hosts or survey.usable if survey.hosts[name].is_usable]
+    while asked:
+        try:
+            yield from ask(what, {name: {} for name in asked}, timeout_s).items()
+        except CannotStart as error:
+            survey.hosts[error.host].problem = error.reason
+            asked.remove(error.host)
+        else:
+            return

@@ -1,0 +1,154 @@
+"""Connections that are carried through the stream between hvdrun and an agent.
+
+Workers of another host meet over hvdrun's sockets, which are abstract Unix sockets of hvdrun's host: no port is opened
+for them anywhere. On the other host the agent listens on an abstract Unix socket of that host, lets in nobody but its
+own user, and carries the bytes of each connection as a numbered *channel*; hvdrun connects each channel to the socket
+of the *service* that was asked for. The bytes are CURVE's, encrypted from end to end.
+
+Both ends hold their channels in a `Tunnel`. What a socket does not take is kept up to a limit, beyond which its channel
+is closed; sockets are read only while the stream has room (`hold`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from .frames import Kind, pack_message, pack_output
+from .loop import WRITE, Loop
+from .sink import Sink
+
+MAX_CHANNELS: Final = 4096
+_READ_BYTES: Final = 64 << 10
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    reader: socket.socket
+    writer: socket.socket  # a duplicate, for the loop watches a descriptor for one thing
+    sink: Sink
+
+
+class Tunnel:
+    """One end. ``send`` takes frames for the other end; a channel that either end closes is closed at both."""
+
+    def __init__(self, loop: Loop, send: Callable[[bytes], None]) -> None:
+        self._loop, self._send = loop, send
+        self._channels: dict[int, _Channel] = {}
+        self._listeners: list[socket.socket] = []
+        self._numbers = itertools.count()
+        self._is_held = False
+
+    def listen(self, name: str, service: str) -> None:
+        """Accepts connections to the abstract socket ``name`` for ``service``. Raises OSError if the name is taken."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind(f"\0{name}")
+        listener.listen(socket.SOMAXCONN)
+        self._listeners.append(listener)
+        self._loop.watch(listener.fileno(), partial(self._accept, listener, service))
+
+    def open(self, channel: int, name: str | None) -> None:
+        """Connects ``channel`` to the abstract socket ``name``; without one, or if that fails, closes it."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            if name is None or channel in self._channels or len(self._channels) >= MAX_CHANNELS:
+                raise ConnectionRefusedError
+            connection.connect(f"\0{name}")
+        except OSError:
+            connection.close()
+            self._send(pack_message(Kind.CLOSE, channel=channel))
+        else:
+            self._add(channel, connection)
+
+    def deliver(self, channel: int, data: bytes) -> None:
+        """Writes what came for ``channel``; bytes for one that is closed already are dropped."""
+        if found := self._channels.get(channel):
+            found.sink.write(data)
+            self._balance(channel)
+
+    def close(self, channel: int) -> None:
+        """The other end has closed ``channel``."""
+        if found := self._channels.pop(channel, None):
+            for end in (found.reader, found.writer):
+                self._loop.unwatch(end.fileno())
+                end.close()
+
+    def hold(self, is_held: bool) -> None:
+        """Stops to read the channels, or reads on."""
+        self._is_held = is_held
+        for channel, found in self._channels.items():
+            if is_held:
+                self._loop.unwatch(found.reader.fileno())
+            else:
+                self._loop.watch(found.reader.fileno(), partial(self._read, channel))
+
+    def shut(self) -> None:
+        """Closes everything."""
+        for listener in self._listeners:
+            self._loop.unwatch(listener.fileno())
+            listener.close()
+        self._listeners.clear()
+        for channel in tuple(self._channels):
+            self.close(channel)
+
+    def _accept(self, listener: socket.socket, service: str) -> None:
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            connection, _ = listener.accept()
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid() or len(self._channels) >= MAX_CHANNELS:
+                connection.close()
+                return
+            connection.setblocking(False)
+            channel = next(self._numbers)
+            self._send(pack_message(Kind.OPEN, channel=channel, service=service))
+            self._add(channel, connection)
+
+    def _add(self, channel: int, connection: socket.socket) -> None:
+        writer = connection.dup()
+        self._channels[channel] = _Channel(connection, writer, Sink(writer.fileno(), f"channel {channel}"))
+        if not self._is_held:
+            self._loop.watch(connection.fileno(), partial(self._read, channel))
+
+    def _read(self, channel: int) -> None:
+        try:
+            data = self._channels[channel].reader.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._send(pack_output(Kind.DATA, channel, data))
+        else:
+            self._break(channel)
+
+    def _flush(self, channel: int) -> None:
+        self._channels[channel].sink.flush()
+        self._balance(channel)
+
+    def _balance(self, channel: int) -> None:
+        found = self._channels[channel]
+        if found.sink.problem:
+            self._break(channel)
+        elif found.sink.waiting_bytes:
+            self._loop.watch(found.writer.fileno(), partial(self._flush, channel), WRITE)
+        else:
+            self._loop.unwatch(found.writer.fileno())
+
+    def _break(self, channel: int) -> None:
+        self.close(channel)
+        self._send(pack_message(Kind.CLOSE, channel=channel))
+
+
+def tunnelled(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The variables called ``prefix`` and more that hold ZeroMQ's address of an abstract Unix socket, and its name."""
+    start = "ipc://@"
+    found = {name: value for name, value in environment.items() if name.startswith(prefix)}
+    return {name: value.removeprefix(start) for name, value in found.items() if value.startswith(start)}

@@ -1,0 +1,105 @@
+"""The worker processes of one host: how they start, take signals, and are known to be gone.
+
+A worker leads a session of its own, reads nothing (its stdin is /dev/null) and writes to two pipes. The process that
+uses this module is the subreaper of all of them, so one that left its worker's group is still its child in the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from .frames import Kind
+from .processes import children, die_with_parent, signal_group
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank's process. ``pipes`` are those still open, and which of its streams each is."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    pipes: dict[int, Kind]
+    pidfd: int | None = None
+
+
+class Workers:
+    """All workers, also after their end, and the process groups of which something may be left."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, Worker] = {}
+        self._groups: set[int] = set()  # a group may outlive its worker
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._by_pid.values())
+
+    def find(self, pid: int) -> Worker | None:
+        return self._by_pid.get(pid)
+
+    def start(self, rank: int, command: list[str], environment: dict[str, str], cwd: str) -> Worker:
+        """Starts the worker of ``rank``. Raises OSError or ValueError if that cannot be done."""
+        ends: list[int] = []
+        try:
+            ends += [*os.pipe(), *os.pipe()]
+            stdout, written_stdout, stderr, written_stderr = ends
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=written_stdout,
+                stderr=written_stderr,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
+            )
+        except (OSError, ValueError):
+            for end in ends:
+                os.close(end)
+            raise
+        os.close(written_stdout)
+        os.close(written_stderr)
+        os.set_blocking(stdout, False)
+        os.set_blocking(stderr, False)
+        worker = self._by_pid[process.pid] = Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR})
+        with suppress(OSError):  # a kernel without pidfd (before 5.3) still tells of each death by SIGCHLD
+            worker.pidfd = os.pidfd_open(process.pid)
+        self._groups.add(process.pid)
+        return worker
+
+    def signal_everyone(self, signum: int) -> None:
+        """Sends ``signum`` to every process that descends from a worker."""
+        for group in self._groups:
+            signal_group(group, signum)
+        for pid in children():
+            with suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) not in self._groups:
+                    os.kill(pid, signum)
+
+    def signal_ranks(self, signum: int) -> None:
+        """Sends ``signum`` to the workers themselves, and not to what they started."""
+        for worker in self:
+            if worker.process.returncode is None:  # it may have ended, but its number is still its own
+                os.kill(worker.process.pid, signum)
+
+    def forget_empty_groups(self) -> None:
+        """Forgets groups of which nothing is left: their numbers may soon be those of other processes."""
+        for group in tuple(self._groups):
+            if self._by_pid[group].process.returncode is not None and not signal_group(group, 0):
+                self._groups.discard(group)
+
+    def are_all_gone(self) -> bool:
+        """Whether this process has no descendant left."""
+        try:
+            self.peek()
+        except ChildProcessError:
+            return True
+        return False
+
+    def peek(self) -> os.waitid_result | None:
+        """A child that has ended and is still to be reaped. Raises ChildProcessError if there is no child at all."""
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,0 +1,68 @@
+"""Starts jobs with the engines themselves, and reads what their ranks wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = str(ROOT / "tests/engines/job.py")
+DEADLINE_S = 60
+
+needs_open_mpi = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="mpirun is missing; install Open MPI (openmpi-bin)"
+)
+needs_hydra = pytest.mark.skipif(
+    shutil.which("mpiexec.hydra") is None, reason="mpiexec.hydra is missing; install MPICH"
+)
+
+
+def torchrun(*options: str) -> list[str]:
+    """The command of torchrun, up to its options."""
+    return [sys.executable, "-m", "torch.distributed.run", *options]
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The command of Open MPI for ``ranks`` ranks here, up to the program and its arguments."""
+    return ["mpirun", "-np", str(ranks), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", sys.executable]
+
+
+def mpiexec(ranks: int) -> list[str]:
+    """The command of MPICH for ``ranks`` ranks here, up to the program and its arguments."""
+    return ["mpiexec.hydra", "-n", str(ranks), sys.executable]
+
+
+def start(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Starts a job; `lines` waits for it."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(environ or {})}
+    return subprocess.Popen(
+        command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def lines(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[list[dict[str, Any]], str]:
+    """What the ranks wrote, sorted, and all of stderr, once the job has ended. It is killed at the deadline."""
+    try:
+        out, err = job.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        out, err = job.communicate()
+        raise AssertionError(f"{job.args} did not end\n{out}\n{err}") from None
+    assert (job.returncode == 0) == succeeds, f"{job.args} ended with code {job.returncode}\n{out}\n{err}"
+    told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return sorted(told, key=str), err
+
+
+def run(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, *, succeeds: bool = True
+) -> tuple[list[dict[str, Any]], str]:
+    """`start` and `lines`."""
+    return lines(start(command, environ), succeeds=succeeds)

@@ -1,0 +1,78 @@
+"""Memory, disks, descriptors and clocks that are not as a job would like them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.training import Ended, training
+from tests.harness import cgroups, faults
+from tests.harness.hosts import Network
+from tests.hosts.jobs import hvdrun
+
+HUNGRY = "import os, time\nos.environ['RANK'] == '1' and b'x' * (2 << 30)\ntime.sleep(60)"
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+
+
+def assert_exact(ended: Ended, ranks: int = 4) -> None:
+    assert ended.code == 0, ended.said
+    assert sorted(ended.reports) == list(range(ranks))
+    assert {(report.error, report.wrong) for report in ended.reports.values()} == {("", "")}
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_so(own_network: Network) -> None:
+    if reason := cgroups.missing("memory"):
+        pytest.skip(reason)
+    with cgroups.short_of_memory([own_network["b"].sshd], more_bytes=300 << 20):
+        ended = hvdrun(own_network["a"], "-H", "a:1,b:1", sys.executable, "-S", "-c", HUNGRY)
+    assert ended.returncode == 128 + 9
+    assert "rank 1 on b was killed by the kernel: out of memory" in ended.stderr
+
+
+def test_a_full_disk_under_the_logs_costs_the_logs_only(network: Network, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with faults.small_disk(network["a"], logs, "64k"):
+        network["a"].run("dd", "if=/dev/zero", f"of={logs}/full", "bs=4k", "count=12")
+        with training(network, length=1 << 10, options=("--output-filename", str(logs))) as job:
+            job.wait_for_steps(1000, 30.0)
+            ended = job.finish()
+    assert_exact(ended)
+    assert ended.said.count("No space left on device") == 1
+    assert "bytes of the log files were dropped" in ended.said
+
+
+def test_a_small_dev_shm_is_enough(network: Network) -> None:
+    shm = Path("/dev/shm")
+    with (
+        faults.small_disk(network["a"], shm, "1m"),
+        faults.small_disk(network["b"], shm, "1m"),
+        training(network, length=64 << 20) as job,
+    ):
+        job.wait_for_steps(2, 20.0)
+        assert_exact(job.finish())
+
+
+def test_clocks_that_differ_and_jump_change_nothing(network: Network, tmp_path: Path) -> None:
+    if FAKETIME is None:
+        pytest.skip("needs libfaketime: apt-get install libfaketime")
+    clock = tmp_path / "clock"
+    clock.write_text("+1h")
+    fake = f"LD_PRELOAD={FAKETIME} FAKETIME_TIMESTAMP_FILE={clock} FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1"
+    program = ("sh", "-c", f'[ $HVDLITE_HOSTNAME = b ] && export {fake}; exec "$@"', "sh")
+    with training(network, program=program) as job:
+        assert FAKETIME.name in job.rank(2).environ()["LD_PRELOAD"]
+        clock.write_text("-90s")
+        job.wait_for_steps(10, 10.0)
+        clock.write_text("+2h")
+        job.wait_for_steps(10, 10.0)
+        assert_exact(job.finish())
+
+
+@pytest.mark.faults
+def test_few_descriptors_are_enough(network: Network) -> None:
+    with training(network, program=("prlimit", "--nofile=64")) as job:
+        job.wait_for_steps(5, 10.0)
+        assert_exact(job.finish())

@@ -1,0 +1,62 @@
+"""A network namespace for one test: its processes have a loopback of their own, which it may break as it likes.
+
+A namespace belongs to a thread and to all that it starts, and ends with the last of them, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec
+
+import pytest
+
+Parameters = ParamSpec("Parameters")
+
+_CLONE_NEWNET = 0x40000000
+_TOOLS = ("ip", "nft", "ss")
+
+
+def in_private_network(test: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Has ``test`` run in a namespace; skips it where that cannot be."""
+
+    @functools.wraps(test)
+    def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
+        if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+            pytest.skip(f"needs {', '.join(missing)} (iproute2 and nftables)")
+        with ThreadPoolExecutor(1) as thread:
+            if thread.submit(_unshare).result() != 0:
+                pytest.skip("needs the right to make a network namespace")
+            thread.submit(test, *arguments, **options).result()
+
+    return run
+
+
+def drop(*matches: str) -> None:
+    """Drops the packets that match one of ``matches``, as nft writes them, until `drop_none`."""
+    drop_none()
+    rules = "\n".join(f"{match} drop" for match in matches)
+    text = f"table inet cut {{ chain input {{ type filter hook input priority 0;\n{rules}\n}}\n}}\n"
+    subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
+
+
+def drop_none() -> None:
+    """Lets all packets pass."""
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+
+
+def reset(match: str) -> int:
+    """Resets the connections that match, as ss writes it; returns how many sockets that were."""
+    killed = subprocess.run(["ss", "-HK", "state", "connected", match], capture_output=True, text=True)
+    return len(killed.stdout.splitlines())
+
+
+def _unshare() -> int:
+    if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_CLONE_NEWNET) != 0:
+        return -1
+    return subprocess.run(["ip", "link", "set", "lo", "up"], check=False).returncode

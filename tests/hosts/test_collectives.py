@@ -1,0 +1,29 @@
+"""Every collective is exact among ranks of several hosts."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.harness.hosts import Network
+from tests.hosts.jobs import hvdrun, lines_by_rank
+
+GRID = "import json; from tests.multiproc.test_grid import run_grid; print(json.dumps(run_grid()))"
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "a:2,b:2",
+        pytest.param("a:1,b:2,c:1", marks=pytest.mark.faults),
+        pytest.param("b:1,c:1", marks=pytest.mark.faults),
+    ],
+)
+def test_all_collectives_dtypes_and_ops(network: Network, hosts: str) -> None:
+    ended = hvdrun(network["a"], "-H", hosts, sys.executable, "-c", GRID)
+    for rank, (line,) in lines_by_rank(ended).items():
+        failures = json.loads(line)
+        assert failures, f"rank {rank} ran nothing"
+        assert {kind: lines for kind, lines in failures.items() if lines} == {}

@@ -1,0 +1,142 @@
+"""Jobs on hosts that are reached through a stand-in for ssh. All are this machine, each with a login of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.hvdrun import pids_in, read_until, run, started, still_alive
+
+FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
+DESCRIBE = (sys.executable, "-S", "-c", "import json, os; print(json.dumps({**os.environ, 'cwd': os.getcwd()}))")
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The arguments of every ssh of this test."""
+    monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_LOG", str(tmp_path / "ssh.log"))
+    return tmp_path / "ssh.log"
+
+
+def described(ended: subprocess.CompletedProcess[str]) -> dict[int, dict[str, str]]:
+    assert ended.returncode == 0, ended.stderr
+    found = {}
+    for line in ended.stdout.splitlines():
+        rank, _, text = line.partition("<stdout>:")
+        found[int(rank.strip("[]"))] = json.loads(text)
+    return dict(sorted(found.items()))
+
+
+def test_each_rank_is_on_its_host_with_what_belongs_to_the_job(log: Path) -> None:
+    here, far, farther = described(
+        run("-H", "localhost:1,far:1,me@farther:1", "-x", "NAMED", *DESCRIBE, NAMED="a 'b' $c", OTHER="kept here")
+    ).values()
+    assert [rank["HVDLITE_HOSTNAME"] for rank in (here, far, farther)] == ["localhost", "far", "farther"]
+    assert [rank.get("FAKE_HOST") for rank in (here, far, farther)] == [None, "far", "farther"]
+    assert far["NAMED"] == here["NAMED"] == "a 'b' $c"
+    assert "OTHER" in here
+    assert "OTHER" not in far
+    assert len({rank["HVDLITE_RENDEZVOUS"] for rank in (here, far, farther)}) == 3
+    assert [rank["HVDLITE_CROSS_RANK"] for rank in (here, far, farther)] == ["0", "1", "2"]
+    assert far["HVDLITE_SECRET"] == here["HVDLITE_SECRET"]
+    assert here["HVDLITE_SECRET"] not in log.read_text()
+    assert log.read_text().count("BatchMode=yes") == 2
+
+
+def test_hosts_without_slots_have_as_many_as_cores() -> None:
+    ended = described(run("-H", "far,farther", *DESCRIBE))
+    cores = len(os.sched_getaffinity(0))
+    assert [rank["FAKE_HOST"] for rank in ended.values()] == ["far"] * cores + ["farther"] * cores
+
+
+def test_no_more_ranks_on_a_host_than_were_allowed() -> None:
+    ended = described(run("-H", "far:4,farther:4", "-ppn", "1", *DESCRIBE))
+    assert [rank["FAKE_HOST"] for rank in ended.values()] == ["far", "farther"]
+
+
+def test_hosts_that_get_no_rank_are_not_connected(log: Path) -> None:
+    assert set(described(run("-np", "1", "-H", "far:1,refused:8", *DESCRIBE))) == {0}
+    assert "refused" not in log.read_text()
+
+
+# Where nothing may be started: what the user reads, within which time.
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        (
+            "refused",
+            "cannot start on refused: ssh: connect to host refused port 22: Connection refused; no sshd listens",
+        ),
+        ("denied", "ssh-copy-id denied"),
+        ("bare", "cannot start on bare: no Python was found there; name one with --remote-python"),
+        ("old", "cannot start on old: it has hvdlite 0.0.9"),
+        ("babbling", "cannot start on babbling: its agent sent what cannot be understood: no greeting"),
+    ],
+)
+def test_a_host_that_cannot_start_is_one_line_and_nothing_runs_anywhere(
+    host: str, message: str, tmp_path: Path
+) -> None:
+    begun = time.monotonic()
+    ended = run("-H", f"localhost:1,{host}:1,far:1", "sh", "-c", f"touch {tmp_path}/started.$RANK")
+    assert time.monotonic() - begun < 15
+    assert ended.returncode == 1
+    assert message in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.glob("started.*")) == []
+
+
+def test_what_a_login_writes_is_no_output_of_a_rank() -> None:
+    ended = run("-H", "noisy:1", "echo", "hello")
+    assert (ended.returncode, ended.stdout) == (0, "[0]<stdout>:hello\n")
+    assert ended.stderr == "hvdrun: noisy: noisy will be down on Sunday\n"
+
+
+def test_a_copy_of_the_folder_is_where_ranks_of_other_hosts_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print(open('data').read())\n")
+    (tmp_path / "data").write_text("its data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    here, far = described(run("-H", "localhost:1,far:1", "--sync", *DESCRIBE)).values()
+    assert here["cwd"] == str(tmp_path)
+    assert far["cwd"].startswith(f"{tmp_path}/home/.cache/hvdlite/sync/")
+    assert (Path(far["cwd"]) / "data").read_text() == "its data"
+
+
+def test_a_dry_run_shows_the_line_of_each_host_and_connects_to_none(log: Path) -> None:
+    ended = run("-H", "localhost:1,me@far:2", "-p", "2200", "--dry-run", "true")
+    assert ended.returncode == 0
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("  ssh ")]
+    assert " -p 2200 " in line
+    assert " -- me@far 'exec sh -c " in line
+    assert not log.exists()
+
+
+@pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 143), ("HUP", 129)])
+def test_a_signal_ends_ranks_elsewhere_too(name: str, code: int, tmp_path: Path) -> None:
+    program = f"echo $$ > {tmp_path}/pid.$RANK; echo ready; exec sleep 600"
+    with started("-H", "localhost:1,far:1", "sh", "-c", program) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 2)
+        process.send_signal(signal.Signals[f"SIG{name}"])
+        assert process.wait(7) == code
+    assert still_alive(pids_in(tmp_path), within_s=1.0) == []
+
+
+def test_signals_for_the_ranks_reach_them_on_every_host() -> None:
+    program = "trap 'echo first; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
+    with started("-H", "localhost:1,far:1", "sh", "-c", program) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 2)
+        process.send_signal(signal.SIGUSR1)
+        read_until(process.stdout.fileno(), lambda found: found.count(b"first") == 2)
+        assert process.wait(10) == 0

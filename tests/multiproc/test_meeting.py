@@ -1,0 +1,218 @@
+"""Ranks that hvdrun did not start meet in init, on one host by the name of their job and across hosts by a key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+import zmq
+
+import hvdlite as hvd
+from hvdlite.rendezvous.client import exchange
+from hvdlite.rendezvous.coordinator import meet_across_hosts
+from hvdlite.rendezvous.door import Door
+from hvdlite.settings import Settings
+from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
+
+KEY = "c4" * 32
+ON_ONE_HOST = {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": ""}
+SECONDS = {"HVDLITE_START_TIMEOUT": "1"}
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The settings of ranks on one host that an engine started."""
+    return {**ON_ONE_HOST, "HVDLITE_JOB": f"engine {os.getpid()} {request.node.name}"}
+
+
+@pytest.fixture
+def across() -> dict[str, str]:
+    """The settings of ranks across hosts that an engine started."""
+    return {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": KEY, "HVDLITE_COORDINATOR": f"127.0.0.1:{_free_port()}"}
+
+
+HOSTS = {rank: {"HVDLITE_HOSTID": f"h{rank // 2}"} for rank in range(4)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _three_sessions() -> list[float]:
+    sums = []
+    for session in range(3):
+        hvd.init()
+        sums.append(float(hvd.allreduce(np.full(4, hvd.rank() + session), op=hvd.Sum)[0]))
+        hvd.shutdown()
+    return sums
+
+
+def test_ranks_of_one_host_meet_again_and_again(job: dict[str, str]) -> None:
+    for outcome in process_ranks(3, _three_sessions, environ=job):
+        assert outcome.result() == [3, 6, 9]
+
+
+def test_ranks_across_hosts_meet_again_and_again(across: dict[str, str]) -> None:
+    for outcome in process_ranks(3, _three_sessions, environ=across, environ_by_rank=HOSTS):
+        assert outcome.result() == [3, 6, 9]
+
+
+def _init_when_released() -> None:
+    pause_at("started")
+    hvd.init()
+    hvd.shutdown()
+
+
+def _init_without(rank: int, environ: dict[str, str], by_rank: dict[int, dict[str, str]]) -> list[Outcome]:
+    with ProcessRanks(3, _init_when_released, environ=environ | SECONDS, environ_by_rank=by_rank) as ranks:
+        ranks.wait_for("started")
+        others = [other for other in range(3) if other != rank]
+        ranks.release(*others)
+        ranks.wait_for_end(*others)
+        ranks.kill(rank)
+        outcomes = ranks.join()
+    return [outcomes[other] for other in others]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_init_on_one_host_names_the_rank_that_did_not_come(rank: int, job: dict[str, str]) -> None:
+    for outcome in _init_without(rank, job, {}):
+        assert outcome.error == "HorovodInternalError"
+        assert f"rank(s) {rank} did not call it" in outcome.message
+
+
+def test_init_across_hosts_names_the_rank_that_did_not_come(across: dict[str, str]) -> None:
+    for outcome in _init_without(2, across, HOSTS):
+        assert outcome.error == "HorovodInternalError"
+        assert "rank(s) 2 did not call it" in outcome.message
+
+
+def test_init_across_hosts_says_where_rank_0_should_be(across: dict[str, str]) -> None:
+    for outcome in _init_without(0, across, HOSTS):
+        assert outcome.error == "HorovodInternalError"
+        assert f"no answer at tcp://{across['HVDLITE_COORDINATOR']}; rank 0 should be on 127.0.0.1" in outcome.message
+
+
+def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> None:
+    address, token = _door(job["HVDLITE_JOB"])
+    place = {"HVDLITE_RANK": "1", "HVDLITE_SIZE": "3", "HVDLITE_LOCAL_SIZE": "3"}
+    with Door(token, address) as door, ProcessRanks(1, _init_when_told, environ=job | place) as ranks:
+        link, greeting = next(door.admit(time.monotonic() + 20))
+        assert greeting == b"1 3"
+        link.close()
+        ended_at = time.monotonic()
+        (outcome,) = ranks.join()
+    assert outcome.error == "HorovodInternalError"
+    assert "rank 1 was left alone by rank 0" in outcome.message
+    assert outcome.ended_at is not None
+    assert outcome.ended_at - ended_at < 2
+
+
+def _door(job: str, number: int = 0) -> tuple[str, bytes]:
+    """Where rank 0 of this user's ``job`` waits for the others in its ``number``-th init, and the token."""
+    name = hashlib.blake2b(f"{os.geteuid()} {number} {job}".encode(), digest_size=16)
+    return f"hvdlite-meeting-{name.hexdigest()}", name.digest()
+
+
+def test_two_ranks_of_one_number_are_told(job: dict[str, str]) -> None:
+    outcomes = process_ranks(3, _init_when_told, environ=job | SECONDS, environ_by_rank={2: {"HVDLITE_RANK": "1"}})
+    assert "rank(s) 2 did not call it" in outcomes[0].message
+    messages = sorted(outcome.message for outcome in outcomes[1:])
+    assert "rank(s) 2 did not call it" in messages[0]
+    assert "rank 1 is present already; two processes have the same rank" in messages[1]
+
+
+def test_a_rank_of_another_size_is_refused(job: dict[str, str]) -> None:
+    sizes = {1: {"HVDLITE_SIZE": "3", "HVDLITE_LOCAL_SIZE": "3"}}
+    first, second = process_ranks(2, _init_when_told, environ=job | SECONDS, environ_by_rank=sizes)
+    assert "rank(s) 1 did not call it" in first.message
+    assert "rank 1 of 3 is not of this job of 2 ranks" in second.message
+
+
+def _init_when_told() -> None:
+    hvd.init()
+
+
+@contextmanager
+def _squatter(name: str) -> Iterator[None]:
+    """Somebody listens at the abstract ``name`` who is another user, as the kernel sees it when listening begins."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + name)
+        os.seteuid(65534)
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        yield
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_who_took_the_name_gets_nobody(job: dict[str, str]) -> None:
+    with _squatter(_door(job["HVDLITE_JOB"])[0]):
+        first, second = process_ranks(2, _init_when_told, environ=job)
+    assert "another process does, of this user or of another" in first.message
+    assert "belongs to another user" in second.message
+
+
+def test_a_wrong_key_is_a_stranger(across: dict[str, str]) -> None:
+    keys = {1: {"HVDLITE_SECRET": "ee" * 32, "HVDLITE_HOSTID": "h1"}}
+    first, second = process_ranks(2, _init_when_told, environ=across | SECONDS, environ_by_rank=keys)
+    assert "rank(s) 1 did not call it" in first.message
+    assert "it has another HVDLITE_SECRET" in second.message
+
+
+def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: dict[str, str]) -> None:
+    coordinator = across["HVDLITE_COORDINATOR"]
+    host, port = coordinator.split(":")
+    settings = [Settings(rank=rank, size=2, secret=KEY, coordinator=coordinator) for rank in range(2)]
+
+    def card_of_both(rank: int) -> list[str]:
+        with zmq.Context() as context, meet_across_hosts(settings[1], 0) as meeting:
+            deadline = time.monotonic() + 10
+            return exchange(context, meeting, number=0, rank=rank, size=2, card=f"card {rank}", deadline=deadline)
+
+    with meet_across_hosts(settings[0], 0), socket.create_connection((host, int(port)), timeout=10) as stranger:
+        stranger.sendall(b'{"round": 0, "rank": 1, "size": 2, "timeout_s": 9, "card": {}}' * 100)
+        assert thread_ranks(2, card_of_both) == [["card 0", "card 1"]] * 2
+        said = b""
+        with suppress(ConnectionResetError):
+            said = stranger.recv(4096)
+    assert len(said) <= 64, "more than a greeting of ZeroMQ"
+
+
+def test_a_port_in_use_is_named(across: dict[str, str]) -> None:
+    host, port = across["HVDLITE_COORDINATOR"].split(":")
+    with socket.create_server((host, int(port))):
+        outcome = process_ranks(2, _init_when_told, environ=across | SECONDS, environ_by_rank=HOSTS)[0]
+    assert outcome.error == "HorovodInternalError"
+    assert f"the port {port} of 127.0.0.1 is in use. Set HVDLITE_COORDINATOR=127.0.0.1:PORT" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"HVDLITE_COORDINATOR": "198.51.100.9:5000"}, "HorovodInternalError", "cannot listen at 198.51.100.9"),
+        ({"HVDLITE_COORDINATOR": "no-such-host.invalid"}, "HorovodInternalError", "cannot be found"),
+        ({"HVDLITE_COORDINATOR": "n1;reboot"}, "ValueError", "must be HOST, HOST:PORT or [IPV6]:PORT"),
+        ({"HVDLITE_COORDINATOR": "n1:99999"}, "ValueError", "must be HOST, HOST:PORT or [IPV6]:PORT"),
+        ({"HVDLITE_SECRET": ""}, "ValueError", "needs HVDLITE_SECRET beside it"),
+        ({"HVDLITE_SECRET": "1234"}, "ValueError", "HVDLITE_SECRET must be 64 hexadecimal digits"),
+        ({"HVDLITE_COORDINATOR": ""}, "ValueError", "nothing tells where the others are"),
+        ({"HVDLITE_RENDEZVOUS": "tcp://127.0.0.1:1", "HVDLITE_SECRET": ""}, "ValueError", "HVDLITE_RENDEZVOUS needs"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_at_once(
+    change: dict[str, str], error: str, message: str, across: dict[str, str]
+) -> None:
+    environ = {**across, "HVDLITE_SIZE": "2", "HVDLITE_LOCAL_SIZE": "1", **change}
+    (outcome,) = process_ranks(1, _init_when_told, environ=environ, deadline_s=20)
+    assert outcome.error == error
+    assert message in outcome.message

@@ -1,0 +1,72 @@
+"""Control links over ZeroMQ with all ends in one process, and what came over them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hvdlite.core.messages import End, EndKind
+from hvdlite.core.wire import Message
+from hvdlite.rendezvous.job import Job
+from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.zmqleaf import ZmqLeafLink
+from hvdlite.runtime.zmqroot import ZmqRootLink
+from hvdlite.settings import Settings
+
+SIZE = 3
+SESSION = 77
+LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def settings(rank: int, **values: Any) -> Settings:
+    return Settings(**{"rank": rank, "size": SIZE, **values})
+
+
+def zmq_links(
+    context: Any, job: Job | None = None, through: Callable[[str], str] = lambda card: card, **values: Any
+) -> list[ControlLink]:
+    """The root's link and those of two others, which dial what ``through`` makes of the root's address."""
+    job = job or Job.create()
+    root = ZmqRootLink(context, job, SESSION, settings(0, **values))
+    leaves = [ZmqLeafLink(context, job, SESSION, settings(rank, **values)) for rank in (1, 2)]
+    where = through(root.card)
+    with ThreadPoolExecutor() as pool:
+        joining = [pool.submit(leaf.join, where, soon()) for leaf in leaves]
+        root.accept([root.card, *(leaf.card for leaf in leaves)], soon())
+        for each in joining:
+            each.result()
+    return [root, *leaves]
+
+
+def close(links: Sequence[ControlLink]) -> None:
+    """Leaves and closes, all together: an end waits until the others have all that it sent."""
+    for link in links:
+        link.send(LEFT)
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(link.close) for link in links]:
+            each.result()
+
+
+_came: WeakKeyDictionary[ControlLink, deque[tuple[int, Message] | Lost]] = WeakKeyDictionary()
+
+
+def next_from(link: ControlLink, *others: ControlLink, within_s: float = 10.0) -> tuple[int, Message] | Lost:
+    """What comes next to ``link``, while ``others`` are looked after too."""
+    came = _came.setdefault(link, deque())
+    deadline = soon(within_s)
+    while not came:
+        assert time.monotonic() < deadline, "nothing came"
+        came.extend(link.receive())
+        for other in others:
+            _came.setdefault(other, deque()).extend(other.receive())
+        if not came:
+            link.sleep(20 if others else 100)
+    return came.popleft()

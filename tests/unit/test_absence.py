@@ -1,0 +1,91 @@
+"""What is found out about a peer whose connection has ended, and when."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hvdlite.rendezvous.listening import endpoint
+from hvdlite.runtime.absence import Absence
+from hvdlite.runtime.beacon import Beacon
+from hvdlite.settings import Settings
+
+
+@contextmanager
+def ended() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    yield endpoint("127.0.0.1", port)
+
+
+@contextmanager
+def stopped() -> Iterator[str]:
+    """The kernel accepts, the process does not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield endpoint("127.0.0.1", server.getsockname()[1])
+
+
+@contextmanager
+def cut_off() -> Iterator[str]:
+    """A listener whose queue is full answers nobody, as a host does that cannot be reached."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.create_connection(server.getsockname()):
+        yield endpoint("127.0.0.1", server.getsockname()[1])
+
+
+@contextmanager
+def well() -> Iterator[str]:
+    beacon = Beacon("127.0.0.1", None)
+    is_over = threading.Event()
+
+    def live() -> None:
+        while not is_over.wait(0.01):
+            beacon.drop_callers()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    yield beacon.endpoint
+    is_over.set()
+    thread.join()
+    beacon.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "earliest_s", "latest_s"),
+    [
+        (ended, "its process ended", 0.0, 0.5),
+        (stopped, r"its heartbeats stopped for 3\.0 s", 1.4, 2.0),
+        (cut_off, r"its host could not be reached for 3\.0 s", 1.4, 2.0),
+        (well, "not made again within 2.. s, although its process ran", 2.4, 3.2),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_the_cause_is_found_in_time(state: object, cause: str, earliest_s: float, latest_s: float) -> None:
+    with state() as address:  # type: ignore[operator]
+        absence = Absence(address, Settings())
+        began = time.monotonic()
+        while (found := absence.look()) is None:
+            time.sleep(max(0.0, absence.due - time.monotonic()))
+        took_s = time.monotonic() - began
+        absence.close()
+    assert re.search(cause, found)
+    assert earliest_s <= took_s < latest_s
+
+
+def test_a_beacon_drops_whoever_calls_and_reads_nothing() -> None:
+    beacon = Beacon("127.0.0.1", None)
+    port = int(beacon.endpoint.rpartition(":")[2])
+    callers = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(50)]
+    beacon.drop_callers()
+    for caller in callers:
+        assert caller.recv(1) == b""
+        caller.close()
+    beacon.drop_callers()  # nobody is there
+    beacon.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)

@@ -1,0 +1,138 @@
+"""Control links across hosts with processes of the job that lie, rave or come back after they were given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import zmq
+
+from hvdlite.core.greeting import Refused
+from hvdlite.core.messages import Ready
+from hvdlite.core.wire import Header, Type, frame_of
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.job import Job
+from hvdlite.runtime.control import Lost
+from hvdlite.runtime.zmqleaf import ZmqLeafLink
+from hvdlite.runtime.zmqroot import ZmqRootLink
+from tests.unit.links import SESSION, close, next_from, settings, soon, zmq_links
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    with zmq.Context() as context:
+        yield context
+
+
+def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = 5.0) -> BaseException | None:
+    """What a process hears that dials the root."""
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(liar.join, root.card, soon(within_s))
+        while not joining.done():
+            assert list(root.receive()) == []
+            root.sleep(20)
+    liar.close()
+    return joining.exception()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (dict(rank=1), "it claims to be rank 1, and is not"),
+        (dict(rank=1, size=9), "rank 1 of 9 is not of this group of 3 ranks"),
+        (dict(rank=7, size=9), "rank 7 of 9 is not of this group of 3 ranks"),
+        (dict(rank=0), "rank 0 of 3 is not of this group"),
+    ],
+    ids=["another rank", "another size", "no rank", "the root"],
+)
+def test_who_lies_about_its_rank_is_refused_and_the_real_one_goes_on(
+    context: Any, values: dict[str, int], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job.create()
+    links = root, leaf, other = zmq_links(context, job)
+    assert isinstance(root, ZmqRootLink)
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        for _ in range(3):
+            refused = answer_to(ZmqLeafLink(context, job, SESSION, settings(**values)), root)
+            assert isinstance(refused, Refused)
+            assert reason in str(refused)
+    assert [reason in record.message for record in caplog.records] == [True]  # told once
+    leaf.send(Ready(0, 1, ()))
+    assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
+    close(links)
+
+
+def test_a_process_of_another_session_gets_no_answer(context: Any) -> None:
+    job = Job.create()
+    links = zmq_links(context, job)
+    assert isinstance(links[0], ZmqRootLink)
+    refused = answer_to(ZmqLeafLink(context, job, SESSION + 1, settings(1)), links[0], within_s=0.5)
+    assert isinstance(refused, HorovodInternalError)
+    assert "no answer from rank 0" in str(refused)
+    close(links)
+
+
+RAVINGS = {
+    "nothing": b"",
+    "noise": b"some bytes",
+    "another session": frame_of(Header(Type.READY, 0, 0), SESSION + 1, b""),
+    "another type": frame_of(Header(77, 0, 0), SESSION, b""),
+    "a second hello": frame_of(Header(Type.HELLO, 0, 0), SESSION, b""),
+    "a malformed message": frame_of(Header(Type.READY, 0, 0), SESSION, b"\xff" * 12),
+    "a gap": frame_of(Header(Type.READY, 5, 0), SESSION, b"\0" * 12),
+    "what it cannot have": frame_of(Header(Type.RECEIPT, 0, 9), SESSION, b""),
+}
+
+
+@pytest.mark.parametrize("frame", RAVINGS.values(), ids=RAVINGS)
+def test_a_raving_rank_is_lost_alone_and_finds_itself_out(context: Any, frame: bytes) -> None:
+    links = root, leaf, other = zmq_links(context)
+    assert isinstance(leaf, ZmqLeafLink)
+    assert leaf._connection is not None
+    leaf._connection.socket.send(frame)
+    lost = next_from(root, other)
+    assert isinstance(lost, Lost)
+    assert lost.rank == 1
+    assert lost.cause.startswith("it broke the protocol: ")
+    other.send(Ready(0, 1, ()))
+    assert next_from(root, other) == (2, Ready(0, 1, ()))
+    with pytest.raises(Refused, match="rank 0 has taken it for lost: it broke the protocol"):
+        next_from(leaf)
+    assert list(leaf.receive()) == []
+    close(links)
+
+
+@pytest.mark.parametrize("frame", RAVINGS.values(), ids=RAVINGS)
+def test_a_raving_root_is_lost(context: Any, frame: bytes) -> None:
+    links = root, leaf, other = zmq_links(context)
+    assert isinstance(root, ZmqRootLink)
+    root._transmit(next(name for name, peer in root._by_name.items() if peer.rank == 1), frame)
+    lost = next_from(leaf, root, other)
+    assert isinstance(lost, Lost)
+    assert lost.rank == 0
+    assert lost.cause.startswith("it broke the protocol: ")
+    root.send(Ready(0, 1, ()))
+    assert next_from(other, root) == (0, Ready(0, 1, ()))
+    close(links)
+
+
+def test_a_rank_that_was_given_up_is_refused_when_it_comes_back(context: Any) -> None:
+    links = root, leaf, other = zmq_links(context)
+    assert isinstance(leaf, ZmqLeafLink)
+    assert leaf._connection is not None
+    leaf._discard(leaf._connection, 0)  # as if its process had been stopped: it does not know
+    leaf._connection = None
+    lost = next_from(root, other)
+    assert isinstance(lost, Lost)
+    leaf._dial()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(next_from, leaf)
+        while not waiting.done():
+            assert list(root.receive()) == []
+            root.sleep(20)
+    with pytest.raises(Refused, match="rank 0 has taken it for lost: its heartbeats stopped"):
+        waiting.result()
+    close(links)
