@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -133,7 +133,8 @@ def hvdrun(
 
 
 def _say(line: str) -> None:
-    print(f"hvdrun: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody reads it
+        print(f"hvdrun: {line}", file=sys.stderr, flush=True)
 
 
 def _open_missing_streams() -> None:

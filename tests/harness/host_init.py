@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_OWN_FOLDERS = ("/run", "/dev/shm", os.path.expanduser("~/.ssh"))
+_OWN_FOLDERS = ("/run", "/dev/shm", os.path.expanduser("~/.ssh"), os.path.expanduser("~/.cache"))
 _SSHD = "/usr/sbin/sshd"
 
 

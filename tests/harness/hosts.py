@@ -1,8 +1,8 @@
 """Test hosts: real hosts in all that hvdrun can see, made of namespaces of this machine.
 
-Each host has its own processes, hostname, network, /dev/shm, /run and ~/.ssh, and a real sshd; all other files are this
-machine's, like on hosts with a shared disk. The hosts hang on switches (bridges), which are namespaces too. None of
-these namespaces has a name: a host is its process 1, which ends when its stdin does, so nothing outlives this process
+Each host has its own processes, hostname, network, /dev/shm, /run, ~/.ssh and ~/.cache, and a real sshd. All other
+files are this machine's, as on hosts with a shared disk. The hosts hang on switches (bridges), which are namespaces
+too. No namespace has a name: a host is its process 1, which ends when its stdin does, so nothing outlives this process
 however it ends.
 """
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.launcher.hvdrun import pids_in, read_until, run, started, still_alive
@@ -130,6 +131,18 @@ def test_a_signal_ends_ranks_elsewhere_too(name: str, code: int, tmp_path: Path)
         process.send_signal(signal.Signals[f"SIG{name}"])
         assert process.wait(7) == code
     assert still_alive(pids_in(tmp_path), within_s=1.0) == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", -signal.SIGTERM), ("KILL", -signal.SIGKILL)])
+def test_a_signal_while_hosts_are_connected_ends_all_ssh(name: str, code: int) -> None:
+    with started("-H", "silent:1,far:1", "true") as process:
+        assert process.stderr is not None
+        read_until(process.stderr.fileno(), lambda found: found == b"hvdrun: silent: connected\n")
+        below = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert below
+        process.send_signal(signal.Signals[f"SIG{name}"])
+        assert process.wait(7) == code
+        assert still_alive(below, within_s=5.0) == []
 
 
 def test_signals_for_the_ranks_reach_them_on_every_host() -> None:
