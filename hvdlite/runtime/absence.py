@@ -47,7 +47,8 @@ class Absence:
         self._probe: socket.socket | None = None
         self._finding = _Finding.UNREACHABLE
         self._refusals = 0
-        self._since = self.due = time.monotonic()
+        self._since = time.monotonic()
+        self.due = self._since + _LOOK_S  # most are back before
 
     @staticmethod
     def silence_ms(settings: Settings) -> int:
@@ -81,7 +82,10 @@ class Absence:
 
     def _ask(self) -> None:
         if self._probe is None:
-            self._probe = socket.socket(self._family, socket.SOCK_STREAM)
+            try:
+                self._probe = socket.socket(self._family, socket.SOCK_STREAM)
+            except OSError:  # no descriptor is free: nothing is found out this time
+                return
             self._probe.setblocking(False)
         error = self._probe.connect_ex(self._where)
         if error in (errno.EINPROGRESS, errno.EALREADY):

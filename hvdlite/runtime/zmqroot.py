@@ -19,7 +19,7 @@ from hvdlite.core.stream import Stream
 from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import LOOPBACK, bind_within, endpoint
+from hvdlite.rendezvous.listening import LOOPBACK, bind_within, endpoint, resolve, split
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqlink import ZmqLink
@@ -75,6 +75,10 @@ class ZmqRootLink(ZmqLink):
         """
         for rank, card in cards.items():
             digest, _, beacon = card.partition(" ")
+            try:
+                resolve(*split(beacon))
+            except (ValueError, OSError) as error:
+                raise ProtocolError(f"rank {rank} listens at {beacon!r:.100}, which is no address: {error}") from None
             self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
             left_s = deadline - time.monotonic()

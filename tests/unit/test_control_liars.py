@@ -15,7 +15,7 @@ import zmq
 
 from hvdlite.core.greeting import Refused
 from hvdlite.core.messages import Ready
-from hvdlite.core.wire import Header, Type, frame_of
+from hvdlite.core.wire import Header, ProtocolError, Type, frame_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import split
@@ -67,6 +67,16 @@ def test_who_lies_about_its_rank_is_refused_and_the_real_one_goes_on(
     leaf.send(Ready(0, 1, ()))
     assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
     close(links)
+
+
+@pytest.mark.parametrize(
+    "card", ["", "digest", "digest tcp://nowhere", "digest tcp://no.such.host:1", "digest tcp://1:x"]
+)
+def test_a_card_without_an_address_names_its_rank(context: Any, card: str) -> None:
+    root = ZmqRootLink(context, Job.create(), SESSION, settings(0))
+    with pytest.raises(ProtocolError, match="rank 2 listens at .*, which is no address"):
+        root.accept({2: card}, soon(0.5))
+    root.close()
 
 
 def test_a_process_of_another_session_gets_no_answer(context: Any) -> None:
