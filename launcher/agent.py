@@ -83,7 +83,10 @@ class Agent:
     # ---- what hvdrun says
 
     def _read_commands(self) -> None:
-        data = os.read(self._stdin, _READ_BYTES)
+        try:
+            data = os.read(self._stdin, _READ_BYTES)
+        except ConnectionError:  # under sshd it is a socket
+            data = b""
         self._heard = time.monotonic()
         try:
             for kind, payload in self._frames.feed(data):

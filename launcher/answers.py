@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,11 +33,17 @@ def is_folder(question: Fields) -> bool:
 
 
 def free_port(question: Fields) -> int:
-    """A TCP port that is free on ``address``."""
-    address = question["address"]
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that is free on ``address``; the last such of ``ports`` ([first, last], or None for any).
+
+    Raises OSError if there is none.
+    """
+    address, ports = question["address"], question["ports"]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in range(ports[1], ports[0] - 1, -1) if ports else (0,):
+        with socket.socket(family) as probe, suppress(OSError):
+            probe.bind((address, port))
+            return int(probe.getsockname()[1])
+    raise OSError(f"no port of {address} is free{f' from {ports[0]} to {ports[1]}' if ports else ''}")
 
 
 def take_files(piece: bytes) -> None:

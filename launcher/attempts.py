@@ -21,6 +21,7 @@ DIAL_S: Final = 2.0  # for one attempt; a lost SYN is sent again after 1 s
 _TEXTS: Final = {
     "refused": "connection refused",
     "silent": f"no answer within {DIAL_S:g} s",
+    "narrow": "small packets pass, large ones vanish",
     "no route": "no route to it",
     "stranger": "something else answers there",
     "other host": "{detail} answers there",
@@ -48,13 +49,18 @@ class Attempt:
 
 
 class HostsUnreached(LaunchError):
-    """No address of some hosts is reached by all others that need it. ``report`` has the lines that say it all."""
+    """No address of some ``hosts`` is reached by all others that need it.
+
+    ``details`` are lines that say who reached whom, ``advice`` sentences of what to do, ``report`` the lines of both.
+    """
 
     def __init__(self, attempts: Sequence[Attempt], ports: range | None) -> None:
         hosts = list(dict.fromkeys(attempt.candidate.host for attempt in attempts))
         super().__init__(f"the hosts do not reach each other: no address of {_some(hosts)} works for all others.")
         self.hosts = hosts
-        self.report = [*describe_attempts(attempts), *_advice(attempts, ports)]
+        self.details = list(describe_attempts(attempts))
+        self.advice = list(_advice(attempts, ports))
+        self.report = [*self.details, "What to do:", *(f"    {sentence}" for sentence in self.advice)]
 
 
 def describe_attempts(attempts: Sequence[Attempt]) -> Iterator[str]:
@@ -81,18 +87,19 @@ def _outcome(attempts: Sequence[Attempt]) -> str:
 
 def _advice(attempts: Sequence[Attempt], ports: range | None) -> Iterator[str]:
     problems = {attempt.problem for attempt in attempts}
-    yield "What to do:"
     if problems & {"refused", "silent", "no route"}:
         if ports:
-            yield f"    Let the hosts connect to each other's TCP ports {ports[0]}-{ports[-1]}."
+            yield f"Let the hosts connect to each other's TCP ports {ports[0]}-{ports[-1]}."
         else:
-            yield "    If a firewall lets only some ports through, name them: --port-range 40000-40100."
+            yield "If a firewall lets only some ports through, name them: --port-range 40000-40100."
     if "other host" in problems or "stranger" in problems:
-        yield "    Give every host an address of its own; an address above belongs to another machine too."
+        yield "Give every host an address of its own; an address above belongs to another machine too."
+    if "narrow" in problems:
+        yield "Set the MTU of the interfaces to what the network carries: ip link set dev eth0 mtu 1500."
     if "not listening" in problems:
-        yield "    Free the ports that are in use there, or choose others with --port-range."
-    yield "    If there is a network that joins all hosts, see that its interface is up everywhere and name it:"
-    yield "    --network-interface eth1, or --network-interface 10.0.0.0/8 where the names differ."
+        yield "Free the ports that are in use there, or choose others with --port-range."
+    yield "If another network joins all hosts, see that it is up everywhere and name it: --network-interface eth1."
+    yield "Where the names differ from host to host, name its addresses: --network-interface 10.0.0.0/8."
 
 
 def _some(names: Sequence[str]) -> str:

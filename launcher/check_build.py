@@ -32,7 +32,7 @@ def describe_build() -> Iterator[str]:
     yield "Data planes:"
     yield _line(True, "local: one rank", "")
     yield _line(not problem, "shm: ranks of one host", problem and "needs the native library")
-    yield _line(not problem, "ring: ranks of several hosts, over ZeroMQ", problem and "needs the native library")
+    yield _line(not problem, "ring, hierarchical: ranks of several hosts", problem and "needs the native library")
     yield ""
     yield "Frameworks:"
     for name, module in FRAMEWORKS:

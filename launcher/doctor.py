@@ -28,7 +28,7 @@ def doctor(where: HostOptions, is_json: bool) -> int:
     Without -H and --hostfile it is this host alone.
     """
     hosts = where.listed() or (Host("localhost"),)
-    with Agents(where.ssh, lambda line: click.echo(f"hvdrun: {line}", err=True)) as agents:
+    with Agents(where.ssh, _ignore_line) as agents:
         agents.try_to_connect(hosts)
         survey = Survey({host.name: SurveyedHost(host.name) for host in hosts})
         for name, link in agents.links.items():
@@ -44,3 +44,7 @@ def doctor(where: HostOptions, is_json: bool) -> int:
     else:
         click.echo("\n".join(describe(survey, findings)))
     return int(any(finding.weight is Weight.PROBLEM for finding in findings))
+
+
+def _ignore_line(line: str) -> None:
+    """What ssh says on stderr is in the finding if the host cannot be used, and does not matter if it can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -12,6 +13,8 @@ from .network import Interface
 from .survey import Survey, SurveyedHost
 
 _MAX_COLUMNS: Final = 8
+_WIDTH: Final = 100
+_INDENT: Final = "    "
 
 
 def describe(survey: Survey, findings: Sequence[Finding]) -> Iterator[str]:
@@ -26,8 +29,10 @@ def describe(survey: Survey, findings: Sequence[Finding]) -> Iterator[str]:
         yield ""
     for finding in findings:
         about = f"{', '.join(finding.hosts)}: " if finding.hosts else ""
-        yield f"{finding.weight.name.lower()}: {about}{finding.text}"
-        yield from (f"    {line}" for line in finding.advice.splitlines())
+        yield from _wrapped(f"{finding.weight.name.lower()}: {about}{finding.text}", "")
+        yield from (f"{_INDENT}{line}" for line in finding.details)
+        yield from _wrapped(f"-> {finding.advice}", _INDENT)
+        yield ""
     problems = sum(finding.weight is Weight.PROBLEM for finding in findings)
     yield f"{problems} problem(s): a job would not run." if problems else "A job would run on these hosts."
 
@@ -110,6 +115,11 @@ def _host_as_json(host: SurveyedHost) -> dict[str, Any]:
         "address": host.address.address if host.address else None,
         "interface": host.address.interface if host.address else None,
     }
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    later = indent + "   "
+    return textwrap.wrap(line, _WIDTH, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False)
 
 
 def _size(count: int) -> str:

@@ -73,6 +73,9 @@ class _Execution:
             with _signals() as signals:
                 self._loop.watch(signals, lambda: self._take_signals(signals))
                 self._start()
+                for link in self._links.values():
+                    if link.is_over:  # since it was connected
+                        self._lose(link)
                 while self._supervisor.phase is not Phase.FINISHED:
                     self._turn()
                 self._loop.unwatch(signals)

@@ -35,12 +35,13 @@ class Weight(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``text`` about ``hosts`` (none: about all of them together), and what to do: ``advice``."""
+    """``text`` about ``hosts`` (none: about all of them together), more lines of it, and what to do: ``advice``."""
 
     weight: Weight
     hosts: tuple[str, ...]
     text: str
     advice: str
+    details: tuple[str, ...] = ()
 
 
 def find(survey: Survey, environment: Mapping[str, str]) -> list[Finding]:
@@ -67,7 +68,10 @@ def _of_software(host: SurveyedHost) -> Iterator[Finding]:
         return Finding(Weight.PROBLEM, (host.name,), text, advice)
 
     if host.problem:
-        yield finding(f"no rank can be started: {host.problem}", "see to it that a job can log in and run there")
+        yield finding(
+            f"no rank can be started: {host.problem}",
+            "a job must be able to log in there, and to find the same hvdlite and Python",
+        )
     elif problem := host.software.get("problem"):
         yield finding(f"hvdlite does not work: {problem}", "install it again with the Python that runs there")
     elif not host.software.get("has_curve", True):
@@ -108,6 +112,12 @@ def _of_machine(host: SurveyedHost) -> Iterator[Finding]:
             f"only {facts['locked_memory'] >> 10} KiB of memory may be locked, and NCCL over InfiniBand locks more",
             "raise the limit: ulimit -l unlimited, or memlock in /etc/security/limits.conf",
         )
+    if facts["memory_limit"] is not None and facts["memory_limit"] < facts["memory"]:
+        usable, there = facts["memory_limit"] / _GIB, facts["memory"] / _GIB
+        yield note(
+            f"its container may use {usable:.1f} of its {there:.1f} GiB of memory",
+            "count all ranks and their data loaders against that, or raise the limit",
+        )
     if facts["shm"] <= _LITTLE_SHM:
         yield note(
             f"/dev/shm has {facts['shm'] >> 20} MiB: enough for hvdlite, too little for data loaders with workers",
@@ -135,7 +145,7 @@ def _of_threads(host: SurveyedHost, environment: Mapping[str, str]) -> Iterator[
 def _of_network(survey: Survey) -> Iterator[Finding]:
     problem = survey.network_problem
     if isinstance(problem, HostsUnreached):
-        yield Finding(Weight.PROBLEM, (), str(problem), "\n".join(problem.report))
+        yield Finding(Weight.PROBLEM, (), str(problem), " ".join(problem.advice), tuple(problem.details))
     elif problem is not None:
         yield Finding(
             Weight.PROBLEM, (problem.host,), problem.reason, "name an interface that it has with --network-interface"

@@ -7,6 +7,7 @@ begins a comment in a file. Nothing that a shell or ssh would read as anything b
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import re
 import socket
@@ -65,9 +66,19 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
 
 
 def is_local(name: str) -> bool:
-    """Whether ``name`` is this machine."""
-    own = socket.gethostname()
-    return name in {"localhost", "127.0.0.1", "[::1]", own, own.partition(".")[0]}
+    """Whether ``name`` is this machine, or an address of it."""
+    own, bare = socket.gethostname(), name.strip("[]")
+    return bare in {"localhost", own, own.partition(".")[0]} or _is_own_address(bare)
+
+
+def _is_own_address(text: str) -> bool:
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(text).version == 6 else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.bind((text, 0))
+    except (ValueError, OSError):  # no address; not ours
+        return False
+    return True
 
 
 def _parse(specs: Iterable[str], source: str) -> tuple[Host, ...]:

@@ -21,7 +21,9 @@ from typing import Any, Final
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _IFF_UP: Final = 0x1
 _IFF_LOOPBACK: Final = 0x8
+_IFF_POINTOPOINT: Final = 0x10
 _IFF_RUNNING: Final = 0x40
+_VIRTUAL_DRIVERS: Final = frozenset("bridge geneve openvswitch tun vxlan wireguard".split())  # detours on the same wire
 _SIOCGIFMTU: Final = 0x8921
 _SIOCETHTOOL: Final = 0x8946
 _ETHTOOL_GSET: Final = 0x1
@@ -47,7 +49,7 @@ _IfAddrs._fields_ = [
 
 def describe_network() -> dict[str, Any]:
     """``{"network": id, "interfaces": [...]}``; each interface has ``name``, ``addresses`` as ``"10.0.0.1/24"``, and
-    ``is_up``, ``is_loopback``, ``is_bridge``, ``mtu`` (bytes) and ``speed_mbps`` (0: unknown)."""
+    ``is_up``, ``is_loopback``, ``is_virtual``, ``mtu`` (bytes) and ``speed_mbps`` (0: unknown)."""
     interfaces: dict[str, dict[str, Any]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for name, flags, address in _addresses():
@@ -63,7 +65,7 @@ def _interface(control: socket.socket, name: str, flags: int) -> dict[str, Any]:
         "addresses": [],
         "is_up": flags & (_IFF_UP | _IFF_RUNNING) == _IFF_UP | _IFF_RUNNING,
         "is_loopback": bool(flags & _IFF_LOOPBACK),
-        "is_bridge": _ethtool(control, name, _ETHTOOL_GDRVINFO)[4:36].rstrip(b"\0") == b"bridge",
+        "is_virtual": bool(flags & _IFF_POINTOPOINT) or _driver(control, name) in _VIRTUAL_DRIVERS,
         "mtu": _mtu(control, name),
         "speed_mbps": _speed_mbps(control, name),
     }
@@ -103,6 +105,10 @@ def _mtu(control: socket.socket, name: str) -> int:
     with suppress(OSError):
         return int(struct.unpack_from("i", fcntl.ioctl(control, _SIOCGIFMTU, request), 16)[0])
     return 0
+
+
+def _driver(control: socket.socket, name: str) -> str:
+    return _ethtool(control, name, _ETHTOOL_GDRVINFO)[4:36].rstrip(b"\0").decode(errors="replace")
 
 
 def _speed_mbps(control: socket.socket, name: str) -> int:

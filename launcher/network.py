@@ -6,7 +6,7 @@ those of ``docker0`` and ``virbr0`` are. The rest is ordered by what usually mak
 
 1. the user's order, if interfaces were named;
 2. subnets in which every host has an address;
-3. proper interfaces before bridges to containers, routable before self-assigned (169.254.0.0/16) addresses;
+3. proper interfaces before bridges and tunnels, routable before self-assigned (169.254.0.0/16) addresses;
 4. the speed of the interface, IPv4 before IPv6, the kernel's order.
 
 Whether a candidate works is for `connect_test` to find out.
@@ -37,7 +37,7 @@ class Interface:
     addresses: tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...]
     is_up: bool
     is_loopback: bool
-    is_bridge: bool
+    is_virtual: bool
     mtu: int
     speed_mbps: int
 
@@ -69,7 +69,7 @@ class Candidate:
     subnet: _Subnet
     mtu: int
     speed_mbps: int
-    is_bridge: bool
+    is_virtual: bool
 
     def __str__(self) -> str:
         return f"{self.address} ({self.interface})"
@@ -118,7 +118,7 @@ def _parse_interface(row: Mapping[str, Any]) -> Interface:
         addresses=tuple(ipaddress.ip_interface(str(address)) for address in row["addresses"]),
         is_up=bool(row["is_up"]),
         is_loopback=bool(row["is_loopback"]),
-        is_bridge=bool(row["is_bridge"]),
+        is_virtual=bool(row["is_virtual"]),
         mtu=int(row["mtu"]),
         speed_mbps=int(row["speed_mbps"]),
     )
@@ -126,7 +126,7 @@ def _parse_interface(row: Mapping[str, Any]) -> Interface:
 
 def _candidates(host: str, network: Network) -> list[Candidate]:
     return [
-        Candidate(host, one.name, str(at.ip), at.network, one.mtu, one.speed_mbps, one.is_bridge)
+        Candidate(host, one.name, str(at.ip), at.network, one.mtu, one.speed_mbps, one.is_virtual)
         for one in network.interfaces
         if one.is_up and not one.is_loopback
         for at in one.addresses
@@ -146,7 +146,7 @@ def _merit(one: Candidate, wanted: Sequence[str], common: set[_Subnet]) -> tuple
     return (
         _place_in(wanted, one) or 0,
         one.subnet not in common,
-        one.is_bridge,
+        one.is_virtual,
         one.subnet.is_link_local,
         -one.speed_mbps,
         one.subnet.version,

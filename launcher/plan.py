@@ -95,8 +95,12 @@ class Plan:
 def wanted_hosts(hosts: Sequence[Host], size: int | None, per_host: int | None = None) -> tuple[Host, ...]:
     """The hosts to start on: those that were named, else this machine with a slot for each rank.
 
-    No host takes more than ``per_host`` ranks. Raises BadHostSpec if nothing says how many ranks there are to be.
+    No host takes more than ``per_host`` ranks. Raises BadHostSpec if nothing says how many ranks there are to be, and
+    for a user of this machine, where ranks belong to who starts them.
     """
+    for host in hosts:
+        if host.user and is_local(host.name):
+            raise BadHostSpec(f"{host.name} is this host, where ranks run as you; leave out {host.user}@.")
     if not hosts:
         if size is None and per_host is None:
             raise BadHostSpec("say how many processes to start: hvdrun -np 4 python train.py.")

@@ -55,7 +55,7 @@ def sketch(request: Request, job: Job) -> Plan:
         unknown = next(host.name for host in request.hosts if host.slots is None and host.name not in cores)
         raise BadHostSpec(f"--dry-run connects to no host, so the cores of {unknown} are unknown; write {unknown}:N.")
     assumed = {host.name: cores.get(host.name, host.slots or 1) for host in request.hosts}
-    port = free_port({"address": _HERE})
+    port = free_port({"address": _HERE, "ports": None})
     return make_plan(
         request.command, placements, assumed, request.environment, job, master_port=port, named=request.named
     )
@@ -78,7 +78,8 @@ def prepare(request: Request, job: Job, agents: Agents) -> Plan:
     of_host = _networks(request, agents, hosts) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
-    port = agents.ask("free_port", {first: {"address": address}})[first]
+    ports = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
+    port = agents.ask("free_port", {first: {"address": address, "ports": ports}})[first]
     return make_plan(
         request.command,
         placements,

@@ -1,4 +1,4 @@
-"""An agent's part in a connect test between hosts: it listens (`listener`), and it dials the listeners of other hosts.
+"""An agent's part in a connect test between hosts: it listens, and it dials the listeners of others (`probe_listener`).
 
 Each target is dialled by a thread of its own, so that one whose packets vanish costs the others nothing and all of
 them together no more than one deadline. The standard library is all that an agent needs for it.
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from . import greeting
-from .listener import PING_BYTES, ROUNDS, TOTAL, Listener
+from . import probe_greeting as greeting
+from .probe_listener import PING_BYTES, ROUNDS, TOTAL, WIDE_BYTES, ProbeListener
 
 _MAX_THREADS: Final = 64
 _BULK: Final = bytes(256 << 10)
@@ -28,7 +28,7 @@ class Prober:
     """What one agent answers in a connect test. Every method takes and returns the fields of a JSON message."""
 
     def __init__(self) -> None:
-        self._listener: Listener | None = None
+        self._listener: ProbeListener | None = None
 
     def listen(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Listens as host number ``host`` on ``addresses``, each on a free one of ``ports`` ([first, last] or None),
@@ -36,7 +36,7 @@ class Prober:
         self.close({})
         ports = fields["ports"] and range(fields["ports"][0], fields["ports"][1] + 1)
         token = bytes.fromhex(fields["token"])
-        self._listener = Listener(token, fields["host"], fields["addresses"], ports or None, fields["lifetime_s"])
+        self._listener = ProbeListener(token, fields["host"], fields["addresses"], ports or None, fields["lifetime_s"])
         return {"ports": self._listener.port_by_address, "problems": self._listener.problems}
 
     def dial(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,10 +73,11 @@ class Prober:
 def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: float = 0.0) -> dict[str, Any]:
     """Dials one target: ``{"rtt_us": median}``, with ``"mb_per_s"`` if asked for, or ``{"problem": word}``.
 
-    The words: ``refused``, ``silent`` (no answer in time), ``no route``, ``stranger`` (something else answers),
-    ``other host`` (with its number as ``host``), ``failed`` (with ``detail``).
+    The words: ``refused``, ``silent`` (no answer in time), ``narrow`` (none to what fills a packet), ``no route``,
+    ``stranger`` (something else answers), ``other host`` (with its number as ``host``), ``failed`` (with ``detail``).
     """
     deadline = time.monotonic() + timeout_s
+    problem = "silent"
     try:
         with socket.create_connection((target["address"], target["port"]), timeout_s) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -86,11 +87,13 @@ def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: flo
                 return {"problem": "other host", "host": host}
             line.sendall(proof)
             result = {"rtt_us": _round_trip_us(line)}
+            problem = "narrow"
+            _exchange(line, bytes(WIDE_BYTES))
             if bulk_s > 0:
                 result["mb_per_s"] = _megabytes_per_second(line, bulk_s)
             return result
     except TimeoutError:
-        return {"problem": "silent"}
+        return {"problem": problem}
     except ConnectionRefusedError:
         return {"problem": "refused"}
     except (greeting.Stranger, ConnectionError):
@@ -111,10 +114,14 @@ def _round_trip_us(line: socket.socket) -> float:
     times = []
     for number in range(ROUNDS):
         began = time.perf_counter()
-        line.sendall(number.to_bytes(PING_BYTES, "big"))
-        _receive(line, PING_BYTES)
+        _exchange(line, number.to_bytes(PING_BYTES, "big"))
         times.append(time.perf_counter() - began)
     return round(sorted(times)[ROUNDS // 2] * 1e6, 1)
+
+
+def _exchange(line: socket.socket, said: bytes) -> None:
+    line.sendall(said)
+    _receive(line, len(said))
 
 
 def _megabytes_per_second(line: socket.socket, bulk_s: float) -> float:

@@ -27,7 +27,9 @@ def describe_failure(failure: Failure, last_lines: Sequence[str], log: Path | No
     yield title.ljust(_WIDTH, "-")
     if failure.pid is not None:
         yield f"| process {failure.pid}"
-    if failure.signum in _HINTS:
+    if failure.is_oom:
+        yield "| hint: lower the batch size or the number of ranks on that host; 'dmesg' there has the details"
+    elif failure.signum in _HINTS:
         yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
     if last_lines:
         yield "| the last lines of its stderr:"

@@ -70,6 +70,7 @@ class Failure:
     signum: int | None
     time: float
     reason: str
+    is_oom: bool = False  # the kernel ended it for want of memory
     uncertain_s: float = 0.0  # how far off ``time`` may be either way
 
     def is_surely_before(self, other: Failure) -> bool:
@@ -127,7 +128,9 @@ class Supervisor:
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
         if is_oom:
             how = "was killed by the kernel: out of memory"
-        return self._ended(Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how, uncertain_s), now)
+        return self._ended(
+            Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how, is_oom, uncertain_s), now
+        )
 
     def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
         """Rank ``rank`` could not be started."""

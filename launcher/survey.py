@@ -58,7 +58,10 @@ class Survey:
 def examine_hosts(ask: Ask, survey: Survey) -> None:
     """Asks every usable host for its facts."""
     for name, answer in _ask(ask, "network", survey):
-        survey.hosts[name].network = Network.parse(answer)
+        try:
+            survey.hosts[name].network = Network.parse(answer)
+        except ValueError as error:
+            survey.hosts[name].problem = f"{error}."
     for name, answer in _ask(ask, "machine", survey, _MACHINE_S):
         survey.hosts[name].machine = answer
     for name, answer in _ask(ask, "software", survey, _SOFTWARE_S):

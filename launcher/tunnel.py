@@ -108,8 +108,8 @@ class Tunnel:
                 return
             connection.setblocking(False)
             channel = next(self._numbers)
-            self._send(pack_message(Kind.OPEN, channel=channel, service=service))
             self._add(channel, connection)
+            self._send(pack_message(Kind.OPEN, channel=channel, service=service))
 
     def _add(self, channel: int, connection: socket.socket) -> None:
         writer = connection.dup()

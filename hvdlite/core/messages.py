@@ -81,6 +81,19 @@ class Ready(NamedTuple):
     requests: tuple[Request, ...]
 
 
+class News(NamedTuple):
+    """What several ranks of one host have to say alike."""
+
+    ranks: tuple[int, ...]
+    ready: Ready
+
+
+class Gathered(NamedTuple):
+    """The news of one host, in the order in which they came, from its first rank to the root."""
+
+    news: tuple[News, ...]
+
+
 class Run(NamedTuple):
     """The root's decision: batches to run in this order, beginning with cache ``generation``."""
 

@@ -34,11 +34,17 @@ class Placement:
     cross_size: int
 
 
-def group(host_ids: Sequence[str]) -> tuple[Placement, ...]:
-    """The placement of every rank, given the host of every rank; equal ids are one host."""
+def by_host(host_ids: Sequence[str]) -> dict[str, list[int]]:
+    """The ranks of every host, ascending, given the host of every rank; equal ids are one host."""
     ranks_by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(host_ids):
         ranks_by_host.setdefault(host, []).append(rank)
+    return ranks_by_host
+
+
+def group(host_ids: Sequence[str]) -> tuple[Placement, ...]:
+    """The placement of every rank, given the host of every rank; equal ids are one host."""
+    ranks_by_host = by_host(host_ids)
     hosts_by_local_rank: dict[int, list[str]] = {}
     for host, ranks in ranks_by_host.items():
         for local_rank in range(len(ranks)):

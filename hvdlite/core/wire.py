@@ -6,6 +6,7 @@ number. Then, by type::
     READY   generation u32, length of bits u32, length of requests u32, bits, requests as JSON
     RUN     generation u32, batches u32, then each batch: length of bits u32, of responses u32, bits, responses as JSON
     END     JSON
+    GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, what follows the header of a READY
 
 The other types are no messages but about a connection: `hvdlite.core.greeting` has their bodies.
 
@@ -22,7 +23,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from hvdlite.core.dtypes import OP_NAMES, DType
-from hvdlite.core.messages import Batch, End, EndKind, Kind, Ready, Request, Response, Run
+from hvdlite.core.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
 from hvdlite.errors import HorovodInternalError
 
 MAX_FRAME_BYTES = 64 << 20
@@ -35,8 +36,9 @@ _HEADER = struct.Struct("<2sBBQQQ")
 _READY = struct.Struct("<III")
 _RUN = struct.Struct("<II")
 _LENGTHS = struct.Struct("<II")
+_COUNT = struct.Struct("<I")
 
-Message = Ready | Run | End
+Message = Ready | Run | End | Gathered
 
 
 class ProtocolError(HorovodInternalError):
@@ -53,6 +55,7 @@ class Type(IntEnum):
     WELCOME = 4
     REFUSAL = 5
     RECEIPT = 6
+    GATHERED = 7
 
 
 class Header(NamedTuple):
@@ -85,14 +88,19 @@ def frame_of(header: Header, session: int, body: bytes) -> bytes:
 def body_of(message: Message) -> tuple[Type, bytes]:
     """``message`` without the header, which differs from peer to peer."""
     if isinstance(message, Ready):
-        bits, requests = _bytes_of(message.bits), _json_of(message.requests)
-        return Type.READY, _READY.pack(message.generation, len(bits), len(requests)) + bits + requests
+        return Type.READY, _ready_body(message)
     if isinstance(message, Run):
         parts = [_RUN.pack(message.generation, len(message.batches))]
         for batch in message.batches:
             bits, responses = _bytes_of(batch.bits), _json_of(batch.responses)
             parts += (_LENGTHS.pack(len(bits), len(responses)), bits, responses)
         return Type.RUN, b"".join(parts)
+    if isinstance(message, Gathered):
+        parts = [_COUNT.pack(len(message.news))]
+        for ranks, ready in message.news:
+            body = _ready_body(ready)
+            parts += (_LENGTHS.pack(len(ranks), len(body)), struct.pack(f"<{len(ranks)}I", *ranks), body)
+        return Type.GATHERED, b"".join(parts)
     return Type.END, json.dumps(message).encode()
 
 
@@ -120,6 +128,11 @@ def message_of(header: Header, frame: bytes) -> Message:
         return _DECODERS[header.kind](frame, _HEADER.size)
     except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a control frame is malformed: {error}") from None
+
+
+def _ready_body(ready: Ready) -> bytes:
+    bits, requests = _bytes_of(ready.bits), _json_of(ready.requests)
+    return _READY.pack(ready.generation, len(bits), len(requests)) + bits + requests
 
 
 def _bytes_of(bits: int) -> bytes:
@@ -155,6 +168,22 @@ def _decode_run(frame: bytes, offset: int) -> Run:
     return Run(generation, tuple(batches))
 
 
+def _decode_gathered(frame: bytes, offset: int) -> Gathered:
+    (count,) = _COUNT.unpack_from(frame, offset)
+    offset += _COUNT.size
+    _expect(count <= len(frame), "GATHERED has more news than bytes")
+    news = []
+    for _ in range(count):
+        ranks_count, length = _LENGTHS.unpack_from(frame, offset)
+        body = offset + _LENGTHS.size + _COUNT.size * ranks_count
+        _expect(body + length <= len(frame), "news are longer than their frame")
+        ranks = struct.unpack_from(f"<{ranks_count}I", frame, offset + _LENGTHS.size)
+        offset = body + length
+        news.append(News(ranks, _decode_ready(frame[body:offset], 0)))
+    _expect(offset == len(frame), "GATHERED has bytes after its last news")
+    return Gathered(tuple(news))
+
+
 def _decode_end(frame: bytes, offset: int) -> End:
     kind, rank, host, cause, waited_s, missing = json.loads(frame[offset:])
     _expect(_is_int(rank) and rank >= 0 and isinstance(host, str) and isinstance(cause, str), "END")
@@ -170,6 +199,7 @@ _DECODERS: dict[int, Callable[[bytes, int], Message]] = {
     Type.READY: _decode_ready,
     Type.RUN: _decode_run,
     Type.END: _decode_end,
+    Type.GATHERED: _decode_gathered,
 }
 
 

@@ -34,6 +34,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdlite import native
 from hvdlite.core.buffer import Matrix, Spans, in_place, sliced
@@ -47,15 +48,7 @@ _WIDENED: Final = (DType.FLOAT16, DType.BFLOAT16)
 _NOTHING: Final = np.empty((0, 3), np.uint64)
 
 Hosts = Sequence[Sequence[int]]
-"""The ranks of each host, ascending."""
-
-
-def hosts_of(host_ids: Sequence[str]) -> Hosts:
-    """The ranks of each host, given the host of each rank; hosts in the order in which they first appear."""
-    ranks: dict[str, list[int]] = {}
-    for rank, host in enumerate(host_ids):
-        ranks.setdefault(host, []).append(rank)
-    return list(ranks.values())
+"""The ranks of each host, ascending; the hosts in one order on all ranks."""
 
 
 def lanes_of(hosts: Hosts) -> Hosts:
@@ -207,12 +200,12 @@ class HierarchicalPlane(DataPlane):
         if matrix.shape != (self.size, self.size):
             raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {matrix.shape}")
         for what, spans, expected in (("sent", sends, matrix[self.rank]), ("received", receives, matrix[:, self.rank])):
-            for rank, (rows, nbytes) in enumerate(zip(spans, expected.tolist(), strict=True)):
-                if (found := int(rows[:, 2].sum())) != nbytes:
-                    raise ValueError(
-                        f"alltoall: the matrix says {nbytes} bytes between ranks {self.rank} and {rank}, "
-                        f"but {found} are {what}"
-                    )
+            found = _bytes_of_each(spans)
+            for rank in np.flatnonzero(found != expected).tolist():
+                raise ValueError(
+                    f"alltoall: the matrix says {expected[rank]} bytes between ranks {self.rank} and {rank}, "
+                    f"but {found[rank]:.0f} are {what}"
+                )
 
     @contextmanager
     def _failing_as_one(self) -> Iterator[None]:
@@ -230,6 +223,12 @@ class HierarchicalPlane(DataPlane):
 def _pieces(spans: Spans) -> int:
     """Into how many pieces a batch is cut."""
     return max(1, -(-int(spans[:, 2].sum()) // _PIECE_BYTES))
+
+
+def _bytes_of_each(spans: Sequence[Spans]) -> npt.NDArray[np.float64]:
+    """The bytes of the rows of each rank: floats, which are exact for all sizes that there are."""
+    ranks = np.repeat(np.arange(len(spans)), [len(rows) for rows in spans])
+    return np.asarray(np.bincount(ranks, np.concatenate(spans)[:, 2], len(spans)), np.float64)
 
 
 def _joined(spans: Sequence[Spans], ranks: Sequence[int]) -> Spans:

@@ -12,8 +12,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
+from hvdlite.core.topology import by_host
 from hvdlite.dataplane.base import DataPlane, HostPlane
-from hvdlite.dataplane.hierarchical import HierarchicalPlane, Hosts, hosts_of, in_ring_order, lanes_of
+from hvdlite.dataplane.hierarchical import HierarchicalPlane, Hosts, in_ring_order, lanes_of
 from hvdlite.dataplane.local import LocalPlane
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
@@ -92,7 +93,8 @@ def _open_shm(opening: Opening) -> DataPlane:
 
 
 def _open_ring(opening: Opening) -> DataPlane:
-    settings, is_one_host = opening.settings, len(set(opening.host_ids)) == 1
+    settings = opening.settings
+    is_one_host = len(set(opening.host_ids)) == 1
     plane = RingPlane(
         settings.rank,
         settings.size,
@@ -116,7 +118,7 @@ def _open_ring(opening: Opening) -> DataPlane:
 
 
 def _open_hierarchical(opening: Opening) -> DataPlane:
-    rank, hosts = opening.settings.rank, hosts_of(opening.host_ids)
+    rank, hosts = opening.settings.rank, list(by_host(opening.host_ids).values())
     with ExitStack() as undo:
         local = _open_part(opening, "shm", hosts, undo) or LocalPlane()
         lane = _open_part(opening, "ring", lanes_of(hosts), undo)

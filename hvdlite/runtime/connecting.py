@@ -19,6 +19,7 @@ from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose, open_plane
 from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, SoloLink
+from hvdlite.runtime.hostlink import LeaderLink, RootHostLink
 from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
 from hvdlite.runtime.zmqroot import ZmqRootLink
@@ -68,9 +69,9 @@ class Connector:
 
         Raises HorovodInternalError if they do not come in time, and OSError or ZMQError if the system refuses.
         """
-        context: zmq.Context[Any] | None = None if self._is_one_host else zmq.Context()
+        context: zmq.Context[Any] | None = zmq.Context() if self._is_leader and not self._is_one_host else None
         try:
-            link = self._unix_link(swap, deadline) if context is None else self._zmq_link(context, swap, deadline)
+            link = self._link(context, swap, deadline)
             with _closing_if_it_fails(link):
                 return Connections(link, self._plane(swap, deadline), context)
         except BaseException:
@@ -83,6 +84,23 @@ class Connector:
         return len(set(self.host_ids)) == 1
 
     @property
+    def _hosts(self) -> dict[int, list[int]]:
+        """The ranks of each host, by the first of them, which is the host's leader."""
+        first = {host_id: self.host_ids.index(host_id) for host_id in self.host_ids}
+        return {
+            leader: [rank for rank, other in enumerate(self.host_ids) if other == host_id]
+            for host_id, leader in first.items()
+        }
+
+    @property
+    def _host(self) -> list[int]:
+        return next(ranks for ranks in self._hosts.values() if self.settings.rank in ranks)
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._host[0] == self.settings.rank
+
+    @property
     def _session(self) -> int:
         text = f"{self.job.name} {self.label}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -90,26 +108,36 @@ class Connector:
     def _key(self, purpose: str) -> bytes:
         return self.job.key(f"{purpose} {self.label}")
 
-    def _zmq_link(self, context: zmq.Context[Any], swap: Swap, deadline: float) -> ControlLink:
-        if self.settings.rank == 0:
-            root = ZmqRootLink(context, self.job, self._session, self.settings)
-            with _closing_if_it_fails(root):
-                root.accept(swap(root.card), deadline)
-            return root
-        leaf = ZmqLeafLink(context, self.job, self._session, self.settings)
-        with _closing_if_it_fails(leaf):
-            leaf.join(swap(leaf.card)[0], deadline)
-        return leaf
-
-    def _unix_link(self, swap: Swap, deadline: float) -> ControlLink:
+    def _link(self, context: zmq.Context[Any] | None, swap: Swap, deadline: float) -> ControlLink:
+        first, *others = self._host
         if self.settings.size == 1:
             return SoloLink()
-        token = self._key("control")
-        if self.settings.rank > 0:
-            return UnixLink.dial(swap("")[0], token, self._session, self.settings, deadline)
-        with Door(token) as door:
-            swap(door.address)
-            return UnixLink.accept(door, self._session, self.settings, deadline)
+        if not self._is_leader:
+            door_address = swap("")[first].rpartition(" ")[2]
+            return UnixLink.dial(door_address, self._key("control"), self._session, self.settings, deadline, first)
+        with Door(self._key("control")) as door:
+            if context is None:
+                swap(door.address)
+                return UnixLink.accept(door, self._session, self.settings, deadline, others)
+            across = (ZmqRootLink if first == 0 else ZmqLeafLink)(context, self.job, self._session, self.settings)
+            with _closing_if_it_fails(across):
+                cards = [card.rpartition(" ")[0] for card in swap(f"{across.card} {door.address}")]
+                if isinstance(across, ZmqRootLink):
+                    across.accept({rank: cards[rank] for rank in self._hosts if rank > 0}, deadline)
+                else:
+                    across.join(cards[0], deadline)
+                return self._host_link(across, door, others, deadline)
+
+    def _host_link(
+        self, across: ZmqRootLink | ZmqLeafLink, door: Door, others: Sequence[int], deadline: float
+    ) -> ControlLink:
+        """A leader's link: that across hosts, with what its own host needs beside it."""
+        if isinstance(across, ZmqLeafLink) and not others:
+            return across
+        within = UnixLink.accept(door, self._session, self.settings, deadline, others)
+        if isinstance(across, ZmqRootLink):
+            return RootHostLink(across, within, self._hosts)
+        return LeaderLink(across, within, self._host)
 
     def _plane(self, swap: Swap, deadline: float) -> DataPlane:
         key, ranks = self._key("data plane"), range(self.settings.size)

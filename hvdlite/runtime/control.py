@@ -2,7 +2,7 @@
 
 A link has one end on each rank; threads take turns to use it, and may sleep on it meanwhile. Its frames are those of
 `hvdlite.core.wire`. They carry the session and a count, so a frame that is lost, repeated or of another job is noticed.
-A link is never resumed: a connection that is gone is a peer that is gone.
+Within a host a connection that is gone is a peer that is gone; across hosts it is resumed, and the peer may come back.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +47,10 @@ class _Peer:
 
 
 class UnixLink(DrivableLink):
-    """One rank's end: on the root it has a peer for each other rank, elsewhere the root alone. See `accept`, `dial`."""
+    """One rank's end: the first rank of the host has a peer for each other one, the others have it alone.
+
+    See `accept` and `dial`. `fileno` polls readable when something has come.
+    """
 
     def __init__(self, session: int, settings: Settings) -> None:
         self.wake = Wake()
@@ -64,10 +67,15 @@ class UnixLink(DrivableLink):
         self.resume()
 
     @classmethod
-    def accept(cls, door: Door, session: int, settings: Settings, deadline: float) -> UnixLink:
-        """The root's end, once all other ranks came through ``door``. Raises HorovodInternalError if not in time."""
+    def accept(
+        cls, door: Door, session: int, settings: Settings, deadline: float, ranks: Iterable[int] | None = None
+    ) -> UnixLink:
+        """The first rank's end, once ``ranks``, by default all others of the group, came through ``door``.
+
+        Raises HorovodInternalError if they do not in time.
+        """
         link = cls(session, settings)
-        missing = set(range(1, settings.size))
+        missing = set(range(1, settings.size) if ranks is None else ranks)
         guests = door.admit(deadline)
         try:
             while missing:
@@ -79,22 +87,29 @@ class UnixLink(DrivableLink):
                     guest.close()
         except TimeoutError:
             link.close()
-            ranks = ", ".join(map(str, sorted(missing)))
-            raise HorovodInternalError(f"rank(s) {ranks} did not connect to rank 0 in time; see their output") from None
+            late = ", ".join(map(str, sorted(missing)))
+            raise HorovodInternalError(
+                f"rank(s) {late} did not connect to rank {settings.rank} in time; see their output"
+            ) from None
         finally:
             guests.close()
         return link
 
     @classmethod
-    def dial(cls, address: str, token: bytes, session: int, settings: Settings, deadline: float) -> UnixLink:
-        """Any other rank's end. Raises HorovodInternalError if rank 0 does not listen at ``address``."""
+    def dial(
+        cls, address: str, token: bytes, session: int, settings: Settings, deadline: float, first: int = 0
+    ) -> UnixLink:
+        """Any other rank's end. Raises HorovodInternalError if rank ``first`` does not listen at ``address``."""
         try:
             connection = knock(address, token, b"%d" % settings.rank, deadline)
         except OSError as error:
-            raise HorovodInternalError(f"rank {settings.rank} cannot connect to rank 0: {error}") from None
+            raise HorovodInternalError(f"rank {settings.rank} cannot connect to rank {first}: {error}") from None
         link = cls(session, settings)
-        link._add(0, connection)
+        link._add(first, connection)
         return link
+
+    def fileno(self) -> int:
+        return self._inbox.fileno()
 
     def send(self, message: Message) -> None:
         frame = encode(message, self._sent, self._session)

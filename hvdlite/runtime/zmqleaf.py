@@ -19,7 +19,7 @@ from hvdlite.rendezvous.listening import LOOPBACK, split
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.beacon import Beacon
 from hvdlite.runtime.control import Lost
-from hvdlite.runtime.zmqlink import Watched, ZmqLink, frames_of
+from hvdlite.runtime.zmqlink import Watched, ZmqLink
 from hvdlite.settings import Settings, parse_ports
 
 _REDIAL_S = 0.1  # between two connections that both came about and ended
@@ -76,10 +76,14 @@ class ZmqLeafLink(ZmqLink):
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
         if self._is_over or self._connection is None:
             return
-        has_ended = any(event == zmq.EVENT_DISCONNECTED for event, _ in self._connection.events())
-        for frames in frames_of(self._connection.socket):
+        has_ended = self._has_events and self._read_events(self._connection)
+        while True:
             try:
-                message = self._read(frames)
+                frame = self._connection.socket.recv(zmq.NOBLOCK)  # to ask before it, pyzmq takes longer than to fail
+            except zmq.Again:
+                break
+            try:
+                message = self._read(frame)
             except Refused:
                 self._give_up()
                 raise
@@ -97,21 +101,24 @@ class ZmqLeafLink(ZmqLink):
         elif self._dial_at is not None and time.monotonic() >= self._dial_at:
             self._dial()
 
-    def _read(self, frames: list[bytes]) -> Message | None:
-        if len(frames) != 1:
-            raise ProtocolError("a control frame has several parts")
-        header = header_of(frames[0], self._session)
+    def _read(self, frame: bytes) -> Message | None:
+        header = header_of(frame, self._session)
         if header.kind == Type.REFUSAL:
-            raise Refused(read_refusal(frames[0]))
+            raise Refused(read_refusal(frame))
         if (header.kind == Type.WELCOME) is self._is_welcome:
             raise ProtocolError("a connection does not begin with one welcome")
         if not self._is_welcome:
             self._settle(header)
             return None
-        message = self._stream.receive(header, frames[0])
+        message = self._stream.receive(header, frame)
         if (receipt := self._stream.receipt()) is not None:
             self._transmit(receipt)
         return message
+
+    def _read_events(self, connection: Watched) -> bool:
+        """Whether the connection has ended: nothing else is watched for."""
+        self._has_events = False
+        return bool(list(connection.events()))
 
     # ---- connections
 

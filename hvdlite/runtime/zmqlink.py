@@ -43,7 +43,12 @@ class Watched(NamedTuple):
 
     def events(self) -> Iterator[tuple[int, int]]:
         """What has happened to its connections: events, each with a value, which is a descriptor for most."""
-        return (_EVENT.unpack(frames[0]) for frames in frames_of(self.monitor))
+        while True:
+            try:
+                event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield _EVENT.unpack(event)
 
 
 class ZmqLink(ControlLink):
@@ -56,7 +61,8 @@ class ZmqLink(ControlLink):
         self._settings = settings
         self._next_warning = 0.0
         self._poller = zmq.Poller()
-        self._answers: dict[int, Callable[[], object]] = {}  # what `sleep` does about descriptors of its own
+        self._answers: dict[int | zmq.Socket[bytes], Callable[[], object]] = {}  # what `sleep` does itself
+        self._has_events = True  # on a monitor, perhaps: to look each time would be a tenth of a round trip
         self._answer(self.wake.fd, self.wake.clear)
 
     def sleep(self, timeout_ms: int | None) -> None:
@@ -64,8 +70,8 @@ class ZmqLink(ControlLink):
             due_ms = max(0, int((due - time.monotonic()) * 1000)) + 1
             timeout_ms = due_ms if timeout_ms is None else min(timeout_ms, due_ms)
         for source, _ in self._poller.poll(timeout_ms):
-            if isinstance(source, int):
-                self._answers[source]()
+            if (answer := self._answers.get(source)) is not None:
+                answer()
 
     def close(self) -> None:
         deadline = time.monotonic() + _CLOSE_S
@@ -75,6 +81,10 @@ class ZmqLink(ControlLink):
                 pass
         self._release()
         self.wake.close()
+
+    def look_at(self, fd: int) -> None:
+        """Has `sleep` return when ``fd`` is readable, too."""
+        self._answer(fd, lambda: None)
 
     @abstractmethod
     def _due(self) -> float | None:
@@ -102,15 +112,15 @@ class ZmqLink(ControlLink):
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, Absence.silence_ms(self._settings))
         return socket
 
-    def _answer(self, fd: int, answer: Callable[[], object]) -> None:
-        """Has `sleep` call ``answer`` when ``fd`` is readable."""
-        self._answers[fd] = answer
-        self._poller.register(fd, zmq.POLLIN)
+    def _answer(self, source: int | zmq.Socket[bytes], answer: Callable[[], object]) -> None:
+        """Has `sleep` call ``answer`` when ``source`` is readable."""
+        self._answers[source] = answer
+        self._poller.register(source, zmq.POLLIN)
 
-    def _ignore(self, fd: int) -> None:
+    def _ignore(self, source: int | zmq.Socket[bytes]) -> None:
         """Takes back `_answer`, if that was called."""
-        if self._answers.pop(fd, None) is not None:
-            self._poller.unregister(fd)
+        if self._answers.pop(source, None) is not None:
+            self._poller.unregister(source)
 
     def _watch(self, socket: zmq.Socket[bytes], events: int) -> Watched:
         """Has `sleep` look at ``socket``, and at a monitor for ``events`` of its connections.
@@ -120,12 +130,15 @@ class ZmqLink(ControlLink):
         """
         monitor = socket.get_monitor_socket(events)
         self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
+        self._answer(monitor, self._expect_events)
         return Watched(socket, monitor)
 
+    def _expect_events(self) -> None:
+        self._has_events = True
+
     def _discard(self, watched: Watched, linger_ms: int | None = None) -> None:
-        for socket in watched:
-            self._poller.unregister(socket)
+        self._poller.unregister(watched.socket)
+        self._ignore(watched.monitor)
         watched.socket.disable_monitor()
         watched.monitor.close(0)
         watched.socket.close(linger_ms)
@@ -135,13 +148,3 @@ class ZmqLink(ControlLink):
         if (now := time.monotonic()) >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_S
             logger.warning(text)
-
-
-def frames_of(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-    """What can be read without waiting. Asking by a failed read is cheaper than pyzmq's way to ask before it."""
-    while True:
-        try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        yield frames

@@ -8,7 +8,7 @@ is believed to be open only from the one that says so to the one that says it is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,12 @@ class ZmqRootLink(ZmqLink):
         bound = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.card = endpoint(address, bound.rpartition(":")[2])
 
-    def accept(self, cards: Sequence[str], deadline: float) -> None:
-        """Waits until every rank has said hello; ``cards`` are those of all ranks, in rank order.
+    def accept(self, cards: Mapping[int, str], deadline: float) -> None:
+        """Waits until every rank that dials has said hello; ``cards`` are theirs, by rank.
 
         Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
         """
-        for rank, card in enumerate(cards[1:], 1):
+        for rank, card in cards.items():
             digest, _, beacon = card.partition(" ")
             self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
@@ -95,7 +95,8 @@ class ZmqRootLink(ZmqLink):
                     self._transmit(peer.name, frame)
 
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        self._read_events()
+        if self._has_events:
+            self._read_events()
         while (received := self._next_frame()) is not None:
             name, frame = received
             peer = self._by_name.get(name)
@@ -204,6 +205,7 @@ class ZmqRootLink(ZmqLink):
         return Lost(peer.rank, cause)
 
     def _read_events(self) -> None:
+        self._has_events = False
         for event, value in self._watched.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._open_fds.add(value)
@@ -221,7 +223,8 @@ class ZmqRootLink(ZmqLink):
 
     def _transmit(self, name: bytes, frame: bytes) -> None:
         try:
-            self._socket.send_multipart((name, frame), zmq.NOBLOCK)
+            self._socket.send(name, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor says so, or has said so
                 raise

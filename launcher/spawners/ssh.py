@@ -67,7 +67,7 @@ def explain(host: Host, said: Sequence[str], code: int) -> str:
     for sign, advice in _ADVICE:
         for line in said:
             if sign in line:
-                return f"{line.strip()}; {advice.format(target=host.address, name=host.name)}"
+                return f"{line.strip().rstrip('.')}; {advice.format(target=host.address, name=host.name)}"
     if code == _NOT_FOUND:
         return "no Python was found there; name one with --remote-python"
     return f"ssh ended with code {code}: {' '.join(said[-1:]) or 'it said nothing'}; try ssh {host.address}"

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 2 };
+enum { HVD_ABI_VERSION = 3 };
 
 typedef int32_t hvd_status;
 enum {

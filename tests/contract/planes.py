@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite.core.buffer import Spans
+from hvdlite.core.topology import by_host
 from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.hierarchical import hosts_of
 from tests.contract import oracle
 from tests.harness import thread_ranks
 
@@ -54,9 +54,9 @@ class Group:
         """The orders in which the plane may fold an element: of rank, or that of a ring from any rank or host on."""
         if self.kind.folds_in_rank_order:
             return [inputs]
-        hosts = hosts_of(self.kind.hosts.get(self.size, range(self.size)))
-        by_host = [[inputs[rank] for rank in ranks] for ranks in hosts]
-        return [*_rotations(by_host), *_rotations([each for of_host in by_host for each in of_host])]
+        hosts = by_host(self.kind.hosts.get(self.size, [str(rank) for rank in range(self.size)]))
+        nested = [[inputs[rank] for rank in ranks] for ranks in hosts.values()]
+        return [*_rotations(nested), *_rotations([each for of_host in nested for each in of_host])]
 
 
 def _rotations(ring: Sequence[T]) -> list[list[T]]:

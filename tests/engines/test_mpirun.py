@@ -22,9 +22,9 @@ def test_jobs_side_by_side_do_not_meet() -> None:
 
 
 def test_a_rank_that_ended_is_lost_for_the_other() -> None:
-    told, _ = run([*mpirun(2), JOB, "loses"], {"HOW": "end"})
-    assert [line["lost"] for line in told] == [1]
-    assert told[0]["after_s"] < 3
+    told, err = run([*mpirun(2), JOB, "loses"], {"HOW": "end"})
+    assert [line["lost"] for line in told] == [1], err
+    assert told[0]["after_s"] < 10
 
 
 def test_one_rank_is_a_job_of_one() -> None:

@@ -19,9 +19,9 @@ def test_ranks_find_each_other(options: list[str]) -> None:
 
 
 def test_a_killed_rank_is_lost_for_the_other() -> None:
-    told, _ = run(torchrun("--nproc-per-node", "2", JOB, "loses"), {"HOW": "kill"}, succeeds=False)
-    assert [line["lost"] for line in told] == [1]
-    assert told[0]["after_s"] < 3
+    told, err = run(torchrun("--nproc-per-node", "2", JOB, "loses"), {"HOW": "kill"}, succeeds=False)
+    assert [line["lost"] for line in told] == [1], err
+    assert told[0]["after_s"] < 10
 
 
 def test_an_attempt_after_a_failure_meets_anew() -> None:

@@ -97,6 +97,16 @@ def test_the_user_names_the_interface_and_other_libraries_hear_of_it(hosts: Netw
     assert {found["HOROVOD_GLOO_IFACE"] for found in ranks} == {"eth1"}
 
 
+def test_ipv6_addresses_can_be_named(hosts: Network) -> None:
+    for number, host in enumerate(hosts, 1):
+        host.check("ip", "address", "add", f"fd97::{number}/64", "dev", "eth1", "nodad")
+    try:
+        assert addresses(hosts, "--network-interface", "fd97::/16") == ["fd97::1", "fd97::2", "fd97::3"]
+    finally:
+        for number, host in enumerate(hosts, 1):
+            host.check("ip", "address", "delete", f"fd97::{number}/64", "dev", "eth1")
+
+
 def test_a_host_without_the_named_interface_is_named_with_what_it_has(hosts: Network) -> None:
     with extra_interface(hosts["a"], "ib0", "10.99.0.1/24"), extra_interface(hosts["b"], "ib0", "10.99.0.2/24"):
         ended = hvdrun(hosts["a"], *HOSTS, "--network-interface", "ib0", "true")
@@ -117,6 +127,15 @@ def test_when_no_address_works_the_report_says_who_reached_whom_and_nothing_star
     assert "10.98.0.2 (eth1)   reached by a; not by c: no answer within 2 s" in ended.stderr
     assert "--port-range" in ended.stderr
     assert "the hosts do not reach each other: no address of b works for all others." in ended.stderr
+
+
+def test_a_network_that_carries_only_small_packets_is_gone_around_or_told(hosts: Network) -> None:
+    with rule(hosts["b"], "prerouting", "iifname eth0 tcp dport != 22 meta length > 1000 drop"):
+        assert addresses(hosts) == ["10.98.0.1", "10.98.0.2", "10.98.0.3"]  # in both directions
+        ended = hvdrun(hosts["a"], *HOSTS, "--network-interface", "eth0", "true")
+    assert ended.returncode == 1
+    assert "10.97.0.2 (eth0)   not by a, c: small packets pass, large ones vanish" in ended.stderr
+    assert "mtu" in ended.stderr
 
 
 def test_behind_a_firewall_the_ports_that_it_lets_through_are_enough(hosts: Network) -> None:

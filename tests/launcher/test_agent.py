@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -135,6 +136,17 @@ def test_questions_are_answered_each_by_its_number() -> None:
         {"id": 3, "error": "the question 'is_folder' lacks 'path'"},
         {"id": 4, "error": "this agent knows no 'the weather'"},
     ]
+
+
+def test_a_port_that_torch_may_have_is_the_last_free_one_of_the_range() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, agent() as running:
+        port = taken.getsockname()[1]
+        for number, ports in enumerate(([port, port], [port - 50, port], None)):
+            running.send(Kind.ASK, id=number, what="free_port", address="127.0.0.1", ports=ports)
+        answers = {answer.pop("id"): answer for answer in (unpack_message(running.next(Kind.ANSWER)) for _ in range(3))}
+    assert answers[0] == {"error": f"no port of 127.0.0.1 is free from {port} to {port}"}
+    assert port - 50 <= answers[1]["answer"] < port
+    assert answers[2]["answer"] not in (0, port)
 
 
 def test_an_agent_whose_lease_runs_out_ends_its_workers() -> None:

@@ -39,7 +39,7 @@ class Hosts:
     def network(self, host: str, question: Mapping[str, Any]) -> dict[str, Any]:
         machine = self._machines.get(host, host)
         number = self.names.index(machine) + 1
-        facts = dict(is_up=True, is_loopback=False, is_bridge=False, mtu=1500)
+        facts = dict(is_up=True, is_loopback=False, is_virtual=False, mtu=1500)
         rows = [
             {"name": f"eth{nic}", "addresses": [f"{net}.{number}/24"], "speed_mbps": 1000 - nic, **facts}
             for nic, net in enumerate(self._nets)

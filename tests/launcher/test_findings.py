@@ -42,7 +42,7 @@ SOFTWARE = {
 
 
 def network(number: int) -> Network:
-    row = dict(is_up=True, is_loopback=False, is_bridge=False, mtu=1500, speed_mbps=10_000)
+    row = dict(is_up=True, is_loopback=False, is_virtual=False, mtu=1500, speed_mbps=10_000)
     interface = {"name": "eth0", "addresses": [f"10.0.0.{number}/24"], **row}
     return Network.parse({"network": f"n{number}", "interfaces": [interface]})
 
@@ -113,6 +113,7 @@ def test_hosts_that_lack_nothing() -> None:
         (with_machine(free_memory=200 << 20), Weight.WARNING, "only 200 MiB of memory are free"),
         (with_machine(free_memory=10 * GIB, used_swap=GIB), Weight.WARNING, "has swapped out 1024 MiB"),
         (with_machine(files=256), Weight.WARNING, "only 256 files"),
+        (with_machine(memory_limit=2 * GIB), Weight.NOTE, "may use 2.0 of its 64.0 GiB"),
         (with_machine(shm=64 << 20), Weight.NOTE, "/dev/shm has 64 MiB"),
         (with_host(clock_ahead_s=-3600.0), Weight.NOTE, "clock is 3600.0 s behind"),
         (with_machine(cores=4), Weight.NOTE, "differ in cores: 8 (a, c), 4 (b)"),
@@ -162,7 +163,7 @@ def test_hosts_that_do_not_reach_each_other_are_a_problem_with_the_whole_report(
     attempts = [Attempt("a", changed.attempts[0].candidate, "refused")]
     changed.network_problem = HostsUnreached(attempts, None)
     (finding,) = find(changed, {})
-    assert "connection refused" in finding.advice
+    assert any("connection refused" in line for line in finding.details)
     assert list(describe(changed, [finding]))[-1] == "1 problem(s): a job would not run."
     changed.network_problem = CannotStart("b", "it has no network interface ib0; it has eth0 10.0.0.2.")
     (finding,) = find(changed, {})
@@ -170,7 +171,7 @@ def test_hosts_that_do_not_reach_each_other_are_a_problem_with_the_whole_report(
 
 
 def test_the_report_is_aligned() -> None:
-    lines = list(describe(survey(2), [Finding(Weight.NOTE, ("a", "b"), "text", "first\nsecond")]))
+    lines = list(describe(survey(2), [Finding(Weight.NOTE, ("a", "b"), "text", "advice " * 20, ("  detail",))]))
     assert lines == [
         "a: connected in 0.20 s",
         "    Linux 6.1, 8 core(s), load 0.50, 60 GiB of 64 GiB memory free",
@@ -190,8 +191,10 @@ def test_the_report_is_aligned() -> None:
         "    b  40 µs 1170 MB/s                -",
         "",
         "note: a, b: text",
-        "    first",
-        "    second",
+        "      detail",
+        "    -> " + "advice " * 12 + "advice",
+        "       " + "advice " * 6 + "advice",
+        "",
         "A job would run on these hosts.",
     ]
 

@@ -121,5 +121,5 @@ def test_an_empty_or_missing_host_file_is_named(tmp_path: Path) -> None:
 
 
 def test_this_machine_has_several_names() -> None:
-    assert all(map(is_local, ("localhost", "127.0.0.1", socket.gethostname())))
-    assert not is_local("node17.example")
+    assert all(map(is_local, ("localhost", "127.0.0.1", "127.0.0.2", "[::1]", socket.gethostname())))
+    assert not any(map(is_local, ("node17.example", "203.0.113.250", "[2001:db8::1]", "0x7f.1")))

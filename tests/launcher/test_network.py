@@ -13,7 +13,7 @@ from hvdlite.launcher.network import Candidate, Network, network_environment, ra
 
 
 def interface(name: str, *addresses: str, **facts: Any) -> dict[str, Any]:
-    usual = dict(is_up=True, is_loopback=False, is_bridge=False, mtu=1500, speed_mbps=1000)
+    usual = dict(is_up=True, is_loopback=False, is_virtual=False, mtu=1500, speed_mbps=1000)
     return {"name": name, "addresses": list(addresses), **usual, **facts}
 
 
@@ -33,7 +33,7 @@ def test_the_loopback_and_what_is_down_and_link_local_are_no_candidates() -> Non
 
 
 def test_an_address_that_two_hosts_have_is_none() -> None:
-    docker = interface("docker0", "172.17.0.1/16", is_bridge=True)
+    docker = interface("docker0", "172.17.0.1/16", is_virtual=True)
     hosts = {name: [docker, interface("eth0", f"10.0.0.{n}/24")] for n, name in enumerate("abc", 1)}
     assert ranked(**hosts) == {"a": ["10.0.0.1"], "b": ["10.0.0.2"], "c": ["10.0.0.3"]}
 
@@ -42,7 +42,10 @@ def test_an_address_that_two_hosts_have_is_none() -> None:
     ("rows", "expected"),
     [
         ([interface("slow", "10.0.0.1/24"), interface("fast", "10.1.0.1/24", speed_mbps=100_000)], "10.1.0.1"),
-        ([interface("br-7", "10.1.0.1/24", is_bridge=True, speed_mbps=10_000), interface("eth0", "10.0.0.1/24")], None),
+        (
+            [interface("br-7", "10.1.0.1/24", is_virtual=True, speed_mbps=10_000), interface("eth0", "10.0.0.1/24")],
+            None,
+        ),
         ([interface("bmc", "169.254.3.1/16", speed_mbps=10_000), interface("eth0", "10.0.0.1/24")], None),
         ([interface("eth0", "fd00::1/64", "10.0.0.1/24")], None),
         ([interface("old", "fd00::1/64", speed_mbps=10_000), interface("eth0", "10.0.0.1/24")], "fd00::1"),

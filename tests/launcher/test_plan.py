@@ -31,6 +31,11 @@ def test_something_must_say_how_many_ranks_there_are() -> None:
         wanted_hosts((), None)
 
 
+def test_ranks_of_this_host_have_no_other_user() -> None:
+    with pytest.raises(BadHostSpec, match="localhost is this host, where ranks run as you; leave out me@"):
+        wanted_hosts((Host("localhost", 2, "me"),), 2)
+
+
 def test_without_a_size_all_slots_are_used() -> None:
     assert len(place_ranks((Host("localhost", 3),), None, {})) == 3
 

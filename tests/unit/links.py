@@ -40,7 +40,7 @@ def zmq_links(
     where = through(root.card)
     with ThreadPoolExecutor() as pool:
         joining = [pool.submit(leaf.join, where, soon()) for leaf in leaves]
-        root.accept([root.card, *(leaf.card for leaf in leaves)], soon())
+        root.accept({rank: leaf.card for rank, leaf in enumerate(leaves, 1)}, soon())
         for each in joining:
             each.result()
     return [root, *leaves]
@@ -55,6 +55,12 @@ def close(links: Sequence[ControlLink]) -> None:
             each.result()
 
 
+def receive(link: ControlLink) -> list[tuple[int, Message] | Lost]:
+    """What has come to ``link``, which hears of its connections while it sleeps."""
+    link.sleep(0)
+    return list(link.receive())
+
+
 _came: WeakKeyDictionary[ControlLink, deque[tuple[int, Message] | Lost]] = WeakKeyDictionary()
 
 
@@ -66,7 +72,7 @@ def next_from(link: ControlLink, *others: ControlLink, within_s: float = 10.0) -
         assert time.monotonic() < deadline, "nothing came"
         came.extend(link.receive())
         for other in others:
-            _came.setdefault(other, deque()).extend(other.receive())
+            _came.setdefault(other, deque()).extend(receive(other))
         if not came:
             link.sleep(20 if others else 100)
     return came.popleft()

@@ -120,7 +120,7 @@ def test_a_key_of_another_job_gets_nowhere() -> None:
         with ThreadPoolExecutor() as pool:
             joining = pool.submit(leaf.join, root.card, soon(0.5))
             with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
-                root.accept([root.card, leaf.card], soon(0.5))
+                root.accept({1: leaf.card}, soon(0.5))
             with pytest.raises(HorovodInternalError, match="no answer from rank 0 at tcp://127.0.0.1:"):
                 joining.result()
         leaf.close()

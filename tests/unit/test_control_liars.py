@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,10 +18,11 @@ from hvdlite.core.messages import Ready
 from hvdlite.core.wire import Header, Type, frame_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.listening import split
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
 from hvdlite.runtime.zmqroot import ZmqRootLink
-from tests.unit.links import SESSION, close, next_from, settings, soon, zmq_links
+from tests.unit.links import SESSION, close, next_from, receive, settings, soon, zmq_links
 
 
 @pytest.fixture
@@ -135,4 +139,35 @@ def test_a_rank_that_was_given_up_is_refused_when_it_comes_back(context: Any) ->
             root.sleep(20)
     with pytest.raises(Refused, match="rank 0 has taken it for lost: its heartbeats stopped"):
         waiting.result()
+    close(links)
+
+
+STRANGERS = {
+    "silence": b"",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: root\r\n\r\n",
+    "ZMTP 1": b"\x01\x00",
+    "ZMTP 3 without a key": b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48),
+    "a length of 2^63": b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47) + b"\x06\x80" + bytes(7),
+    "noise": bytes(range(256)) * 64,
+}
+
+
+@pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
+def test_strangers_are_dropped_and_the_links_go_on(context: Any, words: bytes) -> None:
+    links = root, leaf, other = zmq_links(context)
+    assert isinstance(leaf, ZmqLeafLink)
+    strangers = [socket.create_connection(split(root.card), timeout=5) for _ in range(20)]  # type: ignore[attr-defined]
+    strangers += [socket.create_connection(split(leaf._beacon.endpoint), timeout=5) for _ in range(20)]
+    for stranger in strangers:
+        stranger.sendall(words)
+    leaf.send(Ready(0, 1, ()))
+    assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
+    receive(leaf)
+    began = time.monotonic()
+    for stranger in strangers:
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
+        stranger.close()
+    assert time.monotonic() - began < 3.0  # a handshake may take two
     close(links)

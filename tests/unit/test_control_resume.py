@@ -14,7 +14,7 @@ from hvdlite.core.messages import Ready, Run
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import split
 from hvdlite.runtime.control import ControlLink, Lost
-from tests.unit.links import LEFT, close, next_from, zmq_links
+from tests.unit.links import LEFT, close, next_from, receive, zmq_links
 from tests.unit.middleman import Middleman
 
 COUNT = 600
@@ -65,7 +65,7 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(job: Job3
             troubles += 1
             next_trouble = time.monotonic() + 0.1
         for link, items in came.items():
-            items.extend(link.receive())
+            items.extend(receive(link))
         root.sleep(3)
     expected = [Run(number, ()) for number in range(COUNT)]
     assert came[leaf] == came[other] == [(0, run) for run in expected]
@@ -100,7 +100,7 @@ def test_a_short_silence_is_none(job: Job3) -> None:
     job.middleman.hold()
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
-        assert [item for link in job.links for item in link.receive()] == []
+        assert [item for link in job.links for item in receive(link)] == []
         root.sleep(20)
     job.middleman.let()
     leaf.send(Ready(0, 1, ()))

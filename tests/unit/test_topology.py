@@ -38,6 +38,18 @@ def test_a_host_listed_twice_is_one_host() -> None:
     assert [(p.cross_rank, p.cross_size) for p in placements] == [(0, 2), (1, 2), (0, 1)]
 
 
+def test_ranks_placed_in_turn_count_up_on_their_own_host() -> None:
+    placements = group("abab")
+    assert [(p.local_rank, p.local_size) for p in placements] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [(p.cross_rank, p.cross_size) for p in placements] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+
+
+def test_cross_ranks_skip_hosts_that_have_no_such_local_rank() -> None:
+    placements = group("abbcc")
+    assert [(p.host, p.local_rank) for p in placements] == [("a", 0), ("b", 0), ("b", 1), ("c", 0), ("c", 1)]
+    assert [(p.cross_rank, p.cross_size) for p in placements] == [(0, 3), (1, 3), (0, 2), (2, 3), (1, 2)]
+
+
 def test_a_host_without_slots_gets_no_rank() -> None:
     assert [p.host for p in place([("a", 0), ("b", 1)], 1)] == ["b"]
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvdlite.core.dtypes import OP_NAMES, DType
-from hvdlite.core.messages import Batch, End, EndKind, Kind, Ready, Request, Response, Run
+from hvdlite.core.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
 from hvdlite.core.wire import Message, ProtocolError, Type, decode, encode
 from tests.unit.ranks import request
 
@@ -38,8 +38,11 @@ RESPONSES = st.builds(
     st.none() | REQUESTS,
 )
 BATCHES = st.builds(Batch, BITS, st.lists(RESPONSES, max_size=3).map(tuple))
+READY = st.builds(Ready, st.integers(0, 99), BITS, st.lists(REQUESTS, max_size=3).map(tuple))
+NEWS = st.builds(News, st.lists(st.integers(0, 1 << 31), max_size=4).map(tuple), READY)
 MESSAGES = st.one_of(
-    st.builds(Ready, st.integers(0, 99), BITS, st.lists(REQUESTS, max_size=3).map(tuple)),
+    READY,
+    st.builds(Gathered, st.lists(NEWS, max_size=3).map(tuple)),
     st.builds(Run, st.integers(0, 99), st.lists(BATCHES, max_size=3).map(tuple)),
     st.builds(
         End,
@@ -73,7 +76,7 @@ HEADER = encode(Run(0, ()), 1, 2)[:28]
 @given(st.binary(max_size=200))
 @example(b"\0\0\0\0\xff\xff\xff\xff")
 def test_noise_is_refused(noise: bytes) -> None:
-    for kind in (Type.RUN, Type.END, Type.HELLO, 99):
+    for kind in (Type.RUN, Type.END, Type.GATHERED, Type.HELLO, 99):
         with pytest.raises(ProtocolError):
             decode(HEADER[:3] + bytes([kind]) + HEADER[4:] + noise, 1, 2)
     with pytest.raises(ProtocolError):

@@ -1,8 +1,9 @@
 """The end of a connect test that is dialled: a thread that listens on a host's candidate addresses for a short time.
 
 Every connection is a generator that yields what to send and how many bytes it wants next, so nothing is kept of a
-stranger but the bytes of one HELLO. After the greeting (`greeting`) the listener echoes `ROUNDS` pings, swallows what
-follows up to the end of the stream, and says how many bytes those were.
+stranger but the bytes of one HELLO. After the greeting (`probe_greeting`) the listener echoes `ROUNDS` pings and a wide
+one, which fills packets of any usual size. It swallows what follows up to the end of the stream, and says how many
+bytes those were.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import Final
 
-from . import greeting
+from . import probe_greeting as greeting
 
 ROUNDS: Final = 9
 PING_BYTES: Final = 16
+WIDE_BYTES: Final = 10_000  # more than a packet of 9,000 bytes holds
 TOTAL: Final = struct.Struct("!Q")
 EVERYTHING: Final = 0  # wanted: all up to the end of the stream
 
-_STRANGER_S: Final = 2.0  # for a greeting; a dialler's own deadline is not longer
+_STRANGER_S: Final = 1.0  # for each message of a greeting: half of what a dialler waits behind a crowd of strangers
+_OF_STRANGERS: Final = (greeting.HELLO_BYTES, greeting.PROOF_BYTES)  # wanted before a caller is known
+_TICK_S: Final = 0.2
 _MAX_CONNECTIONS: Final = 512
 _BULK_BYTES: Final = 1 << 20
+_SEND_BUFFER_BYTES: Final = 128 << 10  # holds whatever a conversation says at once
 
 Conversation = Generator[tuple[bytes, int], bytes, None]
 
 
-class Listener:
+class ProbeListener:
     """Listens on each of ``addresses``, as host number ``host``, until `close` or for ``lifetime_s``.
 
     ``ports`` are those to choose from on each address, None for any. ``port_by_address`` says where it listens,
@@ -68,7 +73,7 @@ class Listener:
     def _run(self) -> None:
         self._open_doors()
         while (timeout_s := self._deadline - time.monotonic()) > 0:
-            ready = self._selector.select(min(timeout_s, _STRANGER_S))
+            ready = self._selector.select(min(timeout_s, _TICK_S))
             keys = [key.fileobj for key, _ in ready]
             if self._stopped in keys:
                 break
@@ -95,6 +100,7 @@ class Listener:
             return  # it went away again, or descriptors ran out; the dialler's deadline tells
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._connections[accepted] = _Connection(accepted, _converse(self._token, self._host))
         self._selector.register(accepted, selectors.EVENT_READ)
         if len(self._connections) == _MAX_CONNECTIONS:
@@ -133,7 +139,7 @@ class _Connection:
         _, self._wanted = next(conversation)
 
     def is_overdue(self, now: float) -> bool:
-        return self._wanted != EVERYTHING and now > self._overdue_at
+        return self._wanted in _OF_STRANGERS and now > self._overdue_at
 
     def receive(self) -> bool:
         """Takes what has come; False when the connection is over."""
@@ -148,7 +154,7 @@ class _Connection:
                 said, self._wanted = self._conversation.send(bytes(self._buffer))
                 self._buffer.clear()
                 self._overdue_at = time.monotonic() + _STRANGER_S
-                self._socket.sendall(said)  # less than an empty send buffer takes
+                self._socket.sendall(said)
         except BlockingIOError:
             return True
         except (OSError, StopIteration, greeting.Stranger):
@@ -170,8 +176,8 @@ def _converse(token: bytes, host: int) -> Conversation:
     proof = yield challenge, greeting.PROOF_BYTES
     greeting.check(token, hello, challenge, proof)
     echo = b""
-    for _ in range(ROUNDS):
-        echo = yield echo, PING_BYTES
+    for length in (*[PING_BYTES] * ROUNDS, WIDE_BYTES):
+        echo = yield echo, length
     yield echo, EVERYTHING
 
 

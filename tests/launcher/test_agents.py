@@ -1,0 +1,96 @@
+"""Agents before a job: connected all at once, asked all at once, and gone when nobody needs them any more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hvdlite.errors import CannotStart
+from hvdlite.launcher import agents as module
+from hvdlite.launcher.agents import Agents
+from hvdlite.launcher.hosts import parse_hosts
+from hvdlite.launcher.link import AgentLink
+from hvdlite.launcher.spawners import SshOptions
+from tests.launcher.hvdrun import still_alive
+
+FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def agents(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
+    monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
+    with Agents(SshOptions(), said.append) as opened:
+        yield opened
+
+
+def test_hosts_keep_their_order_and_leave_nothing_behind(agents: Agents) -> None:
+    agents.connect(parse_hosts("b,localhost,a,b:2"))
+    assert list(agents.links) == list(agents.hellos) == ["b", "localhost", "a"]
+    assert [link.is_remote for link in agents.links.values()] == [True, False, True]
+    below = [process.pid for process in psutil.Process().children(recursive=True)]
+    assert len(below) >= 6  # an agent and its guard on each
+    agents.close()
+    assert still_alive(below, within_s=2.0) == []
+
+
+def test_no_more_than_so_many_handshakes_at_once(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[AgentLink] = []
+    at_once = []
+
+    class Counted(AgentLink):
+        def __init__(self, *arguments: Any) -> None:
+            at_once.append(1 + sum(link.hello is None for link in made))
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(module, "AgentLink", Counted)
+    monkeypatch.setattr(module, "MAX_HANDSHAKES", 2)
+    agents.connect(parse_hosts("n[1-5]"))
+    assert list(agents.links) == ["n1", "n2", "n3", "n4", "n5"]
+    assert max(at_once) == 2
+
+
+def test_those_that_fail_are_named_and_the_others_stay(agents: Agents, said: list[str]) -> None:
+    agents.try_to_connect(parse_hosts("refused,a,denied,noisy"))
+    assert list(agents.links) == ["a", "noisy"]
+    assert {host: reason[:3] for host, reason in agents.failures.items()} == {"refused": "ssh", "denied": "me@"}
+    assert "noisy: noisy will be down on Sunday" in said
+
+
+def test_the_first_that_fails_ends_a_connect_and_the_others_are_named_too(agents: Agents) -> None:
+    with pytest.raises(CannotStart, match=r"cannot start on (refused|denied): .* Nor on (denied|refused)\.$"):
+        agents.connect(parse_hosts("a,refused,denied"))
+
+
+def test_an_agent_that_says_nothing_is_given_up(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELLO_S", 0.0)
+    agents.try_to_connect(parse_hosts("a"))
+    assert agents.failures == {"a": "it did not answer within 0 s"}
+    assert agents.links == {}
+
+
+def test_all_are_asked_at_once_and_a_wrong_answer_names_its_host(agents: Agents) -> None:
+    agents.connect(parse_hosts("a,b"))
+    asked = {"a": {"path": "/"}, "b": {"path": "/nowhere"}}
+    assert agents.ask("is_folder", asked) == {"a": True, "b": False}
+    with pytest.raises(CannotStart, match="cannot start on b: the question 'is_folder' lacks 'path'"):
+        agents.ask("is_folder", {"a": {"path": "/"}, "b": {}})
+    with pytest.raises(CannotStart, match=r"cannot start on a: it did not answer 'clock' within 0 s\."):
+        agents.ask("clock", {"a": {}}, timeout_s=0.0)
+
+
+def test_a_question_to_an_agent_that_dies_has_an_end(agents: Agents) -> None:
+    agents.connect(parse_hosts("a,b"))
+    os.kill(agents.links["b"].pid, 9)
+    with pytest.raises(CannotStart, match="cannot start on b: ssh ended with code -9"):
+        agents.ask("is_folder", {"a": {"path": "/"}, "b": {"path": "/"}})

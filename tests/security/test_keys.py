@@ -1,0 +1,99 @@
+"""Peers with the key of another job, or with none, at the ports of a job that speak ZeroMQ."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from hvdlite.rendezvous.job import Job
+from tests.security.victim import Victim, victim
+
+GREETING_BYTES = 64
+FAILURES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+ENDINGS = FAILURES | zmq.EVENT_DISCONNECTED
+
+
+def mechanism_of(address: tuple[str, int]) -> bytes | None:
+    """What the listener names as its security mechanism, if it speaks ZeroMQ's protocol at all."""
+    with socket.create_connection(address, timeout=5.0) as probe:
+        probe.settimeout(3.0)
+        probe.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32))
+        greeting = b""
+        try:
+            while len(greeting) < GREETING_BYTES and (piece := probe.recv(GREETING_BYTES)):
+                greeting += piece
+        except (TimeoutError, ConnectionError):
+            return None
+    speaks_it = len(greeting) == GREETING_BYTES and greeting[:1] == b"\xff"
+    return greeting[12:32].rstrip(b"\0") if speaks_it else None
+
+
+def _no_key(peer: zmq.Socket[Any]) -> None:
+    pass
+
+
+def _key_of_another_job(peer: zmq.Socket[Any]) -> None:
+    Job.create().dial(peer)
+
+
+def mechanisms(job: Victim) -> dict[tuple[str, int], bytes]:
+    """The security mechanisms of all listeners that speak ZeroMQ's protocol."""
+    found = {address: mechanism_of(address) for address in job.tcp_listeners()}
+    return {address: mechanism for address, mechanism in found.items() if mechanism is not None}
+
+
+@pytest.mark.parametrize("prepare", [_no_key, _key_of_another_job])
+def test_a_wrong_key_is_refused_within_a_second(prepare: Callable[[zmq.Socket[Any]], None]) -> None:
+    with victim() as job:
+        assert set(mechanisms(job).values()) == {b"CURVE"}
+        for address in mechanisms(job):
+            assert seconds_until_refused(address, prepare) < 1.0
+        job.end()
+
+
+def seconds_until_refused(address: tuple[str, int], prepare: Callable[[zmq.Socket[Any]], None]) -> float:
+    """How long it takes until a connection with this key ends. Fails if something comes over it."""
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    monitor = peer.get_monitor_socket(ENDINGS)
+    try:
+        peer.linger = 0
+        prepare(peer)
+        began = time.monotonic()
+        peer.connect(f"tcp://{address[0]}:{address[1]}")
+        peer.send(b"let me in")
+        assert monitor.poll(5000), "the connection stands"
+        assert recv_monitor_message(monitor)["event"] & ENDINGS
+        assert not peer.poll(0)
+        return time.monotonic() - began
+    finally:
+        peer.disable_monitor()
+        monitor.close(0)
+        peer.close()
+        context.term()
+
+
+def test_who_has_the_keys_of_the_job_and_is_none_of_its_ranks_changes_nothing() -> None:
+    with victim() as job:
+        server = Job("same", job.secret())
+        context = zmq.Context()
+        try:
+            for (ip, port), mechanism in mechanisms(job).items():
+                for payload in (b"", b"let me in", bytes(4096)):
+                    peer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+                    peer.linger = 500
+                    server.dial(peer)
+                    peer.connect(f"tcp://{ip}:{port}")
+                    peer.send(payload)
+                    assert mechanism == b"CURVE"
+                    assert not peer.poll(300)
+                    peer.close()
+        finally:
+            context.destroy(linger=0)
+        job.end()

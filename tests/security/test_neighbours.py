@@ -1,0 +1,154 @@
+"""What another user of the same machine can see of a job, and do to it."""
+
+from __future__ import annotations
+
+import glob
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from tests.launcher.hvdrun import python, read_until, started
+from tests.security.openings import openings
+from tests.security.victim import victim
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+
+NOBODY = 65534
+
+Result = TypeVar("Result")
+
+PLACES = (
+    *(f"/proc/[0-9]*/{name}" for name in ("cmdline", "environ", "maps", "mem", "fd/*", "status", "comm")),
+    *("/dev/shm/**", "/tmp/**", "/run/**"),
+)
+
+
+def as_nobody(work: Callable[..., Result], *arguments: Any) -> Result:
+    """What ``work`` returns in the process of a user without rights, who may not even run the interpreter."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+
+    def child() -> None:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        there.send(work(*arguments))
+
+    process = fork.Process(target=child)
+    process.start()
+    try:
+        assert here.poll(60.0), "the other user's process gave no answer"
+        result: Result = here.recv()
+        return result
+    finally:
+        process.join(5.0)
+        process.close()
+        here.close()
+        there.close()
+
+
+def holders(key: bytes, *folders: Path) -> list[str]:
+    """The files that hold ``key``, of those that a snooping user would try."""
+    found = []
+    for place in (*PLACES, *(f"{folder}/**" for folder in folders)):
+        for path in glob.iglob(place, recursive=True):
+            if path.startswith(f"/proc/{os.getpid()}/") or not (path.startswith("/proc/") or os.path.isfile(path)):
+                continue
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                try:
+                    if key in os.read(descriptor, 1 << 20):
+                        found.append(path)
+                finally:
+                    os.close(descriptor)
+    return found
+
+
+def test_the_key_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    logs = tmp_path / "logs"
+    program = "import os, signal, sys; print(os.getpid()); print('warm', file=sys.stderr); signal.pause()"
+    with started("-np", "2", "--verbose", "--output-filename", str(logs), *python(program)) as hvdrun:
+        assert hvdrun.stdout is not None
+        assert hvdrun.stderr is not None
+        output = read_until(hvdrun.stdout.fileno(), lambda text: text.count(b"<stdout>") == 2)
+        rank = psutil.Process(int(output.rpartition(b":")[2]))
+        key = rank.environ()["HVDLITE_SECRET"].encode()
+        found = as_nobody(holders, key, logs)
+        hvdrun.terminate()
+        told, complained = hvdrun.communicate()
+    assert found == []
+    assert key not in output + told + complained
+    assert not [path for path in logs.rglob("*") if path.is_file() and key in path.read_bytes()]
+
+
+def test_the_search_finds_a_key_that_is_there_to_be_seen(tmp_path: Path) -> None:
+    key = b"0123456789abcdef" * 4
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()", key.decode()], stdin=subprocess.PIPE) as careless:
+        assert f"/proc/{careless.pid}/cmdline" in as_nobody(holders, key)
+        careless.kill()
+
+
+def knock(addresses: list[str], payload: bytes) -> int:
+    """Sends ``payload`` to each abstract address and returns how many bytes came back."""
+    answered = 0
+    for address in addresses:
+        for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+            with socket.socket(socket.AF_UNIX, kind) as door, suppress(OSError):
+                door.settimeout(0.3)
+                door.connect("\0" + address)
+                door.sendall(payload[:2048])
+                answered += len(door.recv(4096))
+    return answered
+
+
+def test_the_unix_sockets_of_a_job_tell_other_users_nothing(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    with victim() as job:
+        addresses = job.unix_listeners()
+        for payload in openings(canary).values():
+            assert as_nobody(knock, addresses, payload) == 0
+        job.end()
+    assert not canary.exists()
+
+
+def test_ranks_listen_where_they_were_told_and_nowhere_else() -> None:
+    with victim(HVDLITE_ADDRESS="127.0.0.3") as job:
+        listeners = job.tcp_listeners()
+        job.end()
+    assert {address for address, _ in listeners} == {"127.0.0.3"}
+
+
+def test_ranks_of_one_host_listen_on_no_port() -> None:
+    with started("-np", "2", *(sys.executable, "-c", LISTEN)) as hvdrun:
+        assert hvdrun.stdout is not None
+        output = read_until(hvdrun.stdout.fileno(), lambda text: text.count(b"pid") == 2)
+        pids = [int(line.split()[-1]) for line in output.splitlines()]
+        family = {process.pid for pid in (*pids, hvdrun.pid) for process in _family(pid)}
+        listening = [
+            connection
+            for pid in family
+            for connection in psutil.Process(pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        hvdrun.terminate()
+        hvdrun.communicate()
+    assert len(family) >= 4
+    assert listening == []
+
+
+LISTEN = "import hvdlite as hvd, os, signal; hvd.init(); hvd.barrier(); print('pid', os.getpid()); signal.pause()"
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]

@@ -1,0 +1,154 @@
+"""The news of hosts, gathered by their first ranks: all ranks still run the same, and nothing waits for a timer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdlite.core.aggregate import Aggregator
+from hvdlite.core.messages import Batch, Gathered, Kind, News, Ready, Request, Response, Run
+from hvdlite.core.wire import decode, encode
+from tests.unit.ranks import Ranks, request
+
+NAMES = "abcdef"
+
+
+class Host:
+    """A leader's aggregator, and what is on its way between it and the root."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+        self.aggregator = Aggregator(ranks)
+        self.up: deque[bytes] = deque()
+        self.down: deque[Run] = deque()
+
+
+class RanksOnHosts:
+    """Ranks whose messages pass through their hosts; each `move` is one message on one link, or a decision."""
+
+    def __init__(self, sizes: list[int], capacity: int, threshold: int) -> None:
+        self.ranks = Ranks(sum(sizes), capacity, threshold)
+        first = [sum(sizes[:index]) for index in range(len(sizes))]
+        self.hosts = [Host(list(range(begin, begin + size))) for begin, size in zip(first, sizes, strict=True)]
+        self.todo: list[list[Request]] = [[] for _ in self.ranks.leaves]
+
+    def moves(self) -> list[tuple[str, int]]:
+        moves = [("submit", rank) for rank, items in enumerate(self.todo) if items and self._is_free(rank)]
+        for index, host in enumerate(self.hosts):
+            moves += [("gather", rank) for rank in host.ranks if self.ranks.leaves[rank].up]
+            moves += [("across", index)] if host.up else []
+            moves += [("pass", index)] if host.down else []
+        moves += [("take", rank) for rank, leaf in enumerate(self.ranks.leaves) if leaf.down]
+        return moves + ([("cut", 0)] if self.ranks.negotiator.has_agreed else [])
+
+    def move(self, kind: str, which: int) -> None:
+        getattr(self, "_" + kind)(which)
+
+    def send(self, host: Host, news: list[News]) -> None:
+        if news:
+            host.up.append(encode(Gathered(tuple(news)), 0, 0))
+
+    def _is_free(self, rank: int) -> bool:
+        return self.todo[rank][0].name not in self.ranks.leaves[rank].in_flight
+
+    def _submit(self, rank: int) -> None:
+        self.ranks.leaves[rank].submit(self.todo[rank].pop(0))
+
+    def _gather(self, rank: int) -> None:
+        (host,) = [host for host in self.hosts if rank in host.ranks]
+        ready = decode(self.ranks.leaves[rank].up.popleft(), 0, 0)
+        assert isinstance(ready, Ready)
+        self.send(host, host.aggregator.receive(rank, ready))
+
+    def _across(self, index: int) -> None:
+        gathered = decode(self.hosts[index].up.popleft(), 0, 0)
+        assert isinstance(gathered, Gathered)
+        for ranks, ready in gathered.news:
+            for rank in ranks:
+                self.ranks.negotiator.receive(rank, ready)
+
+    def _cut(self, _: int) -> None:
+        run = self.ranks.negotiator.cut()
+        assert run is not None
+        for host in self.hosts:
+            host.down.append(run)
+
+    def _pass(self, index: int) -> None:
+        run = self.hosts[index].down.popleft()
+        self.hosts[index].aggregator.decide(run)
+        for rank in self.hosts[index].ranks:
+            self.ranks.leaves[rank].down.append(encode(run, 0, 0))
+
+    def _take(self, rank: int) -> None:
+        self.ranks.leaves[rank].take()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.booleans())
+def test_ranks_never_differ_and_nothing_is_held_for_ever(data: st.DataObject, sizes: list[int], releases: bool) -> None:
+    """``releases``: the timer of a leader may fire at any time. Where it never does, everything runs all the same."""
+    job = RanksOnHosts(sizes, data.draw(st.integers(0, 4)), data.draw(st.sampled_from([0, 24, 1 << 20])))
+    leaves = job.ranks.leaves
+    for _ in range(data.draw(st.integers(1, 5))):
+        names = data.draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1))
+        gathers = data.draw(st.sets(st.sampled_from(names)))
+        for items in job.todo:
+            for name in data.draw(st.permutations(names)):
+                rows = data.draw(st.integers(0, 2)) if name in gathers else 3
+                kind = Kind.ALLGATHER if name in gathers else Kind.ALLREDUCE
+                items.append(request(name, kind=kind, shape=(rows,)))
+        while any(job.todo) or job.moves() or any(leaf.in_flight for leaf in leaves):
+            waiting = [host for host in job.hosts if host.aggregator.is_waiting] if releases else []
+            if waiting and data.draw(st.booleans()):
+                job.send(waiting[0], waiting[0].aggregator.release())
+            else:
+                job.move(*data.draw(st.sampled_from(job.moves())))
+    assert all(leaf.ran == leaves[0].ran for leaf in leaves)
+    assert not any(leaf.errors for leaf in leaves)
+    assert not job.ranks.negotiator.is_waiting
+    assert not any(host.aggregator.is_waiting for host in job.hosts)
+
+
+def known(aggregator: Aggregator, *bits: int) -> None:
+    """The ranks have asked for tensors, and these bits are what they were answered."""
+    names = [f"t{bit}" for bit in bits]
+    for rank in (4, 5, 6):
+        aggregator.receive(rank, Ready(0, 0, tuple(map(request, names))))
+    responses = tuple(Response(name, "", (), bit) for name, bit in zip(names, bits, strict=True))
+    aggregator.decide(Run(0, (Batch(0, responses),)))
+
+
+def test_what_all_ranks_have_goes_up_once() -> None:
+    aggregator = Aggregator((4, 5, 6))
+    known(aggregator, 0, 1)
+    assert aggregator.receive(5, Ready(0, 0b11, ())) == []
+    assert aggregator.receive(4, Ready(0, 0b01, ())) == []
+    assert aggregator.receive(6, Ready(0, 0b11, ())) == [News((4, 5, 6), Ready(0, 0b01, ()))]
+    assert aggregator.receive(4, Ready(0, 0b10, ())) == [News((4, 5, 6), Ready(0, 0b10, ()))]
+    assert not aggregator.is_waiting
+
+
+def test_what_was_released_is_completed_by_those_who_come_late() -> None:
+    aggregator = Aggregator((4, 5, 6))
+    known(aggregator, 0)
+    assert aggregator.receive(5, Ready(0, 1, ())) == []
+    assert aggregator.release() == [News((5,), Ready(0, 1, ()))]
+    assert aggregator.receive(4, Ready(0, 1, ())) == []
+    assert aggregator.receive(6, Ready(0, 1, ())) == [News((4,), Ready(0, 1, ())), News((6,), Ready(0, 1, ()))]
+    aggregator.decide(Run(0, (Batch(1, ()),)))
+    assert [aggregator.receive(rank, Ready(0, 1, ())) for rank in (4, 5)] == [[], []]
+    assert aggregator.receive(6, Ready(0, 1, ())) == [News((4, 5, 6), Ready(0, 1, ()))]
+
+
+def test_a_request_goes_up_behind_all_that_was_held() -> None:
+    aggregator = Aggregator((4, 5, 6))
+    known(aggregator, 0)
+    assert aggregator.receive(4, Ready(0, 1, ())) == []
+    asked = request("new")
+    assert aggregator.receive(5, Ready(0, 1, (asked,))) == [
+        News((4,), Ready(0, 1, ())),
+        News((5,), Ready(0, 1, ())),
+        News((5,), Ready(0, 0, (asked,))),
+    ]
