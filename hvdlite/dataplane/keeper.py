@@ -83,6 +83,11 @@ class Keeper:
         """How many connections have taken the place of one that ended, on either side."""
         return max(0, self._dialer.connected - 1) + max(0, self._doorman.admitted - 1)
 
+    @property
+    def corrupt(self) -> int:
+        """How many damaged frames have come from the left neighbour."""
+        return self._wires.corrupt
+
     def wait_until_connected(self, deadline: float) -> None:
         """Returns once both neighbours are connected. Raises HorovodInternalError naming who is not at ``deadline``."""
         with self._changed:
@@ -163,5 +168,5 @@ class Keeper:
         logger.warning(
             "rank %d: connections to its neighbours, ranks %d and %d, ended and were made again without a loss; "
             "%d so far, and %d damaged frames",
-            *(self._neighbours.rank, self._neighbours.left, self._neighbours.right, resumed, self._wires.corrupt),
+            *(self._neighbours.rank, self._neighbours.left, self._neighbours.right, resumed, self.corrupt),
         )

@@ -115,14 +115,14 @@ class RingPlane(DataPlane):
             failure = HorovodInternalError(f"rank {self._neighbours.rank} cannot join the ring: {error}")
             self.abort(failure)
             self.close()
-            raise failure from None
+            raise self._error or failure from None
 
     @property
     def counters(self) -> Counters:
         with self._lock:
             if self._keeper is None or self._ring is None:
                 return Counters(0, 0)
-            return Counters(self._keeper.resumed, int(self._library.hvd_ring_corrupt(self._ring)))
+            return Counters(self._keeper.resumed, self._keeper.corrupt)
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         reduction = native.Reduction(int(dtype), op, prescale, postscale)

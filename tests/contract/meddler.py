@@ -100,8 +100,10 @@ class Meddler:
         if self.is_lossy:
             self.lost_bytes += len(data)
             return b""
-        if spared >= len(data) or not self.flip_every or random.random() >= len(data) / self.flip_every:
-            return data
         damaged = bytearray(data)
-        damaged[random.randrange(spared, len(data))] ^= 1 << random.randrange(8)
+        # One bit in each stretch of this many bytes, of which the last one is rarely whole.
+        for begin in range(spared, len(data), self.flip_every) if self.flip_every else ():
+            place = begin + random.randrange(self.flip_every)
+            if place < len(data):
+                damaged[place] ^= 1 << random.randrange(8)
         return bytes(damaged)
