@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.faults.training import training
+from tests.harness import faults
 from tests.harness.hosts import Network
+from tests.hosts.jobs import hvdrun
 
 SNIFFER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("sniffer.py")))
 OF_A_TENSOR = np.arange(10, 26, dtype=np.float32).tobytes()  # rank 0 has such a row in each step
@@ -43,3 +46,28 @@ def test_ranks_listen_on_the_address_of_their_host_only(network: Network) -> Non
             assert others
             assert {listener.rpartition(":")[0] for listener in others} == {host.address}
         job.finish()
+
+
+@pytest.mark.faults
+def test_ranks_listen_on_free_ports_of_the_range(network: Network) -> None:
+    with (
+        faults.occupy(network["a"], range(40000, 40010)),
+        training(network, "a:1,b:1", options=("--port-range", "40000-40020")) as job,
+    ):
+        for host, first in ((network["a"], 40010), (network["b"], 40000)):
+            ports = {int(line.split()[3].rpartition(":")[2]) for line in host.check("ss", "-Hltn").splitlines()}
+            mine = ports - {22, *range(40000, first)}
+            assert mine
+            assert mine <= set(range(first, 40021))
+        assert job.finish().code == 0
+
+
+@pytest.mark.faults
+def test_a_range_without_a_free_port_is_an_error_that_names_it(network: Network) -> None:
+    command = ("-H", "a:1,b:1", "--port-range", "40000-40009", sys.executable, "-c", "import hvdlite as h; h.init()")
+    with faults.occupy(network["a"], range(40000, 40010)), faults.occupy(network["b"], range(40000, 40010)):
+        begun = time.monotonic()
+        ended = hvdrun(network["a"], *command)
+    assert ended.returncode == 1
+    assert "40000-40009" in ended.stderr
+    assert time.monotonic() - begun < 15.0

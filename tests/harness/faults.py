@@ -7,6 +7,7 @@ nothing to anybody, like a cable that was pulled: neither side's kernel reports 
 from __future__ import annotations
 
 import itertools
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,6 +17,12 @@ from typing import Final
 from tests.harness.hosts import Host, Network
 
 _numbers = itertools.count(1)
+_LISTEN: Final = """
+import signal, socket, sys
+held = [socket.create_server(("", port)) for port in range(*map(int, sys.argv[1:]))]
+print("ready", flush=True)
+signal.pause()
+"""
 
 
 @contextmanager
@@ -108,6 +115,16 @@ def kill_sockets(host: Host, condition: str) -> int:
     Both ends get an error at once.
     """
     return len(host.check("ss", "-HKtn", "state", "established", condition).splitlines())
+
+
+@contextmanager
+def occupy(host: Host, ports: range) -> Iterator[None]:
+    """Listens on ``ports`` of ``host``, so that nobody else can."""
+    with host.popen(sys.executable, "-I", "-S", "-c", _LISTEN, str(ports.start), str(ports.stop)) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"ports {ports} of host {host.name} could not be occupied, see above")
+        yield
 
 
 @contextmanager

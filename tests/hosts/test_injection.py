@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.harness import cgroups, faults
+from tests.harness.clocks import WallClock
 from tests.harness.hosts import Host, HostProcess, Network
 from tests.harness.wan import bad_line
 
@@ -197,3 +198,14 @@ def test_covered_hidden_and_small_places_are_one_host_s(network: Network, tmp_pa
     with faults.small_disk(b, Path("/dev/shm"), "64k"):
         ended = b.run("dd", "if=/dev/zero", "of=/dev/shm/x", "bs=128k", "count=1")
         assert (ended.returncode, "No space left" in ended.stderr) == (1, True)
+
+
+def test_a_wrong_clock_is_wrong_and_jumps(network: Network, tmp_path: Path) -> None:
+    clock = WallClock(tmp_path, shift_s=3600)
+    program = "import time; print(int(time.time()), time.monotonic())"
+    for shift_s in (3600, -90):
+        clock.set(shift_s)
+        for command in (("date", "+%s 0"), (sys.executable, "-I", "-S", "-c", program)):
+            wall, monotonic = network["a"].run(*command, env=clock.environment).stdout.split()
+            assert abs(int(wall) - shift_s - time.time()) < 10.0
+            assert float(monotonic) == 0.0 or abs(float(monotonic) - time.monotonic()) < 10.0

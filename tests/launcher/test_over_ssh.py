@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import hvdlite
 from tests.launcher.hvdrun import pids_in, read_until, run, started, still_alive
 
 FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
@@ -111,6 +112,11 @@ def test_a_copy_of_the_folder_is_where_ranks_of_other_hosts_run(
     assert here["cwd"] == str(tmp_path)
     assert far["cwd"].startswith(f"{tmp_path}/home/.cache/hvdlite/sync/")
     assert (Path(far["cwd"]) / "data").read_text() == "its data"
+
+
+def test_a_function_and_its_results_pass_through_ssh_too() -> None:
+    here, far = hvdlite.run(os.getenv, ("FAKE_HOST",), np=2, hosts="localhost:1,far:1")
+    assert (here, far) == (None, "far")
 
 
 def test_a_dry_run_shows_the_line_of_each_host_and_connects_to_none(log: Path) -> None:
