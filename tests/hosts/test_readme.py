@@ -1,0 +1,43 @@
+"""What the README says about several hosts works as it is written there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.hosts import ROOT, Network, missing
+
+SECTION = re.search(r"^## Several hosts\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+assert SECTION is not None
+COMMANDS = re.findall(r"^(hvdrun .*?) *#", SECTION[1], re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Network]:
+    if reason := missing():
+        pytest.skip(reason)
+    with Network("node1", "node2") as network:
+        yield network
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_works_on_two_hosts(nodes: Network, tmp_path: Path, command: str) -> None:
+    (tmp_path / "hosts.txt").write_text("node1 slots=2\nnode2 slots=2\n")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ended = nodes["node1"].run("sh", "-c", command, cwd=tmp_path, env={"PATH": programs}, timeout_s=90)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    if "torch_digits" in command:
+        accuracy = re.search(r"([0-9.]+) ?%", ended.stdout.splitlines()[-1])
+        assert accuracy is not None, ended.stdout
+        assert float(accuracy[1]) >= 97
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) == 4
