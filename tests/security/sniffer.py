@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -42,6 +42,12 @@ class Capture:
     def streams(self) -> dict[Flow, bytes]:
         """The bytes of each flow; what was captured twice counts once, and what was missed is not there."""
         return {flow: b"".join(parts[at] for at in sorted(parts)) for flow, parts in self._segments.items()}
+
+    def keep(self, ports: Container[int]) -> None:
+        """Forgets what neither came from nor went to one of ``ports``: other jobs use the interface too."""
+        self._segments = {
+            flow: parts for flow, parts in self._segments.items() if flow.source[1] in ports or flow.target[1] in ports
+        }
 
     def __contains__(self, pattern: bytes) -> bool:
         return any(pattern in stream for stream in self.streams().values())

@@ -35,6 +35,7 @@ def read_along(**environ: str) -> tuple[Capture, list[bytes]]:
     with victim(**environ) as job:
         with capture() as seen:
             threading.Event().wait(READS_FOR_S)
+        seen.keep({port for _, port in job.tcp_listeners()})
         keys = [job.secret().encode(), bytes.fromhex(job.secret())]
         job.end()
     return seen, keys
