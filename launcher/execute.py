@@ -162,6 +162,7 @@ class _Execution:
                     now,
                     is_oom=bool(message["is_oom"]),
                     uncertain_s=link.clock.uncertain_s,
+                    ended_by=(int(told[0]), " ".join(str(told[1]).split())) if (told := message["ended_by"]) else None,
                 )
             )
 
@@ -207,8 +208,8 @@ class _Execution:
             self._screen.end(rank)
         failure = self._supervisor.failure
         if failure:
-            log = self._logs.path(failure.rank, Stream.STDERR) if self._logs else None
-            self._screen.message(*describe_failure(failure, self._screen.tail(failure.rank), log))
+            log = self._logs.path(failure.to_look_at, Stream.STDERR) if self._logs else None
+            self._screen.message(*describe_failure(failure, self._screen.tail(failure.to_look_at), log))
         if self._logs and self._logs.lost_bytes:
             self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
         interrupted = failure is None and self._supervisor.exit_code != 0

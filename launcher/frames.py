@@ -35,9 +35,9 @@ class Kind(IntEnum):
     END = 3  # down: {"grace_s"} for what the workers left behind, then SIGKILL
     STARTED = 4  # up: {"rank", "pid"}
     FAILED = 5  # up: {"rank", "reason"}, the rank could not be started
-    EXITED = (
-        6  # up: {"rank", "pid", "code", "time", "is_oom"}; a code below 0 is a signal, time is the host's monotonic
-    )
+    # up: {"rank", "pid", "code", "time", "is_oom", "ended_by"}; a code below 0 is a signal, time is the host's
+    # monotonic, ended_by is null or [rank, fate]: because of which rank the session of this one ended
+    EXITED = 6
     STDOUT = 7  # up: rank and bytes
     STDERR = 8  # up: rank and bytes
     HELLO = 9  # up: what hello.describe() says
