@@ -27,7 +27,7 @@ from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import Mismatch
 from hvdlite.log import logger
 from hvdlite.runtime.batch import Work
-from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.control import ControlLink, Left, Lost
 from hvdlite.runtime.executor import Executor
 from hvdlite.runtime.inflight import InFlight
 from hvdlite.runtime.report import report_end
@@ -81,6 +81,8 @@ class Coordinator:
         for item in self._link.receive():
             if isinstance(item, Lost):
                 self._lose(item)
+            elif isinstance(item, Left):
+                self._gone.add(item.end.rank)
             else:
                 self._take(*item)
         if new := self._in_flight.take_new():
