@@ -23,6 +23,7 @@ from typing import Any, Final
 
 GREETING: Final = b"\0hvdlite agent\0"
 MAX_PAYLOAD_BYTES: Final = 64 << 20
+NUMBERS: Final = range(1 << 32)  # of ranks and channels
 _HEADER: Final = struct.Struct("!IB")
 _NUMBER: Final = struct.Struct("!I")
 
@@ -78,7 +79,7 @@ def unpack_message(payload: bytes) -> dict[str, Any]:
     """The fields of a JSON frame. Raises FrameError if it holds none."""
     try:
         fields = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"a frame holds no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise FrameError(f"a frame holds {type(fields).__name__} instead of fields")
