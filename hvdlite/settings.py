@@ -58,6 +58,9 @@ class Settings:
     address: str = _setting("", "IP address where this rank's links across hosts listen; empty: the loopback's")
     port_range: str = _setting("", "ports where this rank's links across hosts listen, as in 40000-40100; empty: any")
     encrypt_data: bool = _setting(False, "encrypt the tensors too that cross a network, not only what is said of them")
+    report: str = _setting(
+        "", "descriptor and inode of the pipe on which a rank tells hvdrun why its session ended, as in 7:81234"
+    )
     run_address: str = _setting("", "ZeroMQ address from which a rank of hvdlite.run() fetches its function")
     run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
 

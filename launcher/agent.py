@@ -203,7 +203,10 @@ class Agent:
         self._workers.forget_empty_groups()
         kills, self._oom_kills = self._oom_kills, oom_kills()
         is_oom = code == -signal.SIGKILL and self._oom_kills > kills
-        self._send(pack_message(Kind.EXITED, rank=worker.rank, pid=pid, code=code, time=ended, is_oom=is_oom))
+        told = worker.read_report()
+        self._send(
+            pack_message(Kind.EXITED, rank=worker.rank, pid=pid, code=code, time=ended, is_oom=is_oom, ended_by=told)
+        )
 
     def _reap(self) -> None:
         """Takes note of children that have ended: orphans that were adopted, and workers without a pidfd."""

@@ -13,7 +13,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -59,30 +59,32 @@ class Archive:
                     tar.extractall(fresh, filter="data")
             except (*_DAMAGED, TypeError) as error:  # TypeError: a Python before 3.11.4 without filters
                 raise ValueError(f"the working directory cannot be unpacked: {error}") from None
-            names = _move(Path(fresh), folder)
-        _remove_old(folder, names)
+            names = list(_names(Path(fresh)))
+            record = folder.with_suffix(".files")
+            _remove_old(folder, record, keep=names)
+            for fresh_name in names:
+                _move(Path(fresh) / fresh_name, folder / fresh_name)
+            record.write_text(json.dumps(names))
         return str(folder)
 
 
-def _move(fresh: Path, folder: Path) -> set[str]:
-    """Moves all files of ``fresh`` into ``folder`` and returns their names."""
-    names = set()
+def _names(fresh: Path) -> Iterator[str]:
+    """The files in ``fresh``, links to folders among them."""
     for parent, folders, files in os.walk(fresh):
-        for name in [*files, *(name for name in folders if (Path(parent) / name).is_symlink())]:
-            path = Path(parent) / name
-            relative = path.relative_to(fresh)
-            target = folder / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target)  # what is a file here now was a folder before
-            path.replace(target)
-            names.add(str(relative))
-    return names
+        links = (name for name in folders if (Path(parent) / name).is_symlink())
+        yield from (str((Path(parent) / name).relative_to(fresh)) for name in (*files, *links))
 
 
-def _remove_old(folder: Path, names: set[str]) -> None:
-    record = folder.with_suffix(".files")
-    with suppress(OSError, ValueError):
-        for name in set(json.loads(record.read_text())) - names:
-            (folder / name).unlink(missing_ok=True)
-    record.write_text(json.dumps(sorted(names)))
+def _remove_old(folder: Path, record: Path, keep: Sequence[str]) -> None:
+    """Removes what the last archive brought, but ``keep``, while its folders and links still are where it put them."""
+    with suppress(FileNotFoundError, ValueError):
+        for name in set(json.loads(record.read_text())).difference(keep):
+            with suppress(OSError):
+                (folder / name).unlink()
+
+
+def _move(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)  # what is a file here now was a folder before
+    path.replace(target)

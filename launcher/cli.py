@@ -109,6 +109,7 @@ def hvdrun(
     hosts = wanted_hosts(where.listed(), size, per_host)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
+    _check_folder()
     if any(is_local(host.name) for host in hosts):
         _check_command(command, environment)
     if encrypts:
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         message, code = str(error), _BAD_USAGE
     except OSError as error:
-        message, code = f"{error.strerror}: {error.filename}.", 1
+        message, code = f"{error.strerror}: {error.filename}." if error.filename else f"{error}.", 1
     message = " ".join(message.split())
     stop = "" if message.endswith((".", "?")) else "."
     print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)
@@ -187,6 +188,13 @@ def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horov
     if is_horovod:
         environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
     return environment
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise click.UsageError("the working directory was removed; cd into one that there is.") from None
 
 
 def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -9,11 +9,8 @@ import click
 
 from .agents import Agents
 from .connect_test import Ask
-from .doctor_report import as_json, describe
-from .findings import Weight, find
 from .host_options import HostOptions, host_options
 from .hosts import Host
-from .survey import Survey, SurveyedHost, examine_hosts, examine_network
 
 
 @click.command(
@@ -27,6 +24,11 @@ def doctor(where: HostOptions, is_json: bool) -> int:
 
     Without -H and --hostfile it is this host alone.
     """
+    # Imported here, for no job needs them, and every one would start later.
+    from .doctor_report import as_json, describe
+    from .findings import Weight, find
+    from .survey import Survey, SurveyedHost, examine_hosts, examine_network
+
     hosts = where.listed() or (Host("localhost"),)
     with Agents(where.ssh, _ignore_line) as agents:
         agents.try_to_connect(hosts)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from .agents import Agents
-from .frames import Kind, unpack_message, unpack_output
+from .frames import FrameError, Kind, unpack_message, unpack_output
 from .lease import SILENCE_S, Lease
 from .link import AgentLink
 from .logs import Logs
@@ -60,6 +60,7 @@ class _Execution:
         self._links = {host: agents.links[host] for host in plan.hosts}
         self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic())
         self._lease = Lease([link for link in self._links.values() if link.is_remote], time.monotonic())
+        self._ranks = {host: frozenset(plan.ranks_on(host)) for host in plan.hosts}
         self._waiting: set[Sink] = set()
         self._warned_of_logs = False
 
@@ -114,9 +115,13 @@ class _Execution:
 
     def _receive(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
         if kind in _STREAMS:
-            self._show(kind, payload)
+            self._show(link, kind, payload)
         else:
             self._note(link, kind, payload)
+
+    def _check(self, link: AgentLink, rank: int) -> None:
+        if rank not in self._ranks[link.host]:
+            raise FrameError(f"rank {rank} is not one of its own")
 
     def _show_line(self, link: AgentLink, line: str) -> None:
         self._screen.message(f"hvdrun: {link.host}: {line}")
@@ -130,8 +135,9 @@ class _Execution:
             return ""  # it was told to end
         return link.explain() if link.is_remote or link.problem else _AGENT_DIED
 
-    def _show(self, kind: Kind, payload: bytes) -> None:
+    def _show(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
         rank, data = unpack_output(payload)
+        self._check(link, rank)
         self._screen.show(rank, _STREAMS[kind], data)
         if self._logs:
             self._logs.write(rank, _STREAMS[kind], data)
@@ -142,6 +148,7 @@ class _Execution:
     def _note(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
         message, now = unpack_message(payload), time.monotonic()
         rank = int(message["rank"])
+        self._check(link, rank)
         if kind is Kind.STARTED:
             link.pids[rank] = int(message["pid"])
             self._supervisor.started(rank)
@@ -162,6 +169,7 @@ class _Execution:
                     now,
                     is_oom=bool(message["is_oom"]),
                     uncertain_s=link.clock.uncertain_s,
+                    ended_by=(int(told[0]), " ".join(str(told[1]).split())) if (told := message["ended_by"]) else None,
                 )
             )
 
@@ -207,8 +215,8 @@ class _Execution:
             self._screen.end(rank)
         failure = self._supervisor.failure
         if failure:
-            log = self._logs.path(failure.rank, Stream.STDERR) if self._logs else None
-            self._screen.message(*describe_failure(failure, self._screen.tail(failure.rank), log))
+            log = self._logs.path(failure.to_look_at, Stream.STDERR) if self._logs else None
+            self._screen.message(*describe_failure(failure, self._screen.tail(failure.to_look_at), log))
         if self._logs and self._logs.lost_bytes:
             self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
         interrupted = failure is None and self._supervisor.exit_code != 0

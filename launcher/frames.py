@@ -23,6 +23,7 @@ from typing import Any, Final
 
 GREETING: Final = b"\0hvdlite agent\0"
 MAX_PAYLOAD_BYTES: Final = 64 << 20
+NUMBERS: Final = range(1 << 32)  # of ranks and channels
 _HEADER: Final = struct.Struct("!IB")
 _NUMBER: Final = struct.Struct("!I")
 
@@ -35,9 +36,9 @@ class Kind(IntEnum):
     END = 3  # down: {"grace_s"} for what the workers left behind, then SIGKILL
     STARTED = 4  # up: {"rank", "pid"}
     FAILED = 5  # up: {"rank", "reason"}, the rank could not be started
-    EXITED = (
-        6  # up: {"rank", "pid", "code", "time", "is_oom"}; a code below 0 is a signal, time is the host's monotonic
-    )
+    # up: {"rank", "pid", "code", "time", "is_oom", "ended_by"}; a code below 0 is a signal, time is the host's
+    # monotonic, ended_by is null or [rank, fate]: because of which rank the session of this one ended
+    EXITED = 6
     STDOUT = 7  # up: rank and bytes
     STDERR = 8  # up: rank and bytes
     HELLO = 9  # up: what hello.describe() says
@@ -78,7 +79,7 @@ def unpack_message(payload: bytes) -> dict[str, Any]:
     """The fields of a JSON frame. Raises FrameError if it holds none."""
     try:
         fields = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"a frame holds no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise FrameError(f"a frame holds {type(fields).__name__} instead of fields")

@@ -28,9 +28,11 @@ _READ_BYTES: Final = 256 << 10
 _OUTBOX_BYTES: Final = 4 << 20
 _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the agent's greeting
 _MAX_SAID: Final = 50  # lines of stderr that are kept
+_MAX_LINE_BYTES: Final = 64 << 10  # of stderr; what is longer is cut
 _LAST_WRITE_S: Final = 0.5
 _END_S: Final = 2.0
 _DEATH_S: Final = 1.0
+_GONE: Final = "the agent is gone"
 
 
 @dataclass(slots=True)
@@ -133,8 +135,12 @@ class AgentLink:
 
     def ask(self, what: str, **fields: Any) -> Question:
         """Asks the agent a question of the table in `answers`; turns of the loop bring the answer."""
+        question = Question()
+        if self.is_over:
+            question.finish(None, _GONE)
+            return question
         self._asked += 1
-        question = self._questions[self._asked] = Question()
+        self._questions[self._asked] = question
         self.send(Kind.ASK, id=self._asked, what=what, **fields)
         return question
 
@@ -189,7 +195,7 @@ class AgentLink:
         try:
             for kind, payload in self._frames.feed(self._after_greeting(data)):
                 self._take(kind, payload)
-        except (FrameError, KeyError, TypeError, ValueError) as error:
+        except (FrameError, KeyError, OverflowError, TypeError, ValueError) as error:
             self._finish(f"its agent sent what cannot be understood: {error}")
 
     def _after_greeting(self, data: bytes) -> bytes:
@@ -231,7 +237,8 @@ class AgentLink:
         *lines, self._said_tail = (self._said_tail + data).split(b"\n")
         if not data:
             self._loop.unwatch(self._stderr.fileno())
-            lines, self._said_tail = [self._said_tail] if self._said_tail else [], b""
+        if self._said_tail and (not data or len(self._said_tail) > _MAX_LINE_BYTES):
+            lines, self._said_tail = [*lines, self._said_tail], b""
         for line in lines:
             text = line.decode(errors="backslashreplace").rstrip("\r")
             self._said.append(text)
@@ -242,7 +249,7 @@ class AgentLink:
         self._loop.unwatch(self._stdout.fileno())
         self._tunnel.shut()
         for question in self._questions.values():
-            question.finish(None, "the agent is gone")
+            question.finish(None, _GONE)
         self._listener.end(self)
 
     # ---- what goes

@@ -22,21 +22,29 @@ _HINTS: Final = {
 
 
 def describe_failure(failure: Failure, last_lines: Sequence[str], log: Path | None) -> Iterator[str]:
-    """The lines of the box: which rank failed, how, what it wrote last to stderr and where the rest is."""
-    title = f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} "
-    yield title.ljust(_WIDTH, "-")
-    if failure.pid is not None:
-        yield f"| process {failure.pid}"
-    if failure.is_oom:
-        yield "| hint: lower the batch size or the number of ranks on that host; 'dmesg' there has the details"
-    elif failure.signum in _HINTS:
-        yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
+    """The lines of the box: which rank is to blame, why, what it wrote last to stderr and where the rest is."""
+    culprit = failure.culprit
+    if culprit and culprit.fate:
+        yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
+        yield f"| rank {failure.rank} on {failure.host} {failure.reason} because of that"
+    else:
+        yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
+        yield from _details(failure)
     if last_lines:
         yield "| the last lines of its stderr:"
         yield from (f"|   {line}" for line in last_lines)
     if log is not None:
         yield f"| its log: {log}"
     yield "+".ljust(_WIDTH, "-")
+
+
+def _details(failure: Failure) -> Iterator[str]:
+    if failure.pid is not None:
+        yield f"| process {failure.pid}"
+    if failure.is_oom:
+        yield "| hint: lower the batch size or the number of ranks on that host; 'dmesg' there has the details"
+    elif failure.signum in _HINTS:
+        yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
 
 
 def describe_plan(plan: Plan, inherited: Mapping[str, str], ways: Sequence[Sequence[str]]) -> Iterator[str]:

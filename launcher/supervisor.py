@@ -9,7 +9,8 @@ A job is in one of five phases::
                                                                v
                                                            FINISHED
 
-The first failure in time decides the exit code; what the other ranks do after it is a consequence of it.
+The first failure in time decides the exit code; what the other ranks do after it is a consequence of it. News of an
+earlier one may come later: its time tells, or the rank that was heard first, which names the culprit.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ Action = Signal | Close | Destroy
 
 
 @dataclass(frozen=True, slots=True)
+class Culprit:
+    """The rank because of which another one failed, in the other's words; ``fate`` is empty if it merely left."""
+
+    rank: int
+    host: str
+    fate: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why the job failed. ``code`` is what a shell would show, ``signum`` is None unless a signal ended the rank."""
 
@@ -72,6 +82,12 @@ class Failure:
     reason: str
     is_oom: bool = False  # the kernel ended it for want of memory
     uncertain_s: float = 0.0  # how far off ``time`` may be either way
+    culprit: Culprit | None = None  # another rank
+
+    @property
+    def to_look_at(self) -> int:
+        """The rank whose output may tell more: the culprit if its fate is known, else the one that failed."""
+        return self.culprit.rank if self.culprit and self.culprit.fate else self.rank
 
     def is_surely_before(self, other: Failure) -> bool:
         return self.time + self.uncertain_s < other.time - other.uncertain_s
@@ -121,16 +137,20 @@ class Supervisor:
         *,
         is_oom: bool = False,
         uncertain_s: float = 0.0,
+        ended_by: tuple[int, str] | None = None,
     ) -> list[Action]:
-        """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``."""
+        """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``.
+
+        ``ended_by`` is the rank because of which its session had ended, and what became of that.
+        """
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
         if is_oom:
             how = "was killed by the kernel: out of memory"
-        return self._ended(
-            Failure(rank, self._host_by_rank[rank], pid, shown, signum, time, how, is_oom, uncertain_s), now
-        )
+        culprit = self._culprit(rank, ended_by)
+        host = self._host_by_rank[rank]
+        return self._ended(Failure(rank, host, pid, shown, signum, time, how, is_oom, uncertain_s, culprit), now)
 
     def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
         """Rank ``rank`` could not be started."""
@@ -180,12 +200,24 @@ class Supervisor:
             if self.phase is Phase.RUNNING:
                 self.failure = end
                 actions += self._terminate(now)
-            elif self.failure is not None and end.is_surely_before(self.failure):
+            elif self.failure is not None and self._is_rather_the_cause(end, self.failure):
                 self.failure = end
         if not self._alive:
             self._enter(Phase.CLOSING, now + GRACE_S + LAST_WAIT_S)
             return [*(action for action in actions if isinstance(action, Destroy)), Close()]
         return actions
+
+    def _culprit(self, rank: int, ended_by: tuple[int, str] | None) -> Culprit | None:
+        if ended_by is None or ended_by[0] == rank or ended_by[0] not in self._host_by_rank:
+            return None
+        return Culprit(ended_by[0], self._host_by_rank[ended_by[0]], ended_by[1])
+
+    def _is_rather_the_cause(self, end: Failure, known: Failure) -> bool:
+        if (end.culprit is None) == (known.culprit is None):
+            return end.is_surely_before(known)
+        # What ends because of the first failure's SIGTERM, or SIGKILL, is no cause.
+        is_own = end.signum != signal.SIGTERM and (end.signum != signal.SIGKILL or self.phase is not Phase.KILLING)
+        return known.culprit is not None and known.culprit.rank == end.rank and is_own
 
     def _terminate(self, now: float) -> list[Action]:
         self._enter(Phase.TERMINATING, now + GRACE_S)

@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
@@ -49,12 +50,13 @@ def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path) -> dict[str,
 
 def pack(folder: Path, archive: IO[bytes]) -> None:
     """Writes a tar of what is to be copied. Raises LaunchError if that is more than MAX_BYTES."""
-    total = 0
+    total, root = 0, os.path.realpath(folder)
     with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
         for name in sorted(_names(folder)):
             path = folder / name
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-                path = path.resolve()  # it leads out of what is copied
+            target = Path(os.path.realpath(path))
+            if path.is_symlink() and not target.is_relative_to(root):
+                path = target  # it leads out of what is copied
             if not (path.is_symlink() or path.is_file()):
                 continue
             total += path.lstat().st_size
@@ -63,8 +65,14 @@ def pack(folder: Path, archive: IO[bytes]) -> None:
                     f"--sync copies at most {MAX_BYTES >> 20} MB, and there is more in {folder}; "
                     "list what the ranks do not need in .gitignore, or use a shared disk."
                 )
-            tar.add(path, name, recursive=False)
+            link = os.path.relpath(target, os.path.realpath(path.parent))
+            tar.add(path, name, recursive=False, filter=partial(_with_link, link))
     archive.flush()
+
+
+def _with_link(link: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """``member``, which leads to ``link`` if it is a symbolic link: an absolute path would lead out of the copy."""
+    return member.replace(linkname=link, deep=False) if member.issym() else member
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -72,10 +80,11 @@ def _names(folder: Path) -> Iterator[str]:
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, check=True).stdout
-        yield from {os.fsdecode(name) for name in listed.split(b"\0") if name}
-        return
     except (OSError, subprocess.CalledProcessError):
-        pass  # no git, or no repository
+        listed = b""  # no git, or no repository
+    if listed:
+        yield from {os.fsdecode(name) for name in listed.split(b"\0") if name}
+        return  # else this folder is one that the repository around it ignores
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
         links = [name for name in folders if (Path(parent) / name).is_symlink()]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from .frames import Kind, pack_message, pack_output
+from .frames import NUMBERS, Kind, pack_message, pack_output
 from .loop import WRITE, Loop
 from .sink import Sink
 
@@ -59,7 +59,8 @@ class Tunnel:
         """Connects ``channel`` to the abstract socket ``name``; without one, or if that fails, closes it."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            if name is None or channel in self._channels or len(self._channels) >= MAX_CHANNELS:
+            is_new = channel in NUMBERS and channel not in self._channels
+            if name is None or not is_new or len(self._channels) >= MAX_CHANNELS:
                 raise ConnectionRefusedError
             connection.connect(f"\0{name}")
         except OSError:

@@ -1,11 +1,13 @@
 """The worker processes of one host: how they start, take signals, and are known to be gone.
 
-A worker leads a session of its own, reads nothing (its stdin is /dev/null) and writes to two pipes. The process that
-uses this module is the subreaper of all of them, so one that left its worker's group is still its child in the end.
+A worker leads a session of its own, reads nothing (its stdin is /dev/null) and writes to two pipes, and to a third one
+because of which rank its session ended, which is read when it is over (`hvdlite.runtime.report`). The process that uses
+this module is the subreaper of all of them, so one that left its worker's group is still its child in the end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,19 +15,32 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from .frames import Kind
 from .processes import children, die_with_parent, signal_group
 
+_REPORT_BYTES: Final = 64 << 10
+
 
 @dataclass(slots=True)
 class Worker:
-    """One rank's process. ``pipes`` are those still open, and which of its streams each is."""
+    """One rank's process. ``pipes`` are those still open, and which of its streams each is; ``report`` is the third."""
 
     rank: int
     process: subprocess.Popen[bytes]
     pipes: dict[int, Kind]
+    report: int
     pidfd: int | None = None
+
+    def read_report(self) -> list[object] | None:
+        """The culprit and its fate, as the rank told last, or None; closes the pipe. Call it once, after the end."""
+        with open(self.report, "rb", buffering=0) as pipe, suppress(ValueError):
+            *_, last = (pipe.read(_REPORT_BYTES) or b"").splitlines()  # none: it never told
+            told = json.loads(last)
+            if [type(each) for each in told] == [int, str]:
+                return list(told)
+        return None
 
 
 class Workers:
@@ -45,11 +60,14 @@ class Workers:
         """Starts the worker of ``rank``. Raises OSError or ValueError if that cannot be done."""
         ends: list[int] = []
         try:
-            ends += [*os.pipe(), *os.pipe()]
-            stdout, written_stdout, stderr, written_stderr = ends
+            ends += [*os.pipe(), *os.pipe(), *os.pipe()]
+            stdout, written_stdout, stderr, written_stderr, report, written_report = ends
+            for end in (stdout, stderr, report, written_report):
+                os.set_blocking(end, False)
             process = subprocess.Popen(
                 command,
-                env=environment,
+                env={**environment, "HVDLITE_REPORT": f"{written_report}:{os.fstat(written_report).st_ino}"},
+                pass_fds=(written_report,),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=written_stdout,
@@ -61,11 +79,10 @@ class Workers:
             for end in ends:
                 os.close(end)
             raise
-        os.close(written_stdout)
-        os.close(written_stderr)
-        os.set_blocking(stdout, False)
-        os.set_blocking(stderr, False)
-        worker = self._by_pid[process.pid] = Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR})
+        for end in (written_stdout, written_stderr, written_report):
+            os.close(end)
+        worker = Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR}, report)
+        self._by_pid[process.pid] = worker
         with suppress(OSError):  # a kernel without pidfd (before 5.3) still tells of each death by SIGCHLD
             worker.pidfd = os.pidfd_open(process.pid)
         self._groups.add(process.pid)

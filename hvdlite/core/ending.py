@@ -1,4 +1,4 @@
-"""The end of a group as the error that every waiting and later call raises."""
+"""The end of a group in words: the error that every waiting and later call raises, and what became of the culprit."""
 
 from __future__ import annotations
 
@@ -27,3 +27,14 @@ def error_of(end: End) -> HvdError:
             "Wait for the collectives of a process set before you call remove_process_set()."
         )
     return HorovodInternalError(f"rank {end.rank} on {end.host} failed: {end.cause}")
+
+
+def fate_of(end: End) -> str:
+    """What became of the rank that caused ``end``, as in "was lost: its process ended"; empty if it merely left."""
+    if end.kind is EndKind.LOST:
+        return f"was lost: {end.cause}"
+    if end.kind is EndKind.STALLED:
+        names = [name for rank, name in end.missing if rank == end.rank]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"stalled: it did not submit {', '.join(names[:3])}{more} within {end.waited_s:.0f} s"
+    return f"failed: {end.cause}" if end.kind is EndKind.FAILED else ""

@@ -1,8 +1,9 @@
 """What two ends of a link say about a new connection, before messages go over it.
 
 The dialling end says HELLO; the root answers WELCOME or REFUSAL. Both ends tell in the header how many messages they
-have received over earlier connections, and `hvdlite.core.stream` sends the rest again. A HELLO carries a token that
-only this rank knows: the root was told its digest when the job began, so nobody else of the job can take the place of
+have received over earlier connections, and `hvdlite.core.stream` sends the rest again. A HELLO also tells how many
+messages there are, so that the root knows of those that do not get through. It carries a token that only this rank
+knows: the root was told its digest when the job began, so nobody else of the job can take the place of
 a rank, neither before it comes nor afterwards.
 """
 
@@ -43,9 +44,9 @@ def fits(token: bytes, expected: str) -> bool:
     return hmac.compare_digest(digest(token), expected)
 
 
-def hello(message: Hello, received: int, session: int) -> bytes:
+def hello(message: Hello, sent: int, received: int, session: int) -> bytes:
     """The first frame of a connection."""
-    return frame_of(Header(Type.HELLO, 0, received), session, _HELLO.pack(*message))
+    return frame_of(Header(Type.HELLO, sent, received), session, _HELLO.pack(*message))
 
 
 def welcome(received: int, session: int) -> bytes:

@@ -16,7 +16,6 @@ _ABSENT = {
     "elastic jobs": "min_num_proc max_num_proc min_np max_np slots reset_limit cooldown_range host_discovery_script",
     "MPI": "use_mpi mpi_args",
     "workers with another Python": "executable",
-    "ranks on other hosts": "ssh_port ssh_identity_file",
 }
 
 
@@ -51,9 +50,9 @@ def run(
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` on ``num_proc`` ranks and returns the results in rank order; see `hvdlite.run`.
 
-    ``disable_cache``, ``use_gloo`` and the network interfaces choose between ways that do not exist here, and nothing
-    follows from them. Raises ValueError for the arguments of elastic jobs, of MPI and of ranks on other hosts, and for
-    ``executable``.
+    ``network_interface`` holds names with commas in between, ``network_interfaces`` a list of them. ``disable_cache``
+    and ``use_gloo`` choose between ways that do not exist here, and nothing follows from them. Raises ValueError for
+    the arguments of elastic jobs and of MPI, and for ``executable``.
     """
     given = locals()
     for what, names in _ABSENT.items():
@@ -70,6 +69,9 @@ def run(
         num_proc,
         hosts=hosts,
         hostfile=hostfile,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        network_interfaces=network_interfaces or (network_interface or "").split(","),
         start_timeout=start_timeout,
         output_filename=output_filename,
         verbose=bool(verbose),

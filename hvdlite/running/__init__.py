@@ -24,6 +24,9 @@ def run(
     hosts: str | None = None,
     hostfile: str | None = None,
     env: Mapping[str, str] | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    network_interfaces: Sequence[str] = (),
     start_timeout: float | None = None,
     output_filename: str | None = None,
     verbose: bool = False,
@@ -54,6 +57,9 @@ def run(
     options = {
         "-H": hosts,
         "--hostfile": hostfile,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--network-interfaces": ",".join(network_interfaces) or None,
         "--start-timeout": None if start_timeout is None else f"{start_timeout:g}",
         "--output-filename": output_filename,
     }

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hvdlite.core.messages import End
 from hvdlite.core.wire import Message
 from hvdlite.runtime.wake import Wake
 
@@ -20,6 +21,12 @@ class Lost(NamedTuple):
 
     rank: int
     cause: str
+
+
+class Left(NamedTuple):
+    """The orderly end of a rank that talks to the root through this one. The root's answer ends the group here, too."""
+
+    end: End
 
 
 class ControlLink(ABC):
@@ -32,7 +39,7 @@ class ControlLink(ABC):
         """To the root, or from the root to every rank. Does not block."""
 
     @abstractmethod
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[tuple[int, Message] | Lost | Left]:
         """What has come: messages with their sender, and peers that were lost, after their last messages."""
 
     @abstractmethod

@@ -27,9 +27,10 @@ from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import Mismatch
 from hvdlite.log import logger
 from hvdlite.runtime.batch import Work
-from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.control import ControlLink, Left, Lost
 from hvdlite.runtime.executor import Executor
 from hvdlite.runtime.inflight import InFlight
+from hvdlite.runtime.report import report_end
 from hvdlite.settings import Settings
 
 _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles and the rest goes on accumulating
@@ -56,6 +57,7 @@ class Coordinator:
         self._ranks = ranks
         self._hosts = hosts
         self._on_end = on_end
+        self._report = settings.report
         self._link = link
         self._plane = plane
         self._in_flight = in_flight
@@ -79,6 +81,8 @@ class Coordinator:
         for item in self._link.receive():
             if isinstance(item, Lost):
                 self._lose(item)
+            elif isinstance(item, Left):
+                self._gone.add(item.end.rank)
             else:
                 self._take(*item)
         if new := self._in_flight.take_new():
@@ -258,6 +262,8 @@ class Coordinator:
 
     def _finish(self, end: End) -> None:
         error = error_of(end)
+        if self._end is None and end.kind is not EndKind.REMOVED:
+            report_end(end, self._report)
         if end.kind not in ORDERLY:
             self._plane.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
         self.has_ended.set()  # the root agrees no batch after an end

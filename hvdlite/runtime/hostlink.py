@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hvdlite.core.aggregate import Aggregator
 from hvdlite.core.messages import ORDERLY, End, Gathered, News, Ready, Run
 from hvdlite.core.wire import Message, ProtocolError
-from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.control import ControlLink, Left, Lost
 from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.zmqlink import ZmqLink
 
@@ -93,7 +93,7 @@ class LeaderLink(_HostLink):
             if message.kind in ORDERLY:
                 self._farewell = message
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[tuple[int, Message] | Lost | Left]:
         for item in self._within.receive():
             if isinstance(item, Lost):
                 yield item
@@ -101,8 +101,7 @@ class LeaderLink(_HostLink):
                 self._news += self._aggregator.receive(item[0], item[1])
             elif isinstance(item[1], End):
                 self._send_end(item[1])
-                if item[1].kind not in ORDERLY:
-                    yield item
+                yield Left(item[1]) if item[1].kind in ORDERLY else item
             else:
                 raise ProtocolError(f"rank {item[0]} sent a message that is not its to send")
         self._send_news()

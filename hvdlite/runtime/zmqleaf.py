@@ -131,7 +131,7 @@ class ZmqLeafLink(ZmqLink):
         self._connection = self._watch(socket, zmq.EVENT_DISCONNECTED)
         socket.connect(self._root)
         own = Hello(self._settings.rank, self._settings.size, self._token)
-        socket.send(hello(own, self._stream.received, self._session))
+        socket.send(hello(own, self._stream.sent, self._stream.received, self._session))
 
     def _settle(self, header: Header) -> None:
         """The root welcomes the connection: sends what it does not have."""

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from hvdlite.core.wire import MAX_FRAME_BYTES
+from hvdlite.core.wire import MAX_FRAME_BYTES, Message
 from hvdlite.log import logger
 from hvdlite.runtime.absence import Absence
-from hvdlite.runtime.control import ControlLink
+from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
 
@@ -64,6 +64,10 @@ class ZmqLink(ControlLink):
         self._answers: dict[int | zmq.Socket[bytes], Callable[[], object]] = {}  # what `sleep` does itself
         self._has_events = True  # on a monitor, perhaps: to look each time would be a tenth of a round trip
         self._answer(self.wake.fd, self.wake.clear)
+
+    @abstractmethod
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        """As of `ControlLink`: nobody talks to the root through this end alone."""
 
     def sleep(self, timeout_ms: int | None) -> None:
         if (due := self._due()) is not None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
 
 from hvdlite.core.greeting import Hello, fits, read_hello, refusal, welcome
-from hvdlite.core.stream import Stream
+from hvdlite.core.stream import MAX_FRUITLESS, Attempts, Stream
 from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
@@ -36,6 +36,7 @@ class _Peer:
     stream: Stream
     name: bytes | None = None
     fd: int = -1
+    attempts: Attempts = field(default_factory=Attempts)
     absence: Absence | None = None
     lost: str = ""  # why, once it is
 
@@ -106,7 +107,8 @@ class ZmqRootLink(ZmqLink):
             peer = self._by_name.get(name)
             if peer is None:
                 assert isinstance(frame, zmq.Frame)
-                self._greet(name, frame)
+                if (stuck := self._greet(name, frame)) is not None:
+                    yield self._lose(stuck, self._why_stuck(stuck))
                 continue
             assert isinstance(frame, bytes)
             try:
@@ -139,20 +141,24 @@ class ZmqRootLink(ZmqLink):
 
     # ---- connections
 
-    def _greet(self, name: bytes, frame: zmq.Frame) -> None:
+    def _greet(self, name: bytes, frame: zmq.Frame) -> _Peer | None:
+        """Takes a connection if it is a peer's; returns that peer if nothing gets through to it or from it."""
         try:
             header = header_of(frame.bytes, self._session)
             if header.kind in (Type.READY, Type.END, Type.RECEIPT):
-                return  # the rest of a connection that its rank has replaced meanwhile; it comes again
+                return None  # the rest of a connection that its rank has replaced meanwhile; it comes again
             hello = read_hello(header, frame.bytes)
         except ProtocolError as error:
             self._warn(f"a connection to rank 0 was ignored: {error}")
-            return
+            return None
         if reason := self._why_not(hello):
             self._warn(f"rank 0 refused a connection: {reason}")
             self._transmit(name, refusal(reason, self._session))
-            return
-        self._attach(self._peers[hello.rank], name, int(frame.get(zmq.SRCFD)), header)
+            return None
+        peer = self._peers[hello.rank]
+        self._attach(peer, name, int(frame.get(zmq.SRCFD)), header)
+        peer.attempts.begin(peer.stream.sent, header.received, header.number, peer.stream.received)
+        return peer if peer.attempts.fruitless >= MAX_FRUITLESS else None
 
     def _why_not(self, hello: Hello) -> str:
         """Why this hello is refused; empty if it is not."""
@@ -162,6 +168,12 @@ class ZmqRootLink(ZmqLink):
         if not fits(hello.token, peer.digest):
             return f"it claims to be rank {hello.rank}, and is not"
         return f"rank 0 has taken it for lost: {peer.lost}" if peer.lost else ""
+
+    def _why_stuck(self, peer: _Peer) -> str:
+        return (
+            f"{MAX_FRUITLESS} connections in a row between rank 0 and rank {peer.rank} ended before a control frame "
+            "had passed: something in the network damages it, or cuts the connections"
+        )
 
     def _attach(self, peer: _Peer, name: bytes, fd: int, header: Header) -> None:
         try:

@@ -22,6 +22,7 @@ _OPTIONS: Final = (
     "StrictHostKeyChecking=accept-new",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
+    "ControlMaster=no",  # a shared connection that is open is used, but none is left behind
     "ClearAllForwardings=yes",
     "RemoteCommand=none",
 )

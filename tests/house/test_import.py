@@ -36,3 +36,10 @@ def test_importing_the_package_is_fast_and_imports_no_framework(tmp_path: Path) 
     best_s = min(seconds for seconds, _ in runs)
     print(f"import hvdlite: {best_s * 1000:.0f} ms, best of {len(runs)}")
     assert best_s < LIMIT_S
+
+
+def test_hvdrun_imports_the_doctor_only_when_it_is_called() -> None:
+    program = "import sys; from hvdlite.launcher import cli; print(*sys.modules)"
+    modules = set(subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60).split())
+    assert "hvdlite.launcher.doctor" in modules
+    assert {"hvdlite.launcher.survey", "hvdlite.launcher.findings", "hvdlite.launcher.doctor_report"} & modules == set()

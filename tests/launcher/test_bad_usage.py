@@ -56,3 +56,13 @@ def test_bad_usage(
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("hvdrun: ")
     assert message in shown.err
+
+
+def test_a_working_directory_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["-np", "1", "true"]) == 2
+    assert "the working directory was removed" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -40,3 +41,34 @@ def test_the_culprit_is_named_and_not_a_victim(tmp_path: Path, failure: str, cul
         box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
         assert f"rank {culprit} on" in box
         assert hint in box
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_that_is_stopped_is_named_and_not_who_noticed(tmp_path: Path, stopped: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        _PROGRAM.format(culprit=stopped, failure="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    )
+    ended = run("-np", "3", sys.executable, str(script))
+    assert ended.returncode == 1, ended.stderr
+    box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
+    assert re.match(rf"\+-- hvdrun: rank {stopped} on \S+ was lost: its process \d+ has been stopped for \d", box), box
+    assert re.search(r"\n\| rank \d on \S+ ended with code 1 because of that\n", box), box
+
+
+def test_a_rank_that_does_not_submit_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_PROGRAM.format(culprit=1, failure="time.sleep(600)"))
+    ended = run("-np", "3", "-x", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=2", sys.executable, str(script))
+    assert ended.returncode == 1, ended.stderr
+    box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
+    assert re.match(r"\+-- hvdrun: rank 1 on \S+ stalled: it did not submit x within 2 s", box), box
+
+
+def test_a_victim_whose_stderr_is_elsewhere_names_the_culprit(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_PROGRAM.format(culprit=1, failure="hvd.shutdown(); time.sleep(0.5); sys.exit(7)"))
+    program = f"trap '' TERM; exec {sys.executable} {script} 2>/dev/null"
+    ended = run("-np", "3", "bash", "-c", program)
+    assert ended.returncode == 7, ended.stderr
+    assert "hvdrun: rank 1 on" in ended.stderr

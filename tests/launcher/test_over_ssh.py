@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import hvdlite
+from hvdlite.horovod.runner import run as horovod_run
 from tests.launcher.hvdrun import pids_in, read_until, run, started, still_alive
 
 FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
@@ -117,6 +119,24 @@ def test_a_copy_of_the_folder_is_where_ranks_of_other_hosts_run(
 def test_a_function_and_its_results_pass_through_ssh_too() -> None:
     here, far = hvdlite.run(os.getenv, ("FAKE_HOST",), np=2, hosts="localhost:1,far:1")
     assert (here, far) == (None, "far")
+
+
+def test_horovods_run_reaches_hosts_as_it_is_told(log: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch()
+    here, far = horovod_run(
+        os.getenv, ("FAKE_HOST",), num_proc=2, hosts="localhost:1,far:1", ssh_port=2200, ssh_identity_file=str(key)
+    )
+    assert (here, far) == (None, "far")
+    words = log.read_text().splitlines()
+    assert words[words.index("-p") :][:4] == ["-p", "2200", "-i", str(key)]
+
+
+@pytest.mark.parametrize("option", [{"network_interfaces": ["none8", "none9"]}, {"network_interface": "none8,none9"}])
+def test_horovods_run_names_interfaces(option: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdlite.running.caller.Call.results", lambda call: call._arguments)
+    words = horovod_run(os.getenv, ("FAKE_HOST",), **option)
+    assert words[words.index("--network-interfaces") + 1] == "none8,none9"
 
 
 def test_a_dry_run_shows_the_line_of_each_host_and_connects_to_none(log: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
+from hvdlite.launcher.report import describe_failure
 from hvdlite.launcher.supervisor import GRACE_S, LAST_WAIT_S, START_S, Close, Destroy, Phase, Signal, Supervisor
 
 TERM, KILL = Signal(signal.SIGTERM), Signal(signal.SIGKILL)
@@ -65,12 +68,52 @@ def test_of_two_clocks_that_are_not_sure_the_failure_that_was_heard_first_is_the
     assert supervisor.exit_code == 8
 
 
+def test_a_victim_is_not_the_cause_although_it_was_heard_first_and_ended_first() -> None:
+    supervisor = job(*HERE)
+    supervisor.exited(0, 10, 1, time=5.0, now=5.0, ended_by=(2, "was lost: its process ended"))
+    supervisor.exited(1, 11, 1, time=4.9, now=5.1, ended_by=(2, "was lost: its process ended"))
+    supervisor.exited(2, 12, 7, time=5.2, now=5.2)
+    assert supervisor.failure is not None
+    assert (supervisor.failure.rank, supervisor.exit_code) == (2, 7)
+
+
+def test_a_victim_does_not_take_the_place_of_a_cause() -> None:
+    supervisor = job(*HERE)
+    supervisor.exited(2, 12, 7, time=5.2, now=5.2)
+    supervisor.exited(0, 10, 1, time=5.0, now=5.3, ended_by=(2, "was lost: its process ended"))
+    assert supervisor.exit_code == 7
+
+
+@pytest.mark.parametrize("end", [0, -signal.SIGTERM, -signal.SIGKILL], ids=["well", "SIGTERM", "SIGKILL"])
+def test_a_culprit_that_has_no_failure_of_its_own_is_named_by_its_victim(end: int) -> None:
+    supervisor = job(*HERE)
+    supervisor.exited(0, 10, 3, time=5.0, now=5.0, ended_by=(2, "was lost: its process 12 has been stopped for 2.5 s"))
+    supervisor.exited(1, 11, 4, time=5.1, now=5.1)
+    supervisor.tick(5.0 + GRACE_S)
+    supervisor.exited(2, 12, end, time=10.1, now=10.1)
+    failure = supervisor.failure
+    assert failure is not None
+    assert (failure.rank, failure.to_look_at, supervisor.exit_code) == (0, 2, 3)
+    box = list(describe_failure(failure, [], None))
+    assert box[0].startswith("+-- hvdrun: rank 2 on here was lost: its process 12 has been stopped for 2.5 s ")
+    assert box[1] == "| rank 0 on here ended with code 3 because of that"
+
+
+@pytest.mark.parametrize("named", [0, 3, -1], ids=["itself", "of no job", "negative"])
+def test_a_rank_that_names_no_other_is_the_cause_itself(named: int) -> None:
+    supervisor = job(*HERE)
+    supervisor.exited(0, 10, 3, time=5.0, now=5.0, ended_by=(named, "was lost"))
+    assert supervisor.failure is not None
+    assert (supervisor.failure.culprit, supervisor.failure.to_look_at) == (None, 0)
+
+
 def test_a_kill_for_want_of_memory_is_named() -> None:
     supervisor = job("a")
     supervisor.exited(0, 10, -signal.SIGKILL, time=5.0, now=5.0, is_oom=True)
     assert supervisor.exit_code == 128 + signal.SIGKILL
     assert supervisor.failure is not None
     assert supervisor.failure.reason == "was killed by the kernel: out of memory"
+    assert "\n".join(describe_failure(supervisor.failure, [], None)).count("memory") == 1
 
 
 def test_a_host_without_a_sign_of_life_loses_its_ranks_and_is_destroyed_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -105,3 +106,37 @@ def test_a_folder_of_another_name_is_refused(name: str, home: Path) -> None:
 def test_an_archive_that_is_damaged_is_refused(tree: Path, home: Path) -> None:
     with pytest.raises(ValueError, match="cannot be unpacked"):
         unpack(archive_of(tree)[:-200])
+
+
+def test_files_links_and_folders_may_take_each_others_names(tree: Path, home: Path) -> None:
+    there = unpack(archive_of(tree))
+    (tree / "train.py").unlink()
+    (tree / "train.py").mkdir()
+    (tree / "train.py/part").write_text("a folder now\n")
+    shutil.move(tree / "data", tree / "moved")
+    (tree / "data").symlink_to("moved")
+    (tree / "inside").unlink()
+    assert unpack(archive_of(tree)) == there
+    assert names_in(there) == {"train.py/part", "package/model.py", "moved/big", "out"}
+    assert (there / "data/big").read_text() == "data/big\n"
+    (tree / "data").unlink()
+    shutil.move(tree / "moved", tree / "data")
+    unpack(archive_of(tree))
+    assert names_in(there) == {"train.py/part", "package/model.py", "data/big", "out"}
+    assert not (there / "data").is_symlink()
+
+
+def test_an_absolute_link_within_the_folder_leads_to_the_copy(tree: Path, home: Path) -> None:
+    (tree / "absolute").symlink_to(tree / "data/big")
+    (tree / "around").symlink_to("../tree/data/big")
+    (tree / "loop").symlink_to("loop")
+    there = unpack(archive_of(tree))
+    for name in ("absolute", "around"):
+        assert (there / name).resolve() == there / "data/big"
+    assert (there / "loop").readlink() == Path("loop")
+
+
+def test_a_folder_that_the_repository_around_it_ignores_is_copied_all_the_same(tree: Path, home: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tree.parent)], check=True)
+    (tree.parent / ".gitignore").write_text("*\n")
+    assert names_in(unpack(archive_of(tree))) == {"train.py", "package/model.py", "data/big", "inside", "out"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import time
 
@@ -86,6 +87,26 @@ def test_a_stall_names_the_one_rank_that_is_late(missing: int) -> None:
     for outcome in outcomes:
         assert outcome.error == "Stalled"
         assert f"rank {missing} is missing gradient" in outcome.message
+
+
+def _leader_holds_the_gil() -> None:
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="gradient")
+    if hvd.rank() == LEADER:
+        ctypes.PyDLL(None).sleep(7)
+    hvd.allreduce(np.ones(3), name="gradient")
+
+
+def test_a_leader_that_holds_the_gil_is_the_first_that_is_late_and_not_lost() -> None:
+    """Nothing from its host passes meanwhile, so its other ranks count as late too."""
+    environ = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    outcomes = process_ranks(SIZE, _leader_holds_the_gil, environ=environ, environ_by_rank=HOSTS)
+    for outcome in outcomes:
+        assert outcome.error == "Stalled", outcome.output
+        assert outcome.message.startswith(f"stalled for 2 s: rank {LEADER} is missing gradient; ")
+    ended_at = [outcome.ended_at or float("inf") for outcome in outcomes]
+    for rank in ON_FIRST:  # the others hear of it once it passes news on again
+        assert ended_at[rank] < ended_at[LEADER] - 2
 
 
 def _reduce_for_ever() -> None:

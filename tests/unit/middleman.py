@@ -9,6 +9,7 @@ import threading
 
 from hvdlite.rendezvous.listening import endpoint, split
 
+_LARGE_BYTES = 1000
 _RESET = struct.pack("ii", 1, 0)  # struct linger: a close sends a reset
 
 
@@ -25,6 +26,7 @@ class Middleman:
         self._may_pass = threading.Event()
         self._may_pass.set()
         self._flips = 0
+        self._flips_large = False
         self.recorded: list[bytes] = []  # of each connection, what its dialler sent
         self._start(self._accept)
 
@@ -53,6 +55,10 @@ class Middleman:
     def flip(self) -> None:
         """Changes one bit in what passes next."""
         self._flips += 1
+
+    def flip_large(self) -> None:
+        """Changes one bit in all that passes from now on in pieces larger than those that begin a connection."""
+        self._flips_large = True
 
     def hold(self) -> None:
         """Lets nothing pass any more, and ends nothing."""
@@ -91,8 +97,8 @@ class Middleman:
                 self._may_pass.wait()
                 if number >= 0:
                     self.recorded[number] += data
-                if self._flips and len(data) > 20:
-                    self._flips -= 1
+                if (self._flips and len(data) > 20) or (self._flips_large and len(data) > _LARGE_BYTES):
+                    self._flips = max(0, self._flips - 1)
                     data = data[:-3] + bytes([data[-3] ^ 16]) + data[-2:]
                 sink.sendall(data)
         for each in (source, sink):

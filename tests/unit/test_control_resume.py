@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import zmq
 
-from hvdlite.core.messages import Ready, Run
+from hvdlite.core.greeting import Refused
+from hvdlite.core.messages import Batch, Ready, Run
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import split
 from hvdlite.runtime.control import ControlLink, Lost
@@ -105,6 +107,31 @@ def test_a_short_silence_is_none(job: Job3) -> None:
     job.middleman.let()
     leaf.send(Ready(0, 1, ()))
     assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
+
+
+@pytest.mark.parametrize("is_upwards", [True, False], ids=["to the root", "from the root"])
+def test_a_frame_that_never_passes_ends_the_attempts_on_both_sides(job: Job3, is_upwards: bool) -> None:
+    root, leaf, other = job.links
+    job.middleman.flip_large()
+    if is_upwards:
+        leaf.send(Ready(0, 1 << 20_000, ()))
+    else:
+        root.send(Run(0, (Batch(1 << 20_000, ()),)))
+    refused = None
+    lost: list[Lost] = []
+    deadline = time.monotonic() + 20
+    while (refused is None or not lost) and time.monotonic() < deadline:
+        lost += [item for item in receive(root) if isinstance(item, Lost)]
+        root.sleep(20)
+        try:
+            receive(leaf)
+        except Refused as error:
+            refused = error
+        with contextlib.suppress(Refused):
+            receive(other)
+    why = "30 connections in a row between rank 0 and rank 1 ended before a control frame had passed"
+    assert why in str(refused)
+    assert any(item.rank == 1 and why in item.cause for item in lost)
 
 
 def test_what_was_recorded_cannot_be_played_again(job: Job3) -> None:

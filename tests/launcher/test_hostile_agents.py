@@ -1,0 +1,106 @@
+"""Agents that lie: whatever comes through the connection costs the job, says so in words, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdlite.launcher.agents import Agents
+from hvdlite.launcher.frames import GREETING, Kind, pack, pack_message, pack_output
+from hvdlite.launcher.hello import Hello
+from hvdlite.launcher.hosts import parse_hosts
+from hvdlite.launcher.spawners import SshOptions
+from tests.launcher.hvdrun import run
+
+# Answers questions as an agent would that shares this machine, and after START sends what the file of $LIES holds.
+LIAR = f"""#!{sys.executable} -S
+import os, sys
+sys.path[:0] = {[path for path in sys.path if path]!r}
+from hvdlite.launcher.answers import ANSWERS
+from hvdlite.launcher.frames import GREETING, FrameReader, Kind, pack_message, unpack_message
+from hvdlite.launcher.hello import Hello
+os.write(1, GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
+reader = FrameReader()
+while data := os.read(0, 65536):
+    for kind, payload in reader.feed(data):
+        if kind is Kind.ASK:
+            question = unpack_message(payload)
+            os.write(1, pack_message(Kind.ANSWER, id=question["id"], answer=ANSWERS[question["what"]](question)))
+        elif kind is Kind.START:
+            os.write(1, open(os.environ["LIES"], "rb").read())
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for ssh, first on PATH, to be written."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LIES", str(tmp_path / "lies"))
+    path = tmp_path / "ssh"
+    path.touch(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lies", "words"),
+    [
+        (pack_output(Kind.STDOUT, 0, b"forged\n"), "rank 0 is not one of its own"),
+        (pack_output(Kind.STDERR, 4_000_000_000, b"x\n"), "rank 4000000000 is not one of its own"),
+        (pack_message(Kind.EXITED, rank=0, pid=1, code=0, time=0.0, is_oom=False), "rank 0 is not one of its own"),
+        (pack_message(Kind.STARTED, rank=-1, pid=1), "rank -1 is not one of its own"),
+        (pack(Kind.EXITED, b'{"rank": Infinity}'), "cannot convert float infinity"),
+        (pack(Kind.EXITED, b'{"rank": 1}'), "'code'"),
+        (pack(Kind.OPEN, b"[" * 100_000), "a frame holds no JSON"),
+        (pack(Kind.HELLO, b"{}"), "hello has no proper 'protocol'"),
+        (b"\xff" * 5, "not a frame"),
+    ],
+)
+def test_a_lie_ends_the_job_and_is_told(ssh: Path, tmp_path: Path, lies: bytes, words: str) -> None:
+    ssh.write_text(LIAR)
+    (tmp_path / "lies").write_bytes(lies)
+    begun = time.monotonic()
+    ended = run("-H", "localhost:1,liar:1", "sleep", "600")
+    assert time.monotonic() - begun < 20
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "rank 1 on liar was lost: its agent sent what cannot be understood" in ended.stderr
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("channel", [-1, 1 << 32, 1 << 80])
+def test_a_channel_without_a_proper_number_is_refused(ssh: Path, tmp_path: Path, channel: int) -> None:
+    ssh.write_text(LIAR)
+    last = pack_message(Kind.STARTED, rank=1, pid=1) + pack_message(
+        Kind.EXITED, rank=1, pid=1, code=7, time=time.monotonic(), is_oom=False
+    )
+    (tmp_path / "lies").write_bytes(pack_message(Kind.OPEN, channel=channel, service="HVDLITE_RENDEZVOUS") + last)
+    ended = run("-H", "localhost:1,liar:1", "sleep", "600")
+    assert ended.returncode == 7, ended.stderr
+    assert "rank 1 on liar ended with code 7" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_line_without_an_end_is_cut(ssh: Path, tmp_path: Path) -> None:
+    (tmp_path / "hello").write_bytes(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
+    ssh.write_text(f"#!/bin/sh\nhead -c 1000000 /dev/zero >&2\ncat {tmp_path / 'hello'}\nexec cat > /dev/null\n")
+    said: list[str] = []
+    with Agents(SshOptions(), said.append) as agents:
+        agents.connect(parse_hosts("far"))
+        agents.loop.turn(1.0)
+    assert max(map(len, said)) < 2_000_000
+    assert len(said) > 1
+
+
+def test_a_question_to_an_agent_that_is_gone_is_answered_at_once(ssh: Path, tmp_path: Path) -> None:
+    (tmp_path / "hello").write_bytes(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
+    ssh.write_text(f"#!/bin/sh\ncat {tmp_path / 'hello'}\n")
+    with Agents(SshOptions(), lambda line: None) as agents:
+        agents.connect(parse_hosts("far"))
+        while not agents.links["far"].is_over:
+            agents.loop.turn(5.0)
+        question = agents.links["far"].ask("clock")
+        assert (question.is_done, question.error) == (True, "the agent is gone")

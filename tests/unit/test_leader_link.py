@@ -1,0 +1,105 @@
+"""What the first rank of a host makes of what comes from the others of its host, with all ends in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+from unittest.mock import Mock
+
+import pytest
+import zmq
+
+from hvdlite.core.messages import End, EndKind
+from hvdlite.rendezvous.door import Door
+from hvdlite.rendezvous.job import Job
+from hvdlite.runtime.control import Left, Lost
+from hvdlite.runtime.coordinator import Coordinator
+from hvdlite.runtime.hostlink import LeaderLink
+from hvdlite.runtime.unixlink import UnixLink
+from hvdlite.runtime.zmqleaf import ZmqLeafLink
+from hvdlite.runtime.zmqroot import ZmqRootLink
+from hvdlite.settings import Settings
+from tests.unit.links import SESSION, soon
+
+LEFT_2 = End(EndKind.LEFT, 2, "b", "it left")
+LEFT_0 = End(EndKind.LEFT, 0, "a", "it left")
+
+
+class Tree(NamedTuple):
+    """Rank 0 on a host of its own, and ranks 1 and 2 on another one, whose leader is rank 1."""
+
+    root: ZmqRootLink
+    leader: LeaderLink
+    member: UnixLink
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    def settings(rank: int) -> Settings:
+        return Settings(rank=rank, size=3)
+
+    job = Job.create()
+    with zmq.Context() as context, Door(b"token") as door, ThreadPoolExecutor() as pool:
+        root = ZmqRootLink(context, job, SESSION, settings(0))
+        leaf = ZmqLeafLink(context, job, SESSION, settings(1))
+        joining = pool.submit(leaf.join, root.card, soon())
+        root.accept({1: leaf.card}, soon())
+        joining.result()
+        member = UnixLink.dial(door.address, b"token", SESSION, settings(2), soon(), 1)
+        leader = LeaderLink(leaf, UnixLink.accept(door, SESSION, settings(1), soon(), [2]), [1, 2])
+        yield Tree(root, leader, member)
+        for closing in [pool.submit(link.close) for link in (root, leader)]:
+            closing.result()
+
+
+def _coordinator(link: LeaderLink, plane: Mock) -> Coordinator:
+    in_flight, executor = Mock(), Mock()
+    in_flight.take_new.return_value = in_flight.all.return_value = executor.entries.return_value = []
+    return Coordinator(
+        Settings(rank=1, size=3), [0, 1, 2], ["a", "b", "b"], link, plane, in_flight, executor, on_end=Mock()
+    )
+
+
+def test_a_member_that_leaves_is_not_lost_although_the_root_is_gone_before_it(tree: Tree) -> None:
+    """The root's answer never comes, and what was agreed before it left is still run on the leader."""
+    plane = Mock()
+    coordinator = _coordinator(tree.leader, plane)
+    tree.root.send(LEFT_0)
+    while coordinator.ended_by is None:
+        tree.leader.sleep(100)
+        coordinator.turn()
+    tree.member.send(LEFT_2)
+    tree.member.close()
+    _turn_until_member_is_gone(coordinator, tree.leader)
+    assert coordinator.ended_by == LEFT_0
+    plane.abort.assert_not_called()
+
+
+def test_a_member_that_ends_without_leaving_is_lost(tree: Tree) -> None:
+    plane = Mock()
+    coordinator = _coordinator(tree.leader, plane)
+    tree.member.close()
+    _turn_until_member_is_gone(coordinator, tree.leader)
+    assert coordinator.ended_by == End(EndKind.LOST, 2, "b", "its process ended")
+    plane.abort.assert_called_once()
+
+
+def test_the_leader_hears_of_an_orderly_end_before_its_link_ends(tree: Tree) -> None:
+    tree.member.send(LEFT_2)
+    tree.member.close()
+    came: list[object] = []
+    deadline = soon()
+    while not came or not isinstance(came[-1], Lost):
+        assert soon(0) < deadline
+        tree.leader.sleep(100)
+        came += tree.leader.receive()
+    assert came == [Left(LEFT_2), Lost(2, "its process ended")]
+
+
+def _turn_until_member_is_gone(coordinator: Coordinator, link: LeaderLink) -> None:
+    within, deadline = link._within, soon()
+    while within._peers:
+        assert soon(0) < deadline
+        link.sleep(100)
+        coordinator.turn()
