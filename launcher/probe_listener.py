@@ -8,6 +8,7 @@ bytes those were.
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import struct
@@ -184,7 +185,6 @@ def _converse(token: bytes, host: int) -> Conversation:
 def _listen(address: str, ports: range | None) -> socket.socket:
     """A socket that listens on the first free port. Raises OSError if there is none."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    problem = OSError("no port in the range")
     for port in ports or (0,):
         door = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -193,7 +193,9 @@ def _listen(address: str, ports: range | None) -> socket.socket:
             door.listen(_MAX_CONNECTIONS)
         except OSError as error:
             door.close()
-            problem = error
+            if error.errno != errno.EADDRINUSE:
+                raise
         else:
             return door
-    raise problem
+    told = f"ports {ports[0]}-{ports[-1]}" if ports else "its ports"
+    raise OSError(errno.EADDRINUSE, f"{told} are all in use")

@@ -19,6 +19,7 @@ from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose, open_plane
 from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, SoloLink
+from hvdlite.runtime.descriptors import check_descriptors
 from hvdlite.runtime.hostlink import LeaderLink, RootHostLink
 from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
@@ -67,8 +68,11 @@ class Connector:
     def connect(self, swap: Swap, deadline: float) -> Connections:
         """Connects with all others, which call this together. ``deadline`` is on the monotonic clock, in seconds.
 
-        Raises HorovodInternalError if they do not come in time, and OSError or ZMQError if the system refuses.
+        Raises HorovodInternalError if they do not come in time or descriptors are too few, and OSError or ZMQError if
+        the system refuses something else.
         """
+        if self.settings.size > 1:
+            check_descriptors(len(self._host), len(self._hosts))
         context: zmq.Context[Any] | None = zmq.Context() if self._is_leader and not self._is_one_host else None
         try:
             link = self._link(context, swap, deadline)

@@ -52,6 +52,19 @@ def stop(*ranks: int) -> Act:
     return act
 
 
+def kill_in_negotiation(rank: int, missing: int) -> Act:
+    """Kills a rank while all wait for another one to submit."""
+
+    @contextmanager
+    def act(job: Training) -> Iterator[None]:
+        with stop(missing)(job):
+            threading.Event().wait(0.5)  # a step takes less
+            job.rank(rank).kill()
+        yield
+
+    return act
+
+
 def freeze(host: str) -> Act:
     """Freezes all that runs on a host, as a virtual machine is paused."""
     return lambda job: cgroups.frozen(job.network[host].processes())

@@ -43,7 +43,9 @@ LOST_3 = {0: {3}, 1: {3}, 2: {3}}
 ROWS = [
     Row("a rank is killed", acts.kill(2), all_but(2), KILLED, "rank 2 on b was ended by signal 9", length=64 << 20),
     Row("a rank beside hvdrun is killed", acts.kill(1), all_but(1), KILLED, "rank 1 on a was ended by signal 9"),
-    Row("the root is killed", acts.kill(0), all_but(0), KILLED, "rank 0 on a was ended by signal 9"),
+    Row("the root is killed", acts.kill(0), all_but(0), KILLED, "rank 0 on a was ended by signal 9", length=64 << 20),
+    Row("the root is killed in negotiation", acts.kill_in_negotiation(0, 3), all_but(0), KILLED,
+        "rank 0 on a was ended by signal 9", detect_s=1.5),
     Row("two ranks are killed", acts.kill(3, 1), all_but(1, 3), KILLED, "was ended by signal 9"),
     Row("all ranks of a host are killed", acts.kill(2, 3), all_but(2, 3), KILLED, "on b was ended by signal 9"),
     Row("a rank is stopped", acts.stop(2), all_but(2), EXIT_ERROR, "hvdrun: rank 2 on b was lost", 4.0, 12.0),

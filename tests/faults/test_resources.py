@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,12 @@ def test_few_descriptors_are_enough(network: Network) -> None:
     with training(network, program=("prlimit", "--nofile=64")) as job:
         job.wait_for_steps(5, 10.0)
         assert_exact(job.finish())
+
+
+def test_too_few_descriptors_are_an_error_that_says_what_to_raise(network: Network) -> None:
+    program = "import hvdlite as hvd\nhvd.init()"
+    begun = time.monotonic()
+    ended = hvdrun(network["a"], "-H", "a:2,b:2", "prlimit", "--nofile=32", sys.executable, "-c", program)
+    assert time.monotonic() - begun < 15.0
+    assert ended.returncode == 1
+    assert "Too many open files. Raise the limit: ulimit -n" in ended.stderr

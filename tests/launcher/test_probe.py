@@ -68,7 +68,7 @@ def test_the_ports_are_those_of_the_range(listening: Prober) -> None:
         answer = listen(listening, ports=[first, first + 20])
         assert first < answer["ports"][HERE] <= first + 20
         answer = listen(listening, ports=[first, first])
-        assert answer == {"ports": {}, "problems": {HERE: "Address already in use"}}
+        assert answer == {"ports": {}, "problems": {HERE: f"ports {first}-{first} are all in use"}}
 
 
 def test_an_address_of_another_machine_is_a_problem_and_not_an_error(listening: Prober) -> None:
