@@ -104,6 +104,7 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
+        unreachable_s=2 * settings.peer_timeout,
         address=None if is_one_host else settings.address or LOOPBACK,
         ports=settings.ports,
         encrypt=settings.encrypt_data and not is_one_host,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from hvdlite.rendezvous import listening
 
 _UNIX: Final = "unix://@"
+_KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
 
 
 def listen(address: str | None, ports: range | None) -> socket.socket:
@@ -52,9 +53,12 @@ def dial(name: str) -> socket.socket:
 
 
 def prepare(link: socket.socket) -> None:
-    """Small frames leave at once."""
+    """Small frames leave at once, and a firewall does not forget a connection that is idle for long."""
     if link.family != socket.AF_UNIX:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
 
 
 def _parse(name: str) -> tuple[int, Any]:
