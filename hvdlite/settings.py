@@ -135,7 +135,13 @@ class Settings:
         settings = cls(**values)
         if settings.rank >= settings.size:
             raise ValueError(f"HVDLITE_RANK={settings.rank} must be below HVDLITE_SIZE={settings.size}")
+        _ = settings.ports
         return settings
+
+    @property
+    def ports(self) -> range | None:
+        """``port_range`` as numbers, None for any. Raises ValueError naming the variable, but not after `read`."""
+        return parse_ports(self.port_range)
 
 
 def doubt_about_size() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -18,13 +19,15 @@ from hvdlite.dataplane.wires import Wires
 _HANDSHAKE_TIMEOUT_S: Final = 2.0
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.1
+_UNREACHABLE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
 
 
 class Dialer:
     """Dials ``name`` until the rank there proves to be the right neighbour. Of one thread only.
 
     ``connected`` counts its connections, ``trouble`` says what was wrong with the last attempt, ``lost_at`` since when
-    there is no connection. After `finish`, ``is_finished`` tells that the neighbour's host has all that was sent.
+    there is no connection, ``reached_at`` when its host was last known to be within reach. After `finish`,
+    ``is_finished`` tells that the neighbour's host has all that was sent.
     """
 
     def __init__(self, watch: Watch, wires: Wires, name: str, new_caller: Callable[[], Caller]) -> None:
@@ -39,7 +42,7 @@ class Dialer:
         self._is_finishing = False
         self.connected = 0
         self.trouble = "no answer in time"
-        self.lost_at = time.monotonic()
+        self.lost_at = self.reached_at = time.monotonic()
         self.is_finished = False
 
     @property
@@ -87,6 +90,7 @@ class Dialer:
         try:
             if number := self._call.link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(number, os.strerror(number))
+            self.reached_at = time.monotonic()
             self._call.say(self._call.party.hello)
         except OSError as error:
             self._give_up_call(error)
@@ -149,7 +153,7 @@ class Dialer:
         self._wires.detach_right()
         self._watch.close(self._right)
         self._right = None
-        self.lost_at = self._dial_at = time.monotonic()
+        self.lost_at = self.reached_at = self._dial_at = time.monotonic()
 
     def _give_up_call(self, reason: Exception | str) -> None:
         assert self._call is not None
@@ -158,6 +162,8 @@ class Dialer:
         self._pause(reason)
 
     def _pause(self, reason: Exception | str) -> None:
+        if isinstance(reason, OSError) and reason.errno not in _UNREACHABLE:
+            self.reached_at = time.monotonic()
         self.trouble = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
         # Nobody listens any more: the neighbour has left, and has what it needed.
         self.is_finished = self._is_finishing and isinstance(reason, ConnectionRefusedError)

@@ -49,8 +49,9 @@ class Neighbours(NamedTuple):
 class Keeper:
     """Takes over ``listener``, and dials ``right_name`` as soon as it is started.
 
-    ``on_failure`` is called in the keeper's thread if the right neighbour, once connected, could not be reached again
-    for ``patience_s``. `stop` and `close` may be called by any thread.
+    ``on_failure`` is called in the keeper's thread if the right neighbour, once connected, did not let this rank in
+    again for ``patience_s``, or its host could not even be reached for ``unreachable_s``. `stop` and `close` may be
+    called by any thread.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class Keeper:
         listener: socket.socket,
         right_name: str,
         patience_s: float,
+        unreachable_s: float,
         on_failure: Callable[[HvdError], None],
     ) -> None:
         self._neighbours = neighbours
         self._wires = wires
         self._right_name = right_name
         self._patience_s = patience_s
+        self._unreachable_s = unreachable_s
         self._on_failure = on_failure
         self._watch = Watch()
         self._doorman = Doorman(self._watch, wires, listener, neighbours.new_callee)
@@ -151,11 +154,15 @@ class Keeper:
 
     def _check_patience(self) -> None:
         dialer, right = self._dialer, self._neighbours.right
-        if dialer.connected and not dialer.is_connected and time.monotonic() > dialer.lost_at + self._patience_s:
+        if not dialer.connected or dialer.is_connected:
+            return
+        now = time.monotonic()
+        if now > min(dialer.lost_at + self._patience_s, dialer.reached_at + self._unreachable_s):
             self._on_failure(
                 HorovodInternalError(
                     f"rank {self._neighbours.rank} lost its connection to rank {right} at {self._right_name} and could "
-                    f"not make it again for {self._patience_s:g} s: {dialer.trouble}"
+                    f"not make it again for {now - dialer.lost_at:.1f} s: {dialer.trouble}. See whether the network "
+                    "between their hosts is up, and whether a firewall lets all ports of --port-range pass"
                 )
             )
 

@@ -19,7 +19,8 @@ from hvdlite.dataplane.local import LocalPlane
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
 from hvdlite.dataplane.shm import ShmPlane, geometry
-from hvdlite.settings import Settings, parse_ports
+from hvdlite.rendezvous.listening import LOOPBACK
+from hvdlite.settings import Settings
 
 
 class Opening(NamedTuple):
@@ -103,8 +104,9 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         progress_timeout_s=settings.progress_timeout,
-        address=None if is_one_host else settings.address or "127.0.0.1",
-        ports=parse_ports(settings.port_range),
+        unreachable_s=2 * settings.peer_timeout,
+        address=None if is_one_host else settings.address or LOOPBACK,
+        ports=settings.ports,
         encrypt=settings.encrypt_data and not is_one_host,
         called=opening.called,
     )

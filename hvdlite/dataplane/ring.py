@@ -51,6 +51,7 @@ class RingPlane(DataPlane):
     `address` is what the left neighbour has to connect to. All ranks give the same ``job_secret``, ``session``,
     ``chunk_bytes``, ``window`` and ``encrypt``, and all of them an ``address`` or none. ``address`` is an IP address of
     this host on which to listen, at one of ``ports`` (None: any port); without it only ranks of this host can connect.
+    The ring fails if a neighbour's host that was connected cannot be reached for ``unreachable_s``.
     ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group. Raises
     HorovodInternalError if the rank cannot listen there.
     """
@@ -67,6 +68,7 @@ class RingPlane(DataPlane):
         chunk_bytes: int,
         window: int,
         progress_timeout_s: float,
+        unreachable_s: float = 5.0,
         address: str | None = None,
         ports: range | None = None,
         encrypt: bool = False,
@@ -79,6 +81,7 @@ class RingPlane(DataPlane):
         left, own, right = ((called or range(size))[number % size] for number in (rank - 1, rank, rank + 1))
         self._neighbours = Neighbours(job_secret, session, left, own, right)
         self._progress_timeout_s = progress_timeout_s
+        self._unreachable_s = unreachable_s
         self._library = native.library()
         self._error: HvdError | None = None
         self._keeper: Keeper | None = None
@@ -107,7 +110,13 @@ class RingPlane(DataPlane):
                 raise self._error or HorovodInternalError("connect on a ring that is closed")
             wires = Wires(self._ring)
             self._keeper = keeper = Keeper(
-                self._neighbours, wires, self._listener, right_address, self._progress_timeout_s, self.abort
+                self._neighbours,
+                wires,
+                self._listener,
+                right_address,
+                self._progress_timeout_s,
+                self._unreachable_s,
+                self.abort,
             )
         try:
             keeper.wait_until_connected(deadline)

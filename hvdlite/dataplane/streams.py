@@ -9,13 +9,12 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Iterable
 from typing import Any, Final
 
-from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous import listening
 
 _UNIX: Final = "unix://@"
-_TCP: Final = "tcp://"
+_KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
 
 
 def listen(address: str | None, ports: range | None) -> socket.socket:
@@ -23,12 +22,11 @@ def listen(address: str | None, ports: range | None) -> socket.socket:
 
     ``address`` None: at a random name within this host. Raises HorovodInternalError that says what to change.
     """
-    if address is None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(f"\0hvdlite-ring-{secrets.token_hex(16)}")
-        listener.listen(socket.SOMAXCONN)
-    else:
-        listener = _listen_at(address, ports)
+    if address is not None:
+        return listening.listen(address, ports)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0hvdlite-ring-{secrets.token_hex(16)}")
+    listener.listen(socket.SOMAXCONN)
     listener.setblocking(False)
     return listener
 
@@ -38,8 +36,7 @@ def name_of(listener: socket.socket) -> str:
     where = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"{_UNIX}{where[1:].decode()}"
-    host = f"[{where[0]}]" if listener.family == socket.AF_INET6 else where[0]
-    return f"{_TCP}{host}:{where[1]}"
+    return listening.endpoint(where[0], where[1])
 
 
 def dial(name: str) -> socket.socket:
@@ -56,47 +53,18 @@ def dial(name: str) -> socket.socket:
 
 
 def prepare(link: socket.socket) -> None:
-    """Small frames leave at once."""
+    """Small frames leave at once, and a firewall does not forget a connection that is idle for long."""
     if link.family != socket.AF_UNIX:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _listen_at(address: str, ports: range | None) -> socket.socket:
-    candidates: Iterable[int] = (0,) if ports is None else ports
-    try:
-        family, where = _numeric(address, 0)
-        for port in candidates:
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            # A port that connections of an earlier job still linger on is free; one that is listened on is not.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((where[0], port, *where[2:]))
-                listener.listen(socket.SOMAXCONN)
-            except OSError as error:
-                listener.close()
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                return listener
-    except OSError as error:
-        raise HorovodInternalError(
-            f"cannot listen on {address}: {error.strerror}; choose an address of this host, with "
-            "--network-interface or HVDLITE_ADDRESS"
-        ) from None
-    which = "any port" if ports is None else f"ports {ports.start}-{ports.stop - 1}"
-    raise HorovodInternalError(f"cannot listen on {address}: {which} of it are in use; choose another --port-range")
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
 
 
 def _parse(name: str) -> tuple[int, Any]:
     if name.startswith(_UNIX):
         return socket.AF_UNIX, "\0" + name.removeprefix(_UNIX)
-    host, colon, port = name.removeprefix(_TCP).rpartition(":")
-    if not name.startswith(_TCP) or not colon or not port.isascii() or not port.isdigit():
-        raise OSError(errno.EINVAL, f"{name!r} is not the address of a ring")
-    return _numeric(host.strip("[]"), int(port))
-
-
-def _numeric(address: str, port: int) -> tuple[int, Any]:
-    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)[0]
-    return family, where
+    try:
+        return listening.resolve(*listening.split(name))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from None

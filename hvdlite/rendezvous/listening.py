@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -13,25 +13,48 @@ from hvdlite.errors import HorovodInternalError
 
 LOOPBACK = "127.0.0.1"
 
+T = TypeVar("T")
 
-def bind_within(bind: Callable[[int], object], address: str, ports: range | None) -> None:
-    """Calls ``bind`` with a port of ``ports`` that is free, or with 0 for any.
+
+def bind_within(bind: Callable[[int], T], address: str, ports: range | None) -> T:
+    """What ``bind`` returns for a port of ``ports`` that is free, or for 0, which stands for any.
 
     Raises HorovodInternalError that says what to change if the system lets it have none.
     """
     candidates: Iterable[int] = (0,) if ports is None else ports
     for port in candidates:
         try:
-            bind(port)
-            return
+            resolve(address, port)  # ZeroMQ would take the name of an interface too, which the others cannot dial
+            return bind(port)
         except (OSError, zmq.ZMQError) as error:
             if error.errno != errno.EADDRINUSE:
                 raise HorovodInternalError(
-                    f"cannot listen on {address} port {port or 'any'}: {error}. "
-                    "Choose an address of this host with --network-interface, or other ports with --port-range."
+                    f"cannot listen on {address} port {port or 'any'}: {error.strerror}. Choose an address of this "
+                    "host with --network-interface or HVDLITE_ADDRESS, or other ports with --port-range"
                 ) from None
     told = "any port" if ports is None else f"ports {ports[0]}-{ports[-1]}"
-    raise HorovodInternalError(f"{told} of {address} are all in use; choose a wider --port-range")
+    raise HorovodInternalError(f"cannot listen on {address}: {told} are all in use; choose a wider --port-range")
+
+
+def listen(address: str, ports: range | None) -> socket.socket:
+    """A non-blocking listener on the IP address ``address`` at a port of ``ports``. Raises as `bind_within`."""
+    return bind_within(lambda port: _listen_at(address, port), address, ports)
+
+
+def _listen_at(address: str, port: int) -> socket.socket:
+    family, where = resolve(address, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A port that connections of an earlier job still linger on is free; one that is listened on is not. Of two
+        # sockets that are bound only one may listen, so the other one is of no use any more.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(socket.SOMAXCONN)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def endpoint(address: str, port: int | str) -> str:
@@ -42,7 +65,7 @@ def endpoint(address: str, port: int | str) -> str:
 def split(written: str) -> tuple[str, int]:
     """The IP address and the port of `endpoint`. Raises ValueError if it is none."""
     host, _, port = written.removeprefix("tcp://").rpartition(":")
-    if not written.startswith("tcp://") or not host:
+    if not written.startswith("tcp://") or not host or not port.isascii() or not port.isdigit():
         raise ValueError(f"{written!r:.100} is no address of the form tcp://host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

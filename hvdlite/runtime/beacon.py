@@ -6,10 +6,9 @@ accepted and closed; while it is stopped, the kernel accepts and nothing follows
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 
-from hvdlite.rendezvous.listening import bind_within, endpoint, resolve
+from hvdlite.rendezvous.listening import endpoint, listen
 
 _BURST = 64  # connections dropped in one go
 
@@ -18,15 +17,7 @@ class Beacon:
     """Listens on ``address`` until it is closed. ``endpoint`` is what others dial."""
 
     def __init__(self, address: str, ports: range | None) -> None:
-        self._address = address
-        self._listener = socket.socket(resolve(address, 0)[0], socket.SOCK_STREAM)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.setblocking(False)
-            bind_within(self._bind, address, ports)
-        except BaseException:
-            self._listener.close()
-            raise
+        self._listener = listen(address, ports)
         self.endpoint = endpoint(address, self._listener.getsockname()[1])
 
     def fileno(self) -> int:
@@ -40,7 +31,3 @@ class Beacon:
 
     def close(self) -> None:
         self._listener.close()
-
-    def _bind(self, port: int) -> None:
-        self._listener.bind(resolve(self._address, port)[1])
-        self._listener.listen(socket.SOMAXCONN)  # here and not later: of two that are bound only one may listen

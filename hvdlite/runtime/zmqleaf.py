@@ -20,7 +20,7 @@ from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.beacon import Beacon
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqlink import Watched, ZmqLink
-from hvdlite.settings import Settings, parse_ports
+from hvdlite.settings import Settings
 
 _REDIAL_S = 0.1  # between two connections that both came about and ended
 
@@ -44,7 +44,7 @@ class ZmqLeafLink(ZmqLink):
         self._absence: Absence | None = None
         self._is_over = False
         try:
-            self._beacon = Beacon(settings.address or LOOPBACK, parse_ports(settings.port_range))
+            self._beacon = Beacon(settings.address or LOOPBACK, settings.ports)
         except BaseException:
             self.wake.close()
             raise

@@ -23,7 +23,7 @@ from hvdlite.rendezvous.listening import LOOPBACK, bind_within, endpoint, resolv
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqlink import ZmqLink
-from hvdlite.settings import Settings, parse_ports
+from hvdlite.settings import Settings
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +58,7 @@ class ZmqRootLink(ZmqLink):
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             job.serve(self._socket)
-            bind_within(
-                lambda port: self._socket.bind(endpoint(address, port or "*")),
-                address,
-                parse_ports(settings.port_range),
-            )
+            bind_within(lambda port: self._socket.bind(endpoint(address, port or "*")), address, settings.ports)
         except BaseException:
             self.close()
             raise

@@ -5,6 +5,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "kernels/crc32c.h"
 
 namespace hvd::ring {
@@ -14,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 
 // A link that damages the same frame this often will not get it across.
 constexpr uint64_t kMostCorruptInARow = 20;
+
+constexpr std::chrono::milliseconds kLookForAnswersEvery{1000};
 
 }  // namespace
 
@@ -190,17 +194,18 @@ bool Link::sleep(short left_events, short right_events) {
   if (progress != progress_) time_limit_ = now + progress_timeout_;
   progress_ = progress;
   if (now >= time_limit_) return fail(HVD_TIMED_OUT);
-  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time_limit_ - now).count();
+  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time_limit_ - now);
 
   // poll passes over descriptors below zero: connections that are not there, or of no interest.
   pollfd fds[] = {{wake_fd_, POLLIN, 0},
                   {left_events != 0 ? receiver_.fd() : -1, left_events, 0},
                   {right_events != 0 ? sender_.fd() : -1, right_events, 0}};
   mutex_.unlock();
-  const int ready = ::poll(fds, 3, static_cast<int>(rest) + 1);
+  const int ready = ::poll(fds, 3, static_cast<int>(std::min(rest, kLookForAnswersEvery).count()) + 1);
   const int error = errno;
   mutex_.lock();
   if (ready < 0 && error != EINTR) return fail(HVD_SYSTEM, error);
+  if (ready == 0) sender_.break_if_unanswered();
   uint64_t wakes;
   if (fds[0].revents != 0 && ::read(wake_fd_, &wakes, sizeof wakes) < 0) return fail(HVD_SYSTEM, errno);
   if (fds[2].revents & (POLLIN | POLLHUP | POLLERR)) sender_.read_acks();

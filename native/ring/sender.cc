@@ -1,6 +1,8 @@
 #include "ring/sender.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -8,6 +10,12 @@
 #include "ring/stream.h"
 
 namespace hvd::ring {
+namespace {
+
+// Retransmissions of the same in a row, each after twice as long as the one before: at least 3 s.
+constexpr int kMostUnanswered = 4;
+
+}  // namespace
 
 bool Sender::attach(int fd, uint64_t received, const hvd_ring_keys* keys) noexcept {
   if (received < acked_ || received > sent_) return false;
@@ -75,6 +83,15 @@ void Sender::read_acks() noexcept {
 bool Sender::is_good_ack() noexcept {
   return is_ack(ack_, session_) && ack_.sequence >= acked_ && ack_.sequence <= written_ &&
          (!ack_cipher_.is_on() || ack_cipher_.open(ack_, nullptr, 0, ack_tag_));
+}
+
+void Sender::break_if_unanswered() noexcept {
+  tcp_info info = {};
+  socklen_t bytes = sizeof info;
+  // Unix sockets have no such information, and lose nothing.
+  if (fd_ < 0 || ::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return;
+  // A neighbour that is merely slow answers with its kernel, which counts as an answer to both.
+  if (std::max(info.tcpi_retransmits, info.tcpi_probes) >= kMostUnanswered) break_connection();
 }
 
 void Sender::release(uint64_t acked) noexcept {

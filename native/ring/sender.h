@@ -45,6 +45,10 @@ class Sender {
   void write() noexcept;
   void read_acks() noexcept;
 
+  // Breaks a connection of which no packet has arrived for a few seconds. The kernel would go on trying for a quarter
+  // of an hour; another connection may well get through, past a firewall that has forgotten this one, say.
+  void break_if_unanswered() noexcept;
+
   // Forgets all frames: nothing is read from any memory any more.
   void clear() noexcept;
 

@@ -136,7 +136,7 @@ def listening(address: str, ports: range | None) -> RingPlane:
 
 
 def test_an_address_that_is_not_this_host_s_is_named() -> None:
-    with pytest.raises(HorovodInternalError, match=r"rank 0 cannot listen on 203\.0\.113\.1: .*--network-interface"):
+    with pytest.raises(HorovodInternalError, match=r"rank 0 cannot listen on 203\.0\.113\.1 .*--network-interface"):
         listening("203.0.113.1", None)
 
 
@@ -145,7 +145,7 @@ def test_a_range_of_ports_is_kept_to_and_its_end_is_an_error_that_names_it() -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1.*ports {port}-{port}.*another --port-range"):
+        with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1.*ports {port}-{port}.*wider --port-range"):
             listening("127.0.0.1", range(port, port + 1))
     plane = listening("127.0.0.1", range(port, port + 1))
     assert plane.address == f"tcp://127.0.0.1:{port}"

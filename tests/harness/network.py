@@ -56,6 +56,13 @@ def reset(match: str) -> int:
     return len(killed.stdout.splitlines())
 
 
+def ports_of_connections(port: int) -> list[int]:
+    """The ports of those who are connected to ``port``."""
+    match = ["state", "established", f"dport = :{port}"]
+    lines = subprocess.run(["ss", "-Htn", *match], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [int(line.split()[2].rpartition(":")[2]) for line in lines]
+
+
 def _unshare() -> int:
     if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_CLONE_NEWNET) != 0:
         return -1

@@ -13,7 +13,6 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import endpoint, split
 from hvdlite.runtime.beacon import Beacon
 from hvdlite.runtime.zmqroot import ZmqRootLink
-from hvdlite.settings import parse_ports
 from tests.unit.links import SESSION, close, next_from, settings, zmq_links
 
 
@@ -27,18 +26,6 @@ def test_an_address_survives_being_written(address: str, written: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         split(text)
-
-
-def test_a_port_range_has_both_its_ends() -> None:
-    assert parse_ports("") is None
-    assert parse_ports("40000-40002") == range(40000, 40003)
-    assert parse_ports("40000") == range(40000, 40001)
-
-
-@pytest.mark.parametrize("text", ["x", "2-1", "0-5", "1-65536", "-", "1-", "1-2-3"])
-def test_a_port_range_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="HVDLITE_PORT_RANGE"):
-        parse_ports(text)
 
 
 def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None:
@@ -56,18 +43,37 @@ def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None
             lambda: ZmqRootLink(context, Job.create(), SESSION, settings(0, port_range=str(first))),
             lambda: Beacon("127.0.0.1", range(first, first + 1)),
         ):
-            with pytest.raises(HorovodInternalError, match=rf"ports {first}-{first} of 127\.0\.0\.1 .*--port-range"):
+            with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1: ports {first}-{first} .*--port-range"):
                 listen()
 
 
-def test_an_address_of_another_host_is_an_error_that_says_so() -> None:
+@pytest.mark.parametrize("address", ["192.0.2.1", "eth0", "10.0.0.300"])
+def test_what_is_no_address_of_this_host_is_an_error_that_says_so(address: str) -> None:
     with zmq.Context() as context:
         for listen in (
-            lambda: ZmqRootLink(context, Job.create(), SESSION, settings(0, address="192.0.2.1")),
-            lambda: Beacon("192.0.2.1", None),
+            lambda: ZmqRootLink(context, Job.create(), SESSION, settings(0, address=address)),
+            lambda: Beacon(address, None),
         ):
-            with pytest.raises(HorovodInternalError, match=r"cannot listen on 192\.0\.2\.1 .*--network-interface"):
+            with pytest.raises(HorovodInternalError, match=rf"cannot listen on {address} .*--network-interface"):
                 listen()
+
+
+def test_a_port_on_which_another_began_to_listen_just_now_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rival.bind(("127.0.0.1", 0))
+        first = rival.getsockname()[1]
+        listening = socket.socket.listen
+
+        def listen_second(own: socket.socket, backlog: int) -> None:
+            if own.getsockname()[1] == first:
+                listening(rival, backlog)
+            listening(own, backlog)
+
+        monkeypatch.setattr(socket.socket, "listen", listen_second)
+        beacon = Beacon("127.0.0.1", range(first, first + 9))
+        assert split(beacon.endpoint)[1] > first
+        beacon.close()
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.settings import Settings, parse_ports, table
+from hvdlite.settings import Settings, table
 
 
 def test_defaults_make_a_job_of_one() -> None:
@@ -50,10 +50,10 @@ def test_every_setting_is_documented() -> None:
     [("", None), ("40000-40100", range(40000, 40101)), ("40000", range(40000, 40001)), ("1-65535", range(1, 65536))],
 )
 def test_a_range_of_ports_has_both_its_ends(text: str, ports: range | None) -> None:
-    assert parse_ports(text) == ports
+    assert Settings.read({"HVDLITE_PORT_RANGE": text}).ports == ports
 
 
 @pytest.mark.parametrize("text", ["-", "4-", "-5", "0-5", "9-8", "1-65536", "1-2-3", "a-b", "1,2", " 1-2", "\u0661-2"])
 def test_what_is_no_range_of_ports_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=r"HVDLITE_PORT_RANGE=.*40000-40100"):
-        parse_ports(text)
+        Settings.read({"HVDLITE_PORT_RANGE": text})
