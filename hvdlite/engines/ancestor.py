@@ -13,12 +13,13 @@ def started_without(variable: str) -> int:
     whose environment cannot be read is another user's, and counts as one without.
     """
     pid = os.getppid()
-    while pid > 1 and _has(pid, variable):
+    while pid > 1 and has(pid, variable):
         pid = _parent(pid)
     return pid
 
 
-def _has(pid: int, variable: str) -> bool:
+def has(pid: int, variable: str) -> bool:
+    """Whether process ``pid`` was started with ``variable`` in its environment, as far as this user may know."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -1,18 +1,21 @@
 """From the environment that an engine left to the settings of a rank.
 
-What HVDLITE_RANK and HVDLITE_SIZE say goes first, so hvdrun works inside everything. Then the first row of
-`ENGINES` that fits. A process that says that it is one of several without saying which is refused: N jobs of one rank
-would train, and be wrong in silence.
+What HVDLITE_RANK and HVDLITE_SIZE say goes first, so hvdrun works inside everything. An engine inside hvdrun is
+refused, since all its ranks would take the one number that hvdrun gave it. Else the first row of `ENGINES` that fits
+counts. A process that says that it is one of several without saying which is refused: N jobs of one rank would train,
+and be wrong in silence.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from hvdlite.engines.ancestor import has, started_without
 from hvdlite.engines.table import ENGINES, Engine
 from hvdlite.engines.variables import Environ, number
 
 _SIZES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_OF_HVDRUN: Final = "HVDLITE_RENDEZVOUS"  # which it sets for its ranks
 _BY_HAND: Final = "start it with hvdrun, or set HVDLITE_RANK and HVDLITE_SIZE yourself (HVDLITE_SIZE=1: a job of one)"
 
 
@@ -22,6 +25,7 @@ def detect(environ: Environ) -> dict[str, str]:
     Raises ValueError if the process is one of several and it cannot be told which, or how it finds the others.
     """
     if _is_explicit(environ):
+        _refuse_engine_in_hvdrun(environ)
         return {}
     engine = _engine(environ)
     if engine is None:
@@ -74,6 +78,18 @@ def _refuse_one_of_several(environ: Environ) -> None:
                 f"{name}={environ[name]} says that this process is one of several, but not which and where the others "
                 f"are: {' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing. Unset it, {_BY_HAND}"
             )
+
+
+def _refuse_engine_in_hvdrun(environ: Environ) -> None:
+    for engine in ENGINES if _OF_HVDRUN in environ else ():
+        if engine.started(environ) and number(environ, engine.size) > 1:
+            mark = next(iter(engine.marks), engine.rank)
+            if has(started_without(mark), _OF_HVDRUN):
+                raise ValueError(
+                    f"hvdrun has started {engine.name}, and {engine.name} this process: it is rank "
+                    f"{environ.get('HVDLITE_RANK')} of {environ.get('HVDLITE_SIZE')} of the one, and rank "
+                    f"{environ[engine.rank]} of {environ[engine.size]} of the other. Start the ranks with one of them"
+                )
 
 
 def _coordinator(engine: Engine, environ: Environ) -> str:

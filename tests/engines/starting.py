@@ -40,6 +40,11 @@ def mpiexec(ranks: int) -> list[str]:
     return ["mpiexec.hydra", "-n", str(ranks), sys.executable]
 
 
+def inside_hvdrun(ranks: int, command: Sequence[str]) -> list[str]:
+    """``command`` as the one that hvdrun starts as each of its ``ranks``."""
+    return [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks), *command]
+
+
 def start(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Starts a job; `lines` waits for it."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(environ or {})}

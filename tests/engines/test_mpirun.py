@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+from pathlib import Path
 
-from tests.engines.starting import JOB, ROOT, lines, mpirun, needs_open_mpi, run, start
+import pytest
+
+from tests.engines.starting import JOB, ROOT, inside_hvdrun, lines, mpirun, needs_open_mpi, run, start
 
 pytestmark = needs_open_mpi
 
@@ -35,6 +39,19 @@ def test_the_ranks_of_hvdrun_inside_of_mpirun_are_those_of_hvdrun() -> None:
     hvdrun = ["-m", "hvdlite.launcher.cli", "-np", "2", "--output-filename"]
     told, err = run([*mpirun(2), "-c", NESTED, *hvdrun])
     assert told == [{"codes": 0}] * 2, err
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_of_mpirun_inside_of_hvdrun_are_refused(ranks: int) -> None:
+    told, err = run(inside_hvdrun(ranks, [*mpirun(2), JOB, "sums"]), succeeds=False)
+    assert told == []
+    assert f"rank 0 of {ranks} of the one, and rank 1 of 2 of the other" in err
+
+
+def test_single_ranks_of_mpirun_inside_of_hvdrun_are_those_of_hvdrun(tmp_path: Path) -> None:
+    run(inside_hvdrun(2, ["--output-filename", str(tmp_path), *mpirun(1), JOB, "sums"]))
+    told = [json.loads((tmp_path / f"rank.{rank}/stdout").read_text()) for rank in range(2)]
+    assert told == on_one_host(2)
 
 
 NESTED = f"""

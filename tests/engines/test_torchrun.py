@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.engines.starting import JOB, ROOT, lines, run, start, torchrun
+from tests.engines.starting import JOB, ROOT, inside_hvdrun, lines, run, start, torchrun
 
 ON_ONE_HOST = [{"place": [rank, 2, rank, 2, 0, 1], "totals": [1.0, 21.0]} for rank in range(2)]
 
@@ -16,6 +16,12 @@ ON_ONE_HOST = [{"place": [rank, 2, rank, 2, 0, 1], "totals": [1.0, 21.0]} for ra
 def test_ranks_find_each_other(options: list[str]) -> None:
     told, _ = run(torchrun(*options, "--nproc-per-node", "2", JOB, "sums"))
     assert told == ON_ONE_HOST
+
+
+def test_ranks_of_torchrun_inside_of_hvdrun_are_refused() -> None:
+    told, err = run(inside_hvdrun(1, torchrun("--nproc-per-node", "2", JOB, "sums")), succeeds=False)
+    assert told == []
+    assert "hvdrun has started torchrun, and torchrun this process" in err
 
 
 def test_a_killed_rank_is_lost_for_the_other() -> None:
