@@ -57,7 +57,7 @@ ROWS = [
     Row("b hears nothing", acts.deafen("b", "a"), PARTED, EXIT_ERROR, "was lost", 5.0, 12.0),
     Row("a hears nothing", acts.deafen("a", "b"), PARTED, EXIT_ERROR, "was lost", 5.0, 12.0),
 ]  # fmt: skip
-FAST = {"a rank is killed", "the root is killed", "a rank is stopped", "only ssh reaches b"}
+FAST = {"a rank is killed", "the root is killed in negotiation", "a rank is stopped", "only ssh reaches b"}
 
 
 @pytest.mark.parametrize(

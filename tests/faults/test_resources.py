@@ -50,7 +50,7 @@ def test_a_small_dev_shm_is_enough(network: Network) -> None:
     with (
         faults.small_disk(network["a"], shm, "1m"),
         faults.small_disk(network["b"], shm, "1m"),
-        training(network, length=64 << 20) as job,
+        training(network, length=16 << 20) as job,
     ):
         job.wait_for_steps(2, 20.0)
         assert_exact(job.finish())

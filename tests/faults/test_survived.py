@@ -39,9 +39,9 @@ ROWS = [
     Row("strangers send garbage to every port", acts.pester("c", "ab"), 5.0),
 ]
 FAST = {
-    "a rank stops for 1.5 s",
     "a host is frozen for 1.5 s",
     "eight busy loops",
+    "a cable is out for 2 s",
     "strangers send garbage to every port",
 }
 

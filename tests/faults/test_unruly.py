@@ -22,7 +22,8 @@ def run(network: Network, program: str, **environment: str) -> tuple[list[Any], 
     return reported(ended), ended.stderr
 
 
-@pytest.mark.parametrize("program", [pytest.param("sleeps", marks=pytest.mark.faults), "holds_the_gil"])
+@pytest.mark.faults
+@pytest.mark.parametrize("program", ["sleeps", "holds_the_gil"])
 def test_a_rank_that_hangs_is_reported_as_late_and_not_lost(network: Network, program: str) -> None:
     sums, said = run(network, program, HVDLITE_STALL_CHECK_TIME_SECONDS="1")
     assert sums == [SIZE] * SIZE

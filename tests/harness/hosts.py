@@ -45,6 +45,14 @@ def missing() -> str:
     return ""
 
 
+def command_line(process: psutil.Process) -> str:
+    """What a process runs; empty if it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 class _Namespaces:
     """Fresh namespaces of these ``kinds`` with a process 1 that says ``up`` and lives until its stdin ends."""
 
@@ -231,7 +239,7 @@ class Network:
         """What a test has left on the hosts: processes, rules, interfaces that are down, files in /dev/shm."""
         left = []
         for host in self:
-            left += [f"{host.name}: process {process.cmdline()}" for process in host.processes()]
+            left += [f"{host.name}: process {line}" for process in host.processes() if (line := command_line(process))]
             left += [f"{host.name}: {line}" for line in host.check("nft", "list", "tables").splitlines()]
             left += [f"{host.name}: {line}" for line in host.check("ip", "-br", "link").splitlines() if "DOWN" in line]
             left += [f"{host.name}: /dev/shm/{line}" for line in host.check("ls", "/dev/shm").splitlines()]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from tests.harness.hosts import Host
+from tests.harness.hosts import Host, command_line
 
 
 def gone_within(seconds: float, hosts: Iterable[Host], besides: str | None = None) -> list[str]:
@@ -15,6 +15,6 @@ def gone_within(seconds: float, hosts: Iterable[Host], besides: str | None = Non
     deadline = time.monotonic() + seconds
     while left := [process for host in hosts for process in host.processes(besides=besides)]:
         if time.monotonic() > deadline:
-            return [f"{process.pid}: {process.cmdline()}" for process in left]
+            return [f"{process.pid}: {line}" for process in left if (line := command_line(process))]
         psutil.wait_procs(left, timeout=0.05)
     return []

@@ -8,9 +8,11 @@ import sys
 import pytest
 
 from tests.harness.hosts import Network
-from tests.hosts.jobs import hvdrun, lines_by_rank
+from tests.hosts.jobs import lines_by_rank
+from tests.launcher.hvdrun import COMMAND
 
 GRID = "import json; from tests.multiproc.test_grid import run_grid; print(json.dumps(run_grid()))"
+GRID_S = 100.0
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ GRID = "import json; from tests.multiproc.test_grid import run_grid; print(json.
     ],
 )
 def test_all_collectives_dtypes_and_ops(network: Network, hosts: str) -> None:
-    ended = hvdrun(network["a"], "-H", hosts, sys.executable, "-c", GRID)
+    ended = network["a"].run(*COMMAND, "-H", hosts, sys.executable, "-c", GRID, timeout_s=GRID_S)
     for rank, (line,) in lines_by_rank(ended).items():
         failures = json.loads(line)
         assert failures, f"rank {rank} ran nothing"

@@ -129,6 +129,7 @@ def test_when_no_address_works_the_report_says_who_reached_whom_and_nothing_star
     assert "the hosts do not reach each other: no address of b works for all others." in ended.stderr
 
 
+@pytest.mark.faults
 def test_a_network_that_carries_only_small_packets_is_gone_around_or_told(hosts: Network) -> None:
     with rule(hosts["b"], "prerouting", "iifname eth0 tcp dport != 22 meta length > 1000 drop"):
         assert addresses(hosts) == ["10.98.0.1", "10.98.0.2", "10.98.0.3"]  # in both directions

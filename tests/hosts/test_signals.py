@@ -29,6 +29,7 @@ def test_a_signal_ends_the_job_politely(network: Network, tmp_path: Path, signum
     assert gone_within(1.0, network) == []
 
 
+@pytest.mark.faults
 def test_ranks_that_ignore_it_are_killed_after_five_seconds(network: Network) -> None:
     with running(network["a"], "-H", "a:1,b:1", "sh", "-c", DEAF, ranks=2) as process:
         begun = time.monotonic()
