@@ -87,7 +87,7 @@ class _Execution:
 
     def _start(self) -> None:
         for host, link in self._links.items():
-            self._tell(f"agent of {host} is process {link.pid}")
+            self._tell(f"the way to the agent of {host} is process {link.pid} here")
             part = self._plan.on(host)
             link.services = part.services
             workers = [{"rank": rank, "environment": dict(self._plan.of_rank[rank])} for rank in part.ranks]

@@ -1,8 +1,9 @@
 """Lists of hosts as users write them: ``-H a:4,me@b,n[01-16]:8`` and host files.
 
 One parser reads both. A host is ``name``, ``user@name``, an IPv6 address in brackets, or a name with ranges of numbers
-in brackets, which stands for several; then ``:4``, in a host file also `` slots=4``, is how many ranks it takes. ``#``
-begins a comment in a file. Nothing that a shell or ssh would read as anything but a name gets through.
+in brackets, which stands for several; then ``:4``, in a host file also `` slots=4``, is how many ranks it takes. Open
+MPI's `` max_slots=8`` may follow, and changes nothing. ``#`` begins a comment in a file. Nothing that a shell or ssh
+would read as anything but a name gets through.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _RANGES: Final = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
 _SPEC: Final = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)@)?"
     rf"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]|{_RANGES})*|\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9._-]+)?\])"
-    r"(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?"
+    r"(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?"
 )
 _COMMA_OUTSIDE_BRACKETS: Final = re.compile(r",(?![^\[]*\])")
 _WRITE: Final = "write name, name:slots or user@name:slots, as in localhost:4"
+_WRITE_LINE: Final = "write name, 'name slots=4' or name:4 on each line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """The hosts of a comma-separated list. Raises BadHostSpec naming the part that is wrong."""
     if "/" in text or Path(text).is_file():
         raise BadHostSpec(f"-H takes host names, and {text!r} looks like a file; did you mean --hostfile {text}?")
-    return _parse(_COMMA_OUTSIDE_BRACKETS.split(text), "-H")
+    return _parse((("-H", spec) for spec in _COMMA_OUTSIDE_BRACKETS.split(text)), _WRITE)
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
@@ -61,8 +63,11 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise BadHostSpec(f"--hostfile {path} cannot be read: {reason}.") from None
-    specs = (line.partition("#")[0] for line in lines)
-    return _parse((spec for spec in specs if spec.strip()), f"--hostfile {path}")
+    specs = ((f"--hostfile {path}, line {number}", line.partition("#")[0]) for number, line in enumerate(lines, 1))
+    hosts = _parse(((place, spec) for place, spec in specs if spec.strip()), _WRITE_LINE)
+    if not hosts:
+        raise BadHostSpec(f"--hostfile {path} lists no host; {_WRITE_LINE}.")
+    return hosts
 
 
 def is_local(name: str) -> bool:
@@ -81,21 +86,22 @@ def _is_own_address(text: str) -> bool:
     return True
 
 
-def _parse(specs: Iterable[str], source: str) -> tuple[Host, ...]:
+def _parse(specs: Iterable[tuple[str, str]], form: str) -> tuple[Host, ...]:
+    """The hosts of ``specs``, each with the place where it is written; ``form`` says how to write one."""
     hosts: list[Host] = []
     users: dict[str, str] = {}
-    for spec in specs:
+    for source, spec in specs:
         match = _SPEC.fullmatch(spec.strip())
-        slots = match and match["slots"]
-        if match is None or (slots and int(slots) == 0):
-            raise BadHostSpec(f"{source}: {spec.strip()!r} is not a host; {_WRITE}.")
+        if match is None:
+            raise BadHostSpec(f"{source}: {spec.strip()!r} is not a host; {form}.")
+        slots = match["slots"]
+        if slots and int(slots) == 0:
+            raise BadHostSpec(f"{source}: {spec.strip()!r} has no slots; a host takes at least 1, or leave it out.")
         user = match["user"] or ""
         for name in _expanded(match["name"], f"{source}: {spec.strip()!r}"):
             if users.setdefault(name, user) != user:
                 raise BadHostSpec(f"{source}: {name} is listed with two users, {users[name]!r} and {user!r}.")
             hosts.append(Host(name, int(slots) if slots else None, user))
-    if not hosts:
-        raise BadHostSpec(f"{source} lists no host; {_WRITE}.")
     return tuple(hosts)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from .plan import Plan, make_plan, place_ranks
 from .sync import copy_folder
 
 _HERE: Final = "127.0.0.1"
+_LATER: Final = "chosen-at-the-start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,13 @@ def sketch(request: Request, job: Job) -> Plan:
         raise BadHostSpec(f"--dry-run connects to no host, so the cores of {unknown} are unknown; write {unknown}:N.")
     assumed = {host.name: cores.get(host.name, host.slots or 1) for host in request.hosts}
     port = free_port({"address": _HERE, "ports": None})
-    return make_plan(
+    plan = make_plan(
         request.command, placements, assumed, request.environment, job, master_port=port, named=request.named
     )
+    if len(plan.hosts) == 1:
+        return plan
+    later = dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "HVDLITE_ADDRESS"), _LATER)
+    return replace(plan, environment={**plan.environment, **later, **request.environment})
 
 
 def prepare(request: Request, job: Job, agents: Agents) -> Plan:

@@ -15,7 +15,7 @@ from .supervisor import Failure
 
 _WIDTH: Final = 78
 _HINTS: Final = {
-    signal.SIGKILL: "possibly out of memory: see 'dmesg' and lower the batch size or the number of ranks",
+    signal.SIGKILL: "possibly out of memory: see 'dmesg' on that host and lower the batch size or the number of ranks",
     signal.SIGSEGV: "a crash in native code; the stack is above if Python could print it",
     signal.SIGBUS: "a crash in native code, or a full shared-memory or temporary file system",
 }

@@ -37,7 +37,6 @@ def test_lists_of_hosts(text: str, hosts: tuple[Host, ...]) -> None:
         *(
             "",
             "a:",
-            "a:0",
             "a:-1",
             "a:x",
             "a:1:2",
@@ -76,6 +75,7 @@ def test_what_is_no_host_is_named(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("a:0", "'a:0' has no slots; a host takes at least 1"),
         ("n[4-1]", "the range 4-1 goes from 4 to 1"),
         ("n[1-999999999]", "the range 1-999999999 goes"),
         ("n[1-999]x[1-999]", "stands for 998001 hosts"),
@@ -101,14 +101,15 @@ def test_a_path_is_probably_a_host_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_host_file_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text("# the cluster\n\na slots=4\nb:2   # the old one\nc\n d  slots = 3 \n")
-    assert read_hostfile(str(path)) == (Host("a", 4), Host("b", 2), Host("c"), Host("d", 3))
+    path.write_text("# the cluster\n\na slots=4\nb:2   # the old one\nc\n d  slots = 3 \ne slots=2 max_slots=8\n")
+    expected = Host("a", 4), Host("b", 2), Host("c"), Host("d", 3), Host("e", 2)
+    assert read_hostfile(str(path)) == expected
 
 
 def test_a_host_file_names_its_wrong_line(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("a slots=4\nb slots=many\n")
-    with pytest.raises(BadHostSpec, match="'b slots=many' is not a host"):
+    with pytest.raises(BadHostSpec, match="hosts, line 2: 'b slots=many' is not a host; write name, 'name slots=4'"):
         read_hostfile(str(path))
 
 
