@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -112,7 +113,9 @@ class AgentLink:
                 preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
             )
         except OSError as error:
-            raise CannotStart(self.host, f"{error.strerror}: {error.filename}") from None
+            what = f": {error.filename}" if error.filename else ""
+            advice = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
+            raise CannotStart(self.host, f"{error.strerror}{what}{advice}") from None
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

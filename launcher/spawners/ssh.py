@@ -71,7 +71,8 @@ def explain(host: Host, said: Sequence[str], code: int) -> str:
                 return f"{line.strip().rstrip('.')}; {advice.format(target=host.address, name=host.name)}"
     if code == _NOT_FOUND:
         return "no Python was found there; name one with --remote-python"
-    return f"ssh ended with code {code}: {' '.join(said[-1:]) or 'it said nothing'}; try ssh {host.address}"
+    last = " ".join(said[-1:]).rstrip(".")
+    return f"ssh ended with code {code}: {last or 'it said nothing'}; try ssh {host.address}"
 
 
 def _remote_line(python: str) -> str:
