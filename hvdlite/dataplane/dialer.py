@@ -143,6 +143,7 @@ class Dialer:
             while self._right.recv(4096):
                 continue
             self.is_finished = True
+            self._watch.let_go(self._right)
         except BlockingIOError:
             return
         except OSError:

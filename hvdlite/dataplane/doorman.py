@@ -26,6 +26,8 @@ class Doorman:
     """Anybody may connect to ``listener``; whoever proves to be the left neighbour becomes the left connection.
 
     Strangers get a few seconds, and the oldest of many leaves when another one comes. Of one thread only.
+
+    ``is_cut_off``: the left connection broke, so the neighbour may not have the last acknowledgements, and will call.
     """
 
     def __init__(self, watch: Watch, wires: Wires, listener: socket.socket, new_callee: Callable[[], Callee]) -> None:
@@ -36,6 +38,7 @@ class Doorman:
         self._guests: list[Talk[Callee]] = []  # the oldest first
         self._left: socket.socket | None = None
         self._listen_at = 0.0  # infinite while the listener is watched
+        self.is_cut_off = False
         self.admitted = 0
         self.refused = 0
 
@@ -95,15 +98,17 @@ class Doorman:
             self._watch.close(self._left)
         self._left = talk.link
         self._watch.set(talk.link, select.POLLRDHUP, self._neighbour_is_done)
+        self.is_cut_off = False
         self.admitted += 1
 
-    def _neighbour_is_done(self, _: int) -> None:
+    def _neighbour_is_done(self, events: int) -> None:
         """The neighbour sends nothing more over this connection; what it sent may still be waiting to be received.
 
         It has all been delivered to this host, and the neighbour gets to know that.
         """
         assert self._left is not None
         self._watch.let_go(self._left)
+        self.is_cut_off = bool(events & (select.POLLERR | select.POLLHUP))
         with suppress(OSError):  # it may have ended in both directions
             self._left.shutdown(socket.SHUT_WR)
 

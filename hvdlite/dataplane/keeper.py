@@ -121,6 +121,11 @@ class Keeper:
     def _is_complete_or_closing(self) -> bool:
         return (self._dialer.connected > 0 and self._doorman.admitted > 0) or self._close_by < _NEVER
 
+    @property
+    def _has_delivered(self) -> bool:
+        """Whether both neighbours have what they need of this rank, which closes."""
+        return self._dialer.is_finished and not self._doorman.is_cut_off
+
     def _run(self) -> None:
         try:
             self._keep()
@@ -139,7 +144,7 @@ class Keeper:
 
     def _keep(self) -> None:
         is_finishing = False
-        while not self._dialer.is_finished and time.monotonic() < self._close_by:
+        while not self._has_delivered and time.monotonic() < self._close_by:
             if self._close_by < _NEVER and not is_finishing:
                 is_finishing = True
                 self._dialer.finish()

@@ -125,6 +125,7 @@ uint64_t Link::detach_left() noexcept {
 
 void Link::detach_right() noexcept {
   Lock lock(mutex_);
+  sender_.read_acks();  // the last ones, which a neighbour that has left cannot tell again
   sender_.detach();
 }
 

@@ -49,7 +49,11 @@ void Sender::write() noexcept {
       pieces.add(next.payload.data(), next.payload.size());
     }
     const ssize_t bytes = pieces.write(fd_, offset_);
-    if (bytes < 0) return would_block() ? void() : break_connection();
+    if (bytes < 0) {
+      if (would_block()) return;
+      read_acks();  // what came before the connection broke
+      return break_connection();
+    }
     offset_ += static_cast<size_t>(bytes);
     if (offset_ < pieces.bytes()) continue;
     furthest_ = std::max(furthest_, ++written_);
@@ -107,6 +111,7 @@ void Sender::clear() noexcept {
 
 // The neighbour and whoever watches this connection see its end.
 void Sender::break_connection() noexcept {
+  if (fd_ < 0) return;
   ::shutdown(fd_, SHUT_RDWR);
   fd_ = -1;
 }

@@ -195,3 +195,12 @@ def test_a_python_without_libcrypto_is_told_what_to_do(monkeypatch: pytest.Monke
         ):
             raise AssertionError("a ring that should encrypt was opened")
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_who_closes_first_tells_its_left_neighbour_what_it_has_over_another_connection() -> None:
+    with meddled() as (planes, meddler):
+        assert thread_ranks(2, lambda rank: allreduce(planes[rank], 300_000)) == [True, True]
+        meddler.reset()
+        wait_until(lambda: planes[1]._keeper._doorman.is_cut_off or planes[1].counters.resumed > 0)  # type: ignore[union-attr]
+        planes[1].close()
+        assert planes[0].counters.resumed == 1
