@@ -57,7 +57,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """The hosts of a file. Raises BadHostSpec naming the line that is wrong, or why the file cannot be read."""
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise BadHostSpec(f"--hostfile {path} cannot be read: {reason}.") from None

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from hvdlite.errors import LaunchError
+from hvdlite.launcher.attempts import HostsUnreached
 from hvdlite.launcher.cli import hvdrun
 from hvdlite.launcher.processes import die_with_parent
 from hvdlite.launcher.supervisor import Failure
@@ -37,6 +38,8 @@ def main(caller: int, pipe: int, arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         report(error="ValueError", message=error.format_message())
     except (LaunchError, ValueError, OSError) as error:
+        if isinstance(error, HostsUnreached):
+            print("\n".join(error.report), file=sys.stderr)
         report(error=type(error).__name__, message=str(error))
     return 1
 

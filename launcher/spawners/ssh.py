@@ -72,7 +72,8 @@ def explain(host: Host, said: Sequence[str], code: int) -> str:
     if code == _NOT_FOUND:
         return "no Python was found there; name one with --remote-python"
     last = " ".join(said[-1:]).rstrip(".")
-    return f"ssh ended with code {code}: {last or 'it said nothing'}; try ssh {host.address}"
+    how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}"
+    return f"ssh {how}: {last or 'it said nothing'}; try ssh {host.address}"
 
 
 def _remote_line(python: str) -> str:

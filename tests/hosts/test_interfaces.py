@@ -129,6 +129,15 @@ def test_when_no_address_works_the_report_says_who_reached_whom_and_nothing_star
     assert "the hosts do not reach each other: no address of b works for all others." in ended.stderr
 
 
+def test_a_function_that_runs_nowhere_raises_and_the_report_is_shown(hosts: Network) -> None:
+    program = "import hvdlite, os\nif __name__ == '__main__':\n    hvdlite.run(os.getpid, np=2, hosts='a:1,b:1')"
+    with rule(hosts["b"], "input", f"{CALLS} reject with tcp reset"):
+        ended = hosts["a"].run("python", "-c", program)
+    assert ended.returncode == 1
+    assert "10.97.0.2 (eth0)   not by a: connection refused" in ended.stderr
+    assert "LaunchError: the hosts do not reach each other: no address of b works" in ended.stderr
+
+
 def test_a_network_that_carries_only_small_packets_is_gone_around_or_told(hosts: Network) -> None:
     with rule(hosts["b"], "prerouting", "iifname eth0 tcp dport != 22 meta length > 1000 drop"):
         assert addresses(hosts) == ["10.98.0.1", "10.98.0.2", "10.98.0.3"]  # in both directions

@@ -92,5 +92,5 @@ def test_all_are_asked_at_once_and_a_wrong_answer_names_its_host(agents: Agents)
 def test_a_question_to_an_agent_that_dies_has_an_end(agents: Agents) -> None:
     agents.connect(parse_hosts("a,b"))
     os.kill(agents.links["b"].pid, 9)
-    with pytest.raises(CannotStart, match="cannot start on b: ssh ended with code -9"):
+    with pytest.raises(CannotStart, match="cannot start on b: ssh was ended by signal 9"):
         agents.ask("is_folder", {"a": {"path": "/"}, "b": {"path": "/"}})

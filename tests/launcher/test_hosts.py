@@ -105,6 +105,12 @@ def test_a_host_file_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
     assert read_hostfile(str(path)) == (Host("a", 4), Host("b", 2), Host("c"), Host("d", 3))
 
 
+def test_a_host_file_may_be_of_an_editor_on_windows(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbfa slots=4\r\nb:2\r\n")
+    assert read_hostfile(str(path)) == (Host("a", 4), Host("b", 2))
+
+
 def test_a_host_file_names_its_wrong_line(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("a slots=4\nb slots=many\n")

@@ -61,7 +61,8 @@ def test_an_agent_elsewhere_finds_the_package_that_its_python_has(tmp_path: Path
         ("ssh: connect to host far port 22: Connection timed out", 255, "no firewall is in between"),
         ("hvdlite is not installed for /usr/bin/python3", 1, "name the Python that has it with --remote-python"),
         ("sh: 1: exec: python3: not found", 127, "no Python was found there; name one with --remote-python"),
-        ("something else", 3, "ssh ended with code 3: something else; try ssh me@far"),
+        ("something else.", 3, "ssh ended with code 3: something else; try ssh me@far"),
+        ("bye", -9, "ssh was ended by signal 9: bye; try ssh me@far"),
     ],
 )
 def test_a_failure_is_one_line_with_what_to_do(said: str, code: int, message: str) -> None:
