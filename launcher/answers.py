@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .archive import Archive
-    from .probe import Prober
+    from .network.probe import Prober
 
 Fields = Mapping[str, Any]
 
@@ -60,13 +60,13 @@ def _archive() -> Archive:
 
 @cache
 def _prober() -> Prober:
-    from .probe import Prober
+    from .network.probe import Prober
 
     return Prober()
 
 
 def _network(question: Fields) -> dict[str, Any]:
-    from .interfaces import describe_network
+    from .network.interfaces import describe_network
 
     return describe_network()
 

@@ -26,18 +26,18 @@ from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.version import __version__
 
 from .agents import Agents
-from .attempts import HostsUnreached
 from .check_build import describe_build
-from .command import LaunchCommand, complete_command
-from .completion import completion
-from .config_file import read_config
-from .doctor import doctor
+from .doctor.command import doctor
 from .execute import FailureReport, execute
-from .flags import SETTINGS, resolve
-from .host_options import HostOptions, host_options
 from .hosts import is_local
 from .logs import Logs
-from .options import horovod_options, typed_flags
+from .network.attempts import HostsUnreached
+from .options.command import LaunchCommand, complete_command
+from .options.completion import completion
+from .options.config_file import read_config
+from .options.flags import SETTINGS, resolve
+from .options.hosts import HostOptions, host_options
+from .options.table import horovod_options, typed_flags
 from .plan import wanted_hosts
 from .preparation import Request, prepare, sketch
 from .report import describe_plan, describe_settings

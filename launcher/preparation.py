@@ -18,9 +18,9 @@ from hvdlite.rendezvous.job import Job
 
 from .agents import Agents
 from .answers import free_port
-from .connect_test import choose_addresses
 from .hosts import Host, is_local
-from .network import network_environment
+from .network.candidates import network_environment
+from .network.connect_test import choose_addresses
 from .plan import Plan, make_plan, place_ranks
 from .sync import copy_folder
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdlite.launcher.flags import SETTINGS, Always, Flag, NoEffect, Sets
-from hvdlite.launcher.options import FLAGS, describe
+from hvdlite.launcher.options.flags import SETTINGS, Always, Flag, NoEffect, Sets
+from hvdlite.launcher.options.table import FLAGS, describe
 from tests.house.tree import ROOT
 
 PAGE = ROOT / "docs/hvdrun.md"

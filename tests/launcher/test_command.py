@@ -12,7 +12,7 @@ import click
 import pytest
 
 from hvdlite.launcher.cli import hvdrun, main
-from hvdlite.launcher.command import SECTIONS, sections
+from hvdlite.launcher.options.command import SECTIONS, sections
 from tests.launcher.hvdrun import run
 
 

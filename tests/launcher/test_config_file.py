@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdlite.launcher.cli import main
-from hvdlite.launcher.options import FLAGS
+from hvdlite.launcher.options.table import FLAGS
 
 # Every key that Horovod 0.28.1 reads.
 HOROVODS = """

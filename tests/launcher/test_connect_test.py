@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.attempts import HostsUnreached
-from hvdlite.launcher.connect_test import choose_addresses, pairs
+from hvdlite.launcher.network.attempts import HostsUnreached
+from hvdlite.launcher.network.connect_test import choose_addresses, pairs
 
 Outcome = dict[str, Any]
 REACHED: Outcome = {"rtt_us": 50.0}

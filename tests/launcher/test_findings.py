@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from hvdlite.errors import CannotStart
-from hvdlite.launcher.attempts import Attempt, HostsUnreached
-from hvdlite.launcher.doctor_report import as_json, describe
-from hvdlite.launcher.findings import Finding, Weight, find
-from hvdlite.launcher.network import Candidate, Network, rank_candidates
-from hvdlite.launcher.survey import Survey, SurveyedHost, rounds
+from hvdlite.launcher.doctor.findings import Finding, Weight, find
+from hvdlite.launcher.doctor.report import as_json, describe
+from hvdlite.launcher.doctor.survey import Survey, SurveyedHost, rounds
+from hvdlite.launcher.network.attempts import Attempt, HostsUnreached
+from hvdlite.launcher.network.candidates import Candidate, Network, rank_candidates
 
 GIB = 1 << 30
 MACHINE = {

@@ -98,7 +98,7 @@ def test_a_python_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     assert examine(str(tmp_path / "python"))["problem"].startswith("No such file or directory")
 
 
-@pytest.mark.parametrize("module", ["interfaces", "probe", "machine", "software", "cgroups"])
+@pytest.mark.parametrize("module", ["network.interfaces", "network.probe", "machine", "software", "cgroups"])
 def test_what_agents_answer_needs_the_standard_library_alone(module: str) -> None:
     folder = Path(__file__).resolve().parents[2] / "launcher"
     program = (

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite.launcher.cli import hvdrun, main
-from hvdlite.launcher.flags import Always, Flag, NoEffect, Refused, Sets
-from hvdlite.launcher.options import FLAGS
+from hvdlite.launcher.options.flags import Always, Flag, NoEffect, Refused, Sets
+from hvdlite.launcher.options.table import FLAGS
 from tests.launcher.hvdrun import python, run
 
 # Every spelling of horovodrun 0.28.1.

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hvdlite.launcher import probe_greeting as greeting
-from hvdlite.launcher.probe import Prober
-from hvdlite.launcher.probe_listener import PING_BYTES
+from hvdlite.launcher.network import probe_greeting as greeting
+from hvdlite.launcher.network.probe import Prober
+from hvdlite.launcher.network.probe_listener import PING_BYTES
 
 HERE = "127.0.0.1"
 TOKEN = "c0ffee" * 8

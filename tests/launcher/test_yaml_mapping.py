@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.launcher.yaml_mapping import Entry, read_mapping
+from hvdlite.launcher.options.yaml_mapping import Entry, read_mapping
 
 TEXT = """\
 # a comment

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from .flags import Flag, Given
-from .options import FLAGS
+from .table import FLAGS
 from .yaml_mapping import Entry, read_mapping
 
 _FLAG_OF_KEY: Final[Mapping[str, Flag]] = {flag.key: flag for flag in FLAGS if flag.key}

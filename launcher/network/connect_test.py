@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from hvdlite.errors import CannotStart
 
 from .attempts import DIAL_S, Attempt, HostsUnreached
-from .network import Candidate, Network, rank_candidates
+from .candidates import Candidate, Network, rank_candidates
 
 _LIFETIME_S: Final = 120.0  # of listeners that nobody closes
 _DIAL_PATIENCE_S: Final = 60.0  # for the answer about many targets, or about bandwidth on a slow network

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from hvdlite.errors import CannotStart
 
-from .attempts import Attempt, HostsUnreached
-from .connect_test import Ask, choose_addresses, close_probe, dial, open_probe, pairs
-from .network import Candidate, Network
+from ..network.attempts import Attempt, HostsUnreached
+from ..network.candidates import Candidate, Network
+from ..network.connect_test import Ask, choose_addresses, close_probe, dial, open_probe, pairs
 
 BULK_S: Final = 0.25  # of sending, for each pair and direction
 _MACHINE_S: Final = 20.0  # nvidia-smi may take ten

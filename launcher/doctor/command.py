@@ -7,10 +7,10 @@ import os
 
 import click
 
-from .agents import Agents
-from .connect_test import Ask
-from .host_options import HostOptions, host_options
-from .hosts import Host
+from ..agents import Agents
+from ..hosts import Host
+from ..network.connect_test import Ask
+from ..options.hosts import HostOptions, host_options
 
 
 @click.command(
@@ -25,8 +25,8 @@ def doctor(where: HostOptions, is_json: bool) -> int:
     Without -H and --hostfile it is this host alone.
     """
     # Imported here, for no job needs them, and every one would start later.
-    from .doctor_report import as_json, describe
     from .findings import Weight, find
+    from .report import as_json, describe
     from .survey import Survey, SurveyedHost, examine_hosts, examine_network
 
     hosts = where.listed() or (Host("localhost"),)

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import click
 
-from .hosts import Host, parse_hosts, read_hostfile
-from .spawners import SshOptions
+from ..hosts import Host, parse_hosts, read_hostfile
+from ..spawners import SshOptions
 
 _PORTS: Final = re.compile(r"(\d{1,5})-(\d{1,5})")
 

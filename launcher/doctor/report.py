@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from .attempts import Attempt
+from ..network.attempts import Attempt
+from ..network.candidates import Interface
 from .findings import Finding, Weight
-from .network import Interface
 from .survey import Survey, SurveyedHost
 
 _MAX_COLUMNS: Final = 8

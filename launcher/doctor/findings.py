@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-from .attempts import Attempt, HostsUnreached
+from ..network.attempts import Attempt, HostsUnreached
 from .survey import Survey, SurveyedHost
 
 _GIB: Final = 1 << 30

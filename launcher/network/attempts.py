@@ -15,7 +15,7 @@ from typing import Final
 
 from hvdlite.errors import LaunchError
 
-from .network import Candidate
+from .candidates import Candidate
 
 DIAL_S: Final = 2.0  # for one attempt; a lost SYN is sent again after 1 s
 _TEXTS: Final = {

@@ -1,0 +1,1 @@
+"""`hvdrun doctor`: examines the hosts, draws its findings and reports them."""
