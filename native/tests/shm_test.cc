@@ -60,9 +60,9 @@ void check_arguments(hvd_shm* shm) {
   const uint64_t to_0[] = {1, 0}, to_1[] = {0, 1};
   CHECK(hvd_shm_allreduce(shm, &uneven, 1, &sum) == HVD_INVALID);
   CHECK(hvd_shm_allreduce(shm, &whole, 1, &unknown) == HVD_INVALID);
-  CHECK(hvd_shm_reducescatter(shm, &uneven, to_1, &sum) == HVD_INVALID);
-  CHECK(hvd_shm_reducescatter(shm, &odd_target, to_0, &sum) == HVD_INVALID);
-  CHECK(hvd_shm_reducescatter(shm, &whole, to_0, &unknown) == HVD_INVALID);
+  CHECK(hvd_shm_reducescatter(shm, &uneven, to_1, &sum, nullptr) == HVD_INVALID);
+  CHECK(hvd_shm_reducescatter(shm, &odd_target, to_0, &sum, nullptr) == HVD_INVALID);
+  CHECK(hvd_shm_reducescatter(shm, &whole, to_0, &unknown, nullptr) == HVD_INVALID);
   // Rank 0 sends 4 bytes to itself and to rank 1, which sends 3 bytes.
   const uint64_t matrix[] = {4, 4, 3, 0}, both[] = {1, 1};
   const hvd_span sends[] = {whole, whole}, receives[] = {whole, uneven};
