@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from hvdlite.errors import LaunchError
-from hvdlite.launcher.network.attempts import HostsUnreached
 from hvdlite.launcher.cli import hvdrun
+from hvdlite.launcher.network.attempts import HostsUnreached
 from hvdlite.launcher.processes import die_with_parent
 from hvdlite.launcher.supervisor import Failure
 
