@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def test_a_rank_that_does_not_submit_is_named(tmp_path: Path) -> None:
 def test_a_victim_whose_stderr_is_elsewhere_names_the_culprit(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_PROGRAM.format(culprit=1, failure="hvd.shutdown(); time.sleep(0.5); sys.exit(7)"))
-    program = f"trap '' TERM; exec {sys.executable} {script} 2>/dev/null"
+    program = f"trap '' TERM; exec {shlex.join([sys.executable, str(script)])} 2>/dev/null"
     ended = run("-np", "3", "bash", "-c", program)
     assert ended.returncode == 7, ended.stderr
     assert "hvdrun: rank 1 on" in ended.stderr

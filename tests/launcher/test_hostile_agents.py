@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from hvdlite.launcher.spawners import SshOptions
 from tests.launcher.hvdrun import run
 
 # Answers questions as an agent would that shares this machine, and after START sends what the file of $LIES holds.
-LIAR = f"""#!{sys.executable} -S
+PROGRAM = f"""
 import os, sys
 sys.path[:0] = {[path for path in sys.path if path]!r}
 from hvdlite.launcher.answers import ANSWERS
@@ -33,6 +34,7 @@ while data := os.read(0, 65536):
         elif kind is Kind.START:
             os.write(1, open(os.environ["LIES"], "rb").read())
 """
+LIAR = f"#!/bin/sh\nexec {shlex.join([sys.executable, '-S', '-c', PROGRAM])}\n"
 
 
 @pytest.fixture
@@ -89,7 +91,9 @@ def test_a_channel_without_a_proper_number_is_refused(ssh: Path, tmp_path: Path,
 
 def test_a_line_without_an_end_is_cut(ssh: Path, tmp_path: Path) -> None:
     (tmp_path / "hello").write_bytes(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
-    ssh.write_text(f"#!/bin/sh\nhead -c 1000000 /dev/zero >&2\ncat {tmp_path / 'hello'}\nexec cat > /dev/null\n")
+    ssh.write_text(
+        f"#!/bin/sh\nhead -c 1000000 /dev/zero >&2\ncat '{tmp_path}/hello'\nexec cat > /dev/null\n"
+    )
     said: list[str] = []
     with Agents(SshOptions(), said.append) as agents:
         agents.connect(parse_hosts("far"))
@@ -100,7 +104,7 @@ def test_a_line_without_an_end_is_cut(ssh: Path, tmp_path: Path) -> None:
 
 def test_a_question_to_an_agent_that_is_gone_is_answered_at_once(ssh: Path, tmp_path: Path) -> None:
     (tmp_path / "hello").write_bytes(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
-    ssh.write_text(f"#!/bin/sh\ncat {tmp_path / 'hello'}\n")
+    ssh.write_text(f"#!/bin/sh\ncat '{tmp_path}/hello'\n")
     with Agents(SshOptions(), lambda line: None) as agents:
         agents.connect(parse_hosts("far"))
         while not agents.links["far"].is_over:
