@@ -91,9 +91,7 @@ def test_a_channel_without_a_proper_number_is_refused(ssh: Path, tmp_path: Path,
 
 def test_a_line_without_an_end_is_cut(ssh: Path, tmp_path: Path) -> None:
     (tmp_path / "hello").write_bytes(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
-    ssh.write_text(
-        f"#!/bin/sh\nhead -c 1000000 /dev/zero >&2\ncat '{tmp_path}/hello'\nexec cat > /dev/null\n"
-    )
+    ssh.write_text(f"#!/bin/sh\nhead -c 1000000 /dev/zero >&2\ncat '{tmp_path}/hello'\nexec cat > /dev/null\n")
     said: list[str] = []
     with Agents(SshOptions(), said.append) as agents:
         agents.connect(parse_hosts("far"))
