@@ -69,15 +69,15 @@ class Header(NamedTuple):
 def encode(message: Message, number: int, session: int) -> bytes:
     """The frame of ``message`` on a link that counts but never resumes."""
     kind, body = body_of(message)
-    return frame_of(Header(kind, number, 0), session, body)
+    return _HEADER.pack(b"hv", _VERSION, kind, number, 0, session) + body
 
 
 def decode(frame: bytes, number: int, session: int) -> Message:
     """The message in ``frame``, which must have this ``number`` and ``session``. Raises ProtocolError."""
-    header = header_of(frame, session)
-    if header.number != number:
-        raise ProtocolError(f"control frame {header.number} came instead of {number}")
-    return message_of(header, frame)
+    kind, got, _ = _fields_of(frame, session)
+    if got != number:
+        raise ProtocolError(f"control frame {got} came instead of {number}")
+    return _message(kind, frame)
 
 
 def frame_of(header: Header, session: int, body: bytes) -> bytes:
@@ -106,6 +106,10 @@ def body_of(message: Message) -> tuple[Type, bytes]:
 
 def header_of(frame: bytes, session: int) -> Header:
     """Reads the header. Raises ProtocolError unless it is of this version and of ``session``."""
+    return Header(*_fields_of(frame, session))
+
+
+def _fields_of(frame: bytes, session: int) -> tuple[int, int, int]:
     try:
         magic, version, kind, number, received, got_session = _HEADER.unpack_from(frame)
     except struct.error:
@@ -114,7 +118,7 @@ def header_of(frame: bytes, session: int) -> Header:
         raise ProtocolError("a control frame is not of this protocol version; install one hvdlite on all hosts")
     if got_session != session:
         raise ProtocolError(f"a control frame is of session {got_session:x} instead of {session:x}")
-    return Header(kind, number, received)
+    return kind, number, received
 
 
 def rest_of(frame: bytes) -> bytes:
@@ -124,8 +128,12 @@ def rest_of(frame: bytes) -> bytes:
 
 def message_of(header: Header, frame: bytes) -> Message:
     """The message in ``frame``. Raises ProtocolError if it is none, or malformed."""
+    return _message(header.kind, frame)
+
+
+def _message(kind: int, frame: bytes) -> Message:
     try:
-        return _DECODERS[header.kind](frame, _HEADER.size)
+        return _DECODERS[kind](frame, _HEADER.size)
     except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a control frame is malformed: {error}") from None
 
