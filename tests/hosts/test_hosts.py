@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness.hosts import ROOT, Network
+from tests.harness.hosts import ROOT, Network, missing
 
 
 def test_hosts_reach_each_other_over_ssh(network: Network) -> None:
@@ -58,11 +58,11 @@ def test_signals_reach_the_command_itself_and_its_code_comes_back(network: Netwo
 
 
 def test_hosts_end_with_the_process_that_made_them() -> None:
+    if reason := missing():
+        pytest.skip(reason)
     program = """
 import sys
-from tests.harness.hosts import Network, missing
-if missing():
-    sys.exit(missing())
+from tests.harness.hosts import Network
 with Network("a", "b") as network:
     with network["a"].popen("ssh", "b", "setsid sleep 600 & echo ready; exec sleep 600") as process:
         process.stdout.readline()
@@ -75,8 +75,7 @@ with Network("a", "b") as network:
         assert process.stdout is not None
         assert process.stderr is not None
         line = process.stdout.readline()
-        if not line:
-            pytest.skip(process.stderr.read().decode().strip())
+        assert line, process.stderr.read().decode()
         members = [psutil.Process(int(pid)) for pid in line.split()]
         assert len(members) >= 4
         os.kill(process.pid, signal.SIGKILL)
