@@ -28,14 +28,13 @@ from .cgroups import oom_kills
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
 from .guard import fork_guarded
 from .hello import Hello
-from .loop import WRITE, Loop
-from .sink import Sink
+from .loop import Loop
+from .outbox import Outbox
 from .tunnel import Tunnel
 from .workers import Worker, Workers
 
 _READ_BYTES: Final = 64 << 10
 _PIPE_BYTES: Final = 1 << 20  # the most that Linux lets an unprivileged pipe hold
-_OUTBOX_BYTES: Final = 4 << 20
 _ABANDONED_GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL once hvdrun is dead; all must be over within 5 s
 _FAREWELL_S: Final = 2.0  # for hvdrun to read the last output
 
@@ -45,14 +44,13 @@ class Agent:
 
     def __init__(self, stdin: int, stdout: int) -> None:
         self._stdin = stdin
-        self._outbox = Sink(stdout, "hvdrun", limit_bytes=sys.maxsize)
         self._frames = FrameReader()
         self._loop = Loop()
+        self._outbox = Outbox(self._loop, stdout, "hvdrun", self._hold)
         self._workers = Workers()
         self._answerer = Answerer()
-        self._tunnel = Tunnel(self._loop, self._send)
+        self._tunnel = Tunnel(self._loop, self._outbox.send)
         self._oom_kills = oom_kills()
-        self._is_held = False  # the outbox is full and no worker's output is read
         self._is_ending = False
         self._kill_at: float | None = None
         self._lease_s: float | None = None
@@ -60,7 +58,7 @@ class Agent:
         os.set_blocking(stdin, False)
         self._loop.watch(stdin, self._read_commands)
         self._loop.watch(self._answerer.fileno(), self._send_answers)
-        self._send(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
+        self._outbox.send(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
 
     def run(self) -> None:
         """Returns when hvdrun wants it, or is dead, and no descendant is left."""
@@ -113,7 +111,7 @@ class Agent:
             self._start(message)
         elif kind is Kind.LEASE:
             self._lease_s = message["for_s"]
-            self._send(pack_message(Kind.LEASE, sent=message["sent"], time=time.monotonic()))
+            self._outbox.send(pack_message(Kind.LEASE, sent=message["sent"], time=time.monotonic()))
         elif kind is Kind.SIGNAL:
             self._signal(message["signum"], message["everyone"])
         elif kind is Kind.CLOSE:
@@ -123,7 +121,7 @@ class Agent:
 
     def _send_answers(self) -> None:
         for answer in self._answerer.finished():
-            self._send(pack_message(Kind.ANSWER, **answer))
+            self._outbox.send(pack_message(Kind.ANSWER, **answer))
 
     def _start(self, message: Mapping[str, Any]) -> None:
         inherited = dict(os.environ) if message["inherits"] else {}
@@ -135,9 +133,9 @@ class Agent:
             try:
                 worker = self._workers.start(rank, message["command"], environment, message["cwd"])
             except (OSError, ValueError) as error:
-                self._send(pack_message(Kind.FAILED, rank=rank, reason=str(error)))
+                self._outbox.send(pack_message(Kind.FAILED, rank=rank, reason=str(error)))
                 continue
-            self._send(pack_message(Kind.STARTED, rank=rank, pid=worker.process.pid))
+            self._outbox.send(pack_message(Kind.STARTED, rank=rank, pid=worker.process.pid))
             for pipe in worker.pipes:
                 self._watch_pipe(worker, pipe)
             # epoll reports descriptors in the order in which they became ready: the order of the deaths.
@@ -172,15 +170,15 @@ class Agent:
                 os.close(pipe)
                 del worker.pipes[pipe]
                 return
-            self._send(pack_output(worker.pipes[pipe], worker.rank, data))
+            self._outbox.send(pack_output(worker.pipes[pipe], worker.rank, data))
             limit -= len(data)
 
     def _watch_pipe(self, worker: Worker, pipe: int) -> None:
-        if not self._is_held:
+        if not self._outbox.is_full:
             self._loop.watch(pipe, partial(self._read_output, worker, pipe))
 
     def _hold(self, is_held: bool) -> None:
-        self._is_held = is_held
+        """Reads the workers' output only while the outbox has room."""
         self._tunnel.hold(is_held)
         for worker in self._workers:
             for pipe in worker.pipes:
@@ -204,7 +202,7 @@ class Agent:
         kills, self._oom_kills = self._oom_kills, oom_kills()
         is_oom = code == -signal.SIGKILL and self._oom_kills > kills
         told = worker.read_report()
-        self._send(
+        self._outbox.send(
             pack_message(Kind.EXITED, rank=worker.rank, pid=pid, code=code, time=ended, is_oom=is_oom, ended_by=told)
         )
 
@@ -243,24 +241,6 @@ class Agent:
             self._workers.signal_everyone(signal.SIGKILL)
 
     # ---- frames to hvdrun
-
-    def _send(self, frame: bytes) -> None:
-        self._outbox.write(frame)
-        self._balance()
-
-    def _flush(self) -> None:
-        self._outbox.flush()
-        self._balance()
-
-    def _balance(self) -> None:
-        """Writes on when hvdrun is ready, and reads the workers' output only while the outbox has room."""
-        if self._outbox.waiting_bytes:
-            self._loop.watch(self._outbox.fileno(), self._flush, WRITE)
-        else:
-            self._loop.unwatch(self._outbox.fileno())
-        room = _OUTBOX_BYTES // 2 if self._is_held else _OUTBOX_BYTES
-        if self._is_held != (self._outbox.waiting_bytes > room):
-            self._hold(not self._is_held)
 
     def _complain(self, text: str) -> None:
         with suppress(OSError):  # nobody may be left to read it

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,14 +18,13 @@ from hvdlite.errors import CannotStart
 from .frames import GREETING, FrameError, FrameReader, Kind, pack, pack_message, unpack_message, unpack_output
 from .hello import Hello
 from .hosts import Host
-from .loop import WRITE, Loop
+from .loop import Loop
+from .outbox import Outbox
 from .processes import die_with_parent, signal_group
-from .sink import Sink
 from .spawners import SshOptions, spawner_of
 from .tunnel import Tunnel
 
 _READ_BYTES: Final = 256 << 10
-_OUTBOX_BYTES: Final = 4 << 20
 _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the agent's greeting
 _MAX_SAID: Final = 50  # lines of stderr that are kept
 _MAX_LINE_BYTES: Final = 64 << 10  # of stderr; what is longer is cut
@@ -94,7 +92,6 @@ class AgentLink:
         self._frames = FrameReader()
         self._questions: dict[int, Question] = {}
         self._asked = 0
-        self._is_held = False
         self._spawn(self._spawner.command(host, options))
         self._tunnel = Tunnel(loop, self._write)
         loop.watch(self._stdout.fileno(), self._receive)
@@ -121,7 +118,7 @@ class AgentLink:
         assert process.stderr is not None
         self._process, self._stdin, self._stdout, self._stderr = process, process.stdin, process.stdout, process.stderr
         os.set_blocking(self._stderr.fileno(), False)
-        self._outbox = Sink(self._stdin.fileno(), f"the agent of {self.host}", limit_bytes=sys.maxsize)
+        self._outbox = Outbox(self._loop, self._stdin.fileno(), f"the agent of {self.host}", self._hold)
 
     @property
     def pid(self) -> int:
@@ -174,7 +171,6 @@ class AgentLink:
     def hang_up(self) -> None:
         """Ends the stream to the agent, which ends then with all that it started."""
         if not self._stdin.closed:
-            self._loop.unwatch(self._outbox.fileno())
             self._outbox.drain(_LAST_WRITE_S)
             self._outbox.close()
             self._stdin.close()
@@ -259,23 +255,11 @@ class AgentLink:
 
     def _write(self, frame: bytes) -> None:
         if not self._stdin.closed:
-            self._outbox.write(frame)
-            self._balance()
+            self._outbox.send(frame)
 
-    def _flush(self) -> None:
-        self._outbox.flush()
-        self._balance()
-
-    def _balance(self) -> None:
-        """Writes on when the agent is ready, and takes from its workers' connections only while there is room."""
-        if self._outbox.waiting_bytes:
-            self._loop.watch(self._outbox.fileno(), self._flush, WRITE)
-        else:
-            self._loop.unwatch(self._outbox.fileno())
-        room = _OUTBOX_BYTES // 2 if self._is_held else _OUTBOX_BYTES
-        if self._is_held != (self._outbox.waiting_bytes > room):
-            self._is_held = not self._is_held
-            self._tunnel.hold(self._is_held)
+    def _hold(self, is_held: bool) -> None:
+        """Takes from what the workers connect to only while the outbox has room."""
+        self._tunnel.hold(is_held)
 
     def _end_process(self, timeout_s: float) -> None:
         self.hang_up()
