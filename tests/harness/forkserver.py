@@ -59,7 +59,8 @@ class ForkServer:
     ) -> None:
         assert self._process is not None
         self._socket.close()
-        self._process.wait(_PATIENCE_S)
+        self._process.kill()  # it has nothing to finish
+        self._process.wait()
         self._process = None
 
     def fork(self, channel: int, output: int) -> psutil.Process:
