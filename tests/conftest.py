@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import leaks
+from tests.harness import forkserver, leaks
 from tests.harness.networks import network, own_network, shared_network  # noqa: F401 - fixtures
 
 leaks.adopt_orphans()
@@ -21,6 +21,12 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 def _no_inherited_settings() -> None:
     for name in [name for name in os.environ if name.startswith(("HVDLITE_", "HOROVOD_"))]:
         del os.environ[name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fork_server(_no_inherited_settings: None) -> Iterator[None]:
+    with forkserver.PLAIN:
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,27 +1,34 @@
 """Many checks in one launch of worker processes, each reported as a test of its own.
 
-Starting torch costs every worker seconds, so the functions of a module that need several ranks run one after another in
-the same job. Every rank runs every scenario; what one raises is recorded and the next goes on.
+The functions of a module that need several ranks run one after another in the same job. Every rank runs every scenario;
+what one raises is recorded and the next goes on.
 """
 
 from __future__ import annotations
 
+import importlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 import hvdlite.torch as hvd
 from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
 
 Scenario = Callable[[], None]
 Report = dict[str, str]
 
 
 class Scenarios:
-    """A decorator that collects scenarios, and their run on this rank."""
+    """A decorator that collects the scenarios of a module, for jobs of so many ``ranks``, and their run on this rank.
 
-    def __init__(self) -> None:
+    A module calls its only one ``scenario``. Its test takes ``report`` and ``name`` (conftest.py), and so runs for each
+    number of ranks and each scenario.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
         self._functions: dict[str, Scenario] = {}
 
     def __call__(self, scenario: Scenario) -> Scenario:
@@ -47,14 +54,20 @@ class Scenarios:
         return report
 
 
-def launch(ranks: int, run: Callable[[], Report]) -> Report:
-    """Runs ``run``, a function at the top of a module, on ``ranks`` ranks; what each scenario raised on any of them.
+def run(module: str) -> Report:
+    """Runs the scenarios of ``module`` on this rank."""
+    scenarios: Scenarios = importlib.import_module(module).scenario
+    return scenarios.run()
+
+
+def launch(ranks: int, module: str) -> Report:
+    """Runs the scenarios of ``module`` on ``ranks`` ranks; what each of them raised on any rank.
 
     A job of one runs here, without a process to start.
     """
     if ranks == 1:
-        return run()
-    reports = [outcome.result() for outcome in process_ranks(ranks, run, deadline_s=90.0)]
+        return run(module)
+    reports = [outcome.result() for outcome in process_ranks(ranks, run, module, deadline_s=90.0, server=TORCH)]
     return {name: "\n".join(report[name] for report in reports if report[name]) for name in reports[0]}
 
 

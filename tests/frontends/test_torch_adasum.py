@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import loss_on, two_layers
 
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 3, 4])
 
 
 def combined(deltas: list[torch.Tensor]) -> torch.Tensor:
@@ -154,15 +154,5 @@ def what_adasum_cannot_have() -> None:
         hvd.DistributedOptimizer(adam(model), op=hvd.Adasum, gradient_predivide_factor=2.0)
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_adasum(report: Report, name: str) -> None:
     assert report[name] == ""

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 3])
 
 
 def data(rank: int, *shape: int) -> torch.Tensor:
@@ -230,15 +230,5 @@ def keywords_and_integers_are_as_without_gradients() -> None:
         hvd.grouped_allreduce([[1.0]])
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_autograd(report: Report, name: str) -> None:
     assert report[name] == ""

@@ -12,9 +12,9 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.torch import broadcasting
-from tests.frontends.scenarios import Report, Scenarios, launch
+from tests.frontends.scenarios import Report, Scenarios
 
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 3])
 
 
 def model_of(rank: int) -> nn.Module:
@@ -164,16 +164,6 @@ def an_object_that_cannot_be_pickled_fails_on_every_rank() -> None:
     assert hvd.broadcast_object(hvd.rank(), 0) == 0
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 3], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_broadcasting(report: Report, name: str) -> None:
     assert report[name] == ""
 

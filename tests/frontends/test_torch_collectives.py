@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -22,7 +22,7 @@ FOLDS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     hvd.Max: torch.maximum,
     hvd.Product: operator.mul,
 }
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 3, 4])
 
 
 def sample(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -146,16 +146,6 @@ def a_mismatch_reaches_every_rank_and_the_session_goes_on() -> None:
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="differing").tolist() == [hvd.size()] * 2
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_collectives(report: Report, name: str) -> None:
     assert report[name] == ""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 
-import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 
 STEPS = 60
 BATCH = 4
@@ -19,7 +18,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=1e-3),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
 }
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 3])
 
 
 def train(
@@ -66,15 +65,5 @@ def adamw() -> None:
     compare("adamw")
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_training_equals_one_process(report: Report, name: str) -> None:
     assert report[name] == ""

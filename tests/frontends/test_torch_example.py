@@ -1,32 +1,54 @@
-"""The examples on real images: alone and under hvdrun, as their readers run them."""
+"""The examples on real images: one alone and under hvdrun, as their readers run them, all in ranks that are forked."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
+
 ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 90.0
 
 
-def run(ranks: int, example: str, *options: str) -> str:
+def command(ranks: int, example: str, *options: str) -> str:
     """What the example prints, on one rank without a launcher."""
     launcher = [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks)] if ranks > 1 else []
-    command = [*launcher, sys.executable, f"examples/{example}.py", *options]
+    arguments = [*launcher, sys.executable, f"examples/{example}.py", *options]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of a small model cost more than they do
-    ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=90)
+    ended = subprocess.run(arguments, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_digits_example_reads_97_percent(ranks: int, tmp_path: Path) -> None:
+def run(ranks: int, example: str, *options: str) -> str:
+    """What the example prints on all ranks, which import torch and scikit-learn only once."""
+    outcomes = process_ranks(ranks, main, example, options, deadline_s=DEADLINE_S, server=TORCH)
+    assert [outcome.result() for outcome in outcomes] == [0] * ranks
+    return "".join(outcome.output for outcome in outcomes)
+
+
+def main(example: str, options: tuple[str, ...]) -> object:
+    """Runs the example as the main program of this process; its exit code."""
+    sys.argv = [f"examples/{example}.py", *options]
+    sys.path[0] = "examples"
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return ended.value.code
+
+
+@pytest.mark.parametrize(("ranks", "start"), [(1, command), (2, command), (4, run)])
+def test_the_digits_example_reads_97_percent(ranks: int, start: Callable[..., str], tmp_path: Path) -> None:
     plot = tmp_path / "curves.png"
-    output = run(ranks, "torch_digits", "--target", "0.97", "--plot", str(plot))
+    output = start(ranks, "torch_digits", "--target", "0.97", "--plot", str(plot))
     ends = re.findall(rf"final test accuracy (\d+\.\d+)% with {ranks} rank\(s\)$", output, flags=re.MULTILINE)
     assert len(ends) == 1
     assert float(ends[0]) >= 97.0

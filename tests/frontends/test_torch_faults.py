@@ -7,6 +7,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from tests.harness import ProcessRanks, pause_at
+from tests.harness.forkserver import TORCH
 
 
 def train_until_rank_1_dies() -> None:
@@ -26,7 +27,7 @@ def train_until_rank_1_dies() -> None:
 
 
 def test_the_other_ranks_step_raises_peer_lost_in_time() -> None:
-    with ProcessRanks(2, train_until_rank_1_dies, deadline_s=60.0) as ranks:
+    with ProcessRanks(2, train_until_rank_1_dies, deadline_s=60.0, server=TORCH) as ranks:
         ranks.wait_for("middle of training", 1)
         killed_at = ranks.kill(1)
         survivor, _ = ranks.join()

@@ -10,7 +10,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.torch.compression import Compressor
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import (
     assert_gradients,
     averaged_gradients,
@@ -22,7 +22,7 @@ from tests.frontends.toys import (
     two_layers,
 )
 
-scenario = Scenarios()
+scenario = Scenarios(ranks=[2])
 
 
 @scenario
@@ -195,15 +195,5 @@ def a_gradient_that_has_a_graph_is_refused() -> None:
     optimizer.step()
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module")
-def report() -> Report:
-    return launch(2, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_gradients(report: Report, name: str) -> None:
     assert report[name] == ""

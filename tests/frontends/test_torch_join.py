@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import loss_on, two_layers
 
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 3])
 
 
 def train_unevenly(tolerance: float = 1e-5, **options: Any) -> None:
@@ -62,15 +62,5 @@ def sparse_gradients_need_all_ranks() -> None:
     hvd.join()
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_join(report: Report, name: str) -> None:
     assert report[name] == ""

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import own_loss, sgd, two_layers
 
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 3])
 
 
 @scenario
@@ -99,16 +99,6 @@ def sparse_tensors_of_other_extents_are_a_mismatch_on_all_ranks() -> None:
         hvd.sparse_allreduce_async(tensor, "table")()
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_misuse(report: Report, name: str) -> None:
     assert report[name] == ""
 

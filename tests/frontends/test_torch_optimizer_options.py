@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 
 STEPS = 10
 BATCH = 4
 WORDS = 12
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 3, 4])
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -144,15 +144,5 @@ def process_sets() -> None:
         compare(process_set=members)
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_training_equals_one_process(report: Report, name: str) -> None:
     assert report[name] == ""

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, launch
+from tests.frontends.scenarios import Report, Scenarios
 
 OPTIMIZERS = {
     name: kind
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 }
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 3])
 
 
 def model_of(name: str) -> nn.Module:
@@ -77,16 +77,6 @@ def in_a_process_set() -> None:
         hvd.remove_process_set(members)
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 3], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_optimizer_state(report: Report, name: str) -> None:
     assert report[name] == ""
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import (
     assert_gradients,
     averaged_gradients,
@@ -21,7 +21,7 @@ from tests.frontends.toys import (
     two_layers,
 )
 
-scenario = Scenarios()
+scenario = Scenarios(ranks=[2])
 
 
 @scenario
@@ -213,15 +213,5 @@ def another_optimizer_takes_over_when_the_first_is_gone() -> None:
     assert_gradients(model, expected)
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module")
-def report() -> Report:
-    return launch(2, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_recipes(report: Report, name: str) -> None:
     assert report[name] == ""

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 
 DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 3])
 
 
 def sparse(rank: int, shape: tuple[int, ...], sparse_dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -117,15 +117,5 @@ def an_optimizer_for_sparse_gradients() -> None:
         assert all(torch.equal(each, everywhere[0]) for each in everywhere)
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 3], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_sparse(report: Report, name: str) -> None:
     assert report[name] == ""

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close, launch
+from tests.frontends.scenarios import Report, Scenarios, assert_close
 
 FEATURES = 3
 TORCH_LAYERS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
-scenario = Scenarios()
+scenario = Scenarios(ranks=[1, 2, 4])
 
 
 def batch(rank: int, rows: int, dimensions: int, dtype: torch.dtype) -> torch.Tensor:
@@ -154,15 +154,5 @@ def an_input_without_features_is_refused() -> None:
         hvd.SyncBatchNorm(FEATURES)(torch.ones(FEATURES))
 
 
-def run() -> Report:
-    return scenario.run()
-
-
-@pytest.fixture(scope="module", params=[1, 2, 4], ids="{0}-ranks".format)
-def report(request: pytest.FixtureRequest) -> Report:
-    return launch(request.param, run)
-
-
-@pytest.mark.parametrize("name", scenario.names)
 def test_torch_sync_batch_norm(report: Report, name: str) -> None:
     assert report[name] == ""

@@ -37,6 +37,19 @@ def in_private_network(test: Callable[Parameters, None]) -> Callable[Parameters,
     return run
 
 
+def namespace() -> int:
+    """A descriptor of the namespace that this thread is in."""
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def enter(descriptor: int) -> None:
+    """Moves this thread into the namespace of ``descriptor``; without a right to do so, only if it is there already."""
+    if not os.path.samestat(os.fstat(descriptor), os.stat("/proc/thread-self/ns/net")):
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.setns(descriptor, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+
+
 def drop(*matches: str) -> None:
     """Drops the packets that match one of ``matches``, as nft writes them, until `drop_none`."""
     drop_none()

@@ -1,7 +1,8 @@
 """Ranks as real processes of one job, which a test can watch, stop and kill, within a hard deadline.
 
 `ProcessRanks` starts a rendezvous server and ``count`` workers, each in a process group of its own with the variables
-that a launcher would give it. Every worker runs one function of the test's module and reports over a private channel.
+that a launcher would give it. They are forks of a process that has imported hvdlite, or torch too (forkserver.py).
+Every worker runs one function of the test's module and reports over a private channel.
 When the deadline passes, every rank still alive is made to print the stacks of all its threads, then killed.
 """
 
@@ -9,8 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -18,15 +17,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import psutil
+
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
+from tests.harness.forkserver import PLAIN, ForkServer
 from tests.harness.outcome import Outcome
 
-ROOT = Path(__file__).resolve().parents[2]
 _STACK_DUMP_S = 5.0
 
 
@@ -37,11 +37,19 @@ class RanksTimedOut(AssertionError):
 @dataclass
 class _Worker:
     rank: int
-    process: subprocess.Popen[bytes]
+    process: psutil.Process
     channel: Connection[Any, Any]
     output: IO[bytes]
     points: dict[str, float] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        try:
+            self.process.wait(0)
+        except psutil.TimeoutExpired:
+            return False
+        return True
 
     def read_output(self) -> str:
         self.output.seek(0)
@@ -52,7 +60,8 @@ class ProcessRanks:
     """``count`` processes that each run ``work(*arguments)``; a context manager that leaves none of them behind.
 
     ``work`` is a function at the top of an importable module. ``environ`` is added to every rank's environment and
-    ``environ_by_rank[rank]`` to one rank's; ranks with equal HVDLITE_HOSTID are on one host.
+    ``environ_by_rank[rank]`` to one rank's; ranks with equal HVDLITE_HOSTID are on one host. The ranks are forked from
+    ``server``. ``job`` holds the name and the key of their job.
     """
 
     def __init__(
@@ -63,40 +72,33 @@ class ProcessRanks:
         deadline_s: float = 30.0,
         environ: Mapping[str, str] | None = None,
         environ_by_rank: Mapping[int, Mapping[str, str]] | None = None,
+        server: ForkServer = PLAIN,
     ) -> None:
-        self._deadline_s = deadline_s
-        self._deadline = time.monotonic() + deadline_s
+        self._server = server
         self._workers: list[_Worker] = []
         self._cleanup = ExitStack()
         own = [{**(environ or {}), **(environ_by_rank or {}).get(rank, {})} for rank in range(count)]
         with ExitStack() as undo:
             undo.callback(self.close)
-            job = Job.create()
-            server = self._cleanup.enter_context(RendezvousServer(job, count))
-            shared = {"HVDLITE_JOB": job.name, "HVDLITE_SECRET": job.secret, "HVDLITE_RENDEZVOUS": server.address}
+            self.job = job = Job.create()
+            meeting = self._cleanup.enter_context(RendezvousServer(job, count))
+            shared = {"HVDLITE_JOB": job.name, "HVDLITE_SECRET": job.secret, "HVDLITE_RENDEZVOUS": meeting.address}
             for rank, place in enumerate(_places([variables.get("HVDLITE_HOSTID", "") for variables in own])):
                 self._start(rank, {**shared, **place, **own[rank]}, (work.__module__, work.__qualname__, arguments))
             undo.pop_all()
+        self._deadline_s = deadline_s
+        self._deadline = time.monotonic() + deadline_s
 
-    def _start(self, rank: int, variables: Mapping[str, str], task: Any) -> None:
+    def _start(self, rank: int, variables: Mapping[str, str], task: tuple[Any, ...]) -> None:
         inherited = {key: text for key, text in os.environ.items() if not key.startswith(("HVDLITE_", "HOROVOD_"))}
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the stack
         self._cleanup.callback(output.close)
         here, there = Pipe()
         self._cleanup.enter_context(here)
         with there:
-            process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "tests.harness.worker", str(there.fileno())],
-                cwd=ROOT,
-                env={**inherited, "OMP_NUM_THREADS": "1", **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[there.fileno()],
-                start_new_session=True,
-            )
+            process = self._server.fork(there.fileno(), output.fileno())
         self._workers.append(_Worker(rank, process, here, output))
-        here.send(task)
+        here.send(({**inherited, "OMP_NUM_THREADS": "1", **variables}, *task))
 
     def pid(self, rank: int) -> int:
         return self._workers[rank].process.pid
@@ -151,7 +153,7 @@ class ProcessRanks:
     def close(self) -> None:
         """Kills what still runs and frees everything. May be called twice."""
         for worker in self._workers:
-            if worker.process.poll() is None:
+            if not worker.has_ended:
                 os.killpg(worker.process.pid, signal.SIGKILL)
                 worker.process.wait()
         self._cleanup.close()
@@ -187,19 +189,19 @@ class ProcessRanks:
     def _outcome(self, worker: _Worker) -> Outcome:
         try:
             exit_code = worker.process.wait(max(0.0, self._deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             self._time_out()
         return Outcome(worker.rank, exit_code, worker.read_output(), **worker.report)
 
     def _time_out(self) -> None:
         """Makes the living ranks print their stacks (faulthandler, on SIGABRT) and raises RanksTimedOut."""
-        late = [worker for worker in self._workers if worker.process.poll() is None]
+        late = [worker for worker in self._workers if not worker.has_ended]
         for worker in late:
             for number in (signal.SIGABRT, signal.SIGCONT):
-                with suppress(ProcessLookupError):
+                with suppress(psutil.NoSuchProcess):
                     worker.process.send_signal(number)
         for worker in late:
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(psutil.TimeoutExpired):
                 worker.process.wait(_STACK_DUMP_S)
         reports = [
             f"--- rank {worker.rank}: {'still running' if worker in late else worker.report or 'ended'}; "

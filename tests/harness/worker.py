@@ -1,35 +1,86 @@
-"""What a worker process of `ProcessRanks` runs: one function of a test, its outcome sent over a private channel.
+"""The process behind a `ForkServer`, and its forks: workers that run one function of a test each.
 
-Started as ``python -m tests.harness.worker FD``. It dies with the process that started it, whatever happens to that.
+Started as ``python -m tests.harness.worker FD MODULE...``. A worker reports how its function ended over a private
+channel, and dies with the process that it works for, whatever happens to that.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import operator
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.harness import points
+from tests.harness import network, points
+from tests.harness.forkserver import ID_BYTES
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)  # the test sees the end of the channel when this process ends
+    """Serves forks until the other end closes; in a fork, does its work. Returns what the process exits with."""
+    server = socket.socket(fileno=int(sys.argv[1]))
+    server.set_inheritable(False)
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError(f"{sys.argv[2:]} start threads when they are imported; a fork would have none of them")
+    gc.collect()
+    gc.freeze()  # a fork that ends would look at every object and so copy all of this memory: 2 s with torch
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(server, ID_BYTES, 3)
+        if not descriptors:
+            return 0
+        worker = _fork()
+        if not worker:
+            server.close()
+            return work(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        server.sendall(worker.to_bytes(ID_BYTES, "little"))
+
+
+def _fork() -> int:
+    """0 in a new process in a session of its own; its id in this one, once the process between them is gone."""
+    reader, writer = os.pipe()
+    intermediate = os.fork()
+    if intermediate:
+        worker = int.from_bytes(os.read(reader, ID_BYTES), "little")
+        os.waitpid(intermediate, 0)
+    else:
+        if os.fork():
+            os._exit(0)
+        worker = 0
+        os.setsid()
+        os.write(writer, os.getpid().to_bytes(ID_BYTES, "little"))
+    os.close(reader)
+    os.close(writer)
+    return worker
+
+
+def work(descriptor: int, output: int, namespace: int) -> int:
+    """Runs the function that the channel names, with its environment. Returns what the process exits with."""
+    network.enter(namespace)
+    os.close(namespace)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    channel: Connection[Any, Any] = Connection(descriptor)
+    environment, module, name, arguments = channel.recv()  # after this process has got its new parent
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    channel: Connection[Any, Any] = Connection(descriptor)
     points.connect(channel)
-    module, name, arguments = channel.recv()
+    os.environ.clear()
+    os.environ.update(environment)
     try:
         function = operator.attrgetter(name)(importlib.import_module(module))
         value = function(*arguments)

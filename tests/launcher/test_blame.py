@@ -36,12 +36,11 @@ def test_the_culprit_is_named_and_not_a_victim(tmp_path: Path, failure: str, cul
     statement, code, hint = FAILURES[failure]
     script = tmp_path / "train.py"
     script.write_text(_PROGRAM.format(culprit=culprit, failure=statement))
-    for _ in range(3):
-        ended = run("-np", "3", sys.executable, str(script))
-        assert ended.returncode == code, ended.stderr
-        box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
-        assert f"rank {culprit} on" in box
-        assert hint in box
+    ended = run("-np", "3", sys.executable, str(script))
+    assert ended.returncode == code, ended.stderr
+    box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
+    assert f"rank {culprit} on" in box
+    assert hint in box
 
 
 @pytest.mark.parametrize("stopped", [0, 2])

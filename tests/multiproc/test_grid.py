@@ -49,7 +49,8 @@ def grid(kind: str, size: int) -> Iterator[Call]:
             yield call
 
 
-def run_grid() -> Failures:
+def run_grid(step: int = 1) -> Failures:
+    """Runs every ``step``-th case among all ranks, and every fifth in sets of some of them."""
     hvd.init()
     failures: Failures = defaultdict(list)
     for ranks, process_set in _sets():
@@ -57,7 +58,7 @@ def run_grid() -> Failures:
             _expect_refusal(process_set)
             continue
         for kind in KINDS:
-            cases = _cases(kind, ranks, step=1 if process_set is hvd.global_process_set else PRIME)
+            cases = _cases(kind, ranks, step=step if process_set is hvd.global_process_set else PRIME)
             for mode in ("", "_", "_async", "_async_") if kind in calls.IN_PLACE else ("", "_async"):
                 failures[kind] += _run(cases, mode, ranks, process_set)
     hvd.barrier()

@@ -1,0 +1,30 @@
+"""What the tests of front ends share: a process with torch that ranks are forked from, and the run of scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.frontends.scenarios import Report, launch
+from tests.harness import forkserver
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _torch_fork_server() -> Iterator[None]:
+    with forkserver.TORCH:
+        yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that takes ``report`` and ``name`` for each number of ranks and scenario of its module."""
+    if "report" in metafunc.fixturenames:
+        scenarios = metafunc.module.scenario
+        metafunc.parametrize("report", scenarios.ranks, ids="{0}-ranks".format, indirect=True, scope="module")
+        metafunc.parametrize("name", scenarios.names)
+
+
+@pytest.fixture(scope="module")
+def report(request: pytest.FixtureRequest) -> Report:
+    """What each scenario of the module raised, by its name."""
+    return launch(request.param, request.module.__name__)
