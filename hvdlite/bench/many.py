@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import hvdlite as hvd
-from hvdlite.bench.collectives import COLLECTIVES, fill
+from hvdlite.bench.collectives import COLLECTIVES
+from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
 from hvdlite.bench.systems import System, TensorType
 from hvdlite.bench.timing import Candidate, measure
