@@ -43,8 +43,7 @@ class Timed(Protocol):
     def label(self) -> str:
         """What it is called in the table."""
 
-    @property
-    def is_right(self) -> Callable[[], bool]:
+    def is_right(self) -> bool:
         """Does the work once on fresh data, and tells whether this rank's result is correct."""
 
     def block(self, length: int, warmup: int, clock: Clock) -> Times:

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +41,8 @@ class _Candidate:
     job: MpiJob
     work: dict[str, Any]
 
-    @property
-    def is_right(self) -> Callable[[], bool]:
-        return lambda: self.job.ask({**self.work, "check": True}, 0).get("is_right") is True
+    def is_right(self) -> bool:
+        return self.job.ask({**self.work, "check": True}, 0).get("is_right") is True
 
     def block(self, length: int, warmup: int, clock: Clock) -> Times:
         reply = self.job.ask({**self.work, "length": length, "warmup": warmup}, length)
