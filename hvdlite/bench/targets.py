@@ -57,7 +57,7 @@ def ranks_with_targets() -> list[int]:
 def against_targets(entrants: Mapping[str, Entrant], iterations: int | None, warmup: int) -> Study:
     """The study of all targets for this number of ranks, which has some."""
     columns = [
-        Column("ranks", 5, lambda row, group: str(row.ranks)),
+        Column("ranks", 6, lambda row, group: str(row.ranks)),
         Column("system", 10, lambda row, group: row.system),
         Column("dtype", 8, lambda row, group: row.dtype),
         Column("bytes", 11, lambda row, group: str(row.bytes)),
