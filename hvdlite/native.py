@@ -39,6 +39,15 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_open_partials": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_close_partials": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_crc32c": (c_uint32, (c_uint32, c_void_p, c_uint64)),
+    "hvd_arena_open": (c_int32, (c_int32, c_int32, c_int32, c_uint64, POINTER(c_void_p))),
+    "hvd_arena_address": (c_uint64, (c_void_p,)),
+    "hvd_arena_release": (c_int32, (c_void_p, c_uint64, c_uint64)),
+    "hvd_arena_is_shared": (c_int32, (c_void_p,)),
+    "hvd_arena_stop_sharing": (None, (c_void_p,)),
+    "hvd_arena_make_private": (c_int32, (c_void_p, c_int32, c_uint64, c_uint64)),
+    "hvd_arena_after_fork": (c_int32, (c_void_p, c_int32)),
+    "hvd_arena_leave_peers": (None, (c_void_p,)),
+    "hvd_arena_close": (None, (c_void_p,)),
     "hvd_shm_bytes": (c_uint64, (c_int32, c_uint64, c_int32)),
     "hvd_shm_open": (
         c_int32,
@@ -49,6 +58,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_shm_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction), c_void_p)),
     "hvd_shm_alltoall": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
     "hvd_shm_barrier": (c_int32, (c_void_p,)),
+    "hvd_shm_copied_bytes": (c_uint64, (c_void_p,)),
     "hvd_shm_abort": (None, (c_void_p,)),
     "hvd_shm_close": (None, (c_void_p,)),
     "hvd_ring_open": (

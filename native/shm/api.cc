@@ -100,6 +100,8 @@ hvd_status hvd_shm_barrier(hvd_shm* shm) {
   return shm->settle(hvd::shm::barrier(*shm));
 }
 
+uint64_t hvd_shm_copied_bytes(const hvd_shm* shm) { return shm->copied_bytes(); }
+
 void hvd_shm_abort(hvd_shm* shm) { shm->abort(); }
 
 void hvd_shm_close(hvd_shm* shm) { delete shm; }
