@@ -1,6 +1,7 @@
 """Every collective × op × dtype × shape × set × way of calling, at 1 to 4 ranks over all planes, against the oracle.
 
-One job runs the whole grid; what fails in it is kept by kind, and each kind is a test.
+One job runs the whole grid, or with four ranks of one plane a fifth of it; what fails in it is kept by kind, and
+each kind is a test.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def _failures(size: int, plane: str, hosts: str = "") -> Failures:
     environ = {"HVDLITE_PLANE": plane, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "20"}
     by_rank = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
     by_kind: Failures = defaultdict(list)
-    for outcome in process_ranks(size, run_grid, environ=environ, environ_by_rank=by_rank, deadline_s=60):
+    step = PRIME if size == 4 and not hosts else 1  # one plane does with four ranks what it does with three
+    for outcome in process_ranks(size, run_grid, step, environ=environ, environ_by_rank=by_rank, deadline_s=60):
         for kind, lines in outcome.result().items():
             by_kind[kind] += lines
     return by_kind
