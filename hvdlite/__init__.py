@@ -68,6 +68,7 @@ from hvdlite.ops.arrays import (
     send,
     send_async,
 )
+from hvdlite.ops.memory import shared_empty
 from hvdlite.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvdlite.running import run
 from hvdlite.session import (
@@ -164,6 +165,7 @@ __all__ = [
     "scatter_async",
     "send",
     "send_async",
+    "shared_empty",
     "shutdown",
     "size",
     "synchronize",

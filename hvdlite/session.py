@@ -20,6 +20,7 @@ import zmq
 from hvdlite.core.process_set import ProcessSet
 from hvdlite.core.topology import Placement
 from hvdlite.core.topology import group as group_by_host
+from hvdlite.dataplane.arena import Arena
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
@@ -56,11 +57,13 @@ class Session:
                 host_ids = [card["hostid"] for card in cards]
                 address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
                 connector = Connector(meeting.job, replace(settings, address=address), host_ids, str(number))
+                connector = connector.with_arena(swap, deadline)
                 connections = connector.connect(swap, deadline)
         finally:
             context.term()
         hosts = [card["host"] for card in cards]
         self.plane_name = connections.plane.name
+        self.arena = connector.regions and connector.regions.arena
         self.sets = Registry(connector, connections, hosts)
         self.everyone = self.sets.everyone
         self.group_of = self.sets.group_of  # every submit calls it
@@ -76,6 +79,8 @@ class Session:
         deadline = time.monotonic() + self.settings.shutdown_timeout
         for engine in self._engines():
             engine.shut_down(deadline)
+        if self.arena is not None:
+            self.arena.leave()
 
     def stop_at_exit(self) -> None:
         """Ends the threads; connections stay open until the process ends."""
@@ -190,6 +195,12 @@ def current() -> Session:
     if _current is None:
         raise HorovodInternalError("hvdlite is not initialized; call hvd.init() first (a fork does not inherit it)")
     return _current
+
+
+def shared_arena() -> Arena | None:
+    """The memory that ranks of this host share; None outside of a session, where there is none, or after a failure."""
+    arena = None if _current is None else _current.arena
+    return arena if arena is not None and arena.is_shared else None
 
 
 def _settled() -> Session:

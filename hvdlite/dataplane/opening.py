@@ -13,12 +13,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hvdlite.core.topology import by_host
+from hvdlite.dataplane import arena
+from hvdlite.dataplane.arena import Arena, Regions
 from hvdlite.dataplane.base import DataPlane, HostPlane
 from hvdlite.dataplane.hierarchical import HierarchicalPlane, Hosts, in_ring_order, lanes_of
 from hvdlite.dataplane.local import LocalPlane
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
 from hvdlite.dataplane.shm import ShmPlane, geometry
+from hvdlite.errors import HorovodInternalError
+from hvdlite.log import logger
 from hvdlite.rendezvous.listening import LOOPBACK
 from hvdlite.settings import Settings
 
@@ -29,7 +33,8 @@ class Opening(NamedTuple):
     ``settings`` have the rank and the size in the group, and ``host_ids`` are those of its ranks. ``called`` are the
     numbers by which messages call them. ``key`` is known to the job's ranks only; it and ``session`` belong to this
     plane alone. ``swap`` publishes a string and returns everybody's in rank order; all ranks call it `PLANE_SWAPS`
-    times at most, and equally often. ``deadline`` is on the monotonic clock.
+    times at most, and equally often. ``deadline`` is on the monotonic clock. ``regions`` are those of
+    the group's ranks, if this rank has the memory of its host mapped.
     """
 
     settings: Settings
@@ -39,6 +44,7 @@ class Opening(NamedTuple):
     session: int
     swap: Callable[[str], Sequence[str]]
     deadline: float
+    regions: Regions | None = None
 
     def of_part(self, name: str, ranks: Sequence[int]) -> Opening:
         """The opening of a plane of ``ranks``, one of which this is, with a key and a session of its own."""
@@ -51,9 +57,11 @@ class Opening(NamedTuple):
             key=seed[:32],
             session=int.from_bytes(seed[32:], "little"),
             swap=lambda card: [cards[rank] for cards in [self.swap(card)] for rank in ranks],
+            regions=self.regions and self.regions.of(ranks),
         )
 
 
+WITH_ARENA = ("shm", "hierarchical")
 PLANE_SWAPS = 3  # at most: the parts of a hierarchical plane have one each
 
 
@@ -80,17 +88,48 @@ def _open_local(opening: Opening) -> DataPlane:
     return LocalPlane()
 
 
+def open_arena(opening: Opening) -> Regions | None:
+    """The memory that the ranks of each host share, which all ranks of the job open together with one swap.
+
+    None where there is nobody to share it with, or the system does not give so much address space.
+    """
+    hosts = by_host(opening.host_ids)
+    own = hosts[opening.host_ids[opening.settings.rank]]
+    if len(own) < 2:
+        if len(hosts) < len(opening.host_ids):
+            opening.swap("")  # as often as the other ranks
+        return None
+    part = opening.of_part("arena", own)
+    fd = _share(part, lambda: arena.create(len(own)))
+    numbers = [hosts[host_id].index(rank) for rank, host_id in enumerate(opening.host_ids)]
+    try:
+        return None if fd is None else Regions(Arena(fd, part.settings.rank, len(own)), numbers)
+    except HorovodInternalError as error:
+        logger.info("shared arrays will be ordinary ones: %s", error)
+        return None
+
+
 def _open_shm(opening: Opening) -> DataPlane:
     settings = opening.settings
     shape = geometry(settings, cores=len(os.sched_getaffinity(0)))
-    if settings.rank == 0:
-        fd = create(shape.nbytes)
-        with SegmentOffer(fd, opening.key) as offer:
-            opening.swap(offer.address)
-            offer.serve(settings.size - 1, opening.deadline)
-    else:
-        fd = fetch(opening.swap("")[0], opening.key, opening.deadline)
-    return ShmPlane(fd, settings.rank, settings.size, shape, opening.called[settings.rank])
+    fd = _share(opening, lambda: create(shape.nbytes))
+    assert fd is not None
+    return ShmPlane(fd, settings.rank, settings.size, shape, opening.called[settings.rank], opening.regions)
+
+
+def _share(opening: Opening, make: Callable[[], int | None]) -> int | None:
+    """The descriptor that ``make`` returns on the first rank, on all ranks."""
+    if opening.settings.rank > 0:
+        address = opening.swap("")[0]
+        return fetch(address, opening.key, opening.deadline) if address else None
+    fd = make()
+    if fd is None:
+        opening.swap("")
+        return None
+    with SegmentOffer(fd, opening.key) as offer:
+        opening.swap(offer.address)
+        offer.serve(opening.settings.size - 1, opening.deadline)
+    return fd
 
 
 def _open_ring(opening: Opening) -> DataPlane:

@@ -2,8 +2,8 @@
 
 The memory is a *memfd*: it has no name in any file system, so it needs no space in ``/dev/shm`` and nothing is left
 when all ranks are gone, however they died. Its pages are reserved at once (a full machine is an error here and not a
-SIGBUS later) and its size is sealed. The rank that made it passes the descriptor (``SCM_RIGHTS``) to peers that come
-through a `Door`.
+SIGBUS later), unless it is made sparse, and its size is sealed. The rank that made it passes the descriptor
+(``SCM_RIGHTS``) to peers that come through a `Door`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from hvdlite.errors import HorovodInternalError
@@ -21,16 +22,28 @@ _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 def create(nbytes: int) -> int:
     """A descriptor of ``nbytes`` of zeroed, reserved, sealed memory. Raises HorovodInternalError if there is none."""
-    fd = os.memfd_create("hvdlite", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.posix_fallocate(fd, 0, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return _sealed(lambda fd: os.posix_fallocate(fd, 0, nbytes))
     except OSError as error:
-        os.close(fd)
         raise HorovodInternalError(
             f"cannot reserve {nbytes} bytes of shared memory: {error.strerror}. "
             "Free memory on this host, or lower HVDLITE_SHM_CHUNK or HVDLITE_SHM_SLOTS."
         ) from None
+
+
+def create_sparse(nbytes: int) -> int:
+    """The same of memory without pages: who uses some reserves them. Raises OSError if there cannot be so much."""
+    return _sealed(lambda fd: os.ftruncate(fd, nbytes))
+
+
+def _sealed(resize: Callable[[int], None]) -> int:
+    fd = os.memfd_create("hvdlite", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        resize(fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.core.buffer import Matrix, Spans
 from hvdlite.core.dtypes import DType
+from hvdlite.dataplane.arena import Regions
 from hvdlite.dataplane.base import HostPlane
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.settings import Settings
@@ -67,18 +68,28 @@ def geometry(settings: Settings, cores: int) -> Geometry:
 class ShmPlane(HostPlane):
     """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
 
-    ``called`` is the number by which messages call it, where those ranks are only a part of a group.
+    ``called`` is the number by which messages call it, where those ranks are only a part of a group. ``regions`` are
+    those of the ranks in the arena of their host, if this one has it.
     """
 
     name = "shm"
 
-    def __init__(self, fd: int, rank: int, size: int, shape: Geometry, called: int | None = None) -> None:
+    def __init__(
+        self,
+        fd: int,
+        rank: int,
+        size: int,
+        shape: Geometry,
+        called: int | None = None,
+        regions: Regions | None = None,
+    ) -> None:
         """Maps the segment and closes ``fd``, also when it fails.
 
         Raises HorovodInternalError if the segment is too small or other ranks map it with another geometry.
         """
         self.rank = rank
         self.size = size
+        self._arena = regions and regions.arena
         self._name = rank if called is None else called
         self._library = native.library()
         self._owner_pid = os.getpid()

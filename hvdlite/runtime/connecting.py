@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from hvdlite.dataplane.arena import Regions
 from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose, open_plane
+from hvdlite.dataplane.opening import PLANE_SWAPS, WITH_ARENA, Opening, choose, open_arena, open_plane
 from hvdlite.rendezvous.door import Door
 from hvdlite.rendezvous.job import Job
 from hvdlite.runtime.control import ControlLink, SoloLink
@@ -51,19 +52,28 @@ class Connections(NamedTuple):
 class Connector:
     """One rank of a group that connects itself to the others.
 
-    ``settings`` have its rank and size in the group; ``host_ids`` are those of the ranks of the group.
+    ``settings`` have its rank and size in the group; ``host_ids`` are those of the ranks of the group, and ``regions``
+    where they have the memory that ranks of a host share.
     """
 
     job: Job
     settings: Settings
     host_ids: Sequence[str]
     label: str
+    regions: Regions | None = None
+
+    def with_arena(self, swap: Swap, deadline: float) -> Connector:
+        """The same with the memory of this host. All ranks of the job call it together, before they connect."""
+        if choose(self.settings.plane, self.host_ids) not in WITH_ARENA:
+            return self
+        return replace(self, regions=open_arena(self._opening(swap, deadline)))
 
     def among(self, members: Sequence[int], opening: int) -> Connector:
         """The same rank's in the group of ``members``, one of which it is; no two groups have the same ``opening``."""
         settings = replace(self.settings, rank=members.index(self.settings.rank), size=len(members))
         host_ids = [self.host_ids[member] for member in members]
-        return Connector(self.job, settings, host_ids, f"{self.label} {opening}")
+        regions = self.regions and self.regions.of(members)
+        return Connector(self.job, settings, host_ids, f"{self.label} {opening}", regions)
 
     def connect(self, swap: Swap, deadline: float) -> Connections:
         """Connects with all others, which call this together. ``deadline`` is on the monotonic clock, in seconds.
@@ -144,9 +154,11 @@ class Connector:
         return LeaderLink(across, within, self._host)
 
     def _plane(self, swap: Swap, deadline: float) -> DataPlane:
+        return open_plane(choose(self.settings.plane, self.host_ids), self._opening(swap, deadline))
+
+    def _opening(self, swap: Swap, deadline: float) -> Opening:
         key, ranks = self._key("data plane"), range(self.settings.size)
-        opening = Opening(self.settings, self.host_ids, ranks, key, self._session, swap, deadline)
-        return open_plane(choose(self.settings.plane, self.host_ids), opening)
+        return Opening(self.settings, self.host_ids, ranks, key, self._session, swap, deadline, self.regions)
 
 
 @contextmanager

@@ -53,6 +53,7 @@ from hvdlite import (
 from hvdlite.framework import allgather_object, broadcast_object
 from hvdlite.torch.broadcasting import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.compression import Compression, Compressor
+from hvdlite.torch.memory import shared_empty
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
@@ -177,6 +178,7 @@ __all__ = [
     "scatter_async",
     "send",
     "send_async",
+    "shared_empty",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -20,6 +20,13 @@ from hvdlite.torch.autograd import differentiable
 _DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
 
 
+def dtype_of(dtype: torch.dtype) -> DType:
+    """Raises ValueError for a dtype that collectives do not take."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype {dtype} is not supported; hvdlite takes {', '.join(map(str, _DTYPES))}")
+    return _DTYPES[dtype]
+
+
 class TensorAdapter:
     """Contiguous strided tensors in CPU memory, whether or not they require a gradient."""
 

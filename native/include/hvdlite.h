@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 2 };
+enum { HVD_ABI_VERSION = 3 };
 
 typedef int32_t hvd_status;
 enum {
@@ -74,6 +74,34 @@ HVD_API hvd_status hvd_close_partials(const void* partials, const hvd_span* span
                                       const hvd_reduction* reduction);
 
 HVD_API uint32_t hvd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
+
+// ---- arena: memory of the ranks of one host that all of them have mapped
+
+typedef struct hvd_arena hvd_arena;
+
+// Maps `count` regions of `region_bytes` (whole pages) each of the file `fd`; the caller allocates its pages. `own` is
+// this rank's. Functions that take `fd` want the same file; it remains the caller's.
+HVD_API hvd_status hvd_arena_open(int32_t fd, int32_t own, int32_t count, uint64_t region_bytes, hvd_arena** out);
+
+// Where the own region begins.
+HVD_API uint64_t hvd_arena_address(hvd_arena* arena);
+
+// Gives pages of the own region back. Offsets and bytes here and below are whole pages.
+HVD_API hvd_status hvd_arena_release(hvd_arena* arena, uint64_t offset, uint64_t bytes);
+
+// Whether what peers write into the own region is seen there: until hvd_arena_stop_sharing is called, which has
+// collectives that are running in it fail. Then pages that are in use must be made private, in place: what peers write
+// there is not seen any more, and nothing is lost of what threads of this process write meanwhile.
+HVD_API int32_t hvd_arena_is_shared(hvd_arena* arena);
+HVD_API void hvd_arena_stop_sharing(hvd_arena* arena);
+HVD_API hvd_status hvd_arena_make_private(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes);
+
+// To be called in a forked child, before all else: what it writes into the region is its own.
+HVD_API hvd_status hvd_arena_after_fork(hvd_arena* arena, int32_t fd);
+
+// Unmaps the regions of all others, while no collective runs; and the own one.
+HVD_API void hvd_arena_leave_peers(hvd_arena* arena);
+HVD_API void hvd_arena_close(hvd_arena* arena);
 
 // ---- shm: ranks of one host over one shared segment
 

@@ -1,0 +1,50 @@
+"""Which bytes of a range are free: first fit, and neighbours that are free become one hole.
+
+Holes are kept in order of their place, so that what is allocated stays together at the beginning of the range.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+
+class Holes:
+    """The free bytes of ``[0, nbytes)``, at first all of it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        # Hole i is [begins[i], ends[i]): not empty, and not next to another.
+        self._begins = [0] if nbytes else []
+        self._ends = [nbytes] if nbytes else []
+
+    def take(self, nbytes: int, alignment: int) -> int | None:
+        """Where ``nbytes`` now begin that were free, at a multiple of ``alignment``; None if no hole has room."""
+        for index, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
+            at = -(-begin // alignment) * alignment
+            if at + nbytes <= end:
+                self._replace(index, index + 1, (begin, at), (at + nbytes, end))
+                return at
+        return None
+
+    def give(self, begin: int, nbytes: int) -> tuple[int, int]:
+        """Takes back what `take` gave. The beginning and the end of the hole that it is in now."""
+        end, index = begin + nbytes, bisect_left(self._begins, begin)
+        first, last = index, index
+        if index > 0 and self._ends[index - 1] == begin:
+            first, begin = index - 1, self._begins[index - 1]
+        if index < len(self._begins) and self._begins[index] == end:
+            last, end = index + 1, self._ends[index]
+        self._replace(first, last, (begin, end))
+        return begin, end
+
+    def taken(self) -> Iterator[tuple[int, int]]:
+        """The beginning and the end of each stretch between holes."""
+        for begin, end in zip([0, *self._ends], [*self._begins, self._nbytes], strict=True):
+            if begin < end:
+                yield begin, end
+
+    def _replace(self, first: int, last: int, *holes: tuple[int, int]) -> None:
+        kept = [hole for hole in holes if hole[0] < hole[1]]
+        self._begins[first:last] = [begin for begin, _ in kept]
+        self._ends[first:last] = [end for _, end in kept]

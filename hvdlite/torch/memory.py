@@ -1,0 +1,21 @@
+"""Tensors in memory that all ranks of a host have mapped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from hvdlite.ops.memory import shared_bytes
+from hvdlite.torch.tensors import dtype_of
+
+
+def shared_empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """As `hvdlite.shared_empty`, an uninitialised CPU tensor; arguments are those of `torch.empty`."""
+    shape = [each for part in size for each in ([part] if isinstance(part, int) else part)]
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    nbytes = math.prod(shape) * dtype_of(kind).itemsize
+    if nbytes == 0:
+        return torch.empty(shape, dtype=kind, device="cpu")
+    return torch.frombuffer(shared_bytes(nbytes), dtype=kind).view(shape)

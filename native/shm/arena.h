@@ -1,0 +1,69 @@
+// Memory that all ranks of a host have mapped, so that one may read and write the tensors of another.
+//
+// One sparse file has a region for each rank. A rank allocates in its own region only, and its peers see what it has
+// there without being told. Everyone maps the whole file, each at an address of its own; what is exchanged are offsets
+// in regions.
+//
+// A rank stops sharing when something broke and a slow peer may still be about to write: it turns the mapping of its
+// own region into a private one, in place. Addresses stay valid, threads that use the memory meanwhile notice nothing,
+// and what peers write from then on reaches nobody.
+
+#ifndef HVDLITE_SHM_ARENA_H_
+#define HVDLITE_SHM_ARENA_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "hvdlite.h"
+
+namespace hvd::shm {
+
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena();
+
+  // Maps `count` regions of `region_bytes` each, of which `own` is this rank's. HVD_SYSTEM if there is no room.
+  hvd_status map(int fd, int32_t own, int32_t count, uint64_t region_bytes) noexcept;
+
+  // For tests: uses memory of `count * region_bytes` that outlives this object.
+  void adopt(void* memory, int32_t own, int32_t count, uint64_t region_bytes) noexcept;
+
+  uint8_t* region(int32_t number) noexcept { return base_ + number * region_bytes_; }
+  uint8_t* own() noexcept { return region(own_); }
+  int32_t count() const noexcept { return count_; }
+  uint64_t region_bytes() const noexcept { return region_bytes_; }
+
+  // Whether what peers write into the own region is seen. Falls once; never rises.
+  bool is_shared() const noexcept { return is_shared_.load(std::memory_order_acquire); }
+  void stop_sharing() noexcept { is_shared_.store(false, std::memory_order_release); }
+
+  // Whole pages of the own region become private copies of what they hold.
+  hvd_status make_private(int fd, uint64_t offset, uint64_t bytes) noexcept;
+
+  // To be called in a forked child: it does not have the regions of the others, and what it writes is its own.
+  hvd_status after_fork(int fd) noexcept;
+
+  // Gives the memory of whole pages of the own region back to the system; they read as zeros then.
+  hvd_status release(uint64_t offset, uint64_t bytes) noexcept;
+
+  // Unmaps the regions of all others.
+  void leave_peers() noexcept;
+
+ private:
+  hvd_status make_piece_private(int fd, uint8_t* begin, uint64_t bytes) noexcept;
+
+  uint8_t* base_ = nullptr;
+  uint64_t region_bytes_ = 0;
+  int32_t own_ = 0;
+  int32_t count_ = 0;
+  bool is_mapped_ = false;  // the own region
+  bool has_peers_ = false;  // the regions of the others are mapped, too
+  std::atomic<bool> is_shared_{false};
+};
+
+}  // namespace hvd::shm
+
+#endif  // HVDLITE_SHM_ARENA_H_
