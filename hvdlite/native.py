@@ -53,6 +53,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
         c_int32,
         (c_int32, c_int32, c_int32, c_uint64, c_int32, c_int64, c_int64, POINTER(c_void_p)),
     ),
+    "hvd_shm_use_arena": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "hvd_shm_allreduce": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_shm_allgather": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "hvd_shm_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction), c_void_p)),

@@ -118,6 +118,11 @@ class ShmPlane(HostPlane):
             )
         native.check(status, "mapping the shared segment")
         self._handle = handle
+        if regions is not None:
+            numbers = np.array(regions.numbers, np.int32)
+            native.check(
+                self._library.hvd_shm_use_arena(handle, regions.arena.handle, numbers.ctypes.data), "using the arena"
+            )
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         handle = self._usable_handle("allreduce")
@@ -192,6 +197,8 @@ class ShmPlane(HostPlane):
         return _as_rows(np.concatenate(spans)), np.array([len(rows) for rows in spans], np.uint64)
 
     def _check(self, status: int, what: str) -> None:
+        if status != native.OK and self._arena is not None:
+            self._arena.stop_sharing()  # a peer may still be writing
         native.check(status, f"{what} on rank {self._name}", self._error)
 
 

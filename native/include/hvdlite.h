@@ -113,6 +113,11 @@ HVD_API uint64_t hvd_shm_bytes(int32_t size, uint64_t chunk_bytes, int32_t slots
 // Maps the segment. `spin_ns`: how long a waiting rank spins before it sleeps.
 HVD_API hvd_status hvd_shm_open(int32_t fd, int32_t rank, int32_t size, uint64_t chunk_bytes, int32_t slots,
                                 int64_t spin_ns, int64_t progress_timeout_ns, hvd_shm** out);
+
+// Makes the memory of the ranks in `arena` known, where `regions[r]` is that of rank r; it is closed after `shm`. What
+// all ranks have there is reduced without a copy. If a collective fails, peers may still write there: see above.
+HVD_API hvd_status hvd_shm_use_arena(hvd_shm* shm, hvd_arena* arena, const int32_t* regions);
+
 HVD_API hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction);
 
 // `counts[r]` spans of rank r follow each other in `spans`.

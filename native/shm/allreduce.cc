@@ -18,6 +18,8 @@
 // Short vectors take one round instead: everybody copies all of it in, waits once, and reduces all of it. It costs n
 // times the arithmetic and half the synchronisation.
 //
+// What all ranks have in the arena takes neither way, see direct.h.
+//
 // The reduce-scatter/all-gather split is Rabenseifner's; see Thakur, Rabenseifner and Gropp, "Optimization of
 // Collective Communication Operations in MPICH" (2005).
 
@@ -26,6 +28,7 @@
 
 #include "kernels/reduce.h"
 #include "shm/chunking.h"
+#include "shm/direct.h"
 #include "shm/plane.h"
 #include "shm/span_cursor.h"
 
@@ -37,6 +40,9 @@ constexpr uint64_t kOneRoundBytes = 128 << 10;
 
 // The result of a block is copied to the caller's memory while it is still in the first-level cache.
 constexpr uint64_t kBlockBytes = 16 << 10;
+
+// Beside what the C interface has: some ranks have all of the batch in the arena and wait to hear that not all have.
+constexpr hvd_status kBeginAgain = -1;
 
 struct Range {
   uint64_t begin;
@@ -55,7 +61,7 @@ class AllReduce {
         to_drain_(spans) {}
 
   hvd_status run_one_round() noexcept;
-  hvd_status run_pipeline() noexcept;
+  hvd_status run_pipeline(uint64_t first, const Chunking& chunking) noexcept;
 
  private:
   hvd_status fill(uint64_t index) noexcept;
@@ -92,6 +98,7 @@ hvd_status AllReduce::fill(uint64_t index) noexcept {
   const uint64_t number = first_ + index;
   if (hvd_status status = plane_.wait_for_slot(number)) return status;
   const Range all = chunk(index), own = part(all, plane_.rank());
+  if (index == 0) plane_.segment().is_direct(plane_.rank(), number) = 0;
   uint8_t* slot = plane_.segment().inputs(plane_.rank(), number);
   copy_in({all.begin, own.begin}, slot, all.begin);
   copy_in({own.end, all.end}, slot, all.begin);
@@ -102,6 +109,7 @@ hvd_status AllReduce::fill(uint64_t index) noexcept {
 hvd_status AllReduce::reduce(uint64_t index) noexcept {
   const uint64_t number = first_ + index;
   if (hvd_status status = plane_.wait_for_all(kFilled, number)) return status;
+  if (index == 0 && count_direct(plane_, number) != 0) return kBeginAgain;
   const Range all = chunk(index), own = part(all, plane_.rank());
   const uint8_t* inputs[kMaxRanks];
   for (int32_t rank = 0; rank < plane_.size(); ++rank) inputs[rank] = plane_.segment().inputs(rank, number);
@@ -137,12 +145,10 @@ hvd_status AllReduce::drain(uint64_t index) noexcept {
   return HVD_OK;
 }
 
-hvd_status AllReduce::run_pipeline() noexcept {
-  const Geometry& geometry = plane_.segment().geometry();
-  const Chunking chunking(total_, geometry.chunk_bytes);
-  const uint64_t lag = static_cast<uint64_t>(geometry.slots - 1) / 2;
+hvd_status AllReduce::run_pipeline(uint64_t first, const Chunking& chunking) noexcept {
+  const uint64_t lag = static_cast<uint64_t>(plane_.segment().geometry().slots - 1) / 2;
   chunk_bytes_ = chunking.bytes;
-  first_ = plane_.take_chunks(chunking.count);
+  first_ = first;
   const auto is_chunk = [&](uint64_t step, uint64_t behind) {
     return step >= behind && step - behind < chunking.count;
   };
@@ -172,14 +178,32 @@ hvd_status AllReduce::run_one_round() noexcept {
   return HVD_OK;
 }
 
+// Ranks that could go the direct way wait in it for the others until all know that these cannot.
+hvd_status run_large(Plane& plane, const hvd_span* spans, uint64_t n, uint64_t total,
+                     const hvd_reduction& reduction) noexcept {
+  const Chunking chunking(total, plane.segment().geometry().chunk_bytes);
+  const uint64_t first = plane.take_chunks(chunking.count);
+  DirectAllReduce direct(plane, spans, n, reduction);
+  hvd_status status = kBeginAgain;
+  if (direct.is_possible()) {
+    if (hvd_status failure = direct.offer(first)) return failure;
+    if (count_direct(plane, first) == plane.size()) return direct.run(first, chunking, total);
+  } else {
+    status = AllReduce(plane, spans, total, reduction).run_pipeline(first, chunking);
+  }
+  if (status != kBeginAgain) return status;
+  plane.pass(kFinished, first + chunking.count - 1);
+  return AllReduce(plane, spans, total, reduction).run_pipeline(plane.take_chunks(chunking.count), chunking);
+}
+
 }  // namespace
 
 hvd_status allreduce(Plane& plane, const hvd_span* spans, uint64_t n, const hvd_reduction& reduction) noexcept {
   const uint64_t total = total_bytes(spans, n);
   if (total == 0) return HVD_OK;
-  AllReduce run(plane, spans, total, reduction);
   const uint64_t limit = std::min(kOneRoundBytes / plane.size(), plane.segment().geometry().chunk_bytes);
-  return total <= limit ? run.run_one_round() : run.run_pipeline();
+  if (total > limit) return run_large(plane, spans, n, total, reduction);
+  return AllReduce(plane, spans, total, reduction).run_one_round();
 }
 
 }  // namespace hvd::shm

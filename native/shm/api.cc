@@ -5,12 +5,15 @@
 
 #include "hvdlite.h"
 #include "kernels/reduce.h"
+#include "shm/arena.h"
 #include "shm/plane.h"
 #include "shm/span_cursor.h"
 
 struct hvd_shm : hvd::shm::Plane {
   using Plane::Plane;
 };
+
+struct hvd_arena : hvd::shm::Arena {};
 
 namespace {
 
@@ -59,6 +62,10 @@ hvd_status hvd_shm_open(int32_t fd, int32_t rank, int32_t size, uint64_t chunk_b
   }
   *out = shm;
   return HVD_OK;
+}
+
+hvd_status hvd_shm_use_arena(hvd_shm* shm, hvd_arena* arena, const int32_t* regions) {
+  return shm->use(arena, regions);
 }
 
 hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction) {

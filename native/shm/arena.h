@@ -31,8 +31,8 @@ class Arena {
   // For tests: uses memory of `count * region_bytes` that outlives this object.
   void adopt(void* memory, int32_t own, int32_t count, uint64_t region_bytes) noexcept;
 
-  uint8_t* region(int32_t number) noexcept { return base_ + number * region_bytes_; }
-  uint8_t* own() noexcept { return region(own_); }
+  uint8_t* region(int32_t number) const noexcept { return base_ + number * region_bytes_; }
+  uint8_t* own() const noexcept { return region(own_); }
   int32_t count() const noexcept { return count_; }
   uint64_t region_bytes() const noexcept { return region_bytes_; }
 

@@ -1,6 +1,21 @@
 #include "shm/plane.h"
 
+#include <algorithm>
+#include <new>
+
 namespace hvd::shm {
+
+hvd_status Plane::use(Arena* arena, const int32_t* regions) noexcept {
+  const auto is_one = [=](int32_t number) { return number >= 0 && number < arena->count(); };
+  if (!std::all_of(regions, regions + size(), is_one) || arena->region(regions[rank_]) != arena->own()) {
+    return HVD_INVALID;
+  }
+  regions_.reset(new (std::nothrow) int32_t[size()]);
+  if (!regions_) return HVD_OK;  // through the slots, then
+  std::copy(regions, regions + size(), regions_.get());
+  arena_ = arena;
+  return HVD_OK;
+}
 
 uint64_t Plane::take_chunks(uint64_t count) noexcept {
   const uint64_t first = next_chunk_;

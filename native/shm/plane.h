@@ -17,8 +17,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "hvdlite.h"
+#include "shm/arena.h"
 #include "shm/segment.h"
 
 namespace hvd::shm {
@@ -30,6 +32,13 @@ class Plane {
   Segment& segment() noexcept { return segment_; }
   int32_t rank() const noexcept { return rank_; }
   int32_t size() const noexcept { return segment_.geometry().size; }
+
+  // Has the collectives work in the memory of the ranks, whose regions in `arena` are `regions`. It outlives the plane.
+  hvd_status use(Arena* arena, const int32_t* regions) noexcept;
+  bool has_arena() const noexcept { return arena_ != nullptr && is_shared(); }
+  bool is_shared() const noexcept { return arena_->is_shared(); }
+  uint8_t* region(int32_t rank) const noexcept { return arena_->region(regions_[rank]); }
+  uint64_t region_bytes() const noexcept { return arena_->region_bytes(); }
 
   // Numbers of `count` new chunks, of which the first is returned.
   uint64_t take_chunks(uint64_t count) noexcept;
@@ -52,6 +61,8 @@ class Plane {
   Segment segment_;
   int32_t rank_;
   Patience patience_;
+  Arena* arena_ = nullptr;
+  std::unique_ptr<int32_t[]> regions_;  // of each rank
   uint64_t next_chunk_ = 0;
   hvd_status failure_ = HVD_OK;
   std::atomic<uint32_t> aborted_{0};

@@ -7,7 +7,7 @@ namespace hvd::shm {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kLayoutVersion = 1;
+constexpr uint64_t kLayoutVersion = 2;
 constexpr uint64_t kMaxChunk = uint64_t{1} << 30;
 
 struct Header {
@@ -68,7 +68,11 @@ Gate& Segment::gate(int32_t rank, Stage stage) noexcept {
   return reinterpret_cast<Gate*>(base_ + sizeof(Header))[rank * kStages + stage];
 }
 
-uint8_t* Segment::inputs(int32_t rank, uint64_t chunk) noexcept {
+uint32_t& Segment::is_direct(int32_t rank, uint64_t chunk) noexcept {
+  return *reinterpret_cast<uint32_t*>(slot(rank, chunk));
+}
+
+uint8_t* Segment::slot(int32_t rank, uint64_t chunk) noexcept {
   const uint64_t slot = static_cast<uint64_t>(rank) * geometry_.slots + chunk % geometry_.slots;
   return base_ + slots_offset(geometry_) + slot * geometry_.slot_bytes();
 }

@@ -4,6 +4,7 @@
 //   Gate[size][kStages]         what each rank has done so far, written by that rank only
 //   -- page boundary --
 //   slot[size][slots]           of each rank: written by that rank only, read by all
+//     is_direct [a cache line]  whether the rank has all of the batch in the arena; of a batch's first chunk only
 //     inputs  [chunk_bytes]     what the rank contributes to a chunk
 //     results [share_bytes]     the part of the chunk that the rank has reduced
 //
@@ -36,7 +37,7 @@ struct Geometry {
   bool is_valid() const noexcept;
   // The largest part of a chunk that one rank reduces, in whole cache lines.
   uint64_t share_bytes(uint64_t bytes) const noexcept { return round_up((bytes + size - 1) / size, kCacheLine); }
-  uint64_t slot_bytes() const noexcept { return chunk_bytes + share_bytes(chunk_bytes); }
+  uint64_t slot_bytes() const noexcept { return kCacheLine + chunk_bytes + share_bytes(chunk_bytes); }
   uint64_t segment_bytes() const noexcept;
 };
 
@@ -57,10 +58,13 @@ class Segment {
   const Geometry& geometry() const noexcept { return geometry_; }
   Gate& gate(int32_t rank, Stage stage) noexcept;
   // Slots are reused in turn by consecutive chunks.
-  uint8_t* inputs(int32_t rank, uint64_t chunk) noexcept;
+  uint32_t& is_direct(int32_t rank, uint64_t chunk) noexcept;
+  uint8_t* inputs(int32_t rank, uint64_t chunk) noexcept { return slot(rank, chunk) + kCacheLine; }
   uint8_t* results(int32_t rank, uint64_t chunk) noexcept { return inputs(rank, chunk) + geometry_.chunk_bytes; }
 
  private:
+  uint8_t* slot(int32_t rank, uint64_t chunk) noexcept;
+
   uint8_t* base_ = nullptr;
   uint64_t mapped_bytes_ = 0;
   Geometry geometry_ = {};
