@@ -32,8 +32,8 @@ test: $(VENV)/.for-development native ## run all tests
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.for-development native ## run all tests of several hosts and their faults
-	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults $(PYTEST_ARGS)
+test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
+	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security $(PYTEST_ARGS)
 
 soak: $(VENV)/.for-development native ## random faults for MINUTES=10
 	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m soak --timeout 0 -s tests/faults $(PYTEST_ARGS)

@@ -37,6 +37,7 @@ from .options.completion import completion
 from .options.config_file import read_config
 from .options.flags import SETTINGS, resolve
 from .options.hosts import HostOptions, host_options
+from .options.spelling import misspelt
 from .options.table import horovod_options, typed_flags
 from .plan import wanted_hosts
 from .preparation import Request, prepare, sketch
@@ -121,6 +122,8 @@ def hvdrun(
     request = Request(command, hosts, size, environment, named, where.interfaces, where.ports, syncs)
     job = Job.create()
     _print_notes(outcome.notes)
+    for wrong, right in misspelt(environment):
+        _say(f"there is no setting {wrong}; did you mean {right}?")
     if is_dry:
         plan = sketch(request, job)
         _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh)))

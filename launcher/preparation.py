@@ -85,13 +85,15 @@ def prepare(request: Request, job: Job, agents: Agents) -> Plan:
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
     ports = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
     port = agents.ask("free_port", {first: {"address": address, "ports": ports}})[first]
+    if type(port) is not int:
+        raise CannotStart(first, "its agent names no free port.")
     return make_plan(
         request.command,
         placements,
         cores,
         request.environment,
         job,
-        master_port=int(port),
+        master_port=port,
         named=request.named,
         of_host=of_host,
         folders=folders,

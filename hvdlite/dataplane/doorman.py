@@ -27,7 +27,8 @@ class Doorman:
 
     Strangers get a few seconds, and the oldest of many leaves when another one comes. Of one thread only.
 
-    ``is_cut_off``: the left connection broke, so the neighbour may not have the last acknowledgements, and will call.
+    ``is_cut_off``: the left connection broke or was given up, so the neighbour may not have the last acknowledgements,
+    and will call.
     """
 
     def __init__(self, watch: Watch, wires: Wires, listener: socket.socket, new_callee: Callable[[], Callee]) -> None:
@@ -88,14 +89,17 @@ class Doorman:
             self._dismiss(talk)
 
     def _admit(self, talk: Talk[Callee]) -> None:
-        # Nothing more may be received over the old connection once the number has been told.
+        # Nothing more may be received over the old connection once the number has been told. The neighbour has given it
+        # up before it called, so if this call fails now, there is none until the next one.
         received = self._wires.detach_left()
+        if self._left is not None:
+            self._watch.close(self._left)
+            self._left = None
+            self.is_cut_off = True
         talk.say(talk.party.welcome(received))
         if not self._wires.attach_left(talk.link.fileno(), talk.party.keys):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         self._guests.remove(talk)
-        if self._left is not None:
-            self._watch.close(self._left)
         self._left = talk.link
         self._watch.set(talk.link, select.POLLRDHUP, self._neighbour_is_done)
         self.is_cut_off = False

@@ -15,18 +15,41 @@ import threading
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 import zmq
 
 from hvdlite.rendezvous.job import Job
 
 MAX_FRAME_BYTES = 64 << 10
+_MAX_TIMEOUT_S: Final = 1e6
+
+
+class Request(NamedTuple):
+    """What a rank sends. ``card`` is JSON still, as it goes to the others."""
+
+    round: int
+    rank: int
+    size: int
+    timeout_s: float
+    card: str
+
+
+def read_request(frame: bytes) -> Request:
+    """The request in ``frame``. Raises ValueError if it is none."""
+    try:
+        message = json.loads(frame)
+        number, rank, size, timeout_s = (message[name] for name in ("round", "rank", "size", "timeout_s"))
+        if not (type(number) is type(rank) is type(size) is int and 0 <= timeout_s <= _MAX_TIMEOUT_S):
+            raise ValueError("a number cannot be")
+        return Request(number, rank, size, timeout_s, json.dumps(message["card"]))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 @dataclass(slots=True)
 class _Round:
-    cards: dict[int, Any] = field(default_factory=dict)
+    cards: dict[int, str] = field(default_factory=dict)
     waiting: dict[int, tuple[bytes, float]] = field(default_factory=dict)  # rank -> (peer, deadline)
 
 
@@ -95,27 +118,26 @@ class RendezvousServer:
 
     def _receive(self, peer: bytes, frame: bytes) -> None:
         try:
-            message = json.loads(frame)
-            number, rank, size = int(message["round"]), int(message["rank"]), int(message["size"])
-            deadline, card = time.monotonic() + float(message["timeout_s"]), message["card"]
-        except (ValueError, KeyError, TypeError):
+            number, rank, size, timeout_s, card = read_request(frame)
+        except ValueError:
             self._reply(peer, {"error": "the request is malformed"})
             return
-        current = self._rounds.setdefault(number, _Round())
         if size != self._size or not 0 <= rank < size:
             self._reply(peer, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
-        elif rank in current.cards:
+            return
+        current = self._rounds.setdefault(number, _Round())
+        if rank in current.cards:
             self._reply(peer, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
-        else:
-            current.cards[rank] = card
-            current.waiting[rank] = (peer, deadline)
-            if len(current.cards) == self._size:
-                self._finish(number, current)
+            return
+        current.cards[rank] = card
+        current.waiting[rank] = (peer, time.monotonic() + timeout_s)
+        if len(current.cards) == self._size:
+            self._finish(number, current)
 
     def _finish(self, number: int, current: _Round) -> None:
-        roster = {"cards": [current.cards[rank] for rank in range(self._size)]}
+        roster = f'{{"cards": [{", ".join(current.cards[rank] for rank in range(self._size))}]}}'.encode()
         for peer, _ in current.waiting.values():
-            self._reply(peer, roster)
+            self._router.send_multipart([peer, roster])
         del self._rounds[number]
 
     def _expire(self, now: float) -> None:

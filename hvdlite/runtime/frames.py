@@ -81,6 +81,8 @@ class FrameSocket:
         if self._unread_bytes > MAX_FRAME_BYTES:
             raise ProtocolError(f"a control frame is longer than {MAX_FRAME_BYTES} bytes")
         if packet[0]:
+            if len(packet) <= _PIECE_BYTES:
+                raise ProtocolError("a control frame has a piece that is short and not the last")
             return None
         frame = b"".join(self._pieces)
         self._pieces.clear()

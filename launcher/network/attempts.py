@@ -18,7 +18,7 @@ from hvdlite.errors import LaunchError
 from .candidates import Candidate
 
 DIAL_S: Final = 2.0  # for one attempt; a lost SYN is sent again after 1 s
-_TEXTS: Final = {
+PROBLEMS: Final = {  # words for them, in the words of the report
     "refused": "connection refused",
     "silent": f"no answer within {DIAL_S:g} s",
     "narrow": "small packets pass, large ones vanish",
@@ -33,7 +33,7 @@ _MAX_NAMES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of dialling ``candidate`` from ``dialler``: a ``problem`` (a word, with ``detail``), or figures."""
+    """What came of dialling ``candidate`` from ``dialler``: one of `PROBLEMS`, with ``detail``, or figures."""
 
     dialler: str
     candidate: Candidate
@@ -45,7 +45,7 @@ class Attempt:
     @property
     def reason(self) -> str:
         """The problem in words."""
-        return _TEXTS.get(self.problem, self.problem).format(detail=self.detail)
+        return PROBLEMS[self.problem].format(detail=self.detail)
 
 
 class HostsUnreached(LaunchError):

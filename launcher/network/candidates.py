@@ -55,7 +55,7 @@ class Network:
         try:
             rows = answer["interfaces"][:_MAX_INTERFACES]
             return cls(str(answer["network"]), tuple(_parse_interface(row) for row in rows))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"the agent's list of interfaces has no proper {error}") from None
 
 

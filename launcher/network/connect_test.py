@@ -12,7 +12,8 @@ that work.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,7 @@ from hvdlite.errors import CannotStart
 
 from .attempts import DIAL_S, Attempt, HostsUnreached
 from .candidates import Candidate, Network, rank_candidates
+from .probe_answers import Listening, parse_attempts, parse_listening
 
 _LIFETIME_S: Final = 120.0  # of listeners that nobody closes
 _DIAL_PATIENCE_S: Final = 60.0  # for the answer about many targets, or about bandwidth on a slow network
@@ -43,8 +45,7 @@ class Probe:
 
     token: str
     hosts: tuple[str, ...]  # a host's number is its place here
-    ports: Mapping[str, Mapping[str, int]]  # by host and address
-    problems: Mapping[str, Mapping[str, str]]  # where a host could not listen
+    listening: Mapping[str, Listening]  # by host
 
 
 def choose_addresses(
@@ -72,10 +73,8 @@ def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
     """The interfaces of each host. Raises CannotStart for a host that answers anything else."""
     networks = {}
     for host, answer in ask("network", {host: {} for host in hosts}).items():
-        try:
+        with _blaming(host):
             networks[host] = Network.parse(answer)
-        except ValueError as error:
-            raise CannotStart(host, f"{error}.") from None
     return networks
 
 
@@ -91,20 +90,18 @@ def pairs(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | None) -> Probe:
-    """Has each host listen on its ``addresses``."""
+    """Has each host listen on its ``addresses``. Raises CannotStart for a host that gives no proper answer."""
     token, hosts = secrets.token_hex(32), tuple(addresses)
     limits = [ports[0], ports[-1]] if ports else None
     shared = {"token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
     questions = {
         host: {**shared, "host": number, "addresses": list(addresses[host])} for number, host in enumerate(hosts)
     }
-    answers = ask("listen", questions)
-    return Probe(
-        token,
-        hosts,
-        {host: answer["ports"] for host, answer in answers.items()},
-        {host: answer["problems"] for host, answer in answers.items()},
-    )
+    listening = {}
+    for host, answer in ask("listen", questions).items():
+        with _blaming(host):
+            listening[host] = parse_listening(answer, addresses[host])
+    return Probe(token, hosts, listening)
 
 
 def close_probe(ask: Ask, probe: Probe) -> None:
@@ -113,11 +110,14 @@ def close_probe(ask: Ask, probe: Probe) -> None:
 
 
 def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk_s: float = 0.0) -> list[Attempt]:
-    """Makes all ``calls`` at once, pairs of a dialler and a candidate of another host; what came of them, in order."""
+    """Makes all ``calls`` at once, pairs of a dialler and a candidate of another host; what came of them, in order.
+
+    Raises CannotStart for a dialler that gives no proper answer.
+    """
     attempts: dict[tuple[str, Candidate], Attempt] = {}
     targets: dict[str, list[Candidate]] = {}
     for dialler, candidate in calls:
-        if problem := probe.problems[candidate.host].get(candidate.address):
+        if problem := probe.listening[candidate.host].problems.get(candidate.address):
             attempts[dialler, candidate] = Attempt(dialler, candidate, "not listening", detail=problem)
         else:
             targets.setdefault(dialler, []).append(candidate)
@@ -126,13 +126,23 @@ def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk
         dialler: {**shared, "targets": [_target(probe, one) for one in listed]} for dialler, listed in targets.items()
     }
     for dialler, answer in ask("dial", questions, _DIAL_PATIENCE_S).items():
-        for candidate, result in zip(targets[dialler], answer["results"], strict=True):
-            attempts[dialler, candidate] = _attempt(dialler, candidate, result, probe.hosts)
+        with _blaming(dialler):
+            for attempt in parse_attempts(answer, dialler, targets[dialler], probe.hosts):
+                attempts[dialler, attempt.candidate] = attempt
     return [attempts[call] for call in calls]
 
 
+@contextmanager
+def _blaming(host: str) -> Iterator[None]:
+    """A ValueError about an answer of ``host`` becomes CannotStart."""
+    try:
+        yield
+    except ValueError as error:
+        raise CannotStart(host, f"{error}.") from None
+
+
 def _target(probe: Probe, one: Candidate) -> dict[str, Any]:
-    port = probe.ports[one.host][one.address]
+    port = probe.listening[one.host].ports[one.address]
     return {"host": probe.hosts.index(one.host), "address": one.address, "port": port}
 
 
@@ -157,12 +167,3 @@ def _try_all(
         if len(chosen) == len(candidates):
             return chosen
     raise HostsUnreached([attempt for attempt in attempts if attempt.candidate.host not in chosen], ports)
-
-
-def _attempt(dialler: str, candidate: Candidate, result: Mapping[str, Any], hosts: Sequence[str]) -> Attempt:
-    if "problem" not in result:
-        return Attempt(dialler, candidate, rtt_us=result["rtt_us"], mb_per_s=result.get("mb_per_s"))
-    detail = str(result.get("detail", ""))[:200]
-    if result["problem"] == "other host":
-        detail = hosts[result["host"]]
-    return Attempt(dialler, candidate, result["problem"], detail=detail)

@@ -66,3 +66,12 @@ def test_a_working_directory_that_was_removed(
     (tmp_path / "gone").rmdir()
     assert main(["-np", "1", "true"]) == 2
     assert "the working directory was removed" in capfd.readouterr().err
+
+
+def test_a_mistyped_setting_is_one_line_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HVDLITE_PEER_TIMOUT", "9")
+    assert main(["-np", "1", "--dry-run", "true"]) == 0
+    line = "hvdrun: there is no setting HVDLITE_PEER_TIMOUT; did you mean HVDLITE_PEER_TIMEOUT?\n"
+    assert capfd.readouterr().err == line

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,19 +19,22 @@ from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.spawners import SshOptions
 from tests.launcher.hvdrun import run
 
-# Answers questions as an agent would that shares this machine, and after START sends what the file of $LIES holds.
+# Answers questions as an agent would that shares this machine, but for those in $ANSWERS. After START it sends what the
+# file of $LIES holds.
 PROGRAM = """
-import os
+import json, os
 from hvdlite.launcher.answers import ANSWERS
 from hvdlite.launcher.frames import GREETING, FrameReader, Kind, pack_message, unpack_message
 from hvdlite.launcher.hello import Hello
 os.write(1, GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
 reader = FrameReader()
+lies = json.loads(os.environ.get("ANSWERS", "{}"))
 while data := os.read(0, 65536):
     for kind, payload in reader.feed(data):
         if kind is Kind.ASK:
             question = unpack_message(payload)
-            os.write(1, pack_message(Kind.ANSWER, id=question["id"], answer=ANSWERS[question["what"]](question)))
+            answer = lies.get(question["what"]) or ANSWERS[question["what"]](question)
+            os.write(1, pack_message(Kind.ANSWER, id=question["id"], answer=answer))
         elif kind is Kind.START:
             os.write(1, open(os.environ["LIES"], "rb").read())
 """
@@ -71,6 +76,37 @@ def test_a_lie_ends_the_job_and_is_told(ssh: Path, tmp_path: Path, lies: bytes, 
     assert time.monotonic() - begun < 20
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "rank 1 on liar was lost: its agent sent what cannot be understood" in ended.stderr
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+NIC = dict(name="eth0", is_up=True, is_loopback=False, is_virtual=False, mtu=1500, speed_mbps=0)
+FAR = {"network": "far", "interfaces": [{**NIC, "addresses": ["192.0.2.9/24"]}]}
+UP = {"ports": {"192.0.2.9": 4000}, "problems": {}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"network": {**FAR, "interfaces": [{**NIC, "addresses": [], "mtu": float("inf")}]}}, "list of interfaces"),
+        ({"network": FAR, "listen": [1]}, "no proper 'ports'"),
+        ({"network": FAR, "listen": {"ports": {}, "problems": {}}}, "on which port of 192.0.2.9 it listens"),
+        ({"network": FAR, "listen": {**UP, "ports": {"192.0.2.9": 1 << 80}}}, "on which port of 192.0.2.9 it listens"),
+        ({"network": FAR, "listen": UP, "dial": {"results": []}}, "tells of 0"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [7]}}, "does not say what came"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [{"rtt_us": "soon"}]}}, "no proper 'rtt_us'"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [{"problem": "{detail.x}"}]}}, "unknown problem"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [{"problem": "other host", "host": 9}]}}, "number 9"),
+    ],
+)
+def test_an_answer_of_the_wrong_shape_names_the_host(
+    ssh: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], words: str
+) -> None:
+    ssh.write_text(LIAR)
+    monkeypatch.setenv("ANSWERS", json.dumps(answers))
+    ended = run("-H", "localhost:1,liar:1", "sleep", "600")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "liar" in ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 

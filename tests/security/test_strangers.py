@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Iterator
@@ -55,15 +54,6 @@ def test_unix_sockets_admit_nobody_without_the_token(running: Victim, tmp_path: 
                     attack.connect("\0" + address)
                     attack.sendall(payload[:4096])
     assert not canary.exists()
-
-
-def test_a_hundred_thousand_pieces_of_noise_change_nothing(running: Victim) -> None:
-    noise = random.Random(11)
-    addresses = running.tcp_listeners()
-    for turn in range(500):
-        with dial(addresses[turn % len(addresses)]) as attack, suppress(ConnectionError):
-            for _ in range(200):
-                attack.sendall(noise.randbytes(noise.randrange(1, 64)))
 
 
 def test_a_thousand_idle_connections_are_dropped_and_leave_no_descriptor(running: Victim) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,8 @@ ELEMENTS = 1 << 16
 MARK = 1234.5  # every element of what rank 0 contributes; 2**16 of them are hard to overlook in a capture
 
 
-def reduce_until_released() -> dict[str, int]:
-    """Reduces until the test releases all ranks; the number of steps, of wrong sums and of bytes that memory grew."""
+def reduce_until_released() -> dict[str, float]:
+    """Reduces until the test releases all ranks; what `Report` has."""
     hvd.init()
     has_been_released = threading.Event()
 
@@ -33,25 +34,28 @@ def reduce_until_released() -> dict[str, int]:
 
     tensor = np.empty(ELEMENTS, np.float32)
     steps = wrong = base = 0
+    longest_s, began = 0.0, time.monotonic()
     process = psutil.Process()
     while hvd.allreduce(np.array([has_been_released.is_set()], np.int32), name="stop", op=hvd.Sum)[0] < hvd.size():
         tensor.fill(MARK + hvd.rank())
         hvd.allreduce_(tensor, name="data", op=hvd.Sum)
         wrong += not (tensor == MARK * hvd.size() + sum(range(hvd.size()))).all()
         steps += 1
+        longest_s, began = max(longest_s, time.monotonic() - began), time.monotonic()
         if steps == 100:
             base = process.memory_info().rss
             threading.Thread(target=wait_for_release, daemon=True).start()
             reached("running")
-    return {"steps": steps, "wrong": wrong, "grown": process.memory_info().rss - base}
+    return {"steps": steps, "wrong": wrong, "grown": process.memory_info().rss - base, "longest_s": longest_s}
 
 
 class Report(NamedTuple):
-    """What one rank says at the end."""
+    """What one rank says at the end: steps, wrong sums, bytes that memory grew since step 100, the longest step."""
 
     steps: int
     wrong: int
     grown: int
+    longest_s: float
 
 
 class Victim:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 
 import pytest
 
+from hvdlite.core.wire import ProtocolError
 from hvdlite.runtime.frames import FrameSocket
 
 
@@ -22,3 +24,11 @@ def test_the_last_frames_of_a_peer_that_closed_are_read(is_unread: bool) -> None
     assert near.receive() is None
     assert near.has_ended
     near.close()
+
+
+def test_a_frame_of_many_small_pieces_is_refused_at_the_first() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far, closing(FrameSocket(near)) as link:
+        far.send(b"\1")
+        with pytest.raises(ProtocolError, match="short and not the last"):
+            link.receive()

@@ -1,0 +1,171 @@
+"""Everything that reads what a peer sent, with damaged frames: the documented error comes out, or nothing does."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import asdict
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from hvdlite.core import greeting
+from hvdlite.core.messages import Batch, End, EndKind, Gathered, News, Ready, Response, Run
+from hvdlite.core.stream import Stream
+from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, encode, frame_of, header_of, message_of
+from hvdlite.dataplane.handshake import Callee, Caller, Refused
+from hvdlite.launcher.frames import (
+    FrameError,
+    FrameReader,
+    Kind,
+    pack_message,
+    pack_output,
+    unpack_message,
+    unpack_output,
+)
+from hvdlite.launcher.hello import Hello
+from hvdlite.launcher.network.candidates import Network
+from hvdlite.launcher.network.interfaces import describe_network
+from hvdlite.rendezvous.server import read_request
+from hvdlite.runtime.frames import FrameSocket
+from tests.security.damage import damaged
+from tests.unit.ranks import request
+
+SESSION = 7
+SECRET = bytes(range(32))
+MAY_GROW_BYTES = 10 << 20
+
+REQUESTS = (request("weight", shape=(4, 1000)), request("bias", shape=(), splits=(1, 2), peer=1))
+READY = Ready(3, 1 << 70 | 5, REQUESTS)
+MESSAGES: tuple[Message, ...] = (
+    READY,
+    Ready(0, 255, ()),
+    Gathered((News((0, 1), READY), News((2,), Ready(0, 1, ())))),
+    Run(
+        3, (Batch(1 << 90, ()), Batch(0, (Response("weight", "", (1, 2), 4, REQUESTS[0]), Response("x", "no", (), -1))))
+    ),
+    End(EndKind.STALLED, 2, "node7", "it hangs", 4.5, ((1, "loss"), (3, "weight"))),
+)
+REQUEST = {"round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "card": {"host": "node7", "port": 40000}}
+
+
+class Decoder(NamedTuple):
+    """What reads frames such as ``valid``, and the error of whoever finds that one cannot be."""
+
+    valid: list[bytes]
+    read: Callable[[bytes], object]
+    error: type[Exception]
+
+
+def read_message(frame: bytes) -> object:
+    return message_of(header_of(frame, SESSION), frame)
+
+
+def read_greeting(frame: bytes) -> object:
+    return greeting.read_refusal(frame), greeting.read_hello(header_of(frame, SESSION), frame)
+
+
+def read_stream(frame: bytes) -> None:
+    """After a few messages that were read, and sent."""
+    stream = Stream(SESSION)
+    for message in MESSAGES[:2]:
+        stream.send(*body_of(message))
+    with suppress(ProtocolError):
+        stream.receive(header_of(frame, SESSION), frame)
+    stream.receive(header_of(frame, SESSION), frame)
+
+
+def read_packets(packet: bytes) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = FrameSocket(near)
+    with closing(link):
+        with far:
+            far.send(packet or b"\0")
+        while not link.has_ended:
+            if (frame := link.receive()) is not None:
+                read_message(frame)
+
+
+def read_launcher_frames(data: bytes) -> None:
+    for kind, payload in FrameReader().feed(data):
+        unpack_output(payload) if kind in (Kind.STDOUT, Kind.DATA) else unpack_message(payload)
+
+
+def read_handshake(message: bytes) -> None:
+    for party in (Callee(SECRET, SESSION, 2, 1), Caller(SECRET, SESSION, 1, 2)):
+        party.take(message[: party.awaits].ljust(party.awaits, b"\0"))
+
+
+DECODERS = {
+    "control messages": Decoder([encode(message, 1, SESSION) for message in MESSAGES], read_message, ProtocolError),
+    "streams": Decoder(
+        [frame_of(Header(kind, 0, 2), SESSION, body) for kind, body in map(body_of, MESSAGES)]
+        + [frame_of(Header(Type.RECEIPT, 1, 1), SESSION, b"")],
+        read_stream,
+        ProtocolError,
+    ),
+    "greetings": Decoder(
+        [
+            greeting.hello(greeting.Hello(1, 4, bytes(greeting.TOKEN_BYTES)), 1, 2, SESSION),
+            greeting.welcome(3, SESSION),
+            greeting.refusal("it is lost", SESSION),
+        ],
+        read_greeting,
+        ProtocolError,
+    ),
+    "packets of one host": Decoder(
+        [b"\0" + encode(message, 1, SESSION) for message in MESSAGES], read_packets, ProtocolError
+    ),
+    "ring handshakes": Decoder([Caller(SECRET, SESSION, 1, 2).hello, bytes(64)], read_handshake, Refused),
+    "cards": Decoder([json.dumps(REQUEST).encode()], read_request, ValueError),
+    "frames of agents": Decoder(
+        [
+            pack_message(Kind.EXITED, rank=3, pid=7, code=-9, time=1.5, is_oom=False, ended_by=[1, "it was stopped"]),
+            pack_message(Kind.ANSWER, id=4, answer={"ports": {"10.0.0.1": 40000}, "problems": {}}),
+            pack_output(Kind.STDOUT, 3, b"epoch 1\n") + pack_message(Kind.CLOSE, channel=2),
+        ],
+        read_launcher_frames,
+        FrameError,
+    ),
+    "hellos of agents": Decoder(
+        [json.dumps(asdict(Hello.describe())).encode()],
+        lambda payload: Hello.parse(unpack_message(payload)),
+        FrameError,
+    ),
+    "networks of hosts": Decoder(
+        [json.dumps(describe_network()).encode()], lambda payload: Network.parse(unpack_message(payload)), ValueError
+    ),
+}
+
+
+def refused(decoder: Decoder, count: int, seed: int) -> int:
+    """How many of so many damaged frames were refused. Raises whatever is not the documented error."""
+    found = 0
+    for frame in damaged(decoder.valid, count, seed):
+        try:
+            decoder.read(frame)
+        except decoder.error:
+            found += 1
+    return found
+
+
+def check(name: str, count: int) -> None:
+    refused(DECODERS[name], 500, seed=1)
+    before = psutil.Process().memory_info().rss
+    assert refused(DECODERS[name], count, seed=2) > count // 4
+    assert psutil.Process().memory_info().rss - before < MAY_GROW_BYTES
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_damaged_frames_raise_the_documented_error(name: str) -> None:
+    check(name, 2000)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_million_of_them_in_all(name: str) -> None:
+    check(name, 1_000_000 // len(DECODERS) + 1)

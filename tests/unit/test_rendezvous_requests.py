@@ -1,0 +1,61 @@
+"""Requests at the rendezvous: one that cannot be is refused, and the ranks of the job meet all the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import zmq
+
+from hvdlite.rendezvous.client import Meeting, exchange
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
+
+GOOD = {"round": 0, "rank": 0, "size": 1, "timeout_s": 5.0, "card": {"host": "node7"}}
+BAD = {
+    **{f"{field} is missing": json.dumps({k: v for k, v in GOOD.items() if k != field}) for field in GOOD},
+    **{f"rank {value}": json.dumps({**GOOD, "rank": value}) for value in (0.5, True, "0", None, [], float("inf"))},
+    **{f"timeout {value}": json.dumps({**GOOD, "timeout_s": value}) for value in (-1, 1e9, "1", float("nan"), None)},
+    "a timeout beyond all numbers": json.dumps(GOOD).replace("5.0", "1e999"),
+    "a deep card": json.dumps(GOOD).replace('"node7"', "[" * 20_000 + "]" * 20_000),
+    "a list": "[]",
+    "a number": "7",
+    "no JSON": "{",
+}
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_a_good_request_is_read() -> None:
+    assert read_request(json.dumps(GOOD).encode()) == Request(0, 0, 1, 5.0, json.dumps(GOOD["card"]))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_no_request(name: str) -> None:
+    with pytest.raises(ValueError):
+        read_request(BAD[name].encode())
+
+
+def test_the_server_refuses_them_and_goes_on(context: zmq.Context[Any]) -> None:
+    job = Job.create()
+    with RendezvousServer(job, 1) as server:
+        with closing(context.socket(zmq.DEALER)) as liar:
+            job.dial(liar)
+            liar.connect(server.address)
+            for text in BAD.values():
+                liar.send(text.encode())
+                assert liar.poll(5000)
+                assert json.loads(liar.recv()) == {"error": "the request is malformed"}
+        deadline = time.monotonic() + 5.0
+        meeting = Meeting(job, server.address)
+        cards = exchange(context, meeting, number=0, rank=0, size=1, card=GOOD["card"], deadline=deadline)
+    assert cards == [GOOD["card"]]
