@@ -185,8 +185,9 @@ class GradientReducer:
             raise failures[0]
 
     def close(self) -> None:
-        """Removes the hooks."""
+        """Removes the hooks, and lets the places go; gradients that lie there keep their memory."""
         for gradient in self._gradients.values():
+            gradient.place = None
             if gradient.hook is not None:
                 gradient.hook.remove()
 
