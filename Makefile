@@ -19,10 +19,10 @@ ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults soak check format docs native test-native wheel bench clean
+.PHONY: help demo test test-faults soak check format docs native test-native wheel bench bench-targets clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  PYTHON=python3.12 picks the interpreter of a new $(VENV); NP=4 the ranks of demo and bench."
 
 demo: $(VENV)/.for-demo native ## train on handwritten digits with $(NP) ranks
@@ -66,6 +66,11 @@ wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
 
 bench: $(VENV)/.for-demo native ## measure collectives with $(NP) ranks
 	$(IN_VENV) hvdrun -np $(NP) python -m hvdlite.bench $(BENCH_ARGS)
+
+bench-targets: $(VENV)/.for-demo native ## hold all-reduce within this host against Gloo, MPI and its targets
+	@mkdir -p build
+	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --targets --markdown build/targets-2.md
+	$(IN_VENV) hvdrun -np 4 python -m hvdlite.bench --targets --markdown build/targets-4.md
 
 clean: ## remove everything that was built, except $(VENV)
 	rm -rf build dist native/build hvdlite/_native *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

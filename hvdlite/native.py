@@ -59,6 +59,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_shm_reducescatter": (c_int32, (c_void_p, c_void_p, c_void_p, POINTER(Reduction), c_void_p)),
     "hvd_shm_alltoall": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
     "hvd_shm_barrier": (c_int32, (c_void_p,)),
+    "hvd_shm_copied_bytes": (c_uint64, (c_void_p,)),
     "hvd_shm_abort": (None, (c_void_p,)),
     "hvd_shm_close": (None, (c_void_p,)),
     "hvd_ring_open": (

@@ -6,10 +6,9 @@ arguments are wrong: the other ranks then end quietly, so that no launcher ends 
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,13 @@ from click.core import ParameterSource
 import hvdlite as hvd
 from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.many import many
-from hvdlite.bench.report import Row, Study, heading, lines, to_json
+from hvdlite.bench.mpi.libraries import LIBRARIES
+from hvdlite.bench.peers import in_process, of_mpi, open_jobs, parse_peers, require_dtype, require_torch
+from hvdlite.bench.report import Group, Study, heading, lines, to_json, to_markdown
 from hvdlite.bench.sizes import parse_size, parse_sizes
-from hvdlite.bench.sweep import sweep
+from hvdlite.bench.sweep import entrants, sweep
 from hvdlite.bench.systems import OTHERS, TensorType, open_systems
+from hvdlite.bench.targets import against_targets, ranks_with_targets
 from hvdlite.core.dtypes import DType
 from hvdlite.errors import HvdError
 from hvdlite.session import current
@@ -31,6 +33,12 @@ from hvdlite.settings import Settings
 _DEFAULT_SIZES = "1K,256K,4M,16M,256M"
 _DTYPES = [str(dtype) for dtype in DType if dtype is not DType.BOOL]
 _STEPS = 20
+_IGNORED = {
+    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
+    "--many": {"--sizes", "--op", "--limit"},
+    "--targets": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
+}
+"""By mode: what it decides itself."""
 
 
 class _Parsed(click.ParamType[Any]):
@@ -64,11 +72,17 @@ def _report_file(path: str) -> Path:
 @click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
               help="Untimed iterations before every block of timed ones.")  # fmt: skip
 @click.option("--plane", type=click.Choice(["auto", "shm", "ring"]), help="Data plane; else HVDLITE_PLANE decides.")
-@click.option("--compare", type=click.Choice(list(OTHERS)), help="Measure this as well, in turns with hvdlite.")
+@click.option("--compare", "peers", type=_Parsed("LIST", parse_peers), multiple=True,
+              help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}, {', '.join(LIBRARIES)}, or "
+              "mpi for all of MPI.")  # fmt: skip
+@click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too.")
+@click.option("--limit", "shows_limit", is_flag=True, help="Measure a copy of as many bytes by one core, too.")
 @click.option("--many", "step", type=(click.IntRange(min=1), _Parsed("BYTES", parse_size)), metavar="T BYTES",
               help="A step of T small tensors of BYTES each.")  # fmt: skip
 @click.option("--train", "trains", is_flag=True, help="The step of a transformer: bare, hvdlite, and DDP over Gloo.")
-@click.option("--json", "file", type=_Parsed("FILE", _report_file), help="Write the rows to FILE, too.")
+@click.option("--targets", "aims", is_flag=True, help="What hvdlite aims at within a host, and how far it is.")
+@click.option("--json", "json_file", type=_Parsed("FILE", _report_file), help="Write the rows to FILE, too.")
+@click.option("--markdown", "markdown_file", type=_Parsed("FILE", _report_file), help="Write the table to FILE, too.")
 @click.pass_context
 def bench(
     context: click.Context,
@@ -78,31 +92,46 @@ def bench(
     iterations: int | None,
     warmup: int,
     plane: str | None,
-    compare: str | None,
+    peers: tuple[tuple[str, ...], ...],
+    registers: bool,
+    shows_limit: bool,
     step: tuple[int, int] | None,
     trains: bool,
-    file: Path | None,
+    aims: bool,
+    json_file: Path | None,
+    markdown_file: Path | None,
 ) -> None:
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
-    _refuse_ignored(context, trains, step is not None)
-    others = ["gloo"] if trains else [compare] if compare else []
-    kind = TensorType(dtype, uses_torch=bool(others) or dtype == "bfloat16")  # numpy has no bfloat16
+    _refuse_ignored(context, {"--train": trains, "--many": step is not None, "--targets": aims})
+    labels = list(dict.fromkeys(label for given in peers for label in given))
+    if step is not None and of_mpi(labels):
+        raise click.UsageError("MPI has no step of many tensors; compare --many with gloo only.")
+    if trains or aims:
+        labels = [*OTHERS, *(LIBRARIES if aims else ())]
+    kind = TensorType(dtype, uses_torch=bool(in_process(labels)) or dtype == "bfloat16")  # numpy has no bfloat16
     if kind.uses_torch:
-        _require_torch("--train" if trains else f"--compare {compare}" if compare else f"--dtype {dtype}")
-    if "gloo" in others:
-        _require_gloo_takes(dtype)
+        mode = "--train" if trains else "--targets" if aims else ""
+        require_torch(mode or (f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}"))
+    require_dtype(labels, dtype)
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
-    with open_systems(others, kind.uses_torch) as systems:
+    with (
+        open_systems(in_process(labels), kind.uses_torch, registers or aims) as systems,
+        open_jobs(labels) as (jobs, notes),
+    ):
         if trains:
             study = _training(iterations or _STEPS, warmup)
         elif step is not None:
             study = many(systems, kind, *step, iterations or _STEPS, warmup)
+        elif aims:
+            study = against_targets(entrants(systems, jobs, shows_limit=True), iterations, warmup)
         else:
-            study = sweep(systems, kind, op, sizes, iterations, warmup)
-        rows = _run(study)
-        if file is not None and hvd.rank() == 0:
-            file.write_text(to_json(rows))
+            study = sweep(entrants(systems, jobs, shows_limit), kind, op, sizes, iterations, warmup)
+        groups = _run(study, notes)
+        if json_file is not None and hvd.rank() == 0:
+            json_file.write_text(to_json(row for group in groups for row in group.values()))
+        if markdown_file is not None and hvd.rank() == 0:
+            markdown_file.write_text(to_markdown(study, notes, groups))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,32 +155,19 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _refuse_ignored(context: click.Context, trains: bool, is_step: bool) -> None:
-    """Raises UsageError for options that the chosen mode would ignore."""
-    if trains and is_step:
-        raise click.UsageError("--many and --train exclude each other; give one of them.")
-    mode, ignored = (
-        ("--train", ("sizes", "op", "dtype")) if trains else ("--many", ("sizes", "op")) if is_step else ("", ())
-    )
-    for name in ignored:
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{name} means nothing with {mode}; leave it out.")
-
-
-def _require_torch(purpose: str) -> None:
-    try:
-        importlib.import_module("torch")
-    except ImportError as error:
-        raise click.UsageError(
-            f"{purpose} needs PyTorch ({error}); install it with pip install 'hvdlite[torch]'."
-        ) from None
-
-
-def _require_gloo_takes(dtype: str) -> None:
-    from hvdlite.bench.gloo import DTYPES
-
-    if dtype not in DTYPES:
-        raise click.UsageError(f"Gloo does not take {dtype}; it takes {', '.join(sorted(DTYPES))}.")
+def _refuse_ignored(context: click.Context, modes: Mapping[str, bool]) -> None:
+    """Raises UsageError for options that the chosen one of ``modes`` would ignore."""
+    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} exclude each other; give one of them.")
+    for mode in chosen:
+        for parameter in context.command.params:
+            is_given = context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
+            if is_given and parameter.opts[0] in _IGNORED[mode]:
+                raise click.UsageError(f"{parameter.opts[0]} means nothing with {mode}; leave it out.")
+    if modes["--targets"] and Settings.read().size not in ranks_with_targets():
+        numbers = " or ".join(map(str, ranks_with_targets()))
+        raise click.UsageError(f"there are targets for {numbers} ranks only; start as many with hvdrun -np.")
 
 
 def _training(steps: int, warmup: int) -> Study:
@@ -160,15 +176,16 @@ def _training(steps: int, warmup: int) -> Study:
     return train(steps, warmup)
 
 
-def _run(study: Study) -> list[Row]:
+def _run(study: Study, notes: Sequence[str]) -> list[Group]:
     """Measures, and prints on rank 0 as figures come."""
-    rows: list[Row] = []
+    groups: list[Group] = []
     is_speaker = hvd.rank() == 0
     if is_speaker:
         print(f"# hvdlite {hvd.__version__}, {hvd.size()} ranks, data plane {current().plane_name}: {study.headline}")
+        print(*(f"# {note}\n" for note in notes), sep="", end="")
         print(heading(study.columns), flush=True)
     for group in study.groups:
-        rows.extend(group.values())
+        groups.append(group)
         if is_speaker:
             print(*lines(group, study.columns), sep="\n", flush=True)
-    return rows
+    return groups

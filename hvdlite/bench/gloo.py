@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
+from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
 
 DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
@@ -26,6 +27,9 @@ class Gloo:
     def __init__(self, size: int) -> None:
         self._size = size
         self._gathered = torch.empty(0)
+
+    def zeros(self, kind: TensorType, elements: int) -> torch.Tensor:
+        return torch.zeros(elements, dtype=kind.native)
 
     def allreduce(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         dist.all_reduce(tensor)

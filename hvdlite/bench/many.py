@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import hvdlite as hvd
-from hvdlite.bench.collectives import COLLECTIVES, fill
+from hvdlite.bench.collectives import COLLECTIVES
+from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
 from hvdlite.bench.systems import System, TensorType
 from hvdlite.bench.timing import Candidate, measure
@@ -14,7 +15,7 @@ from hvdlite.bench.timing import Candidate, measure
 def many(systems: Sequence[System], kind: TensorType, count: int, nbytes: int, iterations: int, warmup: int) -> Study:
     """The study of all-reducing ``count`` tensors in one step, each of ``nbytes`` rounded to whole elements."""
     columns = [
-        Column("system", 9, lambda row, group: row.system),
+        Column("system", 10, lambda row, group: row.system),
         Column("tensors", 8, lambda row, group: str(count)),
         Column("bytes each", 11, lambda row, group: str(row.bytes // count)),
         Column("median ms", 11, lambda row, group: f"{row.median_us / 1e3:.2f}"),
@@ -30,10 +31,11 @@ def _measure_step(
 ) -> Iterator[Group]:
     allreduce, rank, size = COLLECTIVES["allreduce"], hvd.rank(), hvd.size()
     elements = max(1, nbytes // kind.itemsize)
-    tensors = [kind.zeros(elements) for _ in range(count)]
     names = [f"bench.many.{kind.dtype}.{elements}.{index}" for index in range(count)]
 
     def candidate(system: System) -> Candidate:
+        tensors = [system.zeros(kind, elements) for _ in range(count)]
+
         def is_right() -> bool:
             for tensor in tensors:
                 fill(tensor, rank)

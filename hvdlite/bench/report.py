@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hvdlite.bench.systems import OWN
 from hvdlite.bench.timing import Times
 
 
@@ -61,18 +62,18 @@ def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)  # the clock counts whole nanoseconds
 
 
-def ratio_columns(systems: Sequence[str]) -> list[Column]:
-    """How the first system compares with each of the others: the ratio of median times, and its inverse."""
-    own, *others = systems
+def ratio_columns(labels: Sequence[str]) -> list[Column]:
+    """How hvdlite compares with each of the others: the ratio of median times, and its inverse."""
 
     def cell(other: str, text: Callable[[float], str]) -> Callable[[Row, Group], str]:
-        return lambda row, group: text(row.median_us / group[other].median_us) if row.system == own else ""
+        return lambda row, group: text(row.median_us / group[other].median_us) if row.system in OWN else ""
 
     return [
         column
-        for other in others
+        for other in labels
+        if other not in OWN
         for column in (
-            Column(f"time/{other}", 10, cell(other, lambda ratio: f"{ratio:.3f}")),
+            Column(f"time/{other}", 12, cell(other, lambda ratio: f"{ratio:.3f}")),
             Column("speed-up", 9, cell(other, lambda ratio: f"{1 / ratio:.2f}×")),
         )
     ]
@@ -91,6 +92,14 @@ def lines(group: Group, columns: Sequence[Column]) -> Iterator[str]:
 
 def _line(cells: Sequence[str], columns: Sequence[Column]) -> str:
     return " ".join(cell.rjust(column.width) for cell, column in zip(cells, columns, strict=True))
+
+
+def to_markdown(study: Study, notes: Iterable[str], groups: Iterable[Group]) -> str:
+    """The table of a study that has been measured, for a document."""
+    cells = [[column.heading for column in study.columns], ["---"] * len(study.columns)]
+    cells += [[column.text(row, group) for column in study.columns] for group in groups for row in group.values()]
+    table = ["| " + " | ".join(line) + " |" for line in cells]
+    return "\n".join([f"{study.headline}.", "", *(f"- {note}" for note in notes), "", *table, ""])
 
 
 def to_json(rows: Iterable[Row]) -> str:

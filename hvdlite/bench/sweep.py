@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import hvdlite as hvd
-from hvdlite.bench.collectives import COLLECTIVES, fill
+from hvdlite.bench.collectives import COLLECTIVES
+from hvdlite.bench.limit import LABEL as MEMCPY
+from hvdlite.bench.limit import memcpy
+from hvdlite.bench.mpi.job import MpiJob
+from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
 from hvdlite.bench.systems import System, TensorType
-from hvdlite.bench.timing import Candidate, measure
+from hvdlite.bench.timing import Candidate, Timed, measure
 
 _MOST_BYTES = 512 << 20  # of all iterations of one size, unless that makes them too few
 _FEWEST, _MOST = 10, 500
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed: ``op`` on a tensor of ``elements`` on every rank."""
+
+    op: str
+    kind: TensorType
+    elements: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes of the result."""
+        shares = hvd.size() if COLLECTIVES[self.op].is_shared_out else 1
+        return self.elements * shares * self.kind.itemsize
+
+
+Entrant = Callable[[Work], Timed]
+"""Makes a candidate for a piece of work, with tensors of its own."""
+
+
+def entrants(systems: Sequence[System], jobs: Sequence[MpiJob], shows_limit: bool) -> dict[str, Entrant]:
+    """Everything that can be measured together, by label, in the order of the table."""
+    return {
+        **{system.label: partial(_in_process, system) for system in systems},
+        **{job.label: partial(_of_mpi, job) for job in jobs},
+        **({MEMCPY: lambda work: memcpy(work.moved)} if shows_limit else {}),
+    }
 
 
 def default_iterations(nbytes: int) -> int:
@@ -20,39 +54,50 @@ def default_iterations(nbytes: int) -> int:
 
 
 def sweep(
-    systems: Sequence[System], kind: TensorType, op: str, sizes: Sequence[int], iterations: int | None, warmup: int
+    entrants: Mapping[str, Entrant],
+    kind: TensorType,
+    op: str,
+    sizes: Sequence[int],
+    iterations: int | None,
+    warmup: int,
 ) -> Study:
     """The study of ``op`` for ``sizes``, in bytes, rounded to whole elements (of every rank, for an allgather)."""
-    groups = (
-        _measure_size(systems, kind, op, nbytes, iterations or default_iterations(nbytes), warmup) for nbytes in sizes
-    )
-    return Study(f"{op} of {kind.dtype}", _columns(systems, kind), groups)
+    groups = (measure_size(entrants, kind, op, nbytes, iterations, warmup) for nbytes in sizes)
+    return Study(f"{op} of {kind.dtype}", _columns(list(entrants), kind), groups)
 
 
-def _measure_size(
-    systems: Sequence[System], kind: TensorType, op: str, nbytes: int, iterations: int, warmup: int
+def measure_size(
+    entrants: Mapping[str, Entrant], kind: TensorType, op: str, nbytes: int, iterations: int | None, warmup: int
 ) -> Group:
-    collective, rank, size = COLLECTIVES[op], hvd.rank(), hvd.size()
+    """The rows of one size."""
+    collective, size = COLLECTIVES[op], hvd.size()
     shares = size if collective.is_shared_out else 1
-    elements = max(1, nbytes // kind.itemsize // shares)
-    tensor = kind.zeros(elements)
-    name = f"bench.{op}.{kind.dtype}.{elements}"
-
-    def candidate(system: System) -> Candidate:
-        def is_right() -> bool:
-            fill(tensor, rank)
-            return collective.is_right(collective.run(system, tensor, name), size)
-
-        return Candidate(system.label, lambda: collective.run(system, tensor, name), is_right)
-
-    times = measure([candidate(system) for system in systems], iterations, warmup)
-    moved, factor = elements * shares * kind.itemsize, collective.bus_factor(size)
-    return {label: make_row(label, size, op, kind.dtype, moved, taken, factor) for label, taken in times.items()}
+    work = Work(op, kind, max(1, nbytes // kind.itemsize // shares))
+    candidates = [enter(work) for enter in entrants.values()]
+    times = measure(candidates, iterations or default_iterations(nbytes), warmup)
+    factor = collective.bus_factor(size)
+    return {label: make_row(label, size, op, kind.dtype, work.moved, taken, factor) for label, taken in times.items()}
 
 
-def _columns(systems: Sequence[System], kind: TensorType) -> list[Column]:
+def _in_process(system: System, work: Work) -> Candidate:
+    collective, rank, size = COLLECTIVES[work.op], hvd.rank(), hvd.size()
+    tensor = system.zeros(work.kind, work.elements)
+    name = f"bench.{system.label}.{work.op}.{work.kind.dtype}.{work.elements}"
+
+    def is_right() -> bool:
+        fill(tensor, rank)
+        return collective.is_right(collective.run(system, tensor, name), size)
+
+    return Candidate(system.label, lambda: collective.run(system, tensor, name), is_right)
+
+
+def _of_mpi(job: MpiJob, work: Work) -> Timed:
+    return job.candidate(work.op, work.kind.dtype, work.elements)
+
+
+def _columns(labels: Sequence[str], kind: TensorType) -> list[Column]:
     return [
-        Column("system", 9, lambda row, group: row.system),
+        Column("system", 10, lambda row, group: row.system),
         Column("bytes", 11, lambda row, group: str(row.bytes)),
         Column("elements", 10, lambda row, group: str(row.bytes // kind.itemsize)),
         Column("dtype", 8, lambda row, group: row.dtype),
@@ -61,5 +106,5 @@ def _columns(systems: Sequence[System], kind: TensorType) -> list[Column]:
         Column("min µs", 11, lambda row, group: f"{row.min_us:.1f}"),
         Column("algbw GB/s", 10, lambda row, group: f"{row.algbw_GBps:.3f}"),
         Column("busbw GB/s", 10, lambda row, group: f"{row.busbw_GBps:.3f}"),
-        *ratio_columns([system.label for system in systems]),
+        *ratio_columns(labels),
     ]

@@ -21,7 +21,7 @@ Tensor = Any  # a numpy array, or a torch tensor when torch takes part
 
 @dataclass(frozen=True)
 class TensorType:
-    """The tensors of a study: all systems get the same ones."""
+    """The tensors of a study."""
 
     dtype: str
     uses_torch: bool
@@ -31,18 +31,24 @@ class TensorType:
         """Bytes of one element."""
         return DType[self.dtype.upper()].itemsize
 
+    @property
+    def native(self) -> Any:
+        """The dtype as the library of the tensors calls it."""
+        return getattr(importlib.import_module("torch"), self.dtype) if self.uses_torch else self.dtype
+
     def zeros(self, elements: int) -> Tensor:
         """A new tensor of one dimension."""
-        if self.uses_torch:
-            torch: Any = importlib.import_module("torch")
-            return torch.zeros(elements, dtype=getattr(torch, self.dtype))
-        return np.zeros(elements, self.dtype)
+        library: Any = importlib.import_module("torch") if self.uses_torch else np
+        return library.zeros(elements, dtype=self.native)
 
 
 class System(Protocol):
     """Blocking collectives over one-dimensional tensors. ``name`` tells ranks which tensors belong together."""
 
     label: str
+
+    def zeros(self, kind: TensorType, elements: int) -> Tensor:
+        """A new tensor of one dimension, in the memory that the system is measured with."""
 
     def allreduce(self, tensor: Tensor, name: str) -> Tensor:
         """Sums ``tensor`` over all ranks, in place."""
@@ -65,6 +71,9 @@ class Hvdlite:
     def __init__(self, uses_torch: bool) -> None:
         self._hvd: Any = importlib.import_module("hvdlite.torch") if uses_torch else hvd
 
+    def zeros(self, kind: TensorType, elements: int) -> Tensor:
+        return kind.zeros(elements)
+
     def allreduce(self, tensor: Tensor, name: str) -> Tensor:
         return self._hvd.allreduce_(tensor, op=hvd.Sum, name=name)
 
@@ -81,6 +90,21 @@ class Hvdlite:
         return self._hvd.broadcast_(tensor, root_rank=0, name=name)
 
 
+class Registered(Hvdlite):
+    """hvdlite with tensors in memory that the ranks of a host share."""
+
+    label = "registered"
+
+    def zeros(self, kind: TensorType, elements: int) -> Tensor:
+        tensor = self._hvd.shared_empty(elements, dtype=kind.native)
+        tensor[:] = 0
+        return tensor
+
+
+OWN = (Hvdlite.label, Registered.label)
+"""The labels of hvdlite itself."""
+
+
 def _gloo() -> AbstractContextManager[System]:
     from hvdlite.bench.gloo import open_gloo  # torch is imported only where it is measured
 
@@ -92,9 +116,10 @@ OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {"gloo": _gloo
 
 
 @contextmanager
-def open_systems(others: Sequence[str], uses_torch: bool) -> Iterator[list[System]]:
-    """hvdlite, initialized, and then the ``others``; all are closed on leaving."""
+def open_systems(others: Sequence[str], uses_torch: bool, registers: bool) -> Iterator[list[System]]:
+    """hvdlite, initialized (also with registered memory, if so wanted), and the ``others``; closed on leaving."""
     with ExitStack() as stack:
         hvd.init()
         stack.callback(hvd.shutdown)
-        yield [Hvdlite(uses_torch), *(stack.enter_context(OTHERS[label]()) for label in others)]
+        own = [Hvdlite(uses_torch), *([Registered(uses_torch)] if registers else [])]
+        yield [*own, *(stack.enter_context(OTHERS[label]()) for label in others)]

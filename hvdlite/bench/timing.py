@@ -14,16 +14,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 import hvdlite as hvd
+from hvdlite.bench.block import nanoseconds
 from hvdlite.errors import HvdError
 
 Times = npt.NDArray[np.float64]
 """Seconds of each iteration."""
+
+Clock = Callable[[], int]
+"""Counts nanoseconds."""
 
 BLOCKS = 5
 
@@ -32,28 +36,45 @@ class WrongResult(HvdError):
     """A system computed something wrong; its times mean nothing. Every rank raises it."""
 
 
+class Timed(Protocol):
+    """One way of doing the work."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in the table."""
+
+    def is_right(self) -> bool:
+        """Does the work once on fresh data, and tells whether this rank's result is correct."""
+
+    def block(self, length: int, warmup: int, clock: Clock) -> Times:
+        """This rank's times of ``length`` iterations, which follow ``warmup`` untimed ones."""
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """One way of doing the work. ``run`` is what is timed; ``is_right`` runs it on fresh data and checks the result."""
+    """A way of doing the work in this process: ``run`` is what is timed."""
 
     label: str
     run: Callable[[], Any]
     is_right: Callable[[], bool]
 
+    def block(self, length: int, warmup: int, clock: Clock) -> Times:
+        return np.array(nanoseconds(self.run, length, warmup, clock)) / 1e9
+
 
 def measure(
-    candidates: Sequence[Candidate], iterations: int, warmup: int, clock: Callable[[], int] = time.perf_counter_ns
+    candidates: Sequence[Timed], iterations: int, warmup: int, clock: Clock = time.perf_counter_ns
 ) -> Mapping[str, Times]:
     """The times of each candidate, by its label; the same on every rank. Raises WrongResult.
 
-    All ranks call it with the same candidates. ``warmup`` is the number of untimed iterations of each block; ``clock``
-    counts nanoseconds.
+    All ranks call it with the same candidates. ``warmup`` is the number of untimed iterations of each block.
     """
     blocks: dict[str, list[Times]] = {candidate.label: [] for candidate in candidates}
     for length in _lengths(iterations):
         for candidate in candidates:
             _require_right(candidate)
-            blocks[candidate.label].append(_run_block(candidate.run, length, warmup, clock))
+            hvd.barrier()
+            blocks[candidate.label].append(candidate.block(length, warmup, clock))
     return {label: hvd.allreduce(np.concatenate(parts), op=hvd.Max) for label, parts in blocks.items()}
 
 
@@ -63,20 +84,8 @@ def _lengths(iterations: int) -> list[int]:
     return [iterations * (block + 1) // blocks - iterations * block // blocks for block in range(blocks)]
 
 
-def _require_right(candidate: Candidate) -> None:
+def _require_right(candidate: Timed) -> None:
     flags = hvd.allgather(np.array([candidate.is_right()]))
     if not flags.all():
         ranks = ", ".join(map(str, np.flatnonzero(~flags)))
         raise WrongResult(f"{candidate.label} gave a wrong result on rank {ranks}; do not trust it on this machine.")
-
-
-def _run_block(run: Callable[[], Any], length: int, warmup: int, clock: Callable[[], int]) -> Times:
-    hvd.barrier()
-    for _ in range(warmup):
-        run()
-    times = np.empty(length)
-    for iteration in range(length):
-        begin = clock()
-        run()
-        times[iteration] = clock() - begin
-    return times / 1e9

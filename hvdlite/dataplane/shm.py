@@ -170,6 +170,11 @@ class ShmPlane(HostPlane):
     def barrier(self) -> None:
         self._check(self._library.hvd_shm_barrier(self._usable_handle("barrier")), "barrier")
 
+    @property
+    def copied_bytes(self) -> int:
+        """What this rank's collectives have copied so far, through the slots and between spans; none may be running."""
+        return int(self._library.hvd_shm_copied_bytes(self._usable_handle("copied_bytes")))
+
     def abort(self, error: HvdError) -> None:
         with self._handle_lock:
             self._error = self._error or error

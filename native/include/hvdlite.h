@@ -134,6 +134,10 @@ HVD_API hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const u
                                     const hvd_span* receives, const uint64_t* receive_counts, const uint64_t* matrix);
 HVD_API hvd_status hvd_shm_barrier(hvd_shm* shm);
 
+// Bytes that this rank's collectives have copied so far: into slots, out of them, and from span to span. Not while a
+// collective runs.
+HVD_API uint64_t hvd_shm_copied_bytes(const hvd_shm* shm);
+
 // Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.
 HVD_API void hvd_shm_abort(hvd_shm* shm);
 HVD_API void hvd_shm_close(hvd_shm* shm);

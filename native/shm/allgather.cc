@@ -9,7 +9,6 @@
 // which stay in the cache, and written once. One wait per peer and chunk.
 
 #include <algorithm>
-#include <cstring>
 
 #include "shm/chunking.h"
 #include "shm/plane.h"
@@ -63,8 +62,8 @@ hvd_status AllGather::fill(const Chunking& chunking, uint64_t index, uint64_t nu
   if (hvd_status status = plane_.wait_for_slot(number)) return status;
   uint8_t* slot = plane_.segment().inputs(plane_.rank(), number);
   const auto copy_in = [=](const uint8_t* in, uint8_t* out, uint64_t bytes, uint64_t position) {
-    std::memcpy(slot + (position - begin), in, bytes);
-    if (out != in) std::memcpy(out, in, bytes);
+    plane_.copy(slot + (position - begin), in, bytes);
+    if (out != in) plane_.copy(out, in, bytes);
   };
   own.cursor.visit(begin, std::min(begin + chunking.bytes, own.total), copy_in);
   plane_.pass(kFilled, number);
@@ -80,7 +79,7 @@ hvd_status AllGather::drain(const Chunking& chunking, uint64_t index, uint64_t n
     if (hvd_status status = plane_.wait(peer, kFilled, number)) return status;
     const uint8_t* slot = plane_.segment().inputs(peer, number);
     const auto copy_out = [=](const uint8_t*, uint8_t* out, uint64_t bytes, uint64_t position) {
-      std::memcpy(out, slot + (position - begin), bytes);
+      plane_.copy(out, slot + (position - begin), bytes);
     };
     stream.cursor.visit(begin, std::min(begin + chunking.bytes, stream.total), copy_out);
   }

@@ -24,7 +24,6 @@
 // Collective Communication Operations in MPICH" (2005).
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/reduce.h"
 #include "shm/chunking.h"
@@ -90,7 +89,7 @@ class AllReduce {
 
 void AllReduce::copy_in(const Range& range, uint8_t* slot, uint64_t slot_begin) noexcept {
   to_fill_.visit(range.begin, range.end, [=](const uint8_t* in, uint8_t*, uint64_t bytes, uint64_t position) {
-    std::memcpy(slot + (position - slot_begin), in, bytes);
+    plane_.copy(slot + (position - slot_begin), in, bytes);
   });
 }
 
@@ -122,7 +121,7 @@ hvd_status AllReduce::reduce(uint64_t index) noexcept {
       sources[plane_.rank()] = in + done;
       uint8_t* result = results + (position + done - own.begin);
       hvd::reduce(result, sources, plane_.size(), n / item_bytes_, reduction_);
-      std::memcpy(out + done, result, n);
+      plane_.copy(out + done, result, n);
     }
   });
   plane_.pass(kReduced, number);
@@ -138,7 +137,7 @@ hvd_status AllReduce::drain(uint64_t index) noexcept {
     const Range theirs = part(all, rank);
     const uint8_t* results = plane_.segment().results(rank, number);
     to_drain_.visit(theirs.begin, theirs.end, [=](const uint8_t*, uint8_t* out, uint64_t bytes, uint64_t position) {
-      std::memcpy(out, results + (position - theirs.begin), bytes);
+      plane_.copy(out, results + (position - theirs.begin), bytes);
     });
   }
   plane_.pass(kFinished, number);

@@ -14,7 +14,6 @@
 // stay in the cache, and written once. One wait per sender and chunk.
 
 #include <algorithm>
-#include <cstring>
 
 #include "shm/chunking.h"
 #include "shm/plane.h"
@@ -109,7 +108,7 @@ hvd_status AllToAll::fill(const Chunking& chunking, uint64_t index, uint64_t num
   if (hvd_status status = plane_.wait_for_slot(number)) return status;
   uint8_t* slot = plane_.segment().inputs(plane_.rank(), number);
   const auto copy_in = [=](const uint8_t* in, uint8_t*, uint64_t n, uint64_t position) {
-    std::memcpy(slot + (position - begin), in, n);
+    plane_.copy(slot + (position - begin), in, n);
   };
   for (int32_t distance = 1; distance < plane_.size(); ++distance) {
     outgoing_[right_of(plane_.rank(), distance)].visit(begin, begin + chunking.bytes, copy_in);
@@ -126,7 +125,7 @@ hvd_status AllToAll::drain(const Chunking& chunking, uint64_t index, uint64_t nu
     if (hvd_status status = plane_.wait(sender, kFilled, number)) return status;
     const uint8_t* slot = plane_.segment().inputs(sender, number);
     incoming_[sender].visit(begin, end, [=](const uint8_t*, uint8_t* out, uint64_t n, uint64_t position) {
-      std::memcpy(out, slot + (position - begin), n);
+      plane_.copy(out, slot + (position - begin), n);
     });
   }
   plane_.pass(kFinished, number);
@@ -137,7 +136,7 @@ void AllToAll::copy_own() noexcept {
   Cell &from = outgoing_[plane_.rank()], &to = incoming_[plane_.rank()];
   from.cursor.visit(0, from.bytes, [&](const uint8_t* in, uint8_t*, uint64_t n, uint64_t position) {
     to.cursor.visit(position, position + n, [=](const uint8_t*, uint8_t* out, uint64_t bytes, uint64_t copied) {
-      std::memcpy(out, in + (copied - position), bytes);
+      plane_.copy(out, in + (copied - position), bytes);
     });
   });
 }

@@ -13,8 +13,6 @@ struct hvd_shm : hvd::shm::Plane {
   using Plane::Plane;
 };
 
-struct hvd_arena : hvd::shm::Arena {};
-
 namespace {
 
 hvd::shm::Geometry geometry_of(int32_t size, uint64_t chunk_bytes, int32_t slots) {
@@ -106,6 +104,8 @@ hvd_status hvd_shm_barrier(hvd_shm* shm) {
   if (hvd_status status = shm->status()) return status;
   return shm->settle(hvd::shm::barrier(*shm));
 }
+
+uint64_t hvd_shm_copied_bytes(const hvd_shm* shm) { return shm->copied_bytes(); }
 
 void hvd_shm_abort(hvd_shm* shm) { shm->abort(); }
 

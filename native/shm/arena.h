@@ -66,4 +66,6 @@ class Arena {
 
 }  // namespace hvd::shm
 
+struct hvd_arena : hvd::shm::Arena {};
+
 #endif  // HVDLITE_SHM_ARENA_H_

@@ -5,8 +5,6 @@
 
 #include "shm/arena.h"
 
-struct hvd_arena : hvd::shm::Arena {};
-
 hvd_status hvd_arena_open(int32_t fd, int32_t own, int32_t count, uint64_t region_bytes, hvd_arena** out) {
   if (own < 0 || own >= count || region_bytes == 0) return HVD_INVALID;
   hvd_arena* arena = new (std::nothrow) hvd_arena;

@@ -17,6 +17,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 
 #include "hvdlite.h"
@@ -50,6 +51,13 @@ class Plane {
   // Waits until this rank's slot of `chunk` may be written.
   hvd_status wait_for_slot(uint64_t chunk) noexcept;
 
+  // How collectives copy what tensors hold: into slots, out of them, and from tensor to tensor.
+  void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) noexcept {
+    std::memcpy(to, from, bytes);
+    copied_bytes_ += bytes;
+  }
+  uint64_t copied_bytes() const noexcept { return copied_bytes_; }
+
   // A plane that failed once stays failed: its ranks no longer agree on where they are.
   hvd_status settle(hvd_status status) noexcept;
   hvd_status status() noexcept;
@@ -64,6 +72,7 @@ class Plane {
   Arena* arena_ = nullptr;
   std::unique_ptr<int32_t[]> regions_;  // of each rank
   uint64_t next_chunk_ = 0;
+  uint64_t copied_bytes_ = 0;
   hvd_status failure_ = HVD_OK;
   std::atomic<uint32_t> aborted_{0};
 };

@@ -16,7 +16,6 @@
 // kernel in the same order as in an all-reduce, so the bits are the same.
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/reduce.h"
 #include "shm/chunking.h"
@@ -112,7 +111,7 @@ hvd_status ReduceScatter::fill(uint64_t index, uint64_t number) noexcept {
     if (rank == plane_.rank()) continue;
     const Piece theirs = piece(parts_[rank], index);
     const auto copy_in = [=](const uint8_t* in, uint8_t*, uint64_t bytes, uint64_t position) {
-      std::memcpy(slot + theirs.offset + (position - theirs.begin), in, bytes);
+      plane_.copy(slot + theirs.offset + (position - theirs.begin), in, bytes);
     };
     parts_[rank].cursor.visit(theirs.begin, theirs.end, copy_in);
   }

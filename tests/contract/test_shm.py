@@ -43,6 +43,23 @@ def test_ranks_that_disagree_about_the_geometry_are_told() -> None:
         ShmPlane(fd, 1, 2, narrow)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_batch_is_copied_through_the_slots_and_nowhere_else(size: int) -> None:
+    """On n ranks: n - 1 parts into the slots and n - 1 out of them on every rank, and the own part to its tensors."""
+
+    def work(plane: DataPlane) -> tuple[int, int]:
+        assert isinstance(plane, ShmPlane)
+        tensors = [np.ones(9_999 + index, np.float32) for index in range(50)]
+        before = plane.copied_bytes
+        plane.allreduce(spans_of(*((tensor, tensor) for tensor in tensors)), DType.FLOAT32, Sum, 1.0, 1.0)
+        assert all((tensor == size).all() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors), plane.copied_bytes - before
+
+    with PLANE.open(size, 15.0) as planes:
+        nbytes, copied = zip(*Group(PLANE, planes).run(work), strict=True)
+    assert sum(copied) == nbytes[0] * (2 * (size - 1) + 1)
+
+
 def test_a_waiting_rank_uses_no_processor() -> None:
     def work(plane: DataPlane) -> float:
         plane.barrier()

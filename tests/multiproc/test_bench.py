@@ -15,10 +15,12 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.bench.cli import main
-from hvdlite.bench.collectives import COLLECTIVES, fill, pattern
-from hvdlite.bench.report import Row, make_row, ratio_columns, to_json
+from hvdlite.bench.collectives import COLLECTIVES
+from hvdlite.bench.pattern import fill, pattern
+from hvdlite.bench.report import Column, Row, Study, make_row, ratio_columns, to_json, to_markdown
 from hvdlite.bench.sizes import parse_sizes
 from hvdlite.bench.sweep import default_iterations
+from hvdlite.bench.targets import against_targets
 from hvdlite.bench.timing import BLOCKS, Candidate, measure
 from tests.harness import process_ranks
 from tests.launcher.hvdrun import COMMAND
@@ -61,6 +63,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--many", "2", "1K", "--train"], "exclude each other"),
         (["--json", "no/such/folder/file"], "no/such/folder"),
         (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
+        (["--compare", "impi", "--dtype", "float16"], "MPI does not take float16"),
+        (["--compare", "nccl"], "'nccl' is nothing to compare with"),
+        (["--compare", "mpi", "--many", "2", "1K"], "MPI has no step of many tensors"),
+        (["--targets", "--compare", "gloo"], "--compare means nothing with --targets"),
+        (["--targets"], "there are targets for 2 or 4 ranks only"),
         (["stray"], "stray"),
     ],
 )
@@ -104,11 +111,37 @@ def test_a_row_has_the_median_the_minimum_and_the_bandwidths_of_the_median() -> 
     assert (row.algbw_GBps, row.busbw_GBps) == (pytest.approx(1.0), pytest.approx(1.5))
 
 
-def test_ratios_stand_on_the_first_system_only() -> None:
-    fast, slow = (make_row(system, 2, "op", "int8", 1, np.array([time])) for system, time in (("a", 1.0), ("b", 4.0)))
-    group = {"a": fast, "b": slow}
-    cells = [[column.text(row, group) for column in ratio_columns(["a", "b"])] for row in group.values()]
-    assert cells == [["0.250", "4.00×"], ["", ""]]
+def _group(**seconds: float) -> dict[str, Row]:
+    return {
+        system: make_row(system, 2, "allreduce", "float32", 4 << 20, np.array([time]))
+        for system, time in seconds.items()
+    }
+
+
+def test_ratios_stand_on_hvdlites_own_rows_only() -> None:
+    group = _group(hvdlite=1.0, registered=0.5, gloo=4.0)
+    cells = [[column.text(row, group) for column in ratio_columns(list(group))] for row in group.values()]
+    assert cells == [["0.250", "4.00×"], ["0.125", "8.00×"], ["", ""]]
+
+
+def test_targets_are_held_against_the_better_mpi() -> None:
+    group = _group(hvdlite=1.0, registered=0.5, gloo=4.4, impi=2.0, openmpi=0.7, memcpy=0.25)
+    columns = against_targets({}, None, 0).columns[-3:]
+    assert [[column.text(row, group) for column in columns] for row in group.values()] == [
+        ["4.40× (≥ 4)", "0.70× openmpi (missed 0.8)", "0.25×"],
+        ["8.80× (≥ 6)", "1.40× openmpi (missed 1.5)", "0.50×"],
+        *[["", "", ""]] * 4,
+    ]
+    del group["impi"], group["openmpi"]
+    assert columns[1].text(group["hvdlite"], group) == ""
+
+
+def test_a_table_for_a_document() -> None:
+    group = _group(hvdlite=1.0, gloo=4.0)
+    study = Study("all of it", [Column("system", 9, lambda row, group: row.system)], iter(()))
+    assert to_markdown(study, ["a note"], [group]) == (
+        "all of it.\n\n- a note\n\n| system |\n| --- |\n| hvdlite |\n| gloo |\n"
+    )
 
 
 def test_large_tensors_are_iterated_less() -> None:
@@ -205,6 +238,15 @@ def test_a_comparison_with_gloo(mode: tuple[str, ...], ops: list[str], tmp_path:
     assert [(row.system, row.op) for row in rows] == [(system, op) for op in ops for system in ("hvdlite", "gloo")]
     assert printed[1].split()[-2:] == ["time/gloo", "speed-up"]
     assert all(printed[2 + index].endswith("×") == (row.system == "hvdlite") for index, row in enumerate(rows))
+
+
+def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
+    table = tmp_path / "table.md"
+    options = ("--sizes", "1K,64K", "--registered", "--limit", "--iters", "2", "--markdown", str(table))
+    printed, rows = _bench(2, tmp_path / "rows", *options)
+    assert [row.system for row in rows] == ["hvdlite", "registered", "memcpy"] * 2
+    assert printed[1].split()[-2:] == ["time/memcpy", "speed-up"]
+    assert [line.count("|") for line in table.read_text().splitlines()[-8:]] == [12] * 8
 
 
 def test_training(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""The virtual environment of an MPI library, made once in the user's cache folder.
+
+A stamp, written last, says what was installed. An environment without it, or with another one, is made anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from hvdlite.bench.mpi.libraries import Library, Unavailable
+
+_INSTALL_S: Final = 300.0
+_ENGINES: Final = ("HVDLITE_", "PMI", "OMPI_COMM_", "OMPI_UNIVERSE_", "PRTE_", "HYD")
+
+
+def folder_of(library: Library) -> Path:
+    """Where ``library`` is installed, for this Python."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "hvdlite" / "bench" / f"{library.label}-python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def bin_folder(library: Library) -> Path:
+    """The folder with mpiexec and python of ``library``, installed if need be. Raises Unavailable."""
+    folder = folder_of(library)
+    requirements = [library.requirement, "mpi4py>=4", "numpy"]
+    stamp, wanted = folder / "installed", "\n".join(requirements)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not stamp.exists() or stamp.read_text() != wanted:
+                stamp.unlink(missing_ok=True)
+                _install(folder / "venv", requirements)
+                stamp.write_text(wanted)
+    except BlockingIOError:
+        raise Unavailable(f"another benchmark is installing {library.requirement}; try again when it is done") from None
+    except OSError as error:
+        raise Unavailable(f"its virtual environment cannot be made: {error}") from None
+    return folder / "venv" / "bin"
+
+
+def environ() -> dict[str, str]:
+    """This process's variables without those by which an engine, or hvdrun, tells a process who it is."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_ENGINES)}
+
+
+def run(command: Sequence[str | Path], timeout_s: float) -> str:
+    """What ``command`` prints. Raises Unavailable, with its last line, when it fails or takes too long."""
+    try:
+        ended = subprocess.run(
+            command,
+            env=environ(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{Path(command[0]).name} took longer than {timeout_s:.0f} s") from None
+    if ended.returncode:
+        said = (ended.stderr.strip() or ended.stdout.strip() or "no message").splitlines()[-1]
+        raise Unavailable(f"{Path(command[0]).name} ended with {ended.returncode}: {said}")
+    return ended.stdout
+
+
+def _install(venv: Path, requirements: Sequence[str]) -> None:
+    print(f"hvdlite.bench: installing {', '.join(requirements)} in {venv}", file=sys.stderr, flush=True)
+    run([sys.executable, "-m", "venv", "--clear", venv], _INSTALL_S)
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
+    run([*pip, *requirements], _INSTALL_S)

@@ -1,0 +1,144 @@
+"""A running job of MPI ranks, one beside each rank of the benchmark, and its collectives as candidates.
+
+Every rank of the benchmark listens on a socket of its own in a folder that only this user can enter; then rank 0 starts
+mpiexec. When the benchmark ends, however it does, the sockets end with it, and the workers go home.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite.bench.mpi.environment import bin_folder, environ, run
+from hvdlite.bench.mpi.libraries import Library, Unavailable
+from hvdlite.bench.timing import Clock, Times
+from hvdlite.errors import HvdError
+
+_START_S: Final = 60.0
+_REPLY_S: Final = 120.0
+_END_S: Final = 10.0
+_LONGEST_NUMBER: Final = len(f"{10**12}, ")  # nanoseconds of a quarter of an hour
+_PACKAGE: Final = Path(__file__).parents[2]  # the worker imports bench from there, not hvdlite
+_WORKER: Final = "import sys; sys.path.append(sys.argv[1]); from bench.mpi.worker import main; main(sys.argv[2])"
+_VERSION: Final = "from mpi4py import MPI; MPI.COMM_WORLD.rank or print(MPI.Get_library_version())"
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    label: str
+    job: MpiJob
+    work: dict[str, Any]
+
+    def is_right(self) -> bool:
+        return self.job.ask({**self.work, "check": True}, 0).get("is_right") is True
+
+    def block(self, length: int, warmup: int, clock: Clock) -> Times:
+        reply = self.job.ask({**self.work, "length": length, "warmup": warmup}, length)
+        times = np.array(reply.get("nanoseconds"), np.float64)
+        if times.shape != (length,):
+            raise HvdError(f"{self.label} answered with {times.size} times instead of {length}.")
+        return times / 1e9
+
+
+class MpiJob:
+    """The MPI rank that has the number of this rank, at the other end of ``connection``."""
+
+    def __init__(self, label: str, version: str, connection: socket.socket) -> None:
+        self.label = label
+        self.version = version
+        self._connection = connection
+        self._connection.settimeout(_REPLY_S)
+        self._replies = connection.makefile("rb")
+
+    def candidate(self, op: str, dtype: str, elements: int) -> _Candidate:
+        """The collective ``op`` on tensors of ``elements``; every rank makes it alike."""
+        return _Candidate(self.label, self, {"op": op, "dtype": dtype, "elements": elements})
+
+    def ask(self, request: dict[str, Any], numbers: int) -> dict[str, Any]:
+        """The reply to ``request``, which has at most so many ``numbers`` in it. Raises HvdError."""
+        limit = 100 + numbers * _LONGEST_NUMBER
+        try:
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            line = self._replies.readline(limit)
+            reply = json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError) as error:
+            raise HvdError(f"the MPI rank of {self.label} beside rank {hvd.rank()} does not answer: {error}.") from None
+        if not isinstance(reply, dict):
+            raise HvdError(f"the MPI rank of {self.label} beside rank {hvd.rank()} has ended; its reason is above.")
+        return reply
+
+    def close(self) -> None:
+        """Sends the MPI rank home."""
+        self._replies.close()
+        self._connection.close()
+
+
+@contextmanager
+def open_mpi(library: Library) -> Iterator[MpiJob]:
+    """A job of ``library`` with as many ranks as hvdlite's. All ranks call it, and all raise Unavailable, or none."""
+    with ExitStack() as stack:
+        plan: dict[str, str] = {}
+        if hvd.rank() == 0:
+            try:
+                plan = _prepare(library, stack)
+            except Unavailable as error:
+                plan = {"reason": str(error)}
+        plan = json.loads(_from_rank_0(json.dumps(plan)))
+        if "reason" in plan:
+            raise Unavailable(plan["reason"])
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(f"{plan['folder']}/{hvd.rank()}")
+        listener.listen(1)
+        listener.settimeout(_START_S)
+        hvd.barrier()
+        if hvd.rank() == 0:
+            command = [*_mpiexec(library, Path(plan["bin"])), "-c", _WORKER, str(_PACKAGE), plan["folder"]]
+            stack.callback(_end, subprocess.Popen(command, env=environ(), stdin=subprocess.DEVNULL, stdout=sys.stderr))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            raise HvdError(f"no MPI rank of {library.label} came to rank {hvd.rank()} in {_START_S:.0f} s.") from None
+        job = MpiJob(library.label, plan["version"], connection)
+        stack.callback(job.close)
+        yield job
+
+
+def _prepare(library: Library, stack: ExitStack) -> dict[str, str]:
+    if hvd.local_size() != hvd.size():
+        raise Unavailable("it is compared on one host only")
+    folder = bin_folder(library)
+    version = run([*_mpiexec(library, folder), "-c", _VERSION], _START_S).splitlines()[0].split(",")[0].strip(" \0")
+    sockets = stack.enter_context(TemporaryDirectory(prefix="hvdlite-bench-"))
+    return {"bin": str(folder), "version": version, "folder": sockets}
+
+
+def _mpiexec(library: Library, folder: Path) -> list[str | Path]:
+    is_crowded = hvd.size() > len(os.sched_getaffinity(0))
+    options = [*library.options, *(library.options_if_crowded if is_crowded else ())]
+    return [folder / "mpiexec", *options, "-n", str(hvd.size()), folder / "python", "-I"]
+
+
+def _from_rank_0(text: str) -> str:
+    own = text.encode() if hvd.rank() == 0 else b""
+    return hvd.allgather(np.frombuffer(own, np.uint8)).tobytes().decode()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Waits for mpiexec, whose ranks have been sent home."""
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,72 @@
+"""A rank of MPI: does what the rank of the benchmark with the same number asks, until that one hangs up.
+
+Requests and replies are lines of JSON. A request has what the collective is (op, dtype, elements) and either
+``"check": true``, answered with ``{"is_right": …}``, or ``length`` and ``warmup``, answered with
+``{"nanoseconds": […]}``. It runs in the virtual environment of the library, where hvdlite is not installed: hence the
+relative imports, of modules that need nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..block import nanoseconds
+from ..pattern import fill, is_first, is_gathered, is_sum
+
+np: Any = importlib.import_module("numpy")
+IS_RIGHT = {"allreduce": is_sum, "allgather": is_gathered, "broadcast": is_first}
+
+
+class Work:
+    """One collective on tensors of its own, as MPI's users write it."""
+
+    def __init__(self, mpi: Any, op: str, dtype: str, elements: int) -> None:
+        self._comm, self._is_right = mpi.COMM_WORLD, IS_RIGHT[op]
+        self._tensor = tensor = np.zeros(elements, dtype)
+        self._result = np.zeros(elements * self._comm.size, dtype) if op == "allgather" else tensor
+        runs: dict[str, Callable[[], None]] = {
+            "allreduce": lambda: self._comm.Allreduce(mpi.IN_PLACE, tensor),
+            "allgather": lambda: self._comm.Allgather(tensor, self._result),
+            "broadcast": lambda: self._comm.Bcast(tensor),
+        }
+        self._run = runs[op]
+
+    def is_right(self) -> bool:
+        """Whether this rank's result is correct on fresh data."""
+        fill(self._tensor, self._comm.rank)
+        self._run()
+        return self._is_right(self._result, self._comm.size)
+
+    def block(self, length: int, warmup: int) -> list[int]:
+        """Nanoseconds of each iteration."""
+        self._comm.Barrier()
+        return nanoseconds(self._run, length, warmup)
+
+
+def serve(mpi: Any, connection: socket.socket) -> None:
+    """Answers requests until the connection ends."""
+    asked: tuple[Any, ...] = ()
+    with connection, connection.makefile("rb") as requests:
+        for line in requests:
+            request = json.loads(line)
+            if asked != (asked := (request["op"], request["dtype"], request["elements"])):
+                work = Work(mpi, *asked)
+            if "check" in request:
+                reply: dict[str, Any] = {"is_right": work.is_right()}
+            else:
+                reply = {"nanoseconds": work.block(request["length"], request["warmup"])}
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+
+
+def main(folder: str) -> None:
+    """Connects to the socket in ``folder`` that is named after this MPI rank, and serves."""
+    mpi: Any = importlib.import_module("mpi4py.MPI")
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"{folder}/{mpi.COMM_WORLD.rank}")
+    with suppress(ConnectionError):  # the benchmark was killed
+        serve(mpi, connection)

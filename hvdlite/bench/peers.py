@@ -1,0 +1,78 @@
+"""What hvdlite can be compared with, and which of it a study can take."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+import click
+
+from hvdlite.bench.mpi.job import MpiJob, open_mpi
+from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
+from hvdlite.bench.mpi.libraries import LIBRARIES, Unavailable
+from hvdlite.bench.systems import OTHERS
+
+_MEANINGS: Final = {label: (label,) for label in (*OTHERS, *LIBRARIES)} | {"mpi": tuple(LIBRARIES)}
+
+
+def parse_peers(text: str) -> tuple[str, ...]:
+    """The labels that ``text`` lists. Raises ValueError for anything else."""
+    labels: list[str] = []
+    for word in text.split(","):
+        if (word := word.strip()) not in _MEANINGS:
+            raise ValueError(f"{word!r} is nothing to compare with; choose from {', '.join(_MEANINGS)}.")
+        labels.extend(_MEANINGS[word])
+    return tuple(dict.fromkeys(labels))
+
+
+def in_process(labels: Sequence[str]) -> list[str]:
+    """Those that run in the processes of the benchmark."""
+    return [label for label in labels if label in OTHERS]
+
+
+def of_mpi(labels: Sequence[str]) -> list[str]:
+    """Those that have processes of their own."""
+    return [label for label in labels if label in LIBRARIES]
+
+
+def require_torch(purpose: str) -> None:
+    """Raises UsageError where PyTorch cannot be imported."""
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise click.UsageError(
+            f"{purpose} needs PyTorch ({error}); install it with pip install 'hvdlite[torch]'."
+        ) from None
+
+
+def require_dtype(labels: Sequence[str], dtype: str) -> None:
+    """Raises UsageError unless all peers reduce ``dtype``."""
+    if "gloo" in labels:
+        from hvdlite.bench.gloo import DTYPES  # it imports torch
+
+        _require_in(DTYPES, "Gloo", dtype)
+    if of_mpi(labels):
+        _require_in(MPI_DTYPES, "MPI", dtype)
+
+
+def _require_in(dtypes: frozenset[str], system: str, dtype: str) -> None:
+    if dtype not in dtypes:
+        raise click.UsageError(f"{system} does not take {dtype}; it takes {', '.join(sorted(dtypes))}.")
+
+
+@contextmanager
+def open_jobs(labels: Sequence[str]) -> Iterator[tuple[list[MpiJob], list[str]]]:
+    """The MPI jobs among ``labels``, ended on leaving, and a note for each: its version, or why it is left out."""
+    jobs: list[MpiJob] = []
+    notes: list[str] = []
+    with ExitStack() as stack:
+        for label in of_mpi(labels):
+            try:
+                jobs.append(stack.enter_context(open_mpi(LIBRARIES[label])))
+            except Unavailable as error:
+                notes.append(f"{label} is left out: {error}")
+            else:
+                notes.append(f"{label} is {jobs[-1].version}")
+        yield jobs, notes

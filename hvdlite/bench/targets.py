@@ -1,0 +1,100 @@
+"""What hvdlite aims at within a host, and how far it is: an all-reduce in place, next to Gloo, MPI and one memory copy.
+
+A target is a ratio of speeds that hvdlite shall reach at least, for any memory and for registered memory. *MPI* is the
+better of the libraries at that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import hvdlite as hvd
+from hvdlite.bench.limit import LABEL as MEMCPY
+from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
+from hvdlite.bench.mpi.libraries import LIBRARIES
+from hvdlite.bench.report import Column, Group, Row, Study
+from hvdlite.bench.sweep import Entrant, measure_size
+from hvdlite.bench.systems import OWN, TensorType
+
+Bounds = tuple[float | None, float | None]
+"""The least speed-up for any memory, and for registered memory; None where there is no target."""
+
+_NONE: Final[Bounds] = (None, None)
+
+
+class Target(NamedTuple):
+    """The bounds of one size, by what hvdlite is compared with."""
+
+    ranks: int
+    dtype: str
+    nbytes: int
+    gloo: Bounds
+    mpi: Bounds = _NONE
+    memcpy: Bounds = _NONE
+
+
+TARGETS: Final = (
+    Target(2, "float32", 1 << 10, gloo=(3.03, 3.03)),
+    Target(2, "float32", 256 << 10, gloo=(2.5, 2.5)),
+    Target(2, "float32", 4 << 20, gloo=(4, 6), mpi=(0.8, 1.5)),
+    Target(2, "float32", 16 << 20, gloo=(5, 10), mpi=(0.85, 2)),
+    Target(2, "float32", 64 << 20, gloo=(4.5, 8), mpi=(1.25, 2.5)),
+    Target(2, "float32", 256 << 20, gloo=(4.5, 8), mpi=(1.25, 2.5), memcpy=(0.6, 1.0)),
+    Target(2, "float16", 16 << 20, gloo=(5, 10)),
+    Target(2, "bfloat16", 16 << 20, gloo=(5, 10)),
+    Target(4, "float32", 256 << 20, gloo=(4, 4.5), mpi=(1.6, 1.8)),
+)
+_BY_SIZE: Final = {(target.ranks, target.dtype, target.nbytes): target for target in TARGETS}
+_WIDTH: Final = 24
+
+
+def ranks_with_targets() -> list[int]:
+    """The numbers of ranks that there are targets for."""
+    return sorted({target.ranks for target in TARGETS})
+
+
+def against_targets(entrants: Mapping[str, Entrant], iterations: int | None, warmup: int) -> Study:
+    """The study of all targets for this number of ranks, which has some."""
+    columns = [
+        Column("ranks", 6, lambda row, group: str(row.ranks)),
+        Column("system", 10, lambda row, group: row.system),
+        Column("dtype", 8, lambda row, group: row.dtype),
+        Column("bytes", 11, lambda row, group: str(row.bytes)),
+        Column("median µs", 11, lambda row, group: f"{row.median_us:.1f}"),
+        Column("algbw GB/s", 10, lambda row, group: f"{row.algbw_GBps:.3f}"),
+        Column("of Gloo (target)", _WIDTH, _cell(["gloo"], lambda target: target.gloo)),
+        Column("of MPI (target)", _WIDTH, _cell(list(LIBRARIES), lambda target: target.mpi)),
+        Column("of memcpy (target)", _WIDTH, _cell([MEMCPY], lambda target: target.memcpy)),
+    ]
+    return Study("allreduce against its targets", columns, _measure_targets(entrants, iterations, warmup))
+
+
+def _measure_targets(entrants: Mapping[str, Entrant], iterations: int | None, warmup: int) -> Iterator[Group]:
+    for target in TARGETS:
+        if target.ranks == hvd.size():
+            taking = {
+                label: entrant
+                for label, entrant in entrants.items()
+                if label not in LIBRARIES or target.dtype in MPI_DTYPES
+            }
+            kind = TensorType(target.dtype, uses_torch=True)
+            yield measure_size(taking, kind, "allreduce", target.nbytes, iterations, warmup)
+
+
+def _cell(peers: Sequence[str], bounds: Callable[[Target], Bounds]) -> Callable[[Row, Group], str]:
+    """The speed-up over the best of ``peers``, with the bound for the memory of the row."""
+
+    def text(row: Row, group: Group) -> str:
+        present = [group[label] for label in peers if label in group]
+        if row.system not in OWN or not present:
+            return ""
+        best = min(present, key=lambda peer: peer.median_us)
+        speed_up = best.median_us / row.median_us
+        bound = bounds(_BY_SIZE[row.ranks, row.dtype, row.bytes])[OWN.index(row.system)]
+        name = f" {best.system}" if len(peers) > 1 else ""
+        if bound is None:
+            return f"{speed_up:.2f}×{name}"
+        return f"{speed_up:.2f}×{name} ({'≥' if speed_up >= bound else 'missed'} {bound:g})"
+
+    return text

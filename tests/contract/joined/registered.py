@@ -1,0 +1,78 @@
+"""The shared-memory plane joins again, with the tensors of all-reduces in memory that all ranks have mapped.
+
+A tensor of the suite is copied there and its result back, so that the suite is the same for all planes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+import numpy as np
+
+from hvdlite.core.buffer import Spans
+from hvdlite.core.dtypes import DType
+from hvdlite.dataplane import arena, segment
+from hvdlite.dataplane.arena import Arena, Regions
+from hvdlite.dataplane.base import DataPlane
+from hvdlite.dataplane.shm import Geometry, ShmPlane, geometry
+from hvdlite.settings import Settings
+from tests.contract.planes import Array, PlaneUnderTest
+
+
+class StagingPlane(ShmPlane):
+    """Rank ``rank`` with an arena of its own group; all-reduces are staged there, unless ``stages`` is false."""
+
+    def __init__(self, fd: int, rank: int, size: int, shape: Geometry, arena: Arena, stages: bool = True) -> None:
+        super().__init__(fd, rank, size, shape, regions=Regions(arena, range(size)))
+        self.arena = arena
+        self.stages = stages
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        if not self.stages:
+            super().allreduce(spans, dtype, op, prescale, postscale)
+            return
+        staged: list[tuple[Array, Array]] = []
+        for read, write, nbytes in spans.tolist():
+            source = self.allocate(nbytes)
+            ctypes.memmove(source.ctypes.data, read, nbytes)
+            staged.append((source, source if write == read else self.allocate(nbytes)))
+        rows = [(source.ctypes.data, target.ctypes.data, target.nbytes) for source, target in staged]
+        super().allreduce(np.array(rows, np.uint64).reshape(-1, 3), dtype, op, prescale, postscale)
+        for (_, target), (_, write, nbytes) in zip(staged, spans.tolist(), strict=True):
+            ctypes.memmove(write, target.ctypes.data, nbytes)
+
+    def allocate(self, nbytes: int) -> Array:
+        return np.asarray(self.arena.allocate(nbytes)) if nbytes else np.empty(0, np.uint8)
+
+
+@contextmanager
+def open_staging(
+    size: int, progress_timeout_s: float, stages: Sequence[bool] | None = None
+) -> Iterator[Sequence[StagingPlane]]:
+    """The planes of ranks that stage as ``stages`` says, by default all of them."""
+    settings = Settings(size=size, shm_chunk=4096, progress_timeout=progress_timeout_s)
+    shape = geometry(settings, cores=2)
+    memory, slots = arena.create(size), segment.create(shape.nbytes)
+    assert memory is not None
+    planes: list[StagingPlane] = []
+    with ExitStack() as stack:
+        stack.callback(planes.clear)  # who still has the list has no arena, which would keep the memory
+        stack.callback(os.close, slots)
+        stack.callback(os.close, memory)
+        for rank, does_stage in enumerate(stages or [True] * size):
+            own = Arena(os.dup(memory), rank, size)
+            planes.append(StagingPlane(os.dup(slots), rank, size, shape, own, does_stage))
+            stack.enter_context(closing(planes[-1]))
+        yield planes
+
+
+@contextmanager
+def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
+    with open_staging(size, progress_timeout_s) as planes:
+        yield planes
+
+
+PLANE = PlaneUnderTest("registered", _open, sizes=(1, 2, 3, 4, 5), folds_in_rank_order=True)
