@@ -73,6 +73,10 @@ class Arena:
         """Whether collectives may still use what is allocated here."""
         return bool(self._library.hvd_arena_is_shared(self.handle))
 
+    def holds(self, address: int) -> bool:
+        """Whether this is an address of what this rank allocates here."""
+        return 0 <= address - self._address < self._nbytes
+
     def allocate(self, nbytes: int) -> Block:
         """``nbytes`` of uninitialised memory, aligned to cache lines or, from a page on, to pages.
 

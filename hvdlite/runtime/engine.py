@@ -66,6 +66,7 @@ class Engine:
         self._link = link = connections.link
         self._plane = plane = connections.plane
         self._in_flight = InFlight(link.wake.set)
+        self.burst = self._in_flight.burst
         self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
         self._coordinator = Coordinator(
             settings, ranks, hosts, connections.speakers, link, plane, self._in_flight, self._executor, on_end

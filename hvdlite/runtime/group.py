@@ -27,7 +27,7 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit`` and ``wait`` are the engine's.
+    ``submit``, ``burst`` and ``wait`` are the engine's.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
@@ -36,6 +36,7 @@ class Group:
         self.size = len(self.ranks)
         self.engine = engine
         self.submit = engine.submit
+        self.burst = engine.burst
         self.wait = engine.wait
         self._index_of = {member: index for index, member in enumerate(self.ranks)}
         self._joins = 0

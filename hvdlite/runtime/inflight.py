@@ -1,14 +1,15 @@
 """The tensors in flight on this rank, between the user's threads, which submit and wait, and ours, which finish them.
 
-One lock guards the table. A burst of submits wakes the coordinator once: the first one sets the wake, and the next
-wake is due only after the coordinator has taken what was submitted.
+One lock guards the table. The first of several submits wakes the coordinator, and the next wake is due only after that
+has taken what was submitted. In a `burst`, which may let the GIL go between two submits, the wake comes at the end.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle, Waiter
@@ -25,6 +26,7 @@ class InFlight:
         self._by_name: dict[str, Entry] = {}
         self._new: list[Entry] = []
         self._is_awake = False  # the coordinator was woken and has not taken the new ones yet
+        self._bursts = 0
         self._error: HvdError | None = None
 
     def __bool__(self) -> bool:
@@ -54,10 +56,30 @@ class InFlight:
                         f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
                     )
                 self._by_name[name] = entry
-            self._is_awake, wakes = self._is_awake or wakes, wakes and not self._is_awake
             self._new += entries
+            wakes = wakes and self._must_wake()
         if wakes:
             self._wake()
+
+    @contextmanager
+    def burst(self) -> Iterator[None]:
+        """A context in which what is submitted, by any thread, wakes the coordinator once, at the end."""
+        with self._lock:
+            self._bursts += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._bursts -= 1
+                wakes = bool(self._new) and self._must_wake()
+            if wakes:
+                self._wake()
+
+    def _must_wake(self) -> bool:
+        if self._bursts or self._is_awake:
+            return False
+        self._is_awake = True
+        return True
 
     def take_new(self) -> list[Entry]:
         """What was submitted since the last call, in order."""

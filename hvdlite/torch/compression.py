@@ -45,8 +45,11 @@ class _HalvingCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        is_wide = tensor.dtype.is_floating_point and tensor.dtype.itemsize > cls.dtype.itemsize
-        return (tensor.to(cls.dtype) if is_wide else tensor), tensor.dtype
+        return tensor.to(cls.wire_dtype(tensor.dtype)), tensor.dtype
+
+    @classmethod
+    def wire_dtype(cls, dtype: torch.dtype) -> torch.dtype:
+        return cls.dtype if dtype.is_floating_point and dtype.itemsize > cls.dtype.itemsize else dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
@@ -71,3 +74,10 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def wire_dtype(compression: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype in which ``compression`` sends tensors of ``dtype``. None if it is not one of ours: who knows."""
+    if compression is NoneCompressor:
+        return dtype
+    return compression.wire_dtype(dtype) if compression in (FP16Compressor, BF16Compressor) else None

@@ -149,6 +149,8 @@ def DistributedOptimizer(
     groups: Groups = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    *,
+    gradients_in_shared_memory: bool = True,
 ) -> DistributedStep:
     """An optimizer of the same class and state whose ``step`` first reduces the gradients over all ranks.
 
@@ -158,7 +160,9 @@ def DistributedOptimizer(
     ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
     of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
     a group of several or ``sparse_as_dense`` is set, which also makes the result dense. A rank outside ``process_set``
-    takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/training.md).
+    takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/training.md). With
+    ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, where ranks of a
+    host reduce it without copies.
 
     The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
     take either. Raises ValueError for arguments that cannot be, and before ``init``.
@@ -173,7 +177,7 @@ def DistributedOptimizer(
         for bucket in buckets:
             deltas.watch(bucket)
         return wrap(optimizer, AdasumStep, _deltas=deltas, _passes=passes)
-    reducer = GradientReducer(reduction, passes)
+    reducer = GradientReducer(reduction, passes, gradients_in_shared_memory)
     for bucket in buckets:
         reducer.watch(bucket)
     wrapped = wrap(optimizer, _GradientStep, _reducer=reducer, _is_synchronized=False, _skips_synchronize=False)

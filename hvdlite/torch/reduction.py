@@ -1,7 +1,7 @@
 """How the gradients of one bucket travel: each compressed, all of them in one collective.
 
 A tensor is reduced in its own memory if that is contiguous and not compressed. Otherwise a copy travels, because ranks
-may lay the same parameter out differently.
+may lay the same parameter out differently; it is made in the tensor's *place*, if it has one.
 
 A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely: only then
 do ranks submit the same bucket, also those that have not yet seen that this gradient is sparse.
@@ -10,14 +10,18 @@ do ranks submit the same bucket, also those that have not yet seen that this gra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 
 from hvdlite.core.handle import Handle
 from hvdlite.core.process_set import ProcessSet
-from hvdlite.ops import Compressor, GroupHandle, synchronize
+from hvdlite.ops import Compressor, GroupHandle, group_of, synchronize
+from hvdlite.torch.compression import wire_dtype
 from hvdlite.torch.peers import has_peers
+from hvdlite.torch.places import Place
 from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.torch.tensors import collectives, dense
 
@@ -39,7 +43,23 @@ class Reduction(NamedTuple):
         """Whether there are other ranks to reduce with; see `has_peers`."""
         return has_peers(self.process_set)
 
-    def start(self, name: str, tensors: Sequence[torch.Tensor]) -> Wait:
+    def burst(self) -> AbstractContextManager[None]:
+        """A context in which several are started, so that other threads of this rank are woken once for all.
+
+        Raises as `has_peers` does.
+        """
+        return group_of(self.process_set).burst()
+
+    def settle(self, tensor: torch.Tensor, place: Place) -> torch.Tensor:
+        """The tensor to reduce instead of ``tensor``: in ``place``, if ranks can reduce it there as it is."""
+        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+            return tensor
+        if wire_dtype(self.compression, tensor.dtype) != tensor.dtype:
+            return tensor
+        settled = place.settle(tensor, tensor.dtype)
+        return tensor if settled is None else settled
+
+    def start(self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Place | None] = ()) -> Wait:
         """Starts the reduction of ``tensors`` under one name, in place where it can be.
 
         Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one of its
@@ -47,8 +67,8 @@ class Reduction(NamedTuple):
         """
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self.densifies:
             return self._start_sparse(name, tensors[0])
-        packed = [self.compression.compress(_densified(tensor)) for tensor in tensors]
-        sent = [dense(tensor) for tensor, _ in packed]
+        packed = [self._packed(_densified(tensor), place) for tensor, place in zip_longest(tensors, places)]
+        sent = [tensor for tensor, _ in packed]
         how = (None, name, self.op, self.prescale, self.postscale, self.process_set)
         handle: Handle | GroupHandle
         if len(sent) == 1:
@@ -62,6 +82,15 @@ class Reduction(NamedTuple):
             return [self._restored(tensor, result, context) for tensor, (_, context), result in pairs]
 
         return wait
+
+    def _packed(self, tensor: torch.Tensor, place: Place | None) -> tuple[torch.Tensor, Any]:
+        """What travels for ``tensor``, contiguous, and the compression's context."""
+        dtype = wire_dtype(self.compression, tensor.dtype)
+        settled = None if place is None or dtype is None else place.settle(tensor, dtype)
+        if settled is not None:
+            return settled, tensor.dtype
+        compressed, context = self.compression.compress(tensor)
+        return dense(compressed), context
 
     def _start_sparse(self, name: str, tensor: torch.Tensor) -> Wait:
         # The scale factors of an optimizer only say when to divide for the average: here, once after the sum.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,10 @@ class DistributedStep(torch.optim.Optimizer):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until gradients are as all ranks see them."""
+
+    @abstractmethod
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """A context in which `step` does not synchronize, because `synchronize` was called before."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.harness import ProcessRanks, pause_at
+from tests.harness import ProcessRanks, pause_at, reached
 from tests.harness.forkserver import TORCH
 
 
@@ -35,3 +35,36 @@ def test_the_other_ranks_step_raises_peer_lost_in_time() -> None:
     assert survivor.details["rank"] == 1
     assert survivor.ended_at is not None
     assert survivor.ended_at - killed_at < 5.0
+
+
+def go_on_alone_when_rank_1_has_died() -> tuple[bool, list[float]]:
+    hvd.init()
+    model = nn.Linear(1024, 1024, bias=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-9), model.named_parameters())
+    inputs = torch.ones(1, 1024)
+    is_lost = False
+    for step in range(1_000_000):
+        if step == 3:
+            reached("middle of training")
+        try:
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+        except hvd.PeerLost:
+            is_lost = True
+            break
+    optimizer.zero_grad(set_to_none=False)  # gradients stay where rank 1 could write
+    del optimizer
+    bare = torch.optim.SGD(model.parameters(), lr=1.0)
+    nn.init.zeros_(model.weight)
+    model(inputs).sum().backward()
+    bare.step()
+    return is_lost, model.weight.unique().tolist()
+
+
+def test_a_rank_that_has_lost_another_goes_on_with_its_gradients() -> None:
+    with ProcessRanks(2, go_on_alone_when_rank_1_has_died, deadline_s=60.0, server=TORCH) as ranks:
+        ranks.wait_for("middle of training", 1)
+        ranks.kill(1)
+        survivor, _ = ranks.join()
+    assert survivor.result() == (True, [-1.0])

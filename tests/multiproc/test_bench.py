@@ -250,8 +250,10 @@ def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
 
 
 def test_training(tmp_path: Path) -> None:
-    _, rows = _bench(2, tmp_path / "rows", "--train", "--iters", "1", "--warmup", "0")
-    assert [row.system for row in rows] == ["bare", "hvdlite", "gloo"]
+    printed, rows = _bench(2, tmp_path / "rows", "--train", "--iters", "1", "--warmup", "0")
+    assert [row.system for row in rows] == ["bare", "hvdlite", "reduction", "gloo", "exposed"]
+    assert printed[1].split()[-1] == "hidden"
+    assert [line.endswith("%") for line in printed[2:]] == [row.system == "hvdlite" for row in rows]
     assert {(row.op, row.bytes, row.algbw_GBps) for row in rows} == {("train", 4 * 27_114_304, None)}
 
 

@@ -1,0 +1,45 @@
+"""Memory for gradients in which the ranks of a host reduce them without copies.
+
+Autograd makes a new tensor for each gradient, in memory of its own process. When the gradient is complete it is copied,
+while the cache still has it, to its *place*: a tensor in memory that all ranks of the host have mapped, the same one in
+every step, which becomes the parameter's ``grad``. This copy is the only one on its whole way, and what autograd
+allocated is free for the next gradient at once.
+
+Places are tensors of their own and not views of a long one: `torch.save` and `copy.deepcopy` take all of a view's
+memory, and parameters without gradients need no place. They are made in the order in which gradients become ready.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hvdlite.session import shared_arena
+from hvdlite.torch.memory import shared_empty
+
+
+class Place:
+    """Where one gradient is reduced; it takes memory when it is used first, and again in a later session."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self) -> None:
+        self._tensor: torch.Tensor | None = None
+
+    def settle(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """``tensor`` in ``dtype`` and shared memory: itself if it lies in such memory, or else a contiguous copy.
+
+        The copy has the memory of the copy before. None where there is no shared memory, or nothing to put there.
+        """
+        arena = shared_arena()
+        if arena is None or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.requires_grad:
+            return None
+        if tensor.dtype == dtype and tensor.is_contiguous() and arena.holds(tensor.data_ptr()):
+            return tensor
+        place = self._tensor
+        if place is None or (place.dtype, place.shape) != (dtype, tensor.shape) or not arena.holds(place.data_ptr()):
+            place = self._tensor = None  # first, so that its memory may be used again
+            try:
+                place = self._tensor = shared_empty(tensor.shape, dtype=dtype)
+            except (MemoryError, ValueError):  # ordinary memory does as well; what ranks cannot send is refused later
+                return None
+        return place.copy_(tensor)

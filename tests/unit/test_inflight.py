@@ -1,0 +1,60 @@
+"""When submits wake the coordinator."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdlite.core.dtypes import DType, Sum
+from hvdlite.core.entry import NOTHING, Entry
+from hvdlite.core.handle import Handle
+from hvdlite.core.messages import Kind, Request
+from hvdlite.errors import DuplicateName
+from hvdlite.runtime.inflight import InFlight
+
+
+def entry(name: str) -> Entry:
+    request = Request(name, Kind.ALLREDUCE, DType.FLOAT32, (0,), Sum, 1.0, 1.0, 0, True)
+    return Entry(request, NOTHING, NOTHING, None, Handle(name, None))
+
+
+@pytest.fixture
+def wakes() -> list[bool]:
+    return []
+
+
+@pytest.fixture
+def in_flight(wakes: list[bool]) -> InFlight:
+    return InFlight(lambda: wakes.append(True))
+
+
+def test_one_wake_until_what_is_new_was_taken(in_flight: InFlight, wakes: list[bool]) -> None:
+    in_flight.submit([entry("a")], wakes=True)
+    in_flight.submit([entry("b")], wakes=True)
+    assert len(wakes) == 1
+    assert [each.request.name for each in in_flight.take_new()] == ["a", "b"]
+    in_flight.submit([entry("c")], wakes=True)
+    assert len(wakes) == 2
+
+
+def test_a_burst_wakes_at_its_end(in_flight: InFlight, wakes: list[bool]) -> None:
+    with in_flight.burst(), in_flight.burst():
+        in_flight.submit([entry("a")], wakes=True)
+        in_flight.take_new()  # by a turn that something else caused
+        in_flight.submit([entry("b")], wakes=True)
+        assert wakes == []
+    assert len(wakes) == 1
+    assert [each.request.name for each in in_flight.take_new()] == ["b"]
+
+
+def test_a_submit_that_fails_in_a_burst_loses_no_wake(in_flight: InFlight, wakes: list[bool]) -> None:
+    with in_flight.burst():
+        in_flight.submit([entry("a")], wakes=True)
+        with pytest.raises(DuplicateName):
+            in_flight.submit([entry("a")], wakes=True)
+    assert len(wakes) == 1
+
+
+def test_a_burst_without_anything_new_wakes_nobody(in_flight: InFlight, wakes: list[bool]) -> None:
+    with in_flight.burst():
+        pass
+    assert wakes == []
