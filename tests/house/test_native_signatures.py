@@ -33,6 +33,7 @@ POINTERS: dict[str, set[Any]] = {
     "const char*": {ctypes.c_char_p},
     "const void* const*": {ctypes.POINTER(ctypes.c_void_p)},
     "const hvd_reduction*": {ctypes.POINTER(native.Reduction)},
+    "hvd_arena**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_shm**": {ctypes.POINTER(ctypes.c_void_p)},
     "hvd_ring**": {ctypes.POINTER(ctypes.c_void_p)},
 }

@@ -15,7 +15,7 @@ COMMON = """
     broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async
     reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
     reduce reduce_async gather gather_async scatter scatter_async
-    send send_async recv recv_ recv_async recv_async_ join barrier poll synchronize
+    send send_async recv recv_ recv_async recv_async_ join barrier poll synchronize shared_empty
     ProcessSet global_process_set add_process_set remove_process_set
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
     rocm_built
