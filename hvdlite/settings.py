@@ -69,7 +69,7 @@ class Settings:
         128 << 20, "largest batch made of several tensors; 0: no fusion", unit="bytes", horovod=True, at_least=0
     )
     cache_capacity: int = _setting(
-        4096, "tensors whose description is remembered; 0: none", unit="tensors", horovod=True, at_least=0
+        16384, "tensors whose description is remembered; 0: none", unit="tensors", horovod=True, at_least=0
     )
     cycle_time: float = _setting(
         0.0, "how long ready tensors are held back so that more of them fuse", unit="ms", horovod=True, at_least=0

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+
+def set_of(numbers: Sequence[int]) -> int:
+    """The set of ``numbers``, which are not negative. Linear, where one `or` for each would copy the set each time."""
+    if len(numbers) <= 1:
+        return 1 << numbers[0] if numbers else 0
+    flags = np.zeros(max(numbers) + 1, np.uint8)
+    flags[np.fromiter(numbers, np.intp, len(numbers))] = 1
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 def members(bits: int) -> list[int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.core.dtypes import DType, from_numpy
+from hvdlite.core.dtypes import BY_NUMPY, DType, from_numpy
 
 Spans = npt.NDArray[np.uint64]
 """Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""
@@ -19,8 +20,9 @@ Matrix = npt.NDArray[np.uint64]
 """Bytes from each rank to each other; shape ``(size, size)``, row by sender."""
 
 
-class Buffer(NamedTuple):
-    """Contiguous memory of one tensor. ``owner`` keeps the memory alive."""
+@dataclass(slots=True)
+class Buffer:
+    """Contiguous memory of one tensor. ``owner`` keeps the memory alive. Never changed; every submit makes one."""
 
     address: int
     nbytes: int
@@ -38,20 +40,27 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"expected a numpy array, got {type(array).__name__}; numpy.asarray(x) makes one")
     flags = array.flags
+    if not flags.carray:  # contiguous, aligned and writeable in one look
+        _check_memory(array.shape, flags, is_written)
+    dtype = BY_NUMPY.get(array.dtype)
+    if dtype is None:
+        dtype = from_numpy(array.dtype)
+    try:
+        address = _address_of(_first_byte_of(array))  # a fifth of the time of array.ctypes.data
+    except (TypeError, ValueError):  # read-only, empty, or of a dtype that Python's buffers do not know
+        address = int(array.ctypes.data)
+    return Buffer(address, array.nbytes, dtype, array.shape, array)
+
+
+_address_of = ctypes.addressof
+_first_byte_of: Any = ctypes.c_char.from_buffer
+
+
+def _check_memory(shape: tuple[int, ...], flags: Any, is_written: bool) -> None:
     if not (flags.c_contiguous and flags.aligned):
-        raise ValueError(
-            f"tensor of shape {array.shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead"
-        )
+        raise ValueError(f"tensor of shape {shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead")
     if is_written and not flags.writeable:
         raise ValueError("the array is read-only, so nothing can be written in place; use the form without _ or a copy")
-    return Buffer(_address_of(array), array.nbytes, from_numpy(array.dtype), array.shape, array)
-
-
-def _address_of(array: Any) -> int:
-    try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # a fifth of the time of array.ctypes.data
-    except (TypeError, ValueError):  # read-only, empty, or of a dtype that Python's buffers do not know
-        return int(array.ctypes.data)
 
 
 def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:

@@ -121,21 +121,25 @@ class Definitions:
 
 
 class Cache:
-    """One rank's memory: the bit, and what this rank last asked for, of each known name."""
+    """One rank's memory.
+
+    ``known`` has the bit, and what this rank last asked for, of each known name. Submitters look there in any thread,
+    to ask again with the very same request.
+    """
 
     def __init__(self) -> None:
         self.generation = 0
-        self._known: dict[str, tuple[int, Request]] = {}
+        self.known: dict[str, tuple[int, Request]] = {}
         self._definitions: dict[int, Definition] = {}
 
     def bit_of(self, request: Request) -> int:
         """The bit that stands for exactly this request, or -1."""
-        known = self._known.get(request.name)
-        return known[0] if known is not None and known[1] == request else -1
+        known = self.known.get(request.name)
+        return known[0] if known is not None and (known[1] is request or known[1] == request) else -1
 
     def bit_of_name(self, name: str) -> int:
         """The bit that stands for any request of this name, or -1."""
-        known = self._known.get(name)
+        known = self.known.get(name)
         return -1 if known is None else known[0]
 
     def definition(self, bit: int) -> Definition:
@@ -144,7 +148,7 @@ class Cache:
 
     def remember(self, bit: int, definition: Definition) -> None:
         """From now on ``bit`` stands for the request of ``definition``."""
-        self._known[definition.request.name] = (bit, definition.request)
+        self.known[definition.request.name] = (bit, definition.request)
         self._definitions[bit] = definition
 
     def begin(self, generation: int) -> bool:
@@ -152,6 +156,6 @@ class Cache:
         if generation == self.generation:
             return False
         self.generation = generation
-        self._known.clear()
+        self.known.clear()
         self._definitions.clear()
         return True

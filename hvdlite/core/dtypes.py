@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -60,3 +60,7 @@ def from_numpy(dtype: np.dtype[np.generic]) -> DType:
 
 
 _BY_NAME: Final = {str(dtype): dtype for dtype in DType}
+BY_NUMPY: Final[dict[np.dtype[Any], DType]] = {
+    np.dtype(name): dtype for name, dtype in _BY_NAME.items() if dtype is not DType.BFLOAT16
+}
+"""What `from_numpy` says of numpy's own dtypes, for who asks often."""

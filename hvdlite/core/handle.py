@@ -31,10 +31,10 @@ class Handle:
 
     __slots__ = ("__weakref__", "error", "group", "is_done", "is_taken", "name", "output", "rows", "waiters")
 
-    def __init__(self, name: str, group: InFlightIn | None) -> None:
+    def __init__(self, name: str, group: InFlightIn | None, output: Any = None) -> None:
         self.name = name
         self.group = group
-        self.output: Any = None
+        self.output = output
         self.rows: tuple[int, ...] = ()
         self.error: HvdError | None = None
         self.waiters: list[Waiter] | None = None

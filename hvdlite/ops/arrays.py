@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.core.buffer import Buffer, of_array
+from hvdlite.core.buffer import of_array
 from hvdlite.ops import Collectives
 
 Array = npt.NDArray[Any]
@@ -17,8 +17,7 @@ Array = npt.NDArray[Any]
 class _NumpyAdapter:
     """C-contiguous numpy arrays."""
 
-    def buffer(self, tensor: Array, is_written: bool = False) -> Buffer:
-        return of_array(tensor, is_written)
+    buffer = staticmethod(of_array)
 
     def empty(self, shape: Sequence[int], like: Array) -> Array:
         return np.empty(shape, like.dtype)

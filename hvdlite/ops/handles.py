@@ -39,10 +39,10 @@ def poll(handle: Handle | GroupHandle) -> bool:
 
 def synchronize(handle: Handle | GroupHandle) -> Any:
     """Waits for a handle and returns its result, or raises what made it fail. None if it was synchronized already."""
-    if isinstance(handle, GroupHandle):
-        return None if handle.is_taken else synchronize_all(handle.handles)
     if not isinstance(handle, Handle):
-        raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
+        if not isinstance(handle, GroupHandle):
+            raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
+        return None if handle.is_taken else synchronize_all(handle.handles)
     if handle.is_taken:
         return None
     if not handle.is_done:

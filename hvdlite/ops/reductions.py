@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from hvdlite.core.dtypes import Adasum, Average, Sum
@@ -13,7 +14,7 @@ from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
 from hvdlite.ops.adapter import Compressor
-from hvdlite.ops.calls import Calls, Draft, check_reducible, entry_of, group_of, index_in, reduction_of
+from hvdlite.ops.calls import Calls, Draft, Reduction, check_reducible, entry_of, group_of, index_in, reduction_of
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.runtime.group import Group
 
@@ -48,8 +49,9 @@ class Reductions(Calls[T]):
         """
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
-        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(self._one(group, name, tensor, draft, will_wait=True))
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        entry = self._allreduce(group, False, reduction, name, tensor)
+        reduced: T = self._result(self._one(group, entry, will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def allreduce_async(
@@ -64,8 +66,8 @@ class Reductions(Calls[T]):
     ) -> Handle:
         """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
         group = group_of(process_set)
-        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
-        return self._one(group, name, tensor, draft)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        return self._one(group, self._allreduce(group, False, reduction, name, tensor))
 
     def allreduce_(
         self,
@@ -79,8 +81,9 @@ class Reductions(Calls[T]):
     ) -> T:
         """Like `allreduce`, in place. Returns ``tensor`` itself."""
         group = group_of(process_set)
-        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(self._one(group, name, tensor, draft, will_wait=True)))
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        entry = self._allreduce(group, True, reduction, name, tensor)
+        return cast(T, self._result(self._one(group, entry, will_wait=True)))
 
     def allreduce_async_(
         self,
@@ -94,8 +97,8 @@ class Reductions(Calls[T]):
     ) -> Handle:
         """Starts `allreduce_` and returns its handle."""
         group = group_of(process_set)
-        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
-        return self._one(group, name, tensor, draft)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        return self._one(group, self._allreduce(group, True, reduction, name, tensor))
 
     # ---- grouped allreduce
 
@@ -113,7 +116,8 @@ class Reductions(Calls[T]):
         """`allreduce` of several tensors, of any dtypes, that become ready on every rank together."""
         pairs = [_compressed(compression, tensor) for tensor in tensors]
         group = group_of(process_set)
-        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        draft = partial(self._allreduce, group, False, reduction)
         handle = self._many(group, Kind.ALLREDUCE, name, [sent for sent, _ in pairs], draft, will_wait=True)
         results = self._result(handle)
         return [_decompressed(compression, result, pair[1]) for result, pair in zip(results, pairs, strict=True)]
@@ -130,7 +134,8 @@ class Reductions(Calls[T]):
     ) -> GroupHandle:
         """Starts `grouped_allreduce` and returns one handle for the list."""
         group = group_of(process_set)
-        draft = self._allreduce(group, False, average, op, prescale_factor, postscale_factor)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        draft = partial(self._allreduce, group, False, reduction)
         return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
 
     def grouped_allreduce_(
@@ -145,7 +150,8 @@ class Reductions(Calls[T]):
     ) -> list[T]:
         """Like `grouped_allreduce`, in place. Returns the tensors themselves."""
         group = group_of(process_set)
-        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        draft = partial(self._allreduce, group, True, reduction)
         return cast(list[T], self._result(self._many(group, Kind.ALLREDUCE, name, tensors, draft, will_wait=True)))
 
     def grouped_allreduce_async_(
@@ -160,7 +166,8 @@ class Reductions(Calls[T]):
     ) -> GroupHandle:
         """Starts `grouped_allreduce_` and returns one handle for the list."""
         group = group_of(process_set)
-        draft = self._allreduce(group, True, average, op, prescale_factor, postscale_factor)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        draft = partial(self._allreduce, group, True, reduction)
         return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
 
     # ---- reducescatter
@@ -182,7 +189,7 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(self._one(group, name, tensor, draft, will_wait=True))
+        reduced: T = self._result(self._one(group, draft(name, tensor), will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def reducescatter_async(
@@ -197,7 +204,7 @@ class Reductions(Calls[T]):
         """Starts `reducescatter` and returns its handle."""
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        return self._one(group, name, tensor, draft)
+        return self._one(group, draft(name, tensor))
 
     def grouped_reducescatter(
         self,
@@ -246,7 +253,7 @@ class Reductions(Calls[T]):
         """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(self._one(group, name, tensor, draft, will_wait=True)))
+        return cast(T, self._result(self._one(group, draft(name, tensor), will_wait=True)))
 
     def reduce_async(
         self,
@@ -261,23 +268,15 @@ class Reductions(Calls[T]):
         """Starts `reduce` and returns its handle."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return self._one(group, name, tensor, draft)
+        return self._one(group, draft(name, tensor))
 
     # ---- one tensor's part in each
 
-    def _allreduce(
-        self, group: Group, is_in_place: bool, average: bool | None, op: int | None, prescale: float, postscale: float
-    ) -> Draft[T]:
-        reduction = reduction_of(_op_of(average, op), prescale, postscale, may_be_adasum=True)
-        takes_any_dtype = reduction[0] not in (Average, Adasum)
-
-        def draft(name: str | None, tensor: T) -> Entry:
-            source, target, output = self._buffers(tensor, is_in_place)
-            if not takes_any_dtype:
-                check_reducible(source.dtype, reduction[0])
-            return entry_of(group, name, Kind.ALLREDUCE, source, target, output, reduction)
-
-        return draft
+    def _allreduce(self, group: Group, is_in_place: bool, reduction: Reduction, name: str | None, tensor: T) -> Entry:
+        source, target, output = self._buffers(tensor, is_in_place)
+        if reduction[0] in _OF_SOME_DTYPES:
+            check_reducible(source.dtype, reduction[0])
+        return entry_of(group, name, Kind.ALLREDUCE, source, target, output, reduction)
 
     def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> Draft[T]:
         reduction = reduction_of(op, prescale, postscale)
@@ -307,13 +306,16 @@ class Reductions(Calls[T]):
         return draft
 
 
-def _op_of(average: bool | None, op: int | None) -> Any:
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise ValueError("pass either op or average, not both; op is the one to keep")
-    warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
-    return Average if average else Sum
+_OF_SOME_DTYPES = (Average, Adasum)
+
+
+def _reduction(average: bool | None, op: Any, prescale: float, postscale: float) -> Reduction:
+    if average is not None:
+        if op is not None:
+            raise ValueError("pass either op or average, not both; op is the one to keep")
+        warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        op = Average if average else Sum
+    return reduction_of(Average if op is None else op, prescale, postscale, may_be_adasum=True)
 
 
 def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:

@@ -7,6 +7,7 @@ an all-to-all also gathers to one root, scatters from one, and sends from one ra
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -44,12 +45,14 @@ def _allreduce(work: Work, plane: DataPlane) -> None:
         adasum.allreduce(work.entries, plane)
         return
     op, postscale = _arithmetic(request, plane)
-    rows = []
+    words: list[int] = []
     for entry in work.entries:
         target = entry.target
         assert target is not None  # the front end makes the output of an all-reduce at once
-        rows.append((entry.source.address, target.address, target.nbytes))
-    plane.allreduce(_spans(rows), request.dtype, op, request.prescale, postscale)
+        words += (entry.source.address, target.address, target.nbytes)
+    # Packed: half the time of an array that numpy makes of the list, and an all-reduce may have thousands of spans.
+    spans = np.frombuffer(struct.pack(f"{len(words)}Q", *words), np.uint64).reshape(-1, 3)
+    plane.allreduce(spans, request.dtype, op, request.prescale, postscale)
 
 
 def _arithmetic(request: Request, plane: DataPlane) -> tuple[int, float]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from hvdlite.core.bits import members
+from hvdlite.core.bits import members, set_of
 from hvdlite.core.cache import Cache, Definition
 from hvdlite.core.ending import error_of
 from hvdlite.core.entry import Entry, stand_in
@@ -40,7 +40,7 @@ _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles and the 
 class Coordinator:
     """The state of one rank between turns. No lock and no thread of its own.
 
-    ``has_ended`` is set when no batch will be agreed any more.
+    ``has_ended`` is set when no batch will be agreed any more. ``known`` is that of its `Cache`.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Coordinator:
         self._in_flight = in_flight
         self._executor = executor
         self._cache = Cache()
+        self.known = self._cache.known
         self._by_bit: dict[int, Entry] = {}
         self._negotiator = (
             Negotiator(ranks, settings.cache_capacity, settings.fusion_threshold) if self._rank == 0 else None
@@ -137,16 +138,16 @@ class Coordinator:
         return held_until if self._next_stall_check is None else min(held_until, self._next_stall_check)
 
     def _submit(self, new: Sequence[Entry]) -> None:
-        bits = 0
+        bits: list[int] = []
         requests: list[Request] = []
         for entry in new:
             bit = self._cache.bit_of(entry.request)
             if bit < 0:
                 requests.append(entry.request)
             else:
-                bits |= 1 << bit
+                bits.append(bit)
                 self._by_bit[bit] = entry
-        self._tell_root(Ready(self._cache.generation, bits, tuple(requests)))
+        self._tell_root(Ready(self._cache.generation, set_of(bits), tuple(requests)))
 
     def _tell_root(self, ready: Ready) -> None:
         if self._negotiator is None:

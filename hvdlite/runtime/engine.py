@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import End, EndKind
 from hvdlite.core.wire import ProtocolError
@@ -46,7 +45,10 @@ class _Driver:
 
 
 class Engine:
-    """A rank's threads in one group and the state that they share, until `shut_down`."""
+    """A rank's threads in one group and the state that they share, until `shut_down`.
+
+    ``submit`` is that of `InFlight`. ``known`` has the bit and the last request of each name that all ranks know.
+    """
 
     def __init__(
         self,
@@ -71,6 +73,8 @@ class Engine:
         self._coordinator = Coordinator(
             settings, ranks, hosts, connections.speakers, link, plane, self._in_flight, self._executor, on_end
         )
+        self.submit = self._in_flight.submit
+        self.known = self._coordinator.known
         self._turn_lock = threading.Lock()
         self._driving = threading.Lock()
         self._driver = _Driver()
@@ -83,13 +87,6 @@ class Engine:
         self._must_close = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
         self._thread.start()
-
-    def submit(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
-        """Puts tensors in flight. With ``will_wait`` the caller calls `wait` next, and nobody else is woken for them.
-
-        Raises DuplicateName, or the error that ended the session.
-        """
-        self._in_flight.submit(entries, wakes=not will_wait)
 
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle."""

@@ -27,7 +27,7 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit``, ``burst`` and ``wait`` are the engine's.
+    ``submit``, ``burst``, ``wait`` and ``known`` are the engine's.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
@@ -38,6 +38,7 @@ class Group:
         self.submit = engine.submit
         self.burst = engine.burst
         self.wait = engine.wait
+        self.known = engine.known
         self._index_of = {member: index for index, member in enumerate(self.ranks)}
         self._joins = 0
         self._names: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)

@@ -33,8 +33,10 @@ class InFlight:
         """Whether anything is in flight."""
         return bool(self._by_name)
 
-    def submit(self, entries: Sequence[Entry], wakes: bool) -> None:
-        """Puts all of ``entries`` in flight or none, and wakes the coordinator if ``wakes`` and it is not awake yet.
+    def submit(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
+        """Puts all of ``entries`` in flight or none, and wakes the coordinator if it is not awake yet.
+
+        With ``will_wait`` the caller waits next, and nobody is woken.
 
         Raises DuplicateName while a tensor of one of the names is in flight, HorovodInternalError while this rank has
         joined, and the session's error once it has ended.
@@ -57,7 +59,7 @@ class InFlight:
                     )
                 self._by_name[name] = entry
             self._new += entries
-            wakes = wakes and self._must_wake()
+            wakes = not will_wait and self._must_wake()
         if wakes:
             self._wake()
 
@@ -97,9 +99,10 @@ class InFlight:
         waiters = []
         with self._lock:
             for entry in entries:
-                if self._by_name.get(entry.request.name) is not entry:
+                name = entry.request.name
+                if self._by_name.get(name) is not entry:
                     continue  # finished already, or a place that this rank filled without having submitted
-                del self._by_name[entry.request.name]
+                del self._by_name[name]
                 handle = entry.handle
                 handle.error = error
                 handle.is_done = True

@@ -73,6 +73,14 @@ def scale(values: Array, dtype: DType, factor: float) -> Array:
     return scaled
 
 
+def half_a_unit(values: Array, dtype: DType) -> Array | float:
+    """What rounding to a 16-bit ``dtype`` can have changed; nothing for accumulators that are the result."""
+    if dtype not in (DType.FLOAT16, DType.BFLOAT16):
+        return 0.0
+    digits, lowest = (11, -24) if dtype is DType.FLOAT16 else (8, -133)
+    return np.exp2(np.maximum(np.frexp(values)[1] - digits, lowest).astype(float)) / 2
+
+
 Inputs = Sequence[Array | Sequence[Array]]
 """One array per rank in the order in which they are folded; those of a list are folded before the others."""
 

@@ -77,6 +77,19 @@ def test_scales_are_applied_before_and_after(group: Group, dtype: DType) -> None
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64], ids=str)
+def test_the_error_of_an_average_is_bounded(group: Group, dtype: DType) -> None:
+    """The bound of docs/collectives.md, in `longdouble`, for any order of the additions."""
+    rng = np.random.default_rng(7)
+    inputs = [oracle.random(rng, dtype, 20_011) for _ in range(group.size)]
+    output = oracle.widen(allreduce(group, inputs, dtype, Sum, post=1 / group.size)[0], dtype).astype(np.longdouble)
+    values = np.array([oracle.widen(array, dtype) for array in inputs], np.longdouble)
+    exact, magnitude = values.mean(axis=0), np.abs(values).mean(axis=0)
+    rounding = 2.0**-53 if dtype is DType.FLOAT64 else 2.0**-24
+    bound = (group.size + 1) * rounding * magnitude + oracle.half_a_unit(output, dtype)
+    assert np.all(np.abs(output - exact) <= bound * (1 + 2.0**-20))  # products of roundings
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64], ids=str)
 def test_special_values_survive(group: Group, dtype: DType) -> None:
     special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 65504.0, 65519.0, 65520.0, 6e-8, 1e-40, 3e38], np.float32)
     with np.errstate(over="ignore"):

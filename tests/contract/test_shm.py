@@ -70,7 +70,7 @@ def test_a_waiting_rank_uses_no_processor() -> None:
         return time.thread_time() - began
 
     with PLANE.open(2, 15.0) as planes:
-        assert max(Group(PLANE, planes).run(work)) < 0.05
+        assert max(Group(PLANE, planes).run(work)) < 0.005  # it spins for 0.00005
 
 
 def test_a_forked_child_can_neither_use_nor_harm_the_plane() -> None:

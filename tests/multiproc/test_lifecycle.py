@@ -33,10 +33,11 @@ def _late() -> float:
     if hvd.rank() == 1:
         pause_at("late")
     reached("submitting")
-    began = time.thread_time()
+    began = time.process_time()  # of all threads
     hvd.allreduce(np.ones(1 << 16), name="x")
+    spent_s = time.process_time() - began
     hvd.shutdown()
-    return time.thread_time() - began
+    return spent_s
 
 
 def test_a_rank_that_is_seconds_late_is_waited_for_without_cpu() -> None:
@@ -46,7 +47,7 @@ def test_a_rank_that_is_seconds_late_is_waited_for_without_cpu() -> None:
         threading.Event().wait(2.0)
         ranks.release(1)
         cpu_s = [outcome.result() for outcome in ranks.join()]
-    assert max(cpu_s) < 0.2
+    assert max(cpu_s) < 0.02  # one percent of what a rank that polls would use
 
 
 def _not_all_come() -> None:
