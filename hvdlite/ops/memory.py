@@ -22,13 +22,14 @@ def shared_empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) 
     writes there nobody else sees. Raises ValueError for a dtype that collectives do not take, and MemoryError if this
     host has no such memory left.
     """
-    kind = np.dtype(dtype)
+    kind, sizes = np.dtype(dtype), shape if isinstance(shape, Sequence) else (shape,)
     from_numpy(kind)
-    size = math.prod((shape,) if isinstance(shape, int) else shape)
-    return shared_bytes(size * kind.itemsize).view(kind).reshape(shape)
+    return shared_bytes(sizes, kind.itemsize).view(kind).reshape(sizes)
 
 
-def shared_bytes(nbytes: int) -> npt.NDArray[np.uint8]:
-    """``nbytes`` of such memory."""
-    arena = shared_arena()
+def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
+    """The bytes of such an array. Raises ValueError for a shape that cannot be."""
+    if any(size < 0 for size in shape):
+        raise ValueError(f"shape {tuple(shape)} has a negative dimension")
+    nbytes, arena = math.prod(shape) * itemsize, shared_arena()
     return np.empty(nbytes, np.uint8) if arena is None or nbytes == 0 else np.asarray(arena.allocate(nbytes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +12,9 @@ from hvdlite.torch.tensors import dtype_of
 
 def shared_empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """As `hvdlite.shared_empty`, an uninitialised CPU tensor; arguments are those of `torch.empty`."""
-    shape = [each for part in size for each in ([part] if isinstance(part, int) else part)]
+    shape = [each for part in size for each in (part if isinstance(part, Sequence) else [part])]
     kind = torch.get_default_dtype() if dtype is None else dtype
-    nbytes = math.prod(shape) * dtype_of(kind).itemsize
-    if nbytes == 0:
+    memory = shared_bytes(shape, dtype_of(kind).itemsize)
+    if memory.size == 0:
         return torch.empty(shape, dtype=kind, device="cpu")
-    return torch.frombuffer(shared_bytes(nbytes), dtype=kind).view(shape)
+    return torch.frombuffer(memory, dtype=kind).view(shape)

@@ -131,6 +131,13 @@ def test_the_page_is_complete() -> None:
 
 
 # What only hvdlite has; docs/api.md names it.
-_OWN = {"DuplicateName", "HvdError", "Mismatch", "NativeUnavailable", "PeerLost", "ShutDown", "Stalled"} | {
-    f"{name}{form}" for name in ("gather", "recv", "reduce", "scatter", "send") for form in ("_", "_async", "_async_")
-}
+_OWN = {
+    "DuplicateName",
+    "HvdError",
+    "Mismatch",
+    "NativeUnavailable",
+    "PeerLost",
+    "ShutDown",
+    "Stalled",
+    "shared_empty",
+} | {f"{name}{form}" for name in ("gather", "recv", "reduce", "scatter", "send") for form in ("_", "_async", "_async_")}

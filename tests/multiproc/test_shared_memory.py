@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import hvdlite as hvd
-from hvdlite.session import shared_arena
+from hvdlite import session
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 
 MIB = 1 << 20
@@ -40,8 +40,8 @@ def _ones(count: int) -> npt.NDArray[Any]:
     return array
 
 
-def _copied_bytes() -> int:
-    return hvd.session.current().everyone.engine._plane.copied_bytes  # type: ignore[attr-defined,no-any-return]
+def _copied_bytes(process_set: hvd.ProcessSet = hvd.global_process_set) -> int:
+    return session.current().group_of(process_set).engine._plane.copied_bytes  # type: ignore[attr-defined,no-any-return]
 
 
 def _reduce_arrays_and_views() -> tuple[int, list[float]]:
@@ -69,6 +69,41 @@ def test_arrays_and_views_of_them_are_reduced_without_a_copy_and_outlive_the_ses
         assert outcome.result() == (0, [2.0, 4.0, 2.0, 6.0, 2.0])
 
 
+def _reduce_in_a_set() -> tuple[int, float]:
+    outer = hvd.ProcessSet([2, 0])
+    hvd.init(process_sets=[outer])
+    array = _ones(MIB) * (hvd.rank() + 1)
+    shared = hvd.shared_empty(MIB)
+    shared[:] = array
+    copied = 0
+    if outer.included():
+        hvd.allreduce_(shared, op=hvd.Sum, process_set=outer)
+        copied = _copied_bytes(outer)
+    hvd.barrier()
+    hvd.shutdown()
+    return copied, float(shared.max())
+
+
+def test_a_process_set_reduces_in_the_memory_of_its_ranks_only() -> None:
+    outcomes = process_ranks(3, _reduce_in_a_set)
+    assert [outcome.result() for outcome in outcomes] == [(0, 4.0), (0, 2.0), (0, 4.0)]
+
+
+def _reduce_on_hosts() -> tuple[bool, float]:
+    hvd.init()
+    array = _ones(MIB)
+    hvd.allreduce_(array, op=hvd.Sum)
+    has_arena = session.shared_arena() is not None
+    hvd.shutdown()
+    return has_arena, float(array.min())
+
+
+def test_on_several_hosts_ranks_share_memory_with_those_of_their_own() -> None:
+    environ_by_rank = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate("aba")}
+    outcomes = process_ranks(3, _reduce_on_hosts, environ_by_rank=environ_by_rank)
+    assert [outcome.result() for outcome in outcomes] == [(True, 3.0), (False, 3.0), (True, 3.0)]
+
+
 def _without_arena(count: int) -> tuple[bool, float]:
     if int(os.environ["HVDLITE_RANK"]) == 0:
         used = _kilobytes("/proc/self/status", "VmSize") * 1024
@@ -76,7 +111,7 @@ def _without_arena(count: int) -> tuple[bool, float]:
     hvd.init()
     array = _ones(count)
     hvd.allreduce_(array, op=hvd.Sum)
-    has_arena = shared_arena() is not None
+    has_arena = session.shared_arena() is not None
     hvd.shutdown()
     return has_arena, float(array.min())
 

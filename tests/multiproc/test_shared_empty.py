@@ -1,0 +1,69 @@
+"""What `shared_empty` returns, within a session and outside of one, for numpy and for PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite.core.dtypes import DType
+from tests.harness import process_ranks
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+def _make_all() -> int:
+    import hvdlite.torch as hvd_torch
+
+    addresses = []
+    for dtype in DType:
+        kind: Any = getattr(torch, str(dtype))
+        tensor = hvd_torch.shared_empty(2, 300, dtype=kind)
+        assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == ((2, 300), kind, True)
+        tensor.fill_(1)
+        addresses.append(tensor.data_ptr())
+        if dtype is not DType.BFLOAT16:
+            array = hvd.shared_empty((2, 300), str(dtype))
+            assert (array.shape, array.dtype.name, array.flags.c_contiguous) == ((2, 300), str(dtype), True)
+            array.fill(1)
+            addresses.append(array.ctypes.data)
+            assert (copy.deepcopy(array) == array).all()
+            assert (pickle.loads(pickle.dumps(array)) == array).all()
+    if hvd.is_initialized() and hvd.size() > 1:
+        assert not any(address % 64 for address in addresses)
+    assert hvd.shared_empty(7).dtype == np.float32
+    assert hvd.shared_empty(np.int64(7)).shape == (7,)
+    assert hvd.shared_empty(()).shape == ()
+    assert hvd.shared_empty((0, 3)).shape == (0, 3)
+    assert hvd_torch.shared_empty((3, 2)).dtype == torch.float32
+    assert hvd_torch.shared_empty(torch.Size([0, 3])).shape == (0, 3)
+    assert hvd_torch.shared_empty().shape == ()
+    for wrong in ("complex64", ">f4", "U3"):
+        with pytest.raises(ValueError, match="is not supported"):
+            hvd.shared_empty(3, wrong)
+    with pytest.raises(ValueError, match=r"torch\.complex64 is not supported"):
+        hvd_torch.shared_empty(3, dtype=torch.complex64)
+    for shape in ((-1, -2), (3, -1)):
+        with pytest.raises(ValueError, match="negative dimension"):
+            hvd.shared_empty(shape)
+    return len(addresses)
+
+
+def _in_a_session() -> int:
+    hvd.init()
+    made = _make_all()
+    hvd.shutdown()
+    return made
+
+
+def test_every_dtype_and_shape_before_init() -> None:
+    assert _make_all() == 19
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_dtype_and_shape_in_a_session(size: int) -> None:
+    assert [outcome.result() for outcome in process_ranks(size, _in_a_session)] == [19] * size
