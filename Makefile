@@ -19,7 +19,7 @@ ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults soak check format docs native test-native wheel bench clean
+.PHONY: help demo test test-faults soak check format docs native test-native wheel bench bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +66,9 @@ wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
 
 bench: $(VENV)/.for-demo native ## measure collectives with $(NP) ranks
 	$(IN_VENV) hvdrun -np $(NP) python -m hvdlite.bench $(BENCH_ARGS)
+
+bench-hosts: $(VENV)/.for-development native ## measure across two hosts made of namespaces; as root
+	$(BIN)/python -m tests.bench.hosts
 
 clean: ## remove everything that was built, except $(VENV)
 	rm -rf build dist native/build hvdlite/_native *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
