@@ -19,7 +19,7 @@ ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults soak check format docs native test-native wheel bench bench-targets clean
+.PHONY: help demo test test-faults soak check format docs native test-native wheel bench bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ bench-targets: $(VENV)/.for-demo native ## hold all-reduce within this host agai
 	@mkdir -p build
 	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --targets --markdown build/targets-2.md
 	$(IN_VENV) hvdrun -np 4 python -m hvdlite.bench --targets --markdown build/targets-4.md
+
+bench-hosts: $(VENV)/.for-development native ## measure across two hosts made of namespaces; as root
+	$(BIN)/python -m tests.bench.hosts
 
 clean: ## remove everything that was built, except $(VENV)
 	rm -rf build dist native/build hvdlite/_native *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

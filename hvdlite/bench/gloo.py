@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+import psutil
 import torch
 from torch import distributed as dist
 
 from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
+from hvdlite.settings import Settings
 
 DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 """What Gloo reduces."""
@@ -53,6 +56,7 @@ class Gloo:
 @contextmanager
 def open_gloo(rank: int, size: int) -> Iterator[Gloo]:
     """Gloo, connected to its peers. Raises HvdError if it cannot be."""
+    _use_network_of_job()
     try:
         dist.init_process_group("gloo", rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:  # ValueError: a variable is missing
@@ -63,3 +67,11 @@ def open_gloo(rank: int, size: int) -> Iterator[Gloo]:
         yield Gloo(size)
     finally:
         dist.destroy_process_group()
+
+
+def _use_network_of_job() -> None:
+    """Across hosts Gloo would take the interface of the host's name, which is the loopback's on many."""
+    address = Settings.read().address
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -125,9 +125,10 @@ class Allgather {
     if (incoming_.is_done()) return Outcome::kNotYet;
     Message payload;
     uint32_t crc;
-    const Outcome outcome = ring_.link.try_receive(incoming_.bytes(), &payload, &crc);
+    const uint64_t begin = incoming_.begin(), bytes = incoming_.bytes();
+    const Outcome outcome = ring_.link.try_receive(bytes, &payload, &crc, ring_.place_of(spans_, begin, bytes));
     if (outcome != Outcome::kDone) return outcome;
-    spans_.scatter_out(incoming_.begin(), incoming_.bytes(), payload.data());
+    if (!payload.is_borrowed()) spans_.scatter_out(begin, bytes, payload.data());
     ++received_;
     incoming_.next();
     return Outcome::kDone;

@@ -67,7 +67,7 @@ class Allreduce {
       const Frame frame = received_frame(i);
       Message payload;
       uint32_t crc;
-      if (!ring_.link.receive(frame.elements * frame.item, &payload, &crc)) return false;
+      if (!ring_.link.receive(frame.elements * frame.item, &payload, &crc, place_of(frame))) return false;
       if (!(is_gathered(frame) ? store(frame, &payload, crc) : combine(frame, &payload))) return false;
       const bool is_last_step = frame.step == steps_ - 1;
       if (is_last_step && i + plan_.frames < frames && !send_raw(i + plan_.frames)) return false;
@@ -113,17 +113,23 @@ class Allreduce {
   // Adds this rank's part to what came and sends it on: as a partial result, or complete.
   bool combine(const Frame& frame, Message* payload) {
     const Fold::Hop hop = {frame.begin, frame.elements, frame.step > 0};
-    if (frame.step < steps_ / 2 - 1) {
-      return fold_.into_payload(hop, payload) && ring_.link.send(payload, ring_.link.checksum(*payload));
-    }
+    uint32_t crc;
+    if (frame.step < steps_ / 2 - 1) return fold_.into_payload(hop, payload, &crc) && ring_.link.send(payload, crc);
+    fold_.into_memory(hop, *payload, &crc);
     Message complete;
-    return fold_.into_memory(hop, payload) &&
-           ring_.load_out(spans_, frame.begin * item_, frame.elements * item_, &complete) &&
-           ring_.link.send(&complete, ring_.link.checksum(complete));
+    return ring_.load_out(spans_, frame.begin * item_, frame.elements * item_, &complete) &&
+           ring_.link.send(&complete, crc);
+  }
+
+  // A complete share is received where it belongs, if it can be.
+  char* place_of(const Frame& frame) const noexcept {
+    return is_gathered(frame) ? ring_.place_of(spans_, frame.begin * item_, frame.elements * item_) : nullptr;
   }
 
   bool store(const Frame& frame, Message* payload, uint32_t crc) {
-    spans_.scatter_out(frame.begin * item_, frame.elements * item_, payload->data());
+    if (!payload->is_borrowed()) {
+      spans_.scatter_out(frame.begin * item_, frame.elements * item_, payload->data());
+    }
     return frame.step == steps_ - 1 || ring_.link.send(payload, crc);
   }
 

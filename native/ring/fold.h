@@ -25,14 +25,14 @@ class Fold {
     bool came_is_partial;
   };
 
-  // Makes `payload` a partial result that is to be sent on.
-  bool into_payload(const Hop& hop, Message* payload) const;
+  // Makes `payload` a partial result that is to be sent on, with its checksum.
+  bool into_payload(const Hop& hop, Message* payload, uint32_t* crc) const;
 
-  // Writes the complete result to memory.
-  bool into_memory(const Hop& hop, Message* payload) const;
+  // Writes the complete result to memory, and its checksum to `crc` unless that is null.
+  void into_memory(const Hop& hop, const Message& payload, uint32_t* crc = nullptr) const;
 
  private:
-  void fold(const Hop& hop, const char* came, char* partial_result) const;
+  void fold(const Hop& hop, const char* came, char* partial_result, uint32_t* crc) const;
 
   Link& link_;
   const SpanList& spans_;

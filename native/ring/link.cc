@@ -37,8 +37,8 @@ Link::~Link() {
   if (wake_fd_ >= 0) ::close(wake_fd_);
 }
 
-uint32_t Link::checksum(const Message& payload) const noexcept {
-  return has_checksums_ ? crc32c(0, payload.data(), payload.size()) : 0;
+uint32_t Link::checksum(uint32_t crc, const void* data, uint64_t bytes) const noexcept {
+  return has_checksums_ ? crc32c(crc, data, bytes) : 0;
 }
 
 bool Link::send(Message* payload, uint32_t crc) {
@@ -49,9 +49,9 @@ bool Link::send(Message* payload, uint32_t crc) {
   }
 }
 
-bool Link::receive(uint64_t bytes, Message* payload, uint32_t* crc) {
+bool Link::receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into) {
   for (;;) {
-    const Outcome outcome = try_receive(bytes, payload, crc);
+    const Outcome outcome = try_receive(bytes, payload, crc, into);
     if (outcome != Outcome::kNotYet) return outcome == Outcome::kDone;
     if (!wait(true, false)) return false;
   }
@@ -67,10 +67,10 @@ Outcome Link::try_send(Message* payload, uint32_t crc) {
   return Outcome::kDone;
 }
 
-Outcome Link::try_receive(uint64_t bytes, Message* payload, uint32_t* crc) {
+Outcome Link::try_receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into) {
   Lock lock(mutex_);
   if (!enter()) return Outcome::kFailed;
-  const Outcome outcome = receiver_.receive(bytes, payload, crc);
+  const Outcome outcome = receiver_.receive(bytes, payload, crc, into);
   if (outcome == Outcome::kFailed) fail(HVD_SYSTEM, ENOMEM);
   if (receiver_.corrupt_in_a_row() < kMostCorruptInARow) return outcome;
   fail(HVD_CORRUPT);

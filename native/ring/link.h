@@ -47,16 +47,19 @@ class Link {
 
   // ---- for the thread that runs collectives
 
-  // The checksum with which a payload has to be sent. One that is passed on whole keeps the one that it came with.
-  uint32_t checksum(const Message& payload) const noexcept;
+  // The checksum with which a payload has to be sent. One that is passed on whole keeps the one that it came with. The
+  // second form goes on from the checksum `crc` of the bytes before.
+  uint32_t checksum(const Message& payload) const noexcept { return checksum(0, payload.data(), payload.size()); }
+  uint32_t checksum(uint32_t crc, const void* data, uint64_t bytes) const noexcept;
 
   // Sends a frame with this payload and its checksum, and leaves `payload` empty.
   Outcome try_send(Message* payload, uint32_t crc);
   bool send(Message* payload, uint32_t crc);
 
-  // Receives the next frame, which must have a payload of `bytes`, and its checksum.
-  Outcome try_receive(uint64_t bytes, Message* payload, uint32_t* crc);
-  bool receive(uint64_t bytes, Message* payload, uint32_t* crc);
+  // Receives the next frame, which must have a payload of `bytes`, and its checksum. With `into` the payload borrows
+  // that memory of the caller's, which holds anything until the frame is here; it has to be the same in each attempt.
+  Outcome try_receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into = nullptr);
+  bool receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into = nullptr);
 
   // Sleeps until it may be possible to receive or to send a frame, whichever is asked for. False on abort and timeout.
   bool wait(bool until_readable, bool until_writable);

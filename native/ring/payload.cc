@@ -1,7 +1,7 @@
 // How the caller's memory becomes the payload of a frame.
 //
 // A payload that lies within one row is sent from where it is. One that spans rows, or that is small, is copied into
-// the message.
+// the message. What comes goes the same ways.
 
 #include "ring/ring.h"
 
@@ -34,6 +34,10 @@ bool Ring::load_in(const SpanList& spans, uint64_t begin, uint64_t bytes, Messag
 
 bool Ring::load_out(const SpanList& spans, uint64_t begin, uint64_t bytes, Message* payload) {
   return load(&link, spans, begin, bytes, true, payload);
+}
+
+char* Ring::place_of(const SpanList& spans, uint64_t begin, uint64_t bytes) const noexcept {
+  return bytes > kCopyBytes ? only_piece(spans, begin, bytes, true) : nullptr;
 }
 
 }  // namespace hvd::ring

@@ -19,6 +19,7 @@
 #include "ring/cipher.h"
 #include "ring/frame.h"
 #include "ring/message.h"
+#include "ring/stream.h"
 
 namespace hvd::ring {
 
@@ -43,8 +44,9 @@ class Receiver {
   // How many frames have been received over all connections.
   uint64_t received() const noexcept { return received_; }
 
-  // Receives the next frame, which must have a payload of `bytes`, and its checksum. Fails for want of memory only.
-  Outcome receive(uint64_t bytes, Message* payload, uint32_t* crc) noexcept;
+  // Receives the next frame, which must have a payload of `bytes`, and its checksum; in memory of its own if `into` is
+  // null. Fails for want of memory only.
+  Outcome receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into = nullptr) noexcept;
 
   // The end of a collective: acknowledges now what the sender waits for.
   void end_collective() noexcept;
@@ -55,6 +57,8 @@ class Receiver {
 
  private:
   bool read(uint64_t bytes) noexcept;
+  Pieces next_pieces(uint64_t bytes) noexcept;
+  void came(uint64_t bytes) noexcept;
   bool is_good(uint64_t bytes) noexcept;
   void acknowledge() noexcept;
   void break_connection() noexcept;
@@ -71,6 +75,7 @@ class Receiver {
   Message payload_;
   char tag_[Cipher::kTagBytes];
   size_t offset_ = 0;  // bytes of all three that have come
+  uint32_t crc_ = 0;   // of what has come of the payload
   uint64_t received_ = 0;
   uint64_t acked_ = 0;
   bool sender_waits_ = false;

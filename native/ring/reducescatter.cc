@@ -48,9 +48,8 @@ class Parts : public Cargo {
   }
 
   bool take(const Leg& leg, Message* payload, uint32_t* crc) override {
-    if (leg.step == last_step()) return fold_.into_memory(hop_of(leg), payload);
-    if (!fold_.into_payload(hop_of(leg), payload)) return false;
-    *crc = ring_.link.checksum(*payload);
+    if (leg.step < last_step()) return fold_.into_payload(hop_of(leg), payload, crc);
+    fold_.into_memory(hop_of(leg), *payload);
     return true;
   }
 

@@ -41,6 +41,10 @@ struct Ring {
   // Makes a payload of bytes [begin, begin + bytes) as they are now at the reading (writing) addresses.
   bool load_in(const SpanList& spans, uint64_t begin, uint64_t bytes, Message* payload);
   bool load_out(const SpanList& spans, uint64_t begin, uint64_t bytes, Message* payload);
+
+  // Where to receive what belongs at the writing addresses of these bytes; null: into a message, and then
+  // `scatter_out`.
+  char* place_of(const SpanList& spans, uint64_t begin, uint64_t bytes) const noexcept;
 };
 
 }  // namespace hvd::ring

@@ -221,11 +221,16 @@ uint32_t crc_bit_by_bit(const std::vector<uint8_t>& data) {
 void test_crc32c() {
   CHECK(hvd_crc32c(0, "123456789", 9) == 0xe3069283u);
   std::mt19937 rng(3);
-  for (uint64_t bytes : {0, 1, 7, 8, 100, 12287, 12288, 12289, 40000}) {
+  for (uint64_t bytes : {0, 1, 7, 8, 100, 8191, 8192, 12287, 12288, 12289, 40000}) {
     const std::vector<uint8_t> data = random_bytes(rng, bytes);
     const uint32_t expected = crc_bit_by_bit(data);
     CHECK(hvd::crc32c(0, data.data(), bytes) == expected);
     CHECK(hvd::crc32c_by_table(0, data.data(), bytes) == expected);
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul")) {
+      CHECK(hvd::crc32c_by_instruction(0, data.data(), bytes) == expected);
+    }
+#endif
     const uint64_t cut = bytes / 3;
     CHECK(hvd::crc32c(hvd::crc32c(0, data.data(), cut), data.data() + cut, bytes - cut) == expected);
   }

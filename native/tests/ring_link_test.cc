@@ -145,6 +145,31 @@ void test_frames_that_are_perfect_but_not_the_next_one() {
   check_refused("GET / HTTP/1.1\r\nHost: hvdlite.example\r\n\r\n");
 }
 
+// One that is damaged behind its header may: it comes again.
+void test_only_the_next_frame_touches_the_callers_memory() {
+  Neighbours neighbours;
+  const std::string untouched(kPayload.size(), '.');
+  std::string memory = untouched;
+  Message payload;
+  uint32_t crc;
+  const auto try_receive = [&] { return neighbours.link.try_receive(memory.size(), &payload, &crc, memory.data()); };
+  neighbours.come(frame(1));
+  CHECK(try_receive() == Outcome::kNotYet && memory == untouched && neighbours.left_is_cut());
+  std::string bad = frame(0);
+  bad.back() ^= 1;
+  SocketPair wires[2];
+  neighbours.come_anew(&wires[0], 0);
+  neighbours.come(bad);
+  CHECK(try_receive() == Outcome::kNotYet && neighbours.left_is_cut());
+  neighbours.come_anew(&wires[1], 0);
+  for (const char byte : frame(0)) {
+    CHECK(try_receive() == Outcome::kNotYet);
+    neighbours.come(std::string(1, byte));
+  }
+  CHECK(try_receive() == Outcome::kDone && memory == kPayload);
+  CHECK(payload.is_borrowed() && payload.data() == memory.data() && payload.size() == memory.size());
+}
+
 void test_a_link_that_damages_everything_fails() {
   Neighbours neighbours;
   for (int i = 0; neighbours.link.status() == HVD_OK; ++i) {
@@ -309,6 +334,7 @@ int main() {
   test_good_frames_arrive_in_order_whole_or_in_pieces();
   test_every_flipped_bit_is_seen();
   test_frames_that_are_perfect_but_not_the_next_one();
+  test_only_the_next_frame_touches_the_callers_memory();
   test_a_link_that_damages_everything_fails();
   test_only_links_across_hosts_are_check_summed();
   test_a_new_connection_goes_on_where_the_neighbour_is();

@@ -235,6 +235,11 @@ class Network:
         """Sets the switch's end of a host's link ``up`` or ``down``: the host sees a cable without a signal."""
         subprocess.run([*self._enter_switch, "ip", "link", "set", f"{name}-{nic}", state], check=True)
 
+    def set_mtu(self, name: str, mtu: int, nic: int = 0) -> None:
+        """Sets the largest packet, in bytes, that passes over a host's link in either direction."""
+        self[name].check("ip", "link", "set", f"eth{nic}", "mtu", str(mtu))
+        subprocess.run([*self._enter_switch, "ip", "link", "set", f"{name}-{nic}", "mtu", str(mtu)], check=True)
+
     def leftovers(self) -> list[str]:
         """What a test has left on the hosts: processes, rules, interfaces that are down, files in /dev/shm."""
         left = []

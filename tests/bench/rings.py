@@ -1,0 +1,90 @@
+"""One rank of a job that `tests.bench.hosts` starts: what checksums and encryption cost a ring.
+
+    python -m tests.bench.rings BYTES ITERATIONS
+
+Opens three rings between the same ranks, and measures an all-reduce of float32 in place over each of them, in turns.
+Each rank prints a line of JSON: the median times on the slowest rank, in seconds, by ``plain``, ``checked`` and
+``encrypted``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import secrets
+import sys
+import time
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite.bench.timing import Candidate, measure
+from hvdlite.core.buffer import Spans
+from hvdlite.core.dtypes import DType
+from hvdlite.dataplane.ring import RingPlane
+from hvdlite.settings import Settings
+
+_NAME_BYTES = 64
+_START_S = 20.0
+_WARMUP = 2
+
+
+class _Plain(RingPlane):
+    """Without checksums, for which there is no setting: nobody should."""
+
+    def _open(self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool) -> ctypes.c_void_p:
+        return super()._open(session, chunk_bytes, window, False, encrypt)
+
+
+def main(nbytes: int, iterations: int) -> None:
+    hvd.init()
+    secret = hvd.broadcast(np.frombuffer(secrets.token_bytes(32), np.uint8), root_rank=0).tobytes()
+    kinds = {"plain": (_Plain, False), "checked": (RingPlane, False), "encrypted": (RingPlane, True)}
+    planes = {
+        label: _connected(kind, secret, session, encrypt)
+        for session, (label, (kind, encrypt)) in enumerate(kinds.items(), start=1)
+    }
+    tensor = np.empty(nbytes // 4, np.float32)
+    times = measure([_candidate(label, plane, tensor) for label, plane in planes.items()], iterations, _WARMUP)
+    print(json.dumps({label: float(np.median(taken)) for label, taken in times.items()}), flush=True)
+    for plane in planes.values():
+        plane.close()
+    hvd.shutdown()
+
+
+def _connected(kind: type[RingPlane], secret: bytes, session: int, encrypt: bool) -> RingPlane:
+    settings = Settings.read()
+    plane = kind(
+        settings.rank,
+        settings.size,
+        secret,
+        session,
+        chunk_bytes=settings.ring_chunk,
+        window=settings.ring_window,
+        progress_timeout_s=settings.progress_timeout,
+        address=settings.address,
+        encrypt=encrypt,
+    )
+    name = np.frombuffer(plane.address.encode().ljust(_NAME_BYTES), np.uint8)
+    names = hvd.allgather(name).reshape(settings.size, _NAME_BYTES)
+    right = names[(settings.rank + 1) % settings.size].tobytes().decode().strip()
+    plane.connect(right, time.monotonic() + _START_S)
+    return plane
+
+
+def _candidate(label: str, plane: RingPlane, tensor: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Candidate:
+    spans: Spans = np.array([[tensor.ctypes.data, tensor.ctypes.data, tensor.nbytes]], np.uint64)
+
+    def run() -> None:
+        plane.allreduce(spans, DType.FLOAT32, int(hvd.Sum), 1.0, 1.0)
+
+    def is_right() -> bool:
+        tensor[:] = plane.rank
+        run()
+        return bool((tensor == sum(range(plane.size))).all())
+
+    return Candidate(label, run, is_right)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
