@@ -146,6 +146,12 @@ def test_horovods_run_names_interfaces(option: dict[str, Any], monkeypatch: pyte
     assert words[words.index("--network-interfaces") + 1] == "none8,none9"
 
 
+def test_a_program_that_another_host_lacks_is_told() -> None:
+    ended = run("-H", "far:1", "no-such-program")
+    assert ended.returncode == 1
+    assert "on far could not be started: No such file or directory: no-such-program; see that it is" in ended.stderr
+
+
 def test_verbose_tells_what_sync_sends_and_how_hosts_are_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
