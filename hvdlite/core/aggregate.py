@@ -49,7 +49,7 @@ class Aggregator:
         if self._asked or len(set(self._generations.values())) > 1:
             news += self.release()
         else:
-            news += self._agree()
+            news += self._agree(rank)
         if ready.requests:
             news.append(News((rank,), Ready(ready.generation, 0, ready.requests)))
         return news
@@ -60,11 +60,9 @@ class Aggregator:
 
     def decide(self, run: Run) -> None:
         """Takes a decision of the root: what runs does not wait any more."""
-        ran = reduce(or_, (batch.bits for batch in run.batches), 0)
+        ran = run.bits
         for response in (response for batch in run.batches for response in batch.responses):
             self._asked.discard(response.name)
-            if response.bit >= 0:
-                ran |= 1 << response.bit
         for rank, released in self._released.items():
             if released and self._generations[rank] == run.generation:
                 self._released[rank] = released & ~ran
@@ -74,14 +72,15 @@ class Aggregator:
         self._released[rank] |= bits
         return [News((rank,), Ready(self._generations[rank], bits, ()))] if bits else []
 
-    def _agree(self) -> list[News]:
+    def _agree(self, last: int) -> list[News]:
         common = reduce(and_, (self._held[rank] | self._released[rank] for rank in self._ranks))
         if not common:
             return []
         generation = self._generations[self._ranks[0]]
         whole = common & ~reduce(or_, self._released.values())
-        news = [News(self._ranks, Ready(generation, whole, ()))] if whole else []
-        for rank in self._ranks:
+        ranks = (*(rank for rank in self._ranks if rank != last), last)
+        news = [News(ranks, Ready(generation, whole, ()))] if whole else []
+        for rank in ranks:
             rest = self._held[rank] & common & ~whole  # of what was released for others
             self._held[rank] &= ~common
             if rest:

@@ -82,7 +82,7 @@ class Ready(NamedTuple):
 
 
 class News(NamedTuple):
-    """What several ranks of one host have to say alike."""
+    """What several ranks of one host have to say alike. The last of them is the one that was ready last."""
 
     ranks: tuple[int, ...]
     ready: Ready
@@ -99,6 +99,17 @@ class Run(NamedTuple):
 
     generation: int
     batches: tuple[Batch, ...]
+
+    @property
+    def bits(self) -> int:
+        """The remembered tensors that run, those that are remembered from now on among them."""
+        bits = 0
+        for batch in self.batches:
+            bits |= batch.bits
+            for response in batch.responses:
+                if response.bit >= 0:
+                    bits |= 1 << response.bit
+        return bits
 
 
 class EndKind(IntEnum):

@@ -53,6 +53,7 @@ class Negotiator:
         self._agreed: list[Agreed] = []
         self._errors: list[Response] = []
         self._is_full = False
+        self._was_last = False
 
     @property
     def has_agreed(self) -> bool:
@@ -64,8 +65,12 @@ class Negotiator:
         """Whether some ranks submitted what others did not."""
         return bool(self._asked) or any(self._ready)
 
-    def receive(self, rank: int, ready: Ready) -> None:
-        """Takes the news of ``rank``. Raises ProtocolError when no correct rank could have sent it."""
+    def receive(self, rank: int, ready: Ready) -> bool:
+        """Takes the news of ``rank``: True if it was the last of all ranks to submit something.
+
+        Raises ProtocolError when no correct rank could have sent it.
+        """
+        self._was_last = False
         if ready.bits:
             if ready.generation != self._generation:
                 self._receive_retired(rank, ready)
@@ -78,6 +83,7 @@ class Negotiator:
                 raise ProtocolError(f"rank {self._ranks[rank]} asked for {request.name!r} in a way that cannot be")
             self._ask(rank, request)
         self._seen_generation[rank] = ready.generation
+        return self._was_last
 
     def cut(self) -> Run | None:
         """The batches of everything agreed so far, or None. The caller sends them to all ranks in this order."""
@@ -120,6 +126,7 @@ class Negotiator:
         elif common := reduce(and_, self._ready):
             self._agreed_bits |= common
             self._ready = [ready ^ common for ready in self._ready]
+            self._was_last = True
 
     def _receive_retired(self, rank: int, ready: Ready) -> None:
         table = self._retired.get(ready.generation)
@@ -165,8 +172,11 @@ class Negotiator:
         bit = self._definitions.bit_of(first.name)
         if bit >= 0:
             self._stale ^= 1 << bit
-        # Ranks that did not submit it have to know what the others run.
-        told = first if len(requests) < self._size else None
+        if len(requests) == self._size:
+            told = None
+            self._was_last = True
+        else:
+            told = first  # ranks that did not submit it have to know what the others run
         error = disagreement(requests, self._named(ranks), self._ranks)
         if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
             error = self._why_not_without(first, absent)

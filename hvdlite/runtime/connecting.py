@@ -33,11 +33,15 @@ SWAPS = 1 + PLANE_SWAPS  # at most: one for the link
 
 
 class Connections(NamedTuple):
-    """What one rank talks to its group with. ``context`` is that of the link's sockets, where they are ZeroMQ's."""
+    """What one rank talks to its group with. ``context`` is that of the link's sockets, where they are ZeroMQ's.
+
+    ``speakers`` has for each rank the one through which its news come to the root.
+    """
 
     link: ControlLink
     plane: DataPlane
     context: zmq.Context[Any] | None
+    speakers: Sequence[int]
 
     def close(self) -> None:
         """Closes all of it."""
@@ -77,7 +81,7 @@ class Connector:
         try:
             link = self._link(context, swap, deadline)
             with _closing_if_it_fails(link):
-                return Connections(link, self._plane(swap, deadline), context)
+                return Connections(link, self._plane(swap, deadline), context, self._speakers)
         except BaseException:
             if context is not None:
                 context.destroy(linger=0)
@@ -103,6 +107,12 @@ class Connector:
     @property
     def _is_leader(self) -> bool:
         return self._host[0] == self.settings.rank
+
+    @property
+    def _speakers(self) -> list[int]:
+        """On the root's host each rank speaks for itself, elsewhere the leader for all."""
+        leaders = {rank: leader for leader, ranks in self._hosts.items() for rank in ranks}
+        return [leaders[rank] or rank for rank in range(self.settings.size)]
 
     @property
     def _session(self) -> int:

@@ -22,6 +22,7 @@ from hvdlite.core.entry import Entry, stand_in
 from hvdlite.core.messages import JOIN_NAME, ORDERLY, Batch, End, EndKind, Ready, Request, Response, Run
 from hvdlite.core.negotiate import Negotiator
 from hvdlite.core.stall import StallWatch
+from hvdlite.core.straggler import StragglerWatch
 from hvdlite.core.wire import Message, ProtocolError
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import Mismatch
@@ -47,6 +48,7 @@ class Coordinator:
         settings: Settings,
         ranks: Sequence[int],
         hosts: Sequence[str],
+        speakers: Sequence[int],
         link: ControlLink,
         plane: DataPlane,
         in_flight: InFlight,
@@ -72,6 +74,7 @@ class Coordinator:
         warn_s = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
         self._stall = StallWatch(warn_s, settings.stall_shutdown_time_seconds)
         self._next_stall_check: float | None = None
+        self._stragglers = StragglerWatch(ranks, hosts, speakers)
         self._gone: set[int] = set()  # by their numbers in the job
         self._end: End | None = None
         self.has_ended = threading.Event()
@@ -148,15 +151,14 @@ class Coordinator:
     def _tell_root(self, ready: Ready) -> None:
         if self._negotiator is None:
             self._link.send(ready)
-        elif self._end is None:
-            self._negotiator.receive(0, ready)
+        else:
+            self._hear(self._negotiator, 0, ready)
 
     def _take(self, sender: int, message: Message) -> None:
         if isinstance(message, Run) and self._negotiator is None:
             self._apply(message)
         elif isinstance(message, Ready) and self._negotiator is not None:
-            if self._end is None:
-                self._negotiator.receive(sender, message)
+            self._hear(self._negotiator, sender, message)
         elif isinstance(message, End):
             if message.kind in ORDERLY:
                 self._gone.add(message.rank)
@@ -166,6 +168,11 @@ class Coordinator:
                 self._finish(message)
         else:
             raise ProtocolError(f"rank {self._ranks[sender]} sent a message that is not its to send")
+
+    def _hear(self, negotiator: Negotiator, rank: int, ready: Ready) -> None:
+        if self._end is None:
+            was_last = negotiator.receive(rank, ready)
+            self._stragglers.heard(rank, was_last, time.monotonic())
 
     # ---- batches
 
@@ -182,6 +189,8 @@ class Coordinator:
         if run is not None:
             self._link.send(run)
             self._apply(run)
+            if warning := self._stragglers.ran(run, time.monotonic()):
+                logger.warning(warning)
 
     def _apply(self, run: Run) -> None:
         if self._cache.begin(run.generation):

@@ -67,7 +67,9 @@ class Engine:
         self._plane = plane = connections.plane
         self._in_flight = InFlight(link.wake.set)
         self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
-        self._coordinator = Coordinator(settings, ranks, hosts, link, plane, self._in_flight, self._executor, on_end)
+        self._coordinator = Coordinator(
+            settings, ranks, hosts, connections.speakers, link, plane, self._in_flight, self._executor, on_end
+        )
         self._turn_lock = threading.Lock()
         self._driving = threading.Lock()
         self._driver = _Driver()

@@ -126,7 +126,7 @@ def test_what_all_ranks_have_goes_up_once() -> None:
     assert aggregator.receive(5, Ready(0, 0b11, ())) == []
     assert aggregator.receive(4, Ready(0, 0b01, ())) == []
     assert aggregator.receive(6, Ready(0, 0b11, ())) == [News((4, 5, 6), Ready(0, 0b01, ()))]
-    assert aggregator.receive(4, Ready(0, 0b10, ())) == [News((4, 5, 6), Ready(0, 0b10, ()))]
+    assert aggregator.receive(4, Ready(0, 0b10, ())) == [News((5, 6, 4), Ready(0, 0b10, ()))]
     assert not aggregator.is_waiting
 
 

@@ -57,7 +57,7 @@ def _coordinator(link: LeaderLink, plane: Mock) -> Coordinator:
     in_flight, executor = Mock(), Mock()
     in_flight.take_new.return_value = in_flight.all.return_value = executor.entries.return_value = []
     return Coordinator(
-        Settings(rank=1, size=3), [0, 1, 2], ["a", "b", "b"], link, plane, in_flight, executor, on_end=Mock()
+        Settings(rank=1, size=3), [0, 1, 2], ["a", "b", "b"], [0, 1, 1], link, plane, in_flight, executor, on_end=Mock()
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdlite.core.dtypes import Average, DType, Max
-from hvdlite.core.messages import Kind, Ready
+from hvdlite.core.messages import JOIN_NAME, Kind, Ready
 from hvdlite.core.negotiate import Negotiator
 from hvdlite.core.wire import ProtocolError
 from tests.unit.ranks import Ranks, request
@@ -28,6 +28,24 @@ def test_nothing_runs_before_the_last_rank_submits() -> None:
     ranks.leaves[1].submit(request("a"))
     ranks.settle()
     assert [leaf.ran for leaf in ranks.leaves] == [[("a",)]] * 3
+
+
+def test_it_tells_who_was_the_last_of_all_ranks() -> None:
+    negotiator = Negotiator(range(3), 8, 1 << 20)
+    for ready in (Ready(0, 0, (request("a"),)), Ready(0, 1, ())):
+        assert [negotiator.receive(rank, ready) for rank in (1, 0, 2)] == [False, False, True]
+        negotiator.cut()
+
+
+def test_nobody_is_the_last_where_not_all_take_part() -> None:
+    negotiator = Negotiator(range(3), 8, 1 << 20)
+    message = Ready(0, 0, (request("m", kind=Kind.SEND, root=0, peer=1, cacheable=False),))
+    assert [negotiator.receive(rank, message) for rank in (1, 0)] == [False, False]
+    join = Ready(0, 0, (request(JOIN_NAME, kind=Kind.JOIN, cacheable=False),))
+    assert not negotiator.receive(0, join)
+    for rank in (1, 2):
+        assert not negotiator.receive(rank, Ready(0, 0, (request("a"),)))
+    assert negotiator.has_agreed
 
 
 def test_different_orders_of_submission_run_in_one_order() -> None:
