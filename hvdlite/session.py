@@ -24,7 +24,7 @@ from hvdlite.dataplane.arena import Arena
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
-from hvdlite.rendezvous.client import Meeting, exchange
+from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
 from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.rendezvous.hostid import kernel_host_id
 from hvdlite.rendezvous.meeting import meet
@@ -264,7 +264,7 @@ def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
 def _swapper(context: zmq.Context[Any], meeting: Meeting, settings: Settings, number: int, deadline: float) -> Swap:
     if settings.size == 1:
         return lambda card: [card]
-    rounds = itertools.count(number << 8)
+    rounds = itertools.count(number * ROUNDS_OF_INIT)
 
     def swap(card: Any) -> Sequence[Any]:
         return exchange(

@@ -31,7 +31,7 @@ from .hello import Hello
 from .loop import Loop
 from .outbox import Outbox
 from .tunnel import Tunnel
-from .workers import Worker, Workers
+from .workers import Worker, Workers, explain
 
 _READ_BYTES: Final = 64 << 10
 _PIPE_BYTES: Final = 1 << 20  # the most that Linux lets an unprivileged pipe hold
@@ -133,7 +133,7 @@ class Agent:
             try:
                 worker = self._workers.start(rank, message["command"], environment, message["cwd"])
             except (OSError, ValueError) as error:
-                self._outbox.send(pack_message(Kind.FAILED, rank=rank, reason=str(error)))
+                self._outbox.send(pack_message(Kind.FAILED, rank=rank, reason=explain(error)))
                 continue
             self._outbox.send(pack_message(Kind.STARTED, rank=rank, pid=worker.process.pid))
             for pipe in worker.pipes:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 import click
@@ -37,6 +34,7 @@ from .options.completion import completion
 from .options.config_file import read_config
 from .options.flags import SETTINGS, resolve
 from .options.hosts import HostOptions, host_options
+from .options.program import check_meaning, check_program
 from .options.spelling import misspelt
 from .options.table import horovod_options, typed_flags
 from .plan import wanted_hosts
@@ -47,6 +45,7 @@ from .spawners import ways_to
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
 _BAD_USAGE: Final = 2
+_OTHERS: Final = (completion, doctor)
 
 
 def _count(text: str) -> int:
@@ -60,9 +59,10 @@ def _count(text: str) -> int:
 
 @click.command(
     cls=LaunchCommand,
-    subcommands=(completion, doctor),
+    subcommands=_OTHERS,
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
-    epilog="Example: hvdrun -np 4 python train.py --epochs 3. All of Horovod's flags: docs/hvdrun.md.",
+    epilog="Example: hvdrun -np 4 python train.py --epochs 3. Flags of Horovod that are not listed do nothing here or "
+    "are refused, and hvdrun says why.",
 )
 @click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start.")
 @click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N", help="At most N on each host.")
@@ -108,12 +108,15 @@ def hvdrun(
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
+    path = environment.get("PATH", os.defpath)
+    if command:
+        check_meaning(command, path, where.hosts, [str(other.name) for other in _OTHERS])
     hosts = wanted_hosts(where.listed(), size, per_host)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     _check_folder()
     if any(is_local(host.name) for host in hosts):
-        _check_command(command, environment)
+        check_program(command, path)
     if encrypts:
         environment["HVDLITE_ENCRYPT_DATA"] = "1"
     if where.ports:
@@ -126,10 +129,10 @@ def hvdrun(
         _say(f"there is no setting {wrong}; did you mean {right}?")
     if is_dry:
         plan = sketch(request, job)
-        _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh)))
+        _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh), is_verbose))
         return 0
     with Agents(where.ssh, _say) as agents:
-        plan = prepare(request, job, agents)
+        plan = prepare(request, job, agents, _say if is_verbose else _ignore)
         with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
             screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
             plan = plan.meeting_at(server.address)
@@ -140,6 +143,10 @@ def hvdrun(
 def _say(line: str) -> None:
     with suppress(OSError):  # nobody reads it
         print(f"hvdrun: {line}", file=sys.stderr, flush=True)
+
+
+def _ignore(line: str) -> None:
+    """What only --verbose shows."""
 
 
 def _open_missing_streams() -> None:
@@ -201,18 +208,6 @@ def _check_folder() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise click.UsageError("the working directory was removed; cd into one that there is.") from None
-
-
-def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    program = command[0]
-    if shutil.which(program, path=environment.get("PATH", os.defpath)):
-        return
-    if not Path(program).is_file():
-        raise click.UsageError(f"the command {program!r} was not found; check its spelling, or PATH.")
-    hint = f"write python {shlex.quote(program)}" if program.endswith(".py") else f"write ./{program} or a full path"
-    if os.sep in program and not program.endswith(".py"):
-        hint = f"make it so with chmod +x {shlex.quote(program)}"
-    raise click.UsageError(f"{program!r} is not a command that can be executed; {hint}.")
 
 
 @contextmanager

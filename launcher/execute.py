@@ -87,8 +87,8 @@ class _Execution:
 
     def _start(self) -> None:
         for host, link in self._links.items():
-            self._tell(f"the way to the agent of {host} is process {link.pid} here")
             part = self._plan.on(host)
+            self._tell(f"the way to the agent of {host} is process {link.pid} here; ranks start in {part.cwd}")
             link.services = part.services
             workers = [{"rank": rank, "environment": dict(self._plan.of_rank[rank])} for rank in part.ranks]
             link.send(

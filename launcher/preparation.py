@@ -7,7 +7,7 @@ reachable by the others. Only then is there a plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -66,8 +66,8 @@ def sketch(request: Request, job: Job) -> Plan:
     return replace(plan, environment={**plan.environment, **later, **request.environment})
 
 
-def prepare(request: Request, job: Job, agents: Agents) -> Plan:
-    """Connects the agents of all hosts that get ranks, and returns the plan.
+def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], None]) -> Plan:
+    """Connects the agents of all hosts that get ranks, and returns the plan. ``tell`` hears what is done, in lines.
 
     Raises CannotStart naming the host, and BadHostSpec, with nothing started but agents.
     """
@@ -79,8 +79,8 @@ def prepare(request: Request, job: Job, agents: Agents) -> Plan:
     placements = placements or request.place(cores)
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
-    folders = _folders(request, agents, hosts)
-    of_host = _networks(request, agents, hosts) if len(hosts) > 1 else {}
+    folders = _folders(request, agents, hosts, tell)
+    of_host = _networks(request, agents, hosts, tell) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
     ports = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
@@ -104,22 +104,26 @@ def _cores_here() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _folders(request: Request, agents: Agents, hosts: Sequence[str]) -> dict[str, str]:
+def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]) -> dict[str, str]:
     """Where the working directory is on the hosts that have it elsewhere."""
     remote, cwd = [host for host in hosts if agents.links[host].is_remote], Path.cwd()
     if request.syncs:
-        return copy_folder(agents, remote, cwd) if remote else {}
+        return copy_folder(agents, remote, cwd, tell) if remote else {}
     for host, has_it in agents.ask("is_folder", {host: {"path": str(cwd)} for host in remote}).items():
         if has_it is not True:
             raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
     return {}
 
 
-def _networks(request: Request, agents: Agents, hosts: Sequence[str]) -> dict[str, dict[str, str]]:
+def _networks(
+    request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]
+) -> dict[str, dict[str, str]]:
     """The variables that tell each host's ranks how the others reach them; nothing if there are no others."""
     if all(is_local(host) for host in hosts):
         return {}
     chosen = choose_addresses(agents.ask, hosts, wanted=request.interfaces, ports=request.ports)
+    for host, candidate in chosen.items():
+        tell(f"the others reach {host} at {candidate or f'{_HERE}, for all hosts are one machine'}")
     return {
         host: network_environment(candidate, request.interfaces, request.environment)
         for host, candidate in chosen.items()

@@ -47,8 +47,13 @@ def _details(failure: Failure) -> Iterator[str]:
         yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
 
 
-def describe_plan(plan: Plan, inherited: Mapping[str, str], ways: Sequence[Sequence[str]]) -> Iterator[str]:
-    """What would be started: placement, environment without the job's key, command, and the ``ways`` to other hosts."""
+def describe_plan(
+    plan: Plan, inherited: Mapping[str, str], ways: Sequence[Sequence[str]], is_verbose: bool
+) -> Iterator[str]:
+    """What would be started: placement, environment without the job's key, command, and the ``ways`` to other hosts.
+
+    The last word of each way is a program, and long; it is shown if ``is_verbose``.
+    """
     yield f"{plan.size} rank(s) on {len(plan.hosts)} host(s)"
     yield ""
     yield f"{'rank':>6}  {'host':<24} {'local':>9} {'cross':>9}"
@@ -71,8 +76,8 @@ def describe_plan(plan: Plan, inherited: Mapping[str, str], ways: Sequence[Seque
     yield f"  {shlex.join(plan.command)}"
     if ways:
         yield ""
-        yield "through:"
-        yield from (f"  {shlex.join(way)}" for way in ways)
+        yield "through:" if is_verbose else "through (--verbose shows the whole of AGENT, what the other host runs):"
+        yield from (f"  {shlex.join(way if is_verbose else [*way[:-1], 'AGENT'])}" for way in ways)
 
 
 def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:

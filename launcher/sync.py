@@ -16,7 +16,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -33,13 +33,15 @@ _STALL_S: Final = 30.0
 _UNPACK_S: Final = 120.0
 
 
-def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path) -> dict[str, str]:
-    """Copies ``folder`` to all ``hosts`` at once and returns where it is on each.
+def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path, tell: Callable[[str], None]) -> dict[str, str]:
+    """Copies ``folder`` to all ``hosts`` at once and returns where it is on each; ``tell`` hears how much that is.
 
     Raises LaunchError if it is too large, and CannotStart naming a host that cannot take it.
     """
     with tempfile.TemporaryFile() as archive:
-        pack(folder, archive)
+        count = pack(folder, archive)
+        size = os.fstat(archive.fileno()).st_size
+        tell(f"--sync sends {count} file(s), {-(-size >> 10)} KiB packed, to {', '.join(hosts)}")
         _send(agents, hosts, archive)
     name = _name_of(folder)
     return {
@@ -48,9 +50,9 @@ def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path) -> dict[str,
     }
 
 
-def pack(folder: Path, archive: IO[bytes]) -> None:
-    """Writes a tar of what is to be copied. Raises LaunchError if that is more than MAX_BYTES."""
-    total, root = 0, os.path.realpath(folder)
+def pack(folder: Path, archive: IO[bytes]) -> int:
+    """Writes a tar of what is to be copied; the number of files. Raises LaunchError if they are more than MAX_BYTES."""
+    count, total, root = 0, 0, os.path.realpath(folder)
     with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
         for name in sorted(_names(folder)):
             path = folder / name
@@ -59,6 +61,7 @@ def pack(folder: Path, archive: IO[bytes]) -> None:
                 path = target  # it leads out of what is copied
             if not (path.is_symlink() or path.is_file()):
                 continue
+            count += 1
             total += path.lstat().st_size
             if total > MAX_BYTES:
                 raise LaunchError(
@@ -68,6 +71,7 @@ def pack(folder: Path, archive: IO[bytes]) -> None:
             link = os.path.relpath(target, os.path.realpath(path.parent))
             tar.add(path, name, recursive=False, filter=partial(_with_link, link))
     archive.flush()
+    return count
 
 
 def _with_link(link: str, member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -7,6 +7,7 @@ this module is the subreaper of all of them, so one that left its worker's group
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -21,6 +22,14 @@ from .frames import Kind
 from .processes import children, die_with_parent, signal_group
 
 _REPORT_BYTES: Final = 64 << 10
+
+_ADVICE: Final = {
+    errno.ENOENT: "see that it is on that host, and on PATH there",
+    errno.EACCES: "see that it may be executed on that host",
+    errno.ENOEXEC: "its first line must name an interpreter, as #!/bin/sh does",
+    errno.EMFILE: "raise the limit on open files on that host, see ulimit -n",
+    errno.EAGAIN: "raise the limit on processes on that host, see ulimit -u",
+}
 
 
 @dataclass(slots=True)
@@ -41,6 +50,15 @@ class Worker:
             if [type(each) for each in told] == [int, str]:
                 return list(told)
         return None
+
+
+def explain(error: OSError | ValueError) -> str:
+    """Why a worker could not be started, and what to do about it if that is known."""
+    if not isinstance(error, OSError):
+        return str(error)
+    what = f": {error.filename}" if error.filename else ""
+    advice = f"; {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
+    return f"{error.strerror}{what}{advice}"
 
 
 class Workers:

@@ -42,7 +42,7 @@ def run(
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
     network_interface: str | None = None,
-    network_interfaces: Sequence[str] | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
@@ -50,9 +50,9 @@ def run(
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` on ``num_proc`` ranks and returns the results in rank order; see `hvdlite.run`.
 
-    ``network_interface`` holds names with commas in between, ``network_interfaces`` a list of them. ``disable_cache``
-    and ``use_gloo`` choose between ways that do not exist here, and nothing follows from them. Raises ValueError for
-    the arguments of elastic jobs and of MPI, and for ``executable``.
+    ``network_interface`` holds names with commas in between, ``network_interfaces`` the same or a list of them.
+    ``disable_cache`` and ``use_gloo`` choose between ways that do not exist here, and nothing follows from them. Raises
+    ValueError for the arguments of elastic jobs and of MPI, and for ``executable``.
     """
     given = locals()
     for what, names in _ABSENT.items():
@@ -71,7 +71,7 @@ def run(
         hostfile=hostfile,
         ssh_port=ssh_port,
         ssh_identity_file=ssh_identity_file,
-        network_interfaces=network_interfaces or (network_interface or "").split(","),
+        network_interfaces=network_interfaces or network_interface or (),
         start_timeout=start_timeout,
         output_filename=output_filename,
         verbose=bool(verbose),

@@ -14,6 +14,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
 
 MAX_ROSTER_BYTES = 64 << 20
+ROUNDS_OF_INIT = 256  # more than any takes; the first is the one with which a rank begins
 GRACE_S = 5.0  # how much longer than the server, which knows who is missing, a rank waits for its answer
 
 
@@ -53,22 +54,24 @@ def exchange(
         answer = json.loads(socket.recv())
     finally:
         socket.close()
-    refuse(answer, rank, timeout_s)
+    refuse(answer, rank, timeout_s, is_first=number % ROUNDS_OF_INIT == 0)
     cards: list[Any] = answer["cards"]
     return cards
 
 
-def absent(ranks: Sequence[int], rank: int, waited_s: float) -> HorovodInternalError:
-    """What ``rank`` raises that has waited for ``ranks`` in vain."""
+def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool = True) -> HorovodInternalError:
+    """What ``rank`` raises that has waited for ``ranks`` in vain, in the first round of ``init`` or in a later one."""
+    names = ", ".join(map(str, ranks))
     return HorovodInternalError(
-        f"rank {rank} waited {waited_s:.0f} s in init() but rank(s) {', '.join(map(str, ranks))} did not call it. "
+        f"rank {rank} waited {waited_s:.0f} s in init() but rank(s) {names} "
+        f"{'did not call it' if is_first else 'have called it and did not go on'}. "
         "Look at their output, or raise HVDLITE_START_TIMEOUT."
     )
 
 
-def refuse(answer: Mapping[str, Any], rank: int, waited_s: float) -> None:
+def refuse(answer: Mapping[str, Any], rank: int, waited_s: float, *, is_first: bool = True) -> None:
     """Raises HorovodInternalError if the ``answer`` to ``rank`` tells of missing ranks or of an error."""
     if "missing" in answer:
-        raise absent(answer["missing"], rank, waited_s)
+        raise absent(answer["missing"], rank, waited_s, is_first=is_first)
     if "error" in answer:
         raise HorovodInternalError(f"rank {rank} was refused where the ranks meet: {answer['error']}")

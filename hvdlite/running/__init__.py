@@ -26,7 +26,7 @@ def run(
     env: Mapping[str, str] | None = None,
     ssh_port: int | None = None,
     ssh_identity_file: str | None = None,
-    network_interfaces: Sequence[str] = (),
+    network_interfaces: str | Sequence[str] = (),
     start_timeout: float | None = None,
     output_filename: str | None = None,
     verbose: bool = False,
@@ -34,7 +34,8 @@ def run(
     """Calls ``func(*args, **kwargs)`` in ``np`` new processes that form a job, and returns the results in rank order.
 
     In ``func``, ``hvd.init()`` joins the job. ``env`` is added to the environment of the workers; the other
-    options are those of ``hvdrun``, ``start_timeout`` is in seconds. What the ranks print is shown as hvdrun shows it.
+    options are those of ``hvdrun``, ``start_timeout`` is in seconds, and ``network_interfaces`` a list, or names with
+    commas in between. What the ranks print is shown as hvdrun shows it.
 
     A function at the top level of a module or script travels by its name; a script needs
     ``if __name__ == "__main__":`` around the call. Lambdas, nested functions and those of a notebook need the package
@@ -54,12 +55,13 @@ def run(
         raise ValueError(f"np must be the number of processes to start, at least 1; got {np!r}")
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile exclude each other; give one of them")
+    interfaces = [network_interfaces] if isinstance(network_interfaces, str) else network_interfaces
     options = {
         "-H": hosts,
         "--hostfile": hostfile,
         "--ssh-port": ssh_port,
         "--ssh-identity-file": ssh_identity_file,
-        "--network-interfaces": ",".join(network_interfaces) or None,
+        "--network-interfaces": ",".join(interfaces) or None,
         "--start-timeout": None if start_timeout is None else f"{start_timeout:g}",
         "--output-filename": output_filename,
     }

@@ -19,11 +19,14 @@ from ..options.hosts import HostOptions, host_options
 )
 @host_options
 @click.option("--json", "is_json", is_flag=True, help="Write JSON instead of text.")
-def doctor(where: HostOptions, is_json: bool) -> int:
+@click.argument("words", nargs=-1, metavar="")
+def doctor(where: HostOptions, is_json: bool, words: tuple[str, ...]) -> int:
     """Examine hosts and the network between them.
 
     Without -H and --hostfile it is this host alone.
     """
+    if words:
+        raise click.UsageError(f"hosts are named by -H: hvdrun doctor -H {','.join(words)}.")
     # Imported here, for no job needs them, and every one would start later.
     from .findings import Weight, find
     from .report import as_json, describe

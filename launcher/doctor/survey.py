@@ -6,19 +6,21 @@ A host that fails to answer is left out of what follows, with the reason, and th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from hvdlite.errors import CannotStart
 
 from ..network.attempts import Attempt, HostsUnreached
 from ..network.candidates import Candidate, Network
 from ..network.connect_test import Ask, choose_addresses, close_probe, dial, open_probe, pairs
+from .facts import parse_clock, parse_machine, parse_software
 
 BULK_S: Final = 0.25  # of sending, for each pair and direction
 _MACHINE_S: Final = 20.0  # nvidia-smi may take ten
 _SOFTWARE_S: Final = 30.0
+_Fact = TypeVar("_Fact")
 
 
 @dataclass(slots=True)
@@ -57,19 +59,16 @@ class Survey:
 
 def examine_hosts(ask: Ask, survey: Survey) -> None:
     """Asks every usable host for its facts."""
-    for name, answer in _ask(ask, "network", survey):
-        try:
-            survey.hosts[name].network = Network.parse(answer)
-        except ValueError as error:
-            survey.hosts[name].problem = f"{error}."
-    for name, answer in _ask(ask, "machine", survey, _MACHINE_S):
-        survey.hosts[name].machine = answer
-    for name, answer in _ask(ask, "software", survey, _SOFTWARE_S):
-        survey.hosts[name].software = answer
+    for host, network in _ask(ask, "network", Network.parse, survey):
+        host.network = network
+    for host, machine in _ask(ask, "machine", parse_machine, survey, _MACHINE_S):
+        host.machine = machine
+    for host, software in _ask(ask, "software", parse_software, survey, _SOFTWARE_S):
+        host.software = software
     for name in survey.usable:
         sent = time.time()
-        for _, answer in _ask(ask, "clock", survey, hosts=[name]):
-            survey.hosts[name].clock_ahead_s = float(answer) - (sent + time.time()) / 2
+        for host, clock_s in _ask(ask, "clock", parse_clock, survey, hosts=[name]):
+            host.clock_ahead_s = clock_s - (sent + time.time()) / 2
 
 
 def examine_network(ask: Ask, survey: Survey, wanted: Sequence[str], ports: range | None) -> None:
@@ -117,15 +116,24 @@ def _measure(ask: Ask, addresses: Mapping[str, Candidate], ports: range | None) 
 
 
 def _ask(
-    ask: Ask, what: str, survey: Survey, timeout_s: float = 10.0, hosts: Sequence[str] = ()
-) -> Iterator[tuple[str, Any]]:
-    """The answers of the hosts that do answer, by default all usable ones; the problem of any other is noted."""
+    ask: Ask,
+    what: str,
+    parse: Callable[[Any], _Fact],
+    survey: Survey,
+    timeout_s: float = 10.0,
+    hosts: Sequence[str] = (),
+) -> Iterator[tuple[SurveyedHost, _Fact]]:
+    """The facts in the answers of the hosts, by default all usable ones. The problem of a host without is noted."""
     asked = [name for name in hosts or survey.usable if survey.hosts[name].is_usable]
-    while asked:
+    answers: Mapping[str, Any] | None = None
+    while asked and answers is None:
         try:
-            yield from ask(what, {name: {} for name in asked}, timeout_s).items()
+            answers = ask(what, {name: {} for name in asked}, timeout_s)
         except CannotStart as error:
             survey.hosts[error.host].problem = error.reason
             asked.remove(error.host)
-        else:
-            return
+    for name, answer in (answers or {}).items():
+        try:
+            yield survey.hosts[name], parse(answer)
+        except ValueError as error:
+            survey.hosts[name].problem = f"{error}."

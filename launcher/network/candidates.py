@@ -23,6 +23,8 @@ from typing import Any, Final
 
 from hvdlite.errors import CannotStart
 
+from .. import fields
+
 LOOPBACK: Final = "127.0.0.1"
 _MAX_INTERFACES: Final = 4096
 _BAD_USAGE: Final = 2
@@ -50,13 +52,10 @@ class Network:
     interfaces: tuple[Interface, ...]
 
     @classmethod
-    def parse(cls, answer: Mapping[str, Any]) -> Network:
+    def parse(cls, answer: Any) -> Network:
         """An agent's answer. Raises ValueError for what is none."""
-        try:
-            rows = answer["interfaces"][:_MAX_INTERFACES]
-            return cls(str(answer["network"]), tuple(_parse_interface(row) for row in rows))
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"the agent's list of interfaces has no proper {error}") from None
+        rows = fields.field(answer, "interfaces", list)[:_MAX_INTERFACES]
+        return cls(fields.text(answer, "network"), tuple(_parse_interface(row) for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +111,17 @@ def network_environment(candidate: Candidate | None, wanted: Sequence[str], base
     return environment
 
 
-def _parse_interface(row: Mapping[str, Any]) -> Interface:
+def _parse_interface(row: Any) -> Interface:
     return Interface(
-        name=str(row["name"])[:64],
-        addresses=tuple(ipaddress.ip_interface(str(address)) for address in row["addresses"]),
-        is_up=bool(row["is_up"]),
-        is_loopback=bool(row["is_loopback"]),
-        is_virtual=bool(row["is_virtual"]),
-        mtu=int(row["mtu"]),
-        speed_mbps=int(row["speed_mbps"]),
+        name=fields.text(row, "name"),
+        addresses=tuple(
+            ipaddress.ip_interface(fields.shown(address)) for address in fields.field(row, "addresses", list)
+        ),
+        is_up=fields.field(row, "is_up", bool),
+        is_loopback=fields.field(row, "is_loopback", bool),
+        is_virtual=fields.field(row, "is_virtual", bool),
+        mtu=fields.count(row, "mtu"),
+        speed_mbps=fields.count(row, "speed_mbps"),
     )
 
 

@@ -5,14 +5,13 @@ Functions raise ValueError with a text that says what the agent has got wrong.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from ..fields import field, figure, shown
 from .attempts import PROBLEMS, Attempt
 from .candidates import Candidate
 
-_MAX_DETAIL: Final = 200
 _MAX_PORT: Final = 65535
 
 
@@ -25,11 +24,11 @@ class Listening(NamedTuple):
 
 def parse_listening(answer: Any, addresses: Sequence[str]) -> Listening:
     """The answer to ``listen`` on ``addresses``, each of which has a port or a problem."""
-    ports, problems = _field(answer, "ports", dict), _field(answer, "problems", dict)
+    ports, problems = field(answer, "ports", dict), field(answer, "problems", dict)
     listening = Listening({}, {})
     for address in addresses:
         if address in problems:
-            listening.problems[address] = _detail(problems[address])
+            listening.problems[address] = shown(problems[address])
         elif type(port := ports.get(address)) is int and 0 < port <= _MAX_PORT:
             listening.ports[address] = port
         else:
@@ -39,7 +38,7 @@ def parse_listening(answer: Any, addresses: Sequence[str]) -> Listening:
 
 def parse_attempts(answer: Any, dialler: str, targets: Sequence[Candidate], hosts: Sequence[str]) -> list[Attempt]:
     """The answer of ``dialler`` to ``dial``: what came of each target. ``hosts`` are those of the test by number."""
-    results = _field(answer, "results", list)
+    results = field(answer, "results", list)
     if len(results) != len(targets):
         raise ValueError(f"the agent has dialled {len(targets)} addresses and tells of {len(results)}")
     return [_attempt(result, dialler, target, hosts) for result, target in zip(results, targets, strict=True)]
@@ -49,32 +48,14 @@ def _attempt(result: Any, dialler: str, target: Candidate, hosts: Sequence[str])
     if not isinstance(result, Mapping):
         raise ValueError("the agent does not say what came of dialling an address")
     if "problem" not in result:
-        speed = None if result.get("mb_per_s") is None else _figure(result, "mb_per_s")
-        return Attempt(dialler, target, rtt_us=_figure(result, "rtt_us"), mb_per_s=speed)
-    problem, detail = _field(result, "problem", str), _detail(result.get("detail", ""))
+        speed = None if result.get("mb_per_s") is None else figure(result, "mb_per_s")
+        return Attempt(dialler, target, rtt_us=figure(result, "rtt_us"), mb_per_s=speed)
+    problem, detail = field(result, "problem", str), shown(result.get("detail", ""))
     if problem not in PROBLEMS:
-        raise ValueError(f"the agent tells of an unknown problem: {_detail(problem)}")
+        raise ValueError(f"the agent tells of an unknown problem: {shown(problem)}")
     if problem == "other host":
-        number = _field(result, "host", int)
+        number = field(result, "host", int)
         if not 0 <= number < len(hosts):
             raise ValueError(f"the agent has reached host number {number}, which is none")
         detail = hosts[number]
     return Attempt(dialler, target, problem, detail=detail)
-
-
-def _field(answer: Any, name: str, kind: type) -> Any:
-    value = answer.get(name) if isinstance(answer, Mapping) else None
-    if type(value) is not kind:
-        raise ValueError(f"the agent's answer in the connect test has no proper {name!r}")
-    return value
-
-
-def _figure(result: Mapping[str, Any], name: str) -> float:
-    value: Any = result.get(name)
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError(f"the agent's answer in the connect test has no proper {name!r}")
-    return float(value)
-
-
-def _detail(text: Any) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:_MAX_DETAIL])

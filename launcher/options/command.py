@@ -7,6 +7,7 @@ so that a program of the same name can still be started: ``hvdrun -np 2 doctor``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -42,6 +43,18 @@ class LaunchCommand(click.Command):
             extra = {"help_option_names": ["-h", "--help"], **extra}
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the words ``args``. Of a long word behind one dash all is wrong, and not one of its letters."""
+        rest = list(args)
+        try:
+            return super().parse_args(ctx, rest)
+        except click.NoSuchOption as error:
+            word = args[len(args) - len(rest) - 1]
+            if len(word) == 2 or word.startswith("--"):
+                raise
+            known = [name for option in self.params for name in option.opts if name.startswith("-")]
+            raise click.NoSuchOption(word, possibilities=get_close_matches(word, known, 1), ctx=ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import subprocess
@@ -280,7 +281,21 @@ class Network:
         subprocess.run([*self._enter_switch, "ip", "-batch", "-"], input=text, text=True, check=True)
 
 
+def main() -> None:
+    """Keeps hosts of the names that were given, on two networks, until stdin ends, and says how to enter them."""
+    if reason := missing():
+        sys.exit(reason)
+    with Network(*(sys.argv[1:] or ("node1", "node2")), nics=2) as network:
+        for host in network:
+            print(f"{host.name}: {shlex.join(host.command(['bash'], Path.cwd()))}", flush=True)
+        sys.stdin.read()
+
+
 def _environment() -> dict[str, str]:
     """This process's environment, with the interpreter's own commands and those of the system on PATH."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
     return {**os.environ, "HOME": home, "PATH": f"{Path(sys.executable).parent}:{_SEARCHED}"}
+
+
+if __name__ == "__main__":
+    main()

@@ -41,6 +41,13 @@ def hosts(hosts_of_two_networks: Network) -> Iterator[Network]:
     check_left_as_found(hosts_of_two_networks)
 
 
+def test_verbose_tells_the_address_of_each_host(hosts: Network) -> None:
+    ended = hvdrun(hosts["a"], *HOSTS, "--network-interface", "eth1", "--verbose", "true")
+    assert ended.returncode == 0, ended.stderr
+    for number, host in enumerate("abc", 1):
+        assert f"hvdrun: the others reach {host} at 10.98.0.{number} (eth1)\n" in ended.stderr
+
+
 def addresses(hosts: Network, *options: str) -> list[str]:
     return [found["HVDLITE_ADDRESS"] for found in reported(hvdrun(hosts["a"], *HOSTS, *options, *TELL))]
 

@@ -71,7 +71,7 @@ def test_a_program_that_cannot_be_executed_is_one_failure(tmp_path: Path) -> Non
     program.chmod(0o755)
     ended = run("-np", "2", str(program))
     assert ended.returncode == 1
-    assert "could not be started: [Errno 8] Exec format error" in ended.stderr
+    assert f"could not be started: Exec format error: {program}; its first line must name" in ended.stderr
 
 
 def test_a_failure_ends_grandchildren_too_even_deaf_ones(tmp_path: Path) -> None:

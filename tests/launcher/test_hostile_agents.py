@@ -16,6 +16,7 @@ from hvdlite.launcher.agents import Agents
 from hvdlite.launcher.frames import GREETING, Kind, pack, pack_message, pack_output
 from hvdlite.launcher.hello import Hello
 from hvdlite.launcher.hosts import parse_hosts
+from hvdlite.launcher.machine import describe_machine
 from hvdlite.launcher.spawners import SshOptions
 from tests.launcher.hvdrun import run
 
@@ -88,13 +89,18 @@ UP = {"ports": {"192.0.2.9": 4000}, "problems": {}}
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"network": {**FAR, "interfaces": [{**NIC, "addresses": [], "mtu": float("inf")}]}}, "list of interfaces"),
+        ({"network": {**FAR, "interfaces": [{**NIC, "addresses": [], "mtu": float("inf")}]}}, "no proper 'mtu'"),
+        (
+            {"network": {**FAR, "interfaces": [{**NIC, "addresses": [], "speed_mbps": 10**400}]}},
+            "no proper 'speed_mbps'",
+        ),
         ({"network": FAR, "listen": [1]}, "no proper 'ports'"),
         ({"network": FAR, "listen": {"ports": {}, "problems": {}}}, "on which port of 192.0.2.9 it listens"),
         ({"network": FAR, "listen": {**UP, "ports": {"192.0.2.9": 1 << 80}}}, "on which port of 192.0.2.9 it listens"),
         ({"network": FAR, "listen": UP, "dial": {"results": []}}, "tells of 0"),
         ({"network": FAR, "listen": UP, "dial": {"results": [7]}}, "does not say what came"),
         ({"network": FAR, "listen": UP, "dial": {"results": [{"rtt_us": "soon"}]}}, "no proper 'rtt_us'"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [{"rtt_us": 10**400}]}}, "no proper 'rtt_us'"),
         ({"network": FAR, "listen": UP, "dial": {"results": [{"problem": "{detail.x}"}]}}, "unknown problem"),
         ({"network": FAR, "listen": UP, "dial": {"results": [{"problem": "other host", "host": 9}]}}, "number 9"),
     ],
@@ -109,6 +115,47 @@ def test_an_answer_of_the_wrong_shape_names_the_host(
     assert "liar" in ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+GPU = {"name": "\33[2Jcleared", "memory_mib": "1", "driver": "1"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"network": [FAR]}, "no proper 'interfaces'"),
+        ({"machine": "fast"}, "no proper 'kernel'"),
+        ({"machine": {**describe_machine(), "cores": "many"}}, "no proper 'cores'"),
+        ({"machine": {**describe_machine(), "memory": 10**400}}, "no proper 'memory'"),
+        ({"machine": {**describe_machine(), "load": float("nan")}}, "no proper 'load'"),
+        ({"machine": {**describe_machine(), "files": -1}}, "no proper 'files'"),
+        ({"machine": {**describe_machine(), "gpus": [GPU, {}]}}, "no proper 'name'"),
+        ({"software": [1]}, "no proper 'software'"),
+        ({"software": {"hvdlite": "0.1.0"}}, "no proper 'problem'"),
+        ({"software": {"hvdlite": "0.1.0", "problem": ""}}, "no proper 'python'"),
+        ({"software": {"problem": ["none"]}}, "no proper 'problem'"),
+        ({"clock": "noon"}, "no proper 'clock'"),
+        ({"clock": 10**400}, "no proper 'clock'"),
+    ],
+)
+def test_a_doctor_who_is_lied_to_says_by_whom_and_examines_the_others(
+    ssh: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], words: str
+) -> None:
+    ssh.write_text(LIAR)
+    monkeypatch.setenv("ANSWERS", json.dumps(answers))
+    ended = run("doctor", "-H", "localhost,liar")
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "localhost: connected" in ended.stdout
+    assert "problem: liar: no rank can be started: the agent's answer has" in ended.stdout
+    assert words in " ".join(ended.stdout.split())
+
+
+def test_nothing_that_an_agent_tells_a_doctor_steers_the_terminal(ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh.write_text(LIAR)
+    monkeypatch.setenv("ANSWERS", json.dumps({"machine": {**describe_machine(), "gpus": [GPU]}}))
+    ended = run("doctor", "-H", "liar")
+    assert "1 × ?[2Jcleared (1 MiB, driver 1)" in ended.stdout
+    assert "\33" not in ended.stdout
 
 
 @pytest.mark.parametrize("channel", [-1, 1 << 32, 1 << 80])

@@ -132,11 +132,38 @@ def test_horovods_run_reaches_hosts_as_it_is_told(log: Path, tmp_path: Path) -> 
     assert words[words.index("-p") :][:4] == ["-p", "2200", "-i", str(key)]
 
 
-@pytest.mark.parametrize("option", [{"network_interfaces": ["none8", "none9"]}, {"network_interface": "none8,none9"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"network_interfaces": ["none8", "none9"]},
+        {"network_interfaces": "none8,none9"},
+        {"network_interface": "none8,none9"},
+    ],
+)
 def test_horovods_run_names_interfaces(option: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvdlite.running.caller.Call.results", lambda call: call._arguments)
     words = horovod_run(os.getenv, ("FAKE_HOST",), **option)
     assert words[words.index("--network-interfaces") + 1] == "none8,none9"
+
+
+def test_a_program_that_another_host_lacks_is_told() -> None:
+    ended = run("-H", "far:1", "no-such-program")
+    assert ended.returncode == 1
+    assert "on far could not be started: No such file or directory: no-such-program; see that it is" in ended.stderr
+
+
+def test_verbose_tells_what_sync_sends_and_how_hosts_are_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").write_text("")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    ended = run("-H", "localhost:1,far:1", "--sync", "--verbose", "true")
+    assert ended.returncode == 0, ended.stderr
+    assert "hvdrun: --sync sends 1 file(s), 1 KiB packed, to far\n" in ended.stderr
+    assert "hvdrun: the others reach far at 127.0.0.1, for all hosts are one machine\n" in ended.stderr
+    assert f"; ranks start in {tmp_path}/home/.cache/hvdlite/sync/work-" in ended.stderr
 
 
 def test_a_dry_run_shows_the_line_of_each_host_and_connects_to_none(log: Path) -> None:
@@ -144,7 +171,8 @@ def test_a_dry_run_shows_the_line_of_each_host_and_connects_to_none(log: Path) -
     assert ended.returncode == 0
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("  ssh ")]
     assert " -p 2200 " in line
-    assert " -- me@far 'exec sh -c " in line
+    assert line.endswith(" -- me@far AGENT")
+    assert " -- me@far 'exec sh -c " in run("-H", "localhost:1,me@far:2", "--dry-run", "--verbose", "true").stdout
     assert not log.exists()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hvdlite.errors import CannotStart
 from hvdlite.launcher.doctor.survey import Survey, SurveyedHost, examine_hosts, examine_network
+from hvdlite.launcher.machine import describe_machine
 
 
 class Agents:
@@ -26,7 +27,7 @@ class Agents:
 
 ANSWERS = {
     "network": {"network": "one machine", "interfaces": []},
-    "machine": {"cores": 2},
+    "machine": {**describe_machine(), "cores": 2},
     "software": {"problem": ""},
     "clock": 0.0,
 }
@@ -42,7 +43,7 @@ def test_a_host_that_falls_silent_is_left_out_and_the_others_are_examined() -> N
     assert survey.usable == ["a", "c"]
     assert survey.hosts["b"].problem == "it did not answer 'machine'."
     assert survey.hosts["b"].software == {}
-    assert survey.hosts["c"].machine == {"cores": 2}
+    assert survey.hosts["c"].machine["cores"] == 2
     assert survey.hosts["c"].clock_ahead_s < -1e9
     assert agents.asked[1:4] == [("machine", ("a", "b", "c")), ("machine", ("a", "c")), ("software", ("a", "c"))]
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import zmq
 
-from hvdlite.rendezvous.client import Meeting, exchange
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
 
@@ -59,3 +60,20 @@ def test_the_server_refuses_them_and_goes_on(context: zmq.Context[Any]) -> None:
         meeting = Meeting(job, server.address)
         cards = exchange(context, meeting, number=0, rank=0, size=1, card=GOOD["card"], deadline=deadline)
     assert cards == [GOOD["card"]]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "rank(s) 1 did not call it"),
+        (1, "rank(s) 1 have called it and did not go on"),
+        (ROUNDS_OF_INIT, "rank(s) 1 did not call it"),
+    ],
+)
+def test_who_is_missing_has_called_init_or_not(number: int, words: str, context: zmq.Context[Any]) -> None:
+    job = Job.create()
+    with RendezvousServer(job, 2) as server:
+        meeting, deadline = Meeting(job, server.address), time.monotonic() + 0.2
+        with pytest.raises(HorovodInternalError) as raised:
+            exchange(context, meeting, number=number, rank=0, size=2, card="", deadline=deadline)
+    assert words in str(raised.value)
