@@ -181,8 +181,7 @@ class GradientReducer:
             if gradient.hook is None:  # frozen when it was added
                 self._hook(gradient)
         self.start_over()
-        if failures:
-            raise failures[0]
+        _raise_first(failures)
 
     def close(self) -> None:
         """Removes the hooks, and lets the places go; gradients that lie there keep their memory."""
@@ -211,8 +210,7 @@ class GradientReducer:
             if gradient.bucket.is_complete:
                 self._make_ready(gradient.bucket)
                 if self._ready_bytes >= _BURST_BYTES or not self._has_begun:
-                    for failure in self._submit_ready():
-                        raise failure
+                    _raise_first(self._submit_ready())
 
     def _make_ready(self, bucket: _Bucket) -> None:
         gradients = [each for each in bucket.gradients if each.parameter.requires_grad or each not in bucket.waiting]
@@ -282,3 +280,12 @@ def _failures(action: Callable[[_Bucket], None], buckets: Iterable[_Bucket]) -> 
             action(bucket)
         except (HvdError, ValueError, AssertionError) as error:
             yield error
+
+
+def _raise_first(failures: list[Exception]) -> None:
+    """Leaves no cycle of the error and the frames that it passes, which would keep a dropped optimizer's hooks."""
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()
