@@ -28,19 +28,19 @@ def in_flight(wakes: list[bool]) -> InFlight:
 
 
 def test_one_wake_until_what_is_new_was_taken(in_flight: InFlight, wakes: list[bool]) -> None:
-    in_flight.submit([entry("a")], wakes=True)
-    in_flight.submit([entry("b")], wakes=True)
+    in_flight.submit([entry("a")])
+    in_flight.submit([entry("b")])
     assert len(wakes) == 1
     assert [each.request.name for each in in_flight.take_new()] == ["a", "b"]
-    in_flight.submit([entry("c")], wakes=True)
+    in_flight.submit([entry("c")])
     assert len(wakes) == 2
 
 
 def test_a_burst_wakes_at_its_end(in_flight: InFlight, wakes: list[bool]) -> None:
     with in_flight.burst(), in_flight.burst():
-        in_flight.submit([entry("a")], wakes=True)
+        in_flight.submit([entry("a")])
         in_flight.take_new()  # by a turn that something else caused
-        in_flight.submit([entry("b")], wakes=True)
+        in_flight.submit([entry("b")])
         assert wakes == []
     assert len(wakes) == 1
     assert [each.request.name for each in in_flight.take_new()] == ["b"]
@@ -48,9 +48,9 @@ def test_a_burst_wakes_at_its_end(in_flight: InFlight, wakes: list[bool]) -> Non
 
 def test_a_submit_that_fails_in_a_burst_loses_no_wake(in_flight: InFlight, wakes: list[bool]) -> None:
     with in_flight.burst():
-        in_flight.submit([entry("a")], wakes=True)
+        in_flight.submit([entry("a")])
         with pytest.raises(DuplicateName):
-            in_flight.submit([entry("a")], wakes=True)
+            in_flight.submit([entry("a")])
     assert len(wakes) == 1
 
 
