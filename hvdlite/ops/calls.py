@@ -49,10 +49,16 @@ class Calls(Generic[T]):
         group: Group, kind: Kind, name: str | None, tensors: Sequence[T], draft: Draft[T], will_wait: bool = False
     ) -> GroupHandle:
         """Submits several tensors, all or none, so that they become ready together on every rank."""
-        entries = [draft("", tensor) for tensor in tensors]
-        base, is_given = named(group, kind, name, "grouped")
-        for number, entry in enumerate(entries, start=1):
-            entry.rename(f"{base}_{number}of{len(entries)}", is_given)
+        tensors = list(tensors)
+        count = len(tensors)
+        if type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}_1of{count}" in group.known:
+            # The group comes again, as most do: with their names, its tensors have their requests ready.
+            entries = [draft(f"{name}_{number}of{count}", tensor) for number, tensor in enumerate(tensors, start=1)]
+        else:
+            entries = [draft("", tensor) for tensor in tensors]
+            base, is_given = named(group, kind, name, "grouped")
+            for number, entry in enumerate(entries, start=1):
+                entry.rename(f"{base}_{number}of{count}", is_given)
         group.submit(entries, will_wait)
         return GroupHandle([entry.handle for entry in entries])
 
@@ -84,6 +90,7 @@ class Calls(Generic[T]):
 
 
 _LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # room for what is added in groups, for messages and for gradients
+_LONGEST_OF_GROUP = _LONGEST_NAME - 32  # so that it is still a user's name with a number
 _UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 _UNSCALED: dict[int, Reduction] = {op: (op, 1.0, 1.0) for op in OP_NAMES if op != Adasum}
 

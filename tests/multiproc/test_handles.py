@@ -36,6 +36,20 @@ def test_a_handle_is_synchronized_once(alone: None) -> None:
             hvd.poll(handle)
 
 
+def test_a_group_that_comes_again_is_asked_for_as_before(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("5", "x" * 4032)  # the longest one leaves no room for a number that is a user's
+    for name in names:
+        hvd.grouped_allreduce([np.ones(3), np.ones(2)], name=name)
+    for name in names:  # with tensors of other shapes and dtypes
+        results = hvd.grouped_allreduce([np.full(3, 1), np.full(3, 2)], name=name)
+        assert [result.tolist() for result in results] == [[1] * 3, [2] * 3]
+    with pytest.raises(ValueError, match="is text"):
+        hvd.grouped_allreduce([np.ones(3), np.ones(3)], name=5)  # type: ignore[arg-type]
+    monkeypatch.setattr("hvdlite.ops.calls.Request", None)  # no new ones can be made
+    results = hvd.grouped_allreduce([np.full(3, 1), np.full(3, 2)], name="5")
+    assert [result.tolist() for result in results] == [[1] * 3, [2] * 3]
+
+
 def test_a_group_of_no_tensors_is_done(alone: None) -> None:
     for start in (hvd.grouped_allreduce_async, hvd.grouped_allgather_async, hvd.grouped_reducescatter_async):
         handle = start([])
