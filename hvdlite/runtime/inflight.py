@@ -44,22 +44,23 @@ class InFlight:
         with self._lock:
             if self._error is not None:
                 raise copy.copy(self._error)
-            if JOIN_NAME in self._by_name:
+            by_name = self._by_name
+            if JOIN_NAME in by_name:
                 raise HorovodInternalError(
                     "this rank has joined, so it submits nothing until hvd.join() returns; "
                     "join once all threads have submitted what they have"
                 )
             for entry in entries:
-                name = entry.request.name
-                if name in self._by_name:
+                name = entry.handle.name
+                if name in by_name:
                     for earlier in entries[: entries.index(entry)]:
-                        del self._by_name[earlier.request.name]
+                        del by_name[earlier.handle.name]
                     raise DuplicateName(
                         f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
                     )
-                self._by_name[name] = entry
+                by_name[name] = entry
             self._new += entries
-            wakes = not will_wait and self._must_wake()
+            wakes = not (will_wait or self._is_awake) and self._must_wake()
         if wakes:
             self._wake()
 
@@ -99,11 +100,10 @@ class InFlight:
         waiters = []
         with self._lock:
             for entry in entries:
-                name = entry.request.name
-                if self._by_name.get(name) is not entry:
-                    continue  # finished already, or a place that this rank filled without having submitted
-                del self._by_name[name]
                 handle = entry.handle
+                if self._by_name.get(handle.name) is not entry:
+                    continue  # finished already, or a place that this rank filled without having submitted
+                del self._by_name[handle.name]
                 handle.error = error
                 handle.is_done = True
                 if handle.waiters is not None:

@@ -37,7 +37,7 @@ class TensorAdapter:
         if dtype is None or tensor.layout is not torch.strided or not tensor.is_cpu or not tensor.is_contiguous():
             raise ValueError(_refusal(tensor))
         address = tensor.data_ptr()
-        if address % dtype.itemsize:
+        if address & 7 and address % dtype.itemsize:  # no element is longer than 8 bytes
             raise ValueError(f"the memory of the tensor is not aligned to its {dtype} elements; pass tensor.clone()")
         return Buffer(address, tensor.nbytes, dtype, tuple(tensor.shape), tensor)
 
