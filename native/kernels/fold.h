@@ -2,7 +2,8 @@
 //
 // Vectors are walked in blocks that stay in the first-level cache. Within a block every input is brought into the
 // accumulator's type (`prepare`, which costs nothing where input and accumulator are the same type and unscaled),
-// folded, and narrowed to the output. Two unscaled float32 inputs are therefore one pass straight to the output.
+// folded, and narrowed to the output. Two unscaled float32 inputs are therefore one pass straight to the output, and so
+// are sums of 16-bit floats where the processor converts them in registers (`sum_in_registers`).
 // Scaling is a pass of its own so that no compiler can contract it with the fold into a fused multiply-add, whose
 // different rounding would make results depend on the processor.
 //
@@ -102,12 +103,23 @@ Accumulator<T>* target(T* out, Accumulator<T>* scratch) noexcept {
   return scratch;
 }
 
+// Sums as many of the first elements as whole registers hold, without accumulators in memory; how many that was. What
+// the processor has for a type is an overload that the translation unit declares before; this one is for all others.
+template <class T>
+uint64_t sum_in_registers(T*, const void* const*, int32_t, uint64_t, double) noexcept {
+  return 0;
+}
+
 template <class T, class Op>
 void fold_all(void* out_bytes, bool out_is_partial, const void* const* in, int32_t inputs, uint64_t count, double pre,
               double post) noexcept {
   using A = Accumulator<T>;
   alignas(64) A first[kBlock<A>], next[kBlock<A>], sum[kBlock<A>];
-  for (uint64_t begin = 0; begin < count; begin += kBlock<A>) {
+  uint64_t begin = 0;
+  if (std::is_same_v<Op, Sum> && !out_is_partial && pre == 1.0) {
+    begin = sum_in_registers(static_cast<T*>(out_bytes), in, inputs, count, post);
+  }
+  for (; begin < count; begin += kBlock<A>) {
     const uint64_t n = count - begin < kBlock<A> ? count - begin : kBlock<A>;
     T* out = static_cast<T*>(out_bytes) + begin;
     A* last = out_is_partial ? static_cast<A*>(out_bytes) + begin : target(out, sum);

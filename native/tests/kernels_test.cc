@@ -114,7 +114,8 @@ void test_instruction_sets_agree() {
     const uint64_t item = hvd::item_bytes(dtype);
     for (int op = 0; op < hvd::kOps; ++op) {
       for (uint64_t count : {0, 1, 7, 8, 9, 31, 1023, 4096, 5001}) {
-        for (const auto& [pre, post] : {std::pair(1.0, 1.0), std::pair(0.3, 1.0), std::pair(-1.7, 1e9)}) {
+        for (const auto& [pre, post] :
+             {std::pair(1.0, 1.0), std::pair(1.0, 0.7), std::pair(0.3, 1.0), std::pair(-1.7, 1e9)}) {
           std::vector<std::vector<uint8_t>> inputs, outputs;
           for (int k = 0; k < 3; ++k) inputs.push_back(random_bytes(rng, (count + 1) * item));
           const void* in[] = {inputs[0].data() + item, inputs[1].data(), inputs[2].data() + item};
