@@ -257,6 +257,20 @@ def test_training(tmp_path: Path) -> None:
     assert {(row.op, row.bytes, row.algbw_GBps) for row in rows} == {("train", 4 * 27_114_304, None)}
 
 
+def test_the_wait_of_timed_steps_is_what_is_exposed() -> None:
+    from hvdlite.bench.train import WaitingStep, hidden_share
+
+    waits: list[float] = []
+    step = WaitingStep("hvdlite", lambda: waits.append(len(waits)), lambda: True, waits)
+    for _ in range(2):
+        step.is_right()
+        step.block(2, 1, iter(range(8)).__next__)
+    assert step.exposed == [1, 2, 4, 5]
+    times = {"exposed": 1e-3, "reduction": 4e-3}
+    rows = {label: make_row(label, 2, "train", "float32", 4, np.array([seconds])) for label, seconds in times.items()}
+    assert hidden_share(rows) == pytest.approx(0.75)
+
+
 def test_the_model_has_75_tensors() -> None:
     from hvdlite.bench.model import make_model
 
