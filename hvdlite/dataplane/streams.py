@@ -15,6 +15,7 @@ from hvdlite.rendezvous import listening
 
 _UNIX: Final = "unix://@"
 _KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
+_MOST_UNSENT_BYTES: Final = 256 << 10  # what lies in a second-level cache
 
 
 def listen(address: str | None, ports: range | None) -> socket.socket:
@@ -53,9 +54,14 @@ def dial(name: str) -> socket.socket:
 
 
 def prepare(link: socket.socket) -> None:
-    """Small frames leave at once, and a firewall does not forget a connection that is idle for long."""
+    """Small frames leave at once, and a firewall does not forget a connection that is idle for long.
+
+    The kernel takes little more than the network does: megabytes that wait in it would leave the caches, and are copied
+    twice. How much may be on its way, which a long line needs, is not limited by this.
+    """
     if link.family != socket.AF_UNIX:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
