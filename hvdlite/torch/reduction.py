@@ -62,8 +62,9 @@ class Reduction(NamedTuple):
     def start(self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Place | None] = ()) -> Wait:
         """Starts the reduction of ``tensors`` under one name, in place where it can be.
 
-        Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one of its
-        dtype. Sparse ones stay sparse unless they are to be dense. Raises ValueError for a tensor that cannot be sent.
+        Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one. What
+        one of our compressions made smaller may have the dtype that travelled, for the caller to copy into the tensor.
+        Sparse ones stay sparse unless they are to be dense. Raises ValueError for a tensor that cannot be sent.
         """
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self.densifies:
             return self._start_sparse(name, tensors[0])
@@ -115,6 +116,8 @@ class Reduction(NamedTuple):
     def _restored(self, tensor: torch.Tensor, result: torch.Tensor, context: Any) -> torch.Tensor:
         if result is tensor:
             return tensor
+        if tensor.layout is torch.strided and wire_dtype(self.compression, tensor.dtype) is not None:
+            return result  # copying it converts it, without a tensor in between whose pages are new to the process
         result = self.compression.decompress(result, context)
         stays_sparse = tensor.layout is torch.sparse_coo and not self.densifies
         return result.to_sparse(tensor.sparse_dim()) if stays_sparse else result
