@@ -18,7 +18,8 @@ from tests.launcher.hvdrun import COMMAND, read_until, started, still_alive
 
 DEADLINE_S = 100.0
 
-MPIEXEC = f"""#!{sys.executable}
+MPIEXEC = f"""#!/bin/sh
+exec "{sys.executable}" -c '
 import os, subprocess, sys
 at = sys.argv.index("-n") + 1
 ranks = [
@@ -26,6 +27,7 @@ ranks = [
     for rank in range(int(sys.argv[at]))
 ]
 sys.exit(max(rank.wait() for rank in ranks))
+' "$@"
 """
 
 MPI = """
