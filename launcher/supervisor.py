@@ -215,9 +215,11 @@ class Supervisor:
     def _is_rather_the_cause(self, end: Failure, known: Failure) -> bool:
         if (end.culprit is None) == (known.culprit is None):
             return end.is_surely_before(known)
-        # What ends because of the first failure's SIGTERM, or SIGKILL, is no cause.
+        # What ends because of the first failure's SIGTERM, or SIGKILL, is no cause; and that nothing is heard of a rank
+        # says less than those who lost it, and has no exit code.
         is_own = end.signum != signal.SIGTERM and (end.signum != signal.SIGKILL or self.phase is not Phase.KILLING)
-        return known.culprit is not None and known.culprit.rank == end.rank and is_own
+        is_seen = end.pid is not None
+        return known.culprit is not None and known.culprit.rank == end.rank and is_own and is_seen
 
     def _terminate(self, now: float) -> list[Action]:
         self._enter(Phase.TERMINATING, now + GRACE_S)

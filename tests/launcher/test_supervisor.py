@@ -99,6 +99,17 @@ def test_a_culprit_that_has_no_failure_of_its_own_is_named_by_its_victim(end: in
     assert box[1] == "| rank 0 on here ended with code 3 because of that"
 
 
+def test_those_who_lost_a_host_tell_more_than_its_silence_and_have_the_code() -> None:
+    supervisor = job("a", "b")
+    supervisor.exited(0, 10, 3, time=3.5, now=3.5, ended_by=(1, "was lost: its host could not be reached for 3.0 s"))
+    supervisor.host_lost("b", 8.0, "no sign of life from b for 8 s")
+    failure = supervisor.failure
+    assert failure is not None
+    assert (failure.rank, failure.to_look_at, supervisor.exit_code) == (0, 1, 3)
+    box = list(describe_failure(failure, [], None))
+    assert box[0].startswith("+-- hvdrun: rank 1 on b was lost: its host could not be reached for 3.0 s ")
+
+
 @pytest.mark.parametrize("named", [0, 3, -1], ids=["itself", "of no job", "negative"])
 def test_a_rank_that_names_no_other_is_the_cause_itself(named: int) -> None:
     supervisor = job(*HERE)
