@@ -40,8 +40,9 @@ def _first_wrong(number: int, tensor: np.ndarray[tuple[int], np.dtype[np.uint8]]
 def _run(plane: str, sizes: list[int]) -> None:
     hosts = HOSTS[plane]
     needed = len(hosts) * sum(sizes) + 2 * GIB
-    if psutil.virtual_memory().available < needed:
-        pytest.skip(f"needs {needed / GIB:.0f} GiB of free memory")
+    available = psutil.virtual_memory().available
+    if available < needed:
+        pytest.skip(f"needs {needed / GIB:.0f} GiB of free memory, and {available / GIB:.0f} are there")
     outcomes = process_ranks(
         len(hosts),
         reduce_in_place,

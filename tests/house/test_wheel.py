@@ -74,7 +74,7 @@ def _interpreter(version: str) -> str:
         answer = subprocess.run([found, "-c", question], capture_output=True, text=True, timeout=30).stdout.strip()
         if answer == version:
             return found
-    pytest.skip(f"no CPython {version} on this machine")
+    pytest.skip(f"no CPython {version} with venv on this machine")
 
 
 def test_the_wheel_holds_the_package_and_an_honest_tag(wheel: Path) -> None:
