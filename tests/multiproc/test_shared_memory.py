@@ -89,9 +89,10 @@ def test_a_process_set_reduces_in_the_memory_of_its_ranks_only() -> None:
     assert [outcome.result() for outcome in outcomes] == [(0, 4.0), (0, 2.0), (0, 4.0)]
 
 
-def _reduce_on_hosts() -> tuple[bool, float]:
+def _reduce(count: int) -> tuple[bool, float]:
+    """Whether ranks of this host share memory, and what the sum over all ranks is."""
     hvd.init()
-    array = _ones(MIB)
+    array = _ones(count)
     hvd.allreduce_(array, op=hvd.Sum)
     has_arena = session.shared_arena() is not None
     hvd.shutdown()
@@ -100,7 +101,7 @@ def _reduce_on_hosts() -> tuple[bool, float]:
 
 def test_on_several_hosts_ranks_share_memory_with_those_of_their_own() -> None:
     environ_by_rank = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate("aba")}
-    outcomes = process_ranks(3, _reduce_on_hosts, environ_by_rank=environ_by_rank)
+    outcomes = process_ranks(3, _reduce, MIB, environ_by_rank=environ_by_rank)
     assert [outcome.result() for outcome in outcomes] == [(True, 3.0), (False, 3.0), (True, 3.0)]
 
 
@@ -108,12 +109,7 @@ def _without_arena(count: int) -> tuple[bool, float]:
     if int(os.environ["HVDLITE_RANK"]) == 0:
         used = _kilobytes("/proc/self/status", "VmSize") * 1024
         resource.setrlimit(resource.RLIMIT_AS, (used + 2048 * MIB, resource.RLIM_INFINITY))
-    hvd.init()
-    array = _ones(count)
-    hvd.allreduce_(array, op=hvd.Sum)
-    has_arena = session.shared_arena() is not None
-    hvd.shutdown()
-    return has_arena, float(array.min())
+    return _reduce(count)
 
 
 def test_a_rank_with_too_few_addresses_has_ordinary_arrays() -> None:
