@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hvdlite.core.messages import End
 from hvdlite.core.wire import Message
-from hvdlite.runtime.wake import Wake
+from hvdlite.runtime.inbox import Inbox
 
 
 class Lost(NamedTuple):
@@ -30,9 +30,14 @@ class Left(NamedTuple):
 
 
 class ControlLink(ABC):
-    """One rank's end of the control plane."""
+    """One rank's end of the control plane. Threads sleep on its ``inbox``."""
 
-    wake: Wake
+    inbox: Inbox
+
+    @property
+    def due(self) -> float | None:
+        """When `receive` is to be called even if nothing comes, on the monotonic clock. Any thread may ask."""
+        return None
 
     @abstractmethod
     def send(self, message: Message) -> None:
@@ -43,35 +48,15 @@ class ControlLink(ABC):
         """What has come: messages with their sender, and peers that were lost, after their last messages."""
 
     @abstractmethod
-    def sleep(self, timeout_ms: int | None) -> None:
-        """Returns when something has come, `wake` is set, or the time is over. For the coordinator's thread."""
-
-    @abstractmethod
     def close(self) -> None:
-        """Sends what is queued and closes the link, the wake too."""
+        """Sends what is queued and closes the link, the inbox too."""
 
 
-class DrivableLink(ControlLink):
-    """A link on which a thread that waits can sleep in the place of the coordinator's."""
-
-    @abstractmethod
-    def pause(self) -> None:
-        """From now on `sleep` looks at `wake` only."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """Takes back `pause`."""
-
-    @abstractmethod
-    def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
-        """Returns when something has come, ``wake`` is set, or the time is over."""
-
-
-class SoloLink(DrivableLink):
+class SoloLink(ControlLink):
     """The link of a job of one rank: nobody to talk to."""
 
     def __init__(self) -> None:
-        self.wake = Wake()
+        self.inbox = Inbox()
 
     def send(self, message: Message) -> None:
         pass
@@ -79,17 +64,5 @@ class SoloLink(DrivableLink):
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
         return iter(())
 
-    def sleep(self, timeout_ms: int | None) -> None:
-        self.wake.wait(timeout_ms)
-
-    def pause(self) -> None:
-        pass
-
-    def resume(self) -> None:
-        pass
-
-    def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
-        wake.wait(timeout_ms)
-
     def close(self) -> None:
-        self.wake.close()
+        self.inbox.close()

@@ -21,7 +21,6 @@ from hvdlite.core.wire import ProtocolError
 from hvdlite.errors import HvdError, ShutDown
 from hvdlite.log import logger
 from hvdlite.runtime.connecting import Connections
-from hvdlite.runtime.control import DrivableLink
 from hvdlite.runtime.coordinator import Coordinator
 from hvdlite.runtime.executor import Executor
 from hvdlite.runtime.inflight import InFlight
@@ -66,8 +65,9 @@ class Engine:
         self._heartbeat_s = settings.heartbeat_interval
         self._connections = connections
         self._link = link = connections.link
+        self._inbox = link.inbox
         self._plane = plane = connections.plane
-        self._in_flight = InFlight(link.wake.set)
+        self._in_flight = InFlight(self._inbox.wake.set)
         self.burst = self._in_flight.burst
         self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
         self._coordinator = Coordinator(
@@ -90,24 +90,23 @@ class Engine:
 
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle."""
-        link = self._link
-        if isinstance(link, DrivableLink) and self._driving.acquire(blocking=False):
+        if self._driving.acquire(blocking=False):
             try:
                 self._driver.thread = threading.get_ident()
-                self._drive(handle, link)
+                self._drive(handle)
             finally:
                 self._driver.thread = None
                 self._driving.release()
                 if self._must_close:
                     self._close()
         else:
-            self._link.wake.set()
+            self._inbox.wake.set()
             self._in_flight.wait(handle)
 
     def end(self, end: End) -> None:
         """Has the next turn end the group, for all its ranks, because of what ended another. Any thread may call it."""
         self._posted = self._posted or end
-        self._link.wake.set()
+        self._inbox.wake.set()
 
     @property
     def ended_by(self) -> End | None:
@@ -120,7 +119,7 @@ class Engine:
         ``kind`` is the end that the others hear of, one of `ORDERLY`. ``deadline`` is on the monotonic clock.
         """
         self._leaving = kind
-        self._link.wake.set()
+        self._inbox.wake.set()
         self._coordinator.has_ended.wait(max(0.0, deadline - time.monotonic()))
         if not self._executor.close(deadline):
             self._plane.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
@@ -147,7 +146,7 @@ class Engine:
 
     def _stop(self) -> None:
         self._is_stopping = True
-        self._link.wake.set()
+        self._inbox.wake.set()
         self._thread.join(_STOP_S)
 
     def _close(self) -> None:
@@ -159,7 +158,7 @@ class Engine:
     def _serve(self) -> None:
         while not self._is_stopping:
             turns = self._turns
-            self._link.sleep(self._milliseconds_to_sleep(self._is_alert))
+            self._inbox.sleep(self._milliseconds_to_sleep(self._is_alert))
             self._is_alert = bool(self._in_flight) or self._turns != turns
             self._turn()
             self._executor.wake()
@@ -192,48 +191,53 @@ class Engine:
                 raise
 
     def _milliseconds_to_sleep(self, is_alert: bool) -> int | None:
-        timer = self._coordinator.next_timer
+        timer = self._next_timer
         sleep_s = None if timer is None else max(0.0, timer - time.monotonic())
         if is_alert:
             sleep_s = self._heartbeat_s if sleep_s is None else min(sleep_s, self._heartbeat_s)
         return None if sleep_s is None else int(sleep_s * 1000) + 1
 
+    @property
+    def _next_timer(self) -> float | None:
+        """When a turn is due even if nothing comes, on the monotonic clock."""
+        return min((due for due in (self._coordinator.next_timer, self._link.due) if due is not None), default=None)
+
     def _batches_are_done(self) -> None:
         if self._coordinator.has_agreed:
-            self._link.wake.set()
+            self._inbox.wake.set()
 
     def _batch_failed(self, error: HvdError) -> None:
         if not self._coordinator.has_ended.is_set():
             self._failure = error
-            self._link.wake.set()
+            self._inbox.wake.set()
 
     # ---- a thread that waits
 
-    def _drive(self, handle: Handle, link: DrivableLink) -> None:
+    def _drive(self, handle: Handle) -> None:
         if not self._in_flight.watch(handle, self._driver):
             return
         if not self._is_alert:
             self._is_alert = True
-            self._link.wake.set()
+            self._inbox.wake.set()
         try:
             self._turn()
             while not handle.is_done:
                 if not self._executor.run_here(until=handle):
-                    self._sleep_as_driver(handle, link)
+                    self._sleep_as_driver(handle)
                 elif self._coordinator.has_agreed:  # there is room for the next batch now
                     self._turn()
         finally:
             self._executor.wake()
-            if self._coordinator.has_agreed or self._coordinator.next_timer is not None:
-                self._link.wake.set()
+            if self._coordinator.has_agreed or self._next_timer is not None:
+                self._inbox.wake.set()
 
-    def _sleep_as_driver(self, handle: Handle, link: DrivableLink) -> None:
-        link.pause()
+    def _sleep_as_driver(self, handle: Handle) -> None:
+        self._inbox.pause()
         self._driver.is_asleep = True
         try:
             if not handle.is_done:
-                link.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
+                self._inbox.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
             self._turn()  # before the coordinator's thread sees, and wakes for, what this turn takes
         finally:
             self._driver.is_asleep = False
-            link.resume()
+            self._inbox.resume()

@@ -22,16 +22,17 @@ _HOLD_S = 1.0  # how long news of some ranks of a host wait for those of the oth
 
 
 class _HostLink(ControlLink):
-    """What a leader and the root share: two links and one wake."""
+    """What a leader and the root share: two links and one inbox."""
 
     def __init__(self, across: ZmqLink, within: UnixLink) -> None:
-        self.wake = across.wake
+        self.inbox = across.inbox
+        self.inbox.add(within.inbox.fileno())
         self._across = across
         self._within = within
-        across.look_at(within.fileno())
 
-    def sleep(self, timeout_ms: int | None) -> None:
-        self._across.sleep(timeout_ms)
+    @property
+    def due(self) -> float | None:
+        return self._across.due
 
     def close(self) -> None:
         self._within.close()
@@ -78,11 +79,9 @@ class LeaderLink(_HostLink):
         self._news: list[News] = []
         self._farewell: End | None = None
 
-    def sleep(self, timeout_ms: int | None) -> None:
-        if self._held_until is not None:
-            left_ms = max(0, int((self._held_until - time.monotonic()) * 1000)) + 1
-            timeout_ms = left_ms if timeout_ms is None else min(timeout_ms, left_ms)
-        super().sleep(timeout_ms)
+    @property
+    def due(self) -> float | None:
+        return min((due for due in (self._held_until, super().due) if due is not None), default=None)
 
     def send(self, message: Message) -> None:
         if isinstance(message, Ready):

@@ -22,9 +22,9 @@ from pathlib import Path
 from hvdlite.core.wire import Message, decode, encode
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock, peer_of
-from hvdlite.runtime.control import DrivableLink, Lost
+from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.frames import FrameSocket
-from hvdlite.runtime.wake import Wake
+from hvdlite.runtime.inbox import Inbox
 from hvdlite.settings import Settings
 
 _CLOSE_S = 2.0
@@ -46,25 +46,20 @@ class _Peer:
     stopped_at: float | None = field(default=None)
 
 
-class UnixLink(DrivableLink):
+class UnixLink(ControlLink):
     """One rank's end: the first rank of the host has a peer for each other one, the others have it alone.
 
-    See `accept` and `dial`. `fileno` polls readable when something has come.
+    See `accept` and `dial`.
     """
 
     def __init__(self, session: int, settings: Settings) -> None:
-        self.wake = Wake()
+        self.inbox = Inbox()
         self._session = session
         self._sent = 0
         self._heartbeat_s = settings.heartbeat_interval
         self._patience_s = settings.peer_timeout
         self._next_look = 0.0
         self._peers: dict[int, _Peer] = {}  # by descriptor
-        # What has come from any peer makes one descriptor readable, which whoever looks after the peers polls.
-        self._inbox = select.epoll()
-        self._poll = select.epoll()
-        self._poll.register(self.wake.fd, select.EPOLLIN)
-        self.resume()
 
     @classmethod
     def accept(
@@ -108,19 +103,16 @@ class UnixLink(DrivableLink):
         link._add(first, connection)
         return link
 
-    def fileno(self) -> int:
-        return self._inbox.fileno()
-
     def send(self, message: Message) -> None:
         frame = encode(message, self._sent, self._session)
         self._sent += 1
         for peer in self._all_peers():
             peer.frames.send(frame)
             if peer.frames.has_unsent:
-                self._inbox.modify(peer.frames, select.EPOLLIN | select.EPOLLOUT)
+                self.inbox.watch(peer.frames.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
-        for fd, event in self._inbox.poll(0):
+        for fd, event in self.inbox.ready():
             peer = self._peers.get(fd)
             if peer is None:  # lost a moment ago, by its other descriptor
                 continue
@@ -130,28 +122,10 @@ class UnixLink(DrivableLink):
             if event & select.EPOLLOUT:
                 peer.frames.flush()
                 if not peer.frames.has_unsent:
-                    self._inbox.modify(fd, select.EPOLLIN)
+                    self.inbox.watch(fd, select.EPOLLIN)
             if event & ~select.EPOLLOUT:
                 yield from self._read(peer)
         yield from self._look_for_stopped()
-
-    def sleep(self, timeout_ms: int | None) -> None:
-        timeout_s = None if timeout_ms is None else timeout_ms / 1000
-        if any(fd == self.wake.fd for fd, _ in self._poll.poll(timeout_s)):
-            self.wake.clear()
-
-    def pause(self) -> None:
-        self._poll.unregister(self._inbox)
-
-    def resume(self) -> None:
-        self._poll.register(self._inbox, select.EPOLLIN)
-
-    def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
-        poll = select.poll()
-        poll.register(self._inbox, select.POLLIN)
-        poll.register(wake.fd, select.POLLIN)
-        if any(fd == wake.fd for fd, _ in poll.poll(timeout_ms)):
-            wake.clear()
 
     def close(self) -> None:
         deadline = time.monotonic() + _CLOSE_S
@@ -160,9 +134,7 @@ class UnixLink(DrivableLink):
                 select.select((), (peer.frames,), (), deadline - time.monotonic())
                 peer.frames.flush()
             self._close_peer(peer)
-        self._poll.close()
-        self._inbox.close()
-        self.wake.close()
+        self.inbox.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         pid = peer_of(connection)[0]
@@ -170,7 +142,7 @@ class UnixLink(DrivableLink):
         for fd in (peer.frames.fileno(), peer.pidfd):
             if fd >= 0:
                 self._peers[fd] = peer
-                self._inbox.register(fd, select.EPOLLIN)
+                self.inbox.add(fd)
 
     def _all_peers(self) -> list[_Peer]:
         return [peer for fd, peer in self._peers.items() if fd != peer.pidfd]
@@ -206,7 +178,7 @@ class UnixLink(DrivableLink):
     def _lose(self, peer: _Peer, cause: str) -> Lost:
         for fd in (peer.frames.fileno(), peer.pidfd):
             if self._peers.pop(fd, None) is not None:
-                self._inbox.unregister(fd)
+                self.inbox.remove(fd)
         self._close_peer(peer)
         return Lost(peer.rank, cause)
 

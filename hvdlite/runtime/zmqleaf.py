@@ -46,7 +46,8 @@ class ZmqLeafLink(ZmqLink):
         try:
             self._beacon = Beacon(settings.address or LOOPBACK, settings.ports)
         except BaseException:
-            self.wake.close()
+            self._unread.close()
+            self.inbox.close()
             raise
         self._answer(self._beacon.fileno(), self._beacon.drop_callers)
         self.card = f"{digest(self._token)} {self._beacon.endpoint}"
@@ -57,23 +58,28 @@ class ZmqLeafLink(ZmqLink):
         self._dial()
         rank = self._settings.rank
         while not self._is_welcome:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if time.monotonic() >= deadline:
                 raise HorovodInternalError(
                     f"rank {rank} got no answer from rank 0 at {root} in time. See whether a firewall is between them; "
                     "--network-interface chooses other addresses, --port-range the ports"
                 )
-            self.sleep(int(left_s * 1000) + 1)
+            self._sleep_until(deadline)
             for item in self.receive():
                 if isinstance(item, Lost):
                     raise HorovodInternalError(f"rank {rank} lost rank 0 during init(): {item.cause}")
                 raise ProtocolError("rank 0 sent something before all ranks had come")
+
+    @property
+    def due(self) -> float | None:
+        absence, dial_at = self._absence, self._dial_at  # a turn may change them meanwhile
+        return None if absence is None else min(absence.due, dial_at or absence.due)
 
     def send(self, message: Message) -> None:
         if not self._is_over:
             self._transmit(self._stream.send(*body_of(message)))
 
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        self._look()
         if self._is_over or self._connection is None:
             return
         has_ended = self._has_events and self._read_events(self._connection)
@@ -132,6 +138,7 @@ class ZmqLeafLink(ZmqLink):
         socket.connect(self._root)
         own = Hello(self._settings.rank, self._settings.size, self._token)
         socket.send(hello(own, self._stream.sent, self._stream.received, self._session))
+        self._recheck(socket)
 
     def _settle(self, header: Header) -> None:
         """The root welcomes the connection: sends what it does not have."""
@@ -177,11 +184,9 @@ class ZmqLeafLink(ZmqLink):
         if self._is_welcome and self._connection is not None:
             with suppress(zmq.Again):  # libzmq has given the connection up, which its monitor tells
                 self._connection.socket.send(frame, zmq.NOBLOCK)
+                self._recheck(self._connection.socket)
 
     # ---- what ZmqLink asks for
-
-    def _due(self) -> float | None:
-        return None if self._absence is None else min(self._absence.due, self._dial_at or self._absence.due)
 
     def _awaits_receipts(self) -> bool:
         return self._stream.has_unacknowledged and not self._is_over

@@ -23,6 +23,7 @@ from hvdlite.core.wire import MAX_FRAME_BYTES, Message
 from hvdlite.log import logger
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.control import ControlLink, Lost
+from hvdlite.runtime.inbox import Inbox
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
 
@@ -39,7 +40,9 @@ class Watched(NamedTuple):
     """A socket and its monitor."""
 
     socket: zmq.Socket[bytes]
+    fd: int
     monitor: zmq.Socket[bytes]
+    monitor_fd: int
 
     def events(self) -> Iterator[tuple[int, int]]:
         """What has happened to its connections: events, each with a value, which is a descriptor for most."""
@@ -52,47 +55,38 @@ class Watched(NamedTuple):
 
 
 class ZmqLink(ControlLink):
-    """One end: sockets with their monitors, the poll, and the warnings."""
+    """One end: sockets with their monitors, and the warnings.
+
+    The descriptor of a socket of ZeroMQ becomes readable only when something comes after the socket was found empty,
+    and is not any more once the socket was used at all. So `receive` takes everything, and whoever connects or sends
+    calls `_recheck` afterwards; then an inbox that is not readable has nothing to read, and no thread needs to ask the
+    socket before it sleeps.
+    """
 
     def __init__(self, context: zmq.Context[Any], session: int, settings: Settings) -> None:
-        self.wake = Wake()
+        self.inbox = Inbox()
         self._context = context
         self._session = session
         self._settings = settings
         self._next_warning = 0.0
-        self._poller = zmq.Poller()
-        self._answers: dict[int | zmq.Socket[bytes], Callable[[], object]] = {}  # what `sleep` does itself
+        self._answers: dict[int, Callable[[], object]] = {}  # what `_look` does, by descriptor
         self._has_events = True  # on a monitor, perhaps: to look each time would be a tenth of a round trip
-        self._answer(self.wake.fd, self.wake.clear)
+        self._unread = Wake()
+        self._answer(self._unread.fd, self._unread.clear)
 
     @abstractmethod
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
         """As of `ControlLink`: nobody talks to the root through this end alone."""
 
-    def sleep(self, timeout_ms: int | None) -> None:
-        if (due := self._due()) is not None:
-            due_ms = max(0, int((due - time.monotonic()) * 1000)) + 1
-            timeout_ms = due_ms if timeout_ms is None else min(timeout_ms, due_ms)
-        for source, _ in self._poller.poll(timeout_ms):
-            if (answer := self._answers.get(source)) is not None:
-                answer()
-
     def close(self) -> None:
         deadline = time.monotonic() + _CLOSE_S
-        while self._awaits_receipts() and (left_s := deadline - time.monotonic()) > 0:
-            self.sleep(int(left_s * 1000) + 1)
+        while self._awaits_receipts() and time.monotonic() < deadline:
+            self._sleep_until(deadline)
             for _ in self.receive():
                 pass
         self._release()
-        self.wake.close()
-
-    def look_at(self, fd: int) -> None:
-        """Has `sleep` return when ``fd`` is readable, too."""
-        self._answer(fd, lambda: None)
-
-    @abstractmethod
-    def _due(self) -> float | None:
-        """When something is to be done even if nothing comes, on the monotonic clock."""
+        self._unread.close()
+        self.inbox.close()
 
     @abstractmethod
     def _awaits_receipts(self) -> bool:
@@ -116,33 +110,52 @@ class ZmqLink(ControlLink):
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, Absence.silence_ms(self._settings))
         return socket
 
-    def _answer(self, source: int | zmq.Socket[bytes], answer: Callable[[], object]) -> None:
-        """Has `sleep` call ``answer`` when ``source`` is readable."""
-        self._answers[source] = answer
-        self._poller.register(source, zmq.POLLIN)
+    def _sleep_until(self, deadline: float) -> None:
+        """For who connects or closes, before and after the threads of the engine use the link."""
+        until = deadline if self.due is None else min(deadline, self.due)
+        self.inbox.sleep(max(0, int((until - time.monotonic()) * 1000)) + 1)
 
-    def _ignore(self, source: int | zmq.Socket[bytes]) -> None:
+    def _look(self) -> None:
+        """Does what is to be done for descriptors that are not of a socket for messages."""
+        for fd, _ in self.inbox.ready():
+            if (answer := self._answers.get(fd)) is not None:
+                answer()
+
+    def _recheck(self, socket: zmq.Socket[bytes]) -> None:
+        """Makes the inbox readable if ``socket`` has something to read that its descriptor may not tell."""
+        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._unread.set()
+
+    def _answer(self, fd: int, answer: Callable[[], object]) -> None:
+        """Has `_look` call ``answer`` when ``fd`` is readable."""
+        self._answers[fd] = answer
+        self.inbox.add(fd)
+
+    def _ignore(self, fd: int) -> None:
         """Takes back `_answer`, if that was called."""
-        if self._answers.pop(source, None) is not None:
-            self._poller.unregister(source)
+        if self._answers.pop(fd, None) is not None:
+            self.inbox.remove(fd)
 
     def _watch(self, socket: zmq.Socket[bytes], events: int) -> Watched:
-        """Has `sleep` look at ``socket``, and at a monitor for ``events`` of its connections.
+        """Adds ``socket`` to the inbox, and a monitor for ``events`` of its connections.
 
         Not for failed handshakes: to tell of one, libzmq 4.3 overwrites the errno that says what failed, takes a frame
         that was tampered with for a full queue, and ends the process with an assertion at the next heartbeat.
         """
         monitor = socket.get_monitor_socket(events)
-        self._poller.register(socket, zmq.POLLIN)
-        self._answer(monitor, self._expect_events)
-        return Watched(socket, monitor)
+        watched = Watched(socket, int(socket.getsockopt(zmq.FD)), monitor, int(monitor.getsockopt(zmq.FD)))
+        self.inbox.add(watched.fd)
+        self._answer(watched.monitor_fd, self._expect_events)
+        self._has_events = True
+        self._recheck(monitor)
+        return watched
 
     def _expect_events(self) -> None:
         self._has_events = True
 
     def _discard(self, watched: Watched, linger_ms: int | None = None) -> None:
-        self._poller.unregister(watched.socket)
-        self._ignore(watched.monitor)
+        self.inbox.remove(watched.fd)
+        self._ignore(watched.monitor_fd)
         watched.socket.disable_monitor()
         watched.monitor.close(0)
         watched.socket.close(linger_ms)

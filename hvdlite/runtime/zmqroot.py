@@ -78,14 +78,18 @@ class ZmqRootLink(ZmqLink):
                 raise ProtocolError(f"rank {rank} listens at {beacon!r:.100}, which is no address: {error}") from None
             self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if time.monotonic() >= deadline:
                 raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")
-            self.sleep(int(left_s * 1000) + 1)
+            self._sleep_until(deadline)
             for item in self.receive():
                 if isinstance(item, Lost):
                     raise HorovodInternalError(f"rank {item.rank} was lost during init(): {item.cause}")
                 raise ProtocolError(f"rank {item[0]} sent something before all ranks had come")
+
+    @property
+    def due(self) -> float | None:
+        absences = [self._peers[rank].absence for rank in tuple(self._absent)]  # a turn may change the set meanwhile
+        return min((absence.due for absence in absences if absence is not None), default=None)
 
     def send(self, message: Message) -> None:
         kind, body = body_of(message)
@@ -96,6 +100,7 @@ class ZmqRootLink(ZmqLink):
                     self._transmit(peer.name, frame)
 
     def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        self._look()
         if self._has_events:
             self._read_events()
         while (received := self._next_frame()) is not None:
@@ -237,15 +242,12 @@ class ZmqRootLink(ZmqLink):
         try:
             self._socket.send(name, zmq.NOBLOCK | zmq.SNDMORE)
             self._socket.send(frame, zmq.NOBLOCK)
+            self._recheck(self._socket)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor says so, or has said so
                 raise
 
     # ---- what ZmqLink asks for
-
-    def _due(self) -> float | None:
-        absences = (self._peers[rank].absence for rank in self._absent)
-        return min((absence.due for absence in absences if absence is not None), default=None)
 
     def _awaits_receipts(self) -> bool:
         return any(peer.stream.has_unacknowledged and not peer.lost for peer in self._peers.values())

@@ -132,6 +132,7 @@ class GradientReducer:
         self._ready: deque[_Bucket] = deque()
         self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
+        self._submitted: list[_Bucket] = []  # of this step, in the order in which they come back
 
     def watch(self, members: Sequence[Named]) -> None:
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
@@ -162,6 +163,7 @@ class GradientReducer:
         with contextlib.suppress(HvdError, ValueError):  # there may be no session any more
             self._submit_ready()
         self._ready.clear()
+        self._submitted.clear()
         for bucket in self._buckets:
             if bucket.flight is not None and bucket.flight.wait is not None:
                 with contextlib.suppress(HvdError):
@@ -183,7 +185,7 @@ class GradientReducer:
         if self._buckets and self._reduction.is_needed:
             failures += _failures(self._make_ready, (each for each in self._buckets if each.flight is None))
             failures += self._submit_ready()
-            failures += _failures(self._finish, (each for each in self._buckets if each.flight is not None))
+            failures += _failures(self._finish, self._submitted)
         for gradient in self._gradients.values():
             if gradient.hook is None:  # frozen when it was added
                 self._hook(gradient)
@@ -246,6 +248,7 @@ class GradientReducer:
         except ValueError as error:
             raise ValueError(f"cannot reduce {name!r}: {error}") from error
         bucket.flight = flight
+        self._submitted.append(bucket)
 
     def _finish(self, bucket: _Bucket) -> None:
         flight, bucket.flight = bucket.flight, None

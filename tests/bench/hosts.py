@@ -28,6 +28,7 @@ _RINGS = (sys.executable, "-m", "tests.bench.rings")
 _CROSSING = (sys.executable, "-m", "tests.bench.crossing")
 _JOB_S = 90.0
 _LINK_BITS = 1e9
+_SHARED_CORES = {"OMP_NUM_THREADS": "1"}  # hvdrun would give each host's rank all cores, which are both hosts'
 _MIB = 1 << 20
 _TURNS = 2
 
@@ -117,7 +118,7 @@ def _measured(ended: CompletedProcess[str]) -> Any:
 
 def _job(network: Network, ranks: int, *command: str, **environment: str) -> CompletedProcess[str]:
     hosts = ",".join(f"{host.name}:{ranks}" for host in network)
-    ended = network["a"].run(*_HVDRUN, "-H", hosts, *command, env=environment, timeout_s=_JOB_S)
+    ended = network["a"].run(*_HVDRUN, "-H", hosts, *command, env={**_SHARED_CORES, **environment}, timeout_s=_JOB_S)
     if ended.returncode:
         sys.exit(f"make bench-hosts: {' '.join(command)} failed\n{ended.stdout}{ended.stderr}")
     return ended

@@ -72,6 +72,29 @@ def op_and_predivide_factor() -> None:
 
 
 @scenario
+def what_was_compressed_first_is_restored_first_while_the_rest_is_on_its_way() -> None:
+    compressed, restored = [], []
+
+    class Recording(Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+            compressed.append(tensor.shape)
+            return tensor.clone(), tensor.shape
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, context: object) -> torch.Tensor:
+            restored.append(context)
+            return tensor
+
+    model = two_layers()
+    optimizer = sgd(model, compression=Recording)
+    own_loss(model).backward()
+    optimizer.synchronize()
+    assert restored == compressed
+    assert compressed != [parameter.shape for parameter in model.parameters()]
+
+
+@scenario
 def compression_sends_less_and_restores_the_dtype() -> None:
     class Quartering(Compressor):
         """Sends doubles a quarter as large."""

@@ -57,7 +57,7 @@ def close(links: Sequence[ControlLink]) -> None:
 
 def receive(link: ControlLink) -> list[tuple[int, Message] | Lost]:
     """What has come to ``link``, which hears of its connections while it sleeps."""
-    link.sleep(0)
+    link.inbox.sleep(0)
     return list(link.receive())
 
 
@@ -74,5 +74,5 @@ def next_from(link: ControlLink, *others: ControlLink, within_s: float = 10.0) -
         for other in others:
             _came.setdefault(other, deque()).extend(receive(other))
         if not came:
-            link.sleep(20 if others else 100)
+            link.inbox.sleep(20 if others else 100)
     return came.popleft()

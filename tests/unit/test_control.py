@@ -81,10 +81,10 @@ def test_what_a_peer_sent_last_comes_before_its_loss(links: list[ControlLink]) -
 
 def test_the_wake_ends_the_sleep(links: list[ControlLink]) -> None:
     root = links[0]
-    timer = threading.Timer(0.05, root.wake.set)
+    timer = threading.Timer(0.05, root.inbox.wake.set)
     timer.start()
     began = time.monotonic()
-    root.sleep(5000)
+    root.inbox.sleep(5000)
     assert list(root.receive()) == []
     assert time.monotonic() - began < 2
     timer.join()

@@ -37,7 +37,7 @@ def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = 5.0) -> Ba
         joining = pool.submit(liar.join, root.card, soon(within_s))
         while not joining.done():
             assert list(root.receive()) == []
-            root.sleep(20)
+            root.inbox.sleep(20)
     liar.close()
     return joining.exception()
 
@@ -146,7 +146,7 @@ def test_a_rank_that_was_given_up_is_refused_when_it_comes_back(context: Any) ->
         waiting = pool.submit(next_from, leaf)
         while not waiting.done():
             assert list(root.receive()) == []
-            root.sleep(20)
+            root.inbox.sleep(20)
     with pytest.raises(Refused, match="rank 0 has taken it for lost: its heartbeats stopped"):
         waiting.result()
     close(links)

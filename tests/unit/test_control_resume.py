@@ -68,7 +68,7 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(job: Job3
             next_trouble = time.monotonic() + 0.1
         for link, items in came.items():
             items.extend(receive(link))
-        root.sleep(3)
+        root.inbox.sleep(3)
     expected = [Run(number, ()) for number in range(COUNT)]
     assert came[leaf] == came[other] == [(0, run) for run in expected]
     for rank in (1, 2):
@@ -103,7 +103,7 @@ def test_a_short_silence_is_none(job: Job3) -> None:
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
         assert [item for link in job.links for item in receive(link)] == []
-        root.sleep(20)
+        root.inbox.sleep(20)
     job.middleman.let()
     leaf.send(Ready(0, 1, ()))
     assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
@@ -122,7 +122,7 @@ def test_a_frame_that_never_passes_ends_the_attempts_on_both_sides(job: Job3, is
     deadline = time.monotonic() + 20
     while (refused is None or not lost) and time.monotonic() < deadline:
         lost += [item for item in receive(root) if isinstance(item, Lost)]
-        root.sleep(20)
+        root.inbox.sleep(20)
         try:
             receive(leaf)
         except Refused as error:

@@ -67,7 +67,7 @@ def test_a_member_that_leaves_is_not_lost_although_the_root_is_gone_before_it(tr
     coordinator = _coordinator(tree.leader, plane)
     tree.root.send(LEFT_0)
     while coordinator.ended_by is None:
-        tree.leader.sleep(100)
+        tree.leader.inbox.sleep(100)
         coordinator.turn()
     tree.member.send(LEFT_2)
     tree.member.close()
@@ -92,7 +92,7 @@ def test_the_leader_hears_of_an_orderly_end_before_its_link_ends(tree: Tree) -> 
     deadline = soon()
     while not came or not isinstance(came[-1], Lost):
         assert soon(0) < deadline
-        tree.leader.sleep(100)
+        tree.leader.inbox.sleep(100)
         came += tree.leader.receive()
     assert came == [Left(LEFT_2), Lost(2, "its process ended")]
 
@@ -101,5 +101,5 @@ def _turn_until_member_is_gone(coordinator: Coordinator, link: LeaderLink) -> No
     within, deadline = link._within, soon()
     while within._peers:
         assert soon(0) < deadline
-        link.sleep(100)
+        link.inbox.sleep(100)
         coordinator.turn()
