@@ -34,7 +34,6 @@ def _leak_guard() -> Iterator[None]:
     """Fails the test that leaves processes, threads, descriptors, sockets or shared memory behind."""
     before = leaks.holdings()
     yield
-    left = leaks.left_since(before)
-    leaks.kill_children_since(before)
-    if left:
+    if left := leaks.left_since(before):
+        leaks.kill_children_since(before)
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
