@@ -29,6 +29,13 @@ def _fork_server(_no_inherited_settings: None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def torch_fork_server(_no_inherited_settings: None) -> Iterator[None]:
+    """For the tests whose ranks are forked from `forkserver.TORCH`."""
+    with forkserver.TORCH:
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _leak_guard() -> Iterator[None]:
     """Fails the test that leaves processes, threads, descriptors, sockets or shared memory behind."""
