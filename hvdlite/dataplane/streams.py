@@ -9,6 +9,8 @@ import errno
 import os
 import secrets
 import socket
+import struct
+from contextlib import suppress
 from typing import Any, Final
 
 from hvdlite.rendezvous import listening
@@ -16,6 +18,8 @@ from hvdlite.rendezvous import listening
 _UNIX: Final = "unix://@"
 _KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
 _MOST_UNSENT_BYTES: Final = 256 << 10  # what lies in a second-level cache
+_SHORT_LINE_US: Final = 1000  # between hosts of one network
+_MIN_RTT: Final = struct.Struct("148x I")  # where a tcp_info has the shortest round trip, in microseconds
 
 
 def listen(address: str | None, ports: range | None) -> socket.socket:
@@ -65,6 +69,22 @@ def prepare(link: socket.socket) -> None:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+
+
+def stop_pacing(link: socket.socket) -> None:
+    """On a short line a connection that has just been made is taken from BBR, if that is what the system chose.
+
+    BBR spreads packets over time and sets a timer for each bunch of them, which takes a quarter of the time of a large
+    all-reduce between hosts whose processors are the limit (docs/ring.md). It pays where a round trip is long, so that
+    a loss is dear. A system that does not permit Reno keeps what it has.
+    """
+    if link.family == socket.AF_UNIX:
+        return
+    algorithm = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+    if algorithm.startswith(b"bbr") and len(info) == _MIN_RTT.size and _MIN_RTT.unpack(info)[0] < _SHORT_LINE_US:
+        with suppress(OSError):
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _parse(name: str) -> tuple[int, Any]:

@@ -1,0 +1,62 @@
+"""What the kernel is told about a connection of a ring."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hvdlite.dataplane import streams
+from hvdlite.rendezvous.listening import LOOPBACK
+
+AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+needs_bbr = pytest.mark.skipif("bbr" not in AVAILABLE.read_text().split(), reason="this kernel has no BBR loaded")
+
+
+@pytest.fixture
+def link() -> Iterator[socket.socket]:
+    """A connection over the loopback, where a round trip takes microseconds."""
+    with closing(streams.listen(LOOPBACK, None)) as listener, closing(streams.dial(streams.name_of(listener))) as link:
+        assert select.select((), (link,), (), 5.0)[1]
+        yield link
+
+
+@needs_bbr
+def test_a_short_line_is_taken_from_bbr(link: socket.socket) -> None:
+    choose(link, "bbr")
+    streams.stop_pacing(link)
+    assert chosen(link) == "reno"
+
+
+@needs_bbr
+def test_a_long_line_stays_with_bbr(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(link, "bbr")
+    monkeypatch.setattr(streams, "_SHORT_LINE_US", 0)
+    streams.stop_pacing(link)
+    assert chosen(link) == "bbr"
+
+
+@pytest.mark.parametrize("algorithm", ["cubic", "reno"])
+def test_what_does_not_pace_stays(link: socket.socket, algorithm: str) -> None:
+    if algorithm not in AVAILABLE.read_text().split():
+        pytest.skip(f"this kernel has no {algorithm}")
+    choose(link, algorithm)
+    streams.stop_pacing(link)
+    assert chosen(link) == algorithm
+
+
+def test_within_a_host_there_is_nothing_to_choose() -> None:
+    with closing(streams.listen(None, None)) as listener, closing(streams.dial(streams.name_of(listener))) as link:
+        streams.stop_pacing(link)
+
+
+def choose(link: socket.socket, algorithm: str) -> None:
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
+
+
+def chosen(link: socket.socket) -> str:
+    return link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
