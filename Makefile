@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 NP ?= 2
 PYTEST_ARGS ?=
+# How many processes share the tests. Each of them waits much of its time, and has up to four busy ranks at others.
+TEST_PROCESSES ?= 2
 MINUTES ?= 10
 BENCH_ARGS ?= --compare gloo
 
@@ -28,9 +30,11 @@ help: ## print this list
 demo: $(VENV)/.for-demo native ## train on handwritten digits with $(NP) ranks
 	$(IN_VENV) hvdrun -np $(NP) python examples/torch_digits.py
 
+# Tests start thousands of processes, which would each compile the sources if they were not allowed to keep the result.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run all tests
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
 	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security $(PYTEST_ARGS)

@@ -1,20 +1,27 @@
-"""What holds for every test: it leaves nothing behind, and no setting of the caller reaches it."""
+"""What holds for every test: it leaves nothing behind, no setting of the caller reaches it, and it may be alone."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.harness import forkserver, leaks
+from tests.harness import forkserver, leaks, turns
 from tests.harness.networks import network, own_network, shared_network  # noqa: F401 - fixtures
 
 leaks.adopt_orphans()
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:  # in a background job, and under nohup; children would inherit it
         signal.signal(number, usual)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Around all of a test, with its fixtures and its time limit, which so does not count what it waits for here."""
+    with turns.turn(item.config.cache.mkdir("turns"), item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,12 +36,18 @@ def _fork_server(_no_inherited_settings: None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def torch_fork_server(_no_inherited_settings: None) -> Iterator[None]:
+    """For the tests whose ranks are forked from `forkserver.TORCH`."""
+    with forkserver.TORCH:
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _leak_guard() -> Iterator[None]:
     """Fails the test that leaves processes, threads, descriptors, sockets or shared memory behind."""
     before = leaks.holdings()
     yield
-    left = leaks.left_since(before)
-    leaks.kill_children_since(before)
-    if left:
+    if left := leaks.left_since(before):
+        leaks.kill_children_since(before)
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)

@@ -27,16 +27,24 @@ class Holes:
                 return at
         return None
 
-    def give(self, begin: int, nbytes: int) -> tuple[int, int]:
-        """Takes back what `take` gave. The beginning and the end of the hole that it is in now."""
-        end, index = begin + nbytes, bisect_left(self._begins, begin)
-        first, last = index, index
-        if index > 0 and self._ends[index - 1] == begin:
-            first, begin = index - 1, self._begins[index - 1]
-        if index < len(self._begins) and self._begins[index] == end:
-            last, end = index + 1, self._ends[index]
-        self._replace(first, last, (begin, end))
-        return begin, end
+    def give(self, begin: int, nbytes: int) -> None:
+        """Takes back what `take` gave."""
+        first, last = self._neighbours(begin, begin + nbytes)
+        self._replace(first, last, self.around(begin, nbytes))
+
+    def around(self, begin: int, nbytes: int) -> tuple[int, int]:
+        """The beginning and the end of what is free, or would be without the block that `take` gave there."""
+        end = begin + nbytes
+        first, last = self._neighbours(begin, end)
+        return min([begin, *self._begins[first:last]]), max([end, *self._ends[first:last]])
+
+    def _neighbours(self, begin: int, end: int) -> tuple[int, int]:
+        """The slice of the holes that end or begin where a block does."""
+        index = bisect_left(self._begins, begin)
+        return (
+            index - (index > 0 and self._ends[index - 1] == begin),
+            index + (index < len(self._begins) and self._begins[index] == end),
+        )
 
     def taken(self) -> Iterator[tuple[int, int]]:
         """The beginning and the end of each stretch between holes."""

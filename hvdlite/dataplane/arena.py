@@ -2,8 +2,8 @@
 
 One sparse memfd has a region for each rank of the host, and every rank maps all of it when the session begins. A rank
 allocates in its own region; nothing is told to the others then or later, since what has an offset in a region is mapped
-already. Pages are reserved when something is allocated and given back when it is freed, so a region may be as large as
-the machine's memory: it costs addresses only.
+already. Pages, huge ones if the system has some, are reserved when something is allocated and given back when it is
+freed, so a region may be as large as the machine's memory: it costs addresses only.
 
 An array of it owns a `Block`, and that the mapping: arrays outlive the session. They are ordinary memory then, as they
 are in a forked child, which sees what its parent has there and keeps to itself what it writes.
@@ -31,6 +31,7 @@ from hvdlite.dataplane.segment import create_sparse
 from hvdlite.log import logger
 
 _LIMIT_BYTES: Final = 1 << 44  # of addresses, of which a process has 2 ** 47
+_PAGE_BYTES: Final = 2 << 20  # that are reserved and given back: huge ones, as in native/include/hvdlite.h
 _CACHE_LINE: Final = 64
 _STEP_BYTES: Final = 64 << 20  # reserved at once, so that a signal interrupts little
 
@@ -56,6 +57,7 @@ class Arena:
         self._owner_pid = os.getpid()
         self._nbytes = os.fstat(fd).st_size // count
         self._position = own * self._nbytes
+        self.is_shared = True  # collectives may still use what is allocated here
         self._lock = threading.Lock()  # guards _holes and the pages
         self._holes = Holes(self._nbytes)
         # Blocks that are freed, by any thread, perhaps while it or another has the lock. Who gets the lock takes them.
@@ -67,11 +69,6 @@ class Arena:
         native.check(status, "mapping the memory that ranks of a host share")
         self._address: int = self._library.hvd_arena_address(self.handle)
         _arenas.add(self)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether collectives may still use what is allocated here."""
-        return bool(self._library.hvd_arena_is_shared(self.handle))
 
     def holds(self, address: int) -> bool:
         """Whether this is an address of what this rank allocates here."""
@@ -106,6 +103,7 @@ class Arena:
         with self._lock:
             if not self.is_shared:
                 return
+            self.is_shared = False
             self._library.hvd_arena_stop_sharing(self.handle)
             done = 0
             for begin, end in self._holes.taken():
@@ -121,20 +119,29 @@ class Arena:
 
     def after_fork_in_child(self) -> None:
         """The child is no rank: it does not have the memory of others, and keeps what it writes to itself."""
+        self.is_shared = False
         self._library.hvd_arena_after_fork(self.handle, self._fd)
 
     def _reserve(self, offset: int, rounded: int, nbytes: int) -> None:
-        begin, end = _page_down(offset), _page_up(offset + rounded)
+        begin, end = self._pages_of(offset, rounded)
         try:
             if rounded > _STEP_BYTES and rounded > _available_bytes():
                 raise _no_memory(nbytes)  # before the system ends some process for it
             for step in range(begin, end, _STEP_BYTES):
-                os.posix_fallocate(self._fd, self._position + step, min(_STEP_BYTES, end - step))
+                step_bytes = min(_STEP_BYTES, end - step)
+                self._library.hvd_arena_use_huge_pages(self.handle, self._fd, step, step_bytes)
+                os.posix_fallocate(self._fd, self._position + step, step_bytes)
         except BaseException as error:
             self._give_back(offset, rounded)
             if isinstance(error, OSError):
                 raise _no_memory(nbytes) from None
             raise
+
+    def _pages_of(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """Where the pages begin and end in which nothing lies but one block."""
+        begin, end = self._holes.around(offset, nbytes)
+        first, last = max(_page_up(begin), _page_down(offset)), min(_page_down(end), _page_up(offset + nbytes))
+        return first, max(first, last)
 
     def _drain(self) -> None:
         while self._freed and self._lock.acquire(blocking=False):
@@ -148,10 +155,9 @@ class Arena:
             self._give_back(*self._freed.popleft())
 
     def _give_back(self, offset: int, nbytes: int) -> None:
-        """Frees a block, and those of its pages in which nothing else lies."""
-        begin, end = self._holes.give(offset, nbytes)
-        first = max(_page_up(begin), _page_down(offset))
-        last = min(_page_down(end), _page_up(offset + nbytes))
+        """Frees a block, and the pages in which nothing else lies."""
+        first, last = self._pages_of(offset, nbytes)
+        self._holes.give(offset, nbytes)
         if first < last:
             self._library.hvd_arena_release(self.handle, first, last - first)
 
@@ -203,11 +209,11 @@ def _available_bytes() -> int:
 
 
 def _page_down(nbytes: int) -> int:
-    return nbytes & -mmap.PAGESIZE
+    return nbytes & -_PAGE_BYTES
 
 
 def _page_up(nbytes: int) -> int:
-    return _page_down(nbytes + mmap.PAGESIZE - 1)
+    return _page_down(nbytes + _PAGE_BYTES - 1)
 
 
 def _no_memory(nbytes: int) -> MemoryError:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdlite import native
 from hvdlite.core.dtypes import from_numpy
 from hvdlite.session import shared_arena
 
@@ -33,3 +34,8 @@ def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
         raise ValueError(f"shape {tuple(shape)} has a negative dimension")
     nbytes, arena = math.prod(shape) * itemsize, shared_arena()
     return np.empty(nbytes, np.uint8) if arena is None or nbytes == 0 else np.asarray(arena.allocate(nbytes))
+
+
+def stream_copy(target: int, source: int, nbytes: int) -> None:
+    """Copies from one address to another past the cache: for long tensors that other ranks read next, from memory."""
+    native.library().hvd_stream_copy(target, source, nbytes)

@@ -11,10 +11,17 @@ memory, and parameters without gradients need no place. They are made in the ord
 
 from __future__ import annotations
 
-import torch
+from typing import Final
 
+import torch
+from torch.autograd.graph import increment_version
+
+from hvdlite.ops.memory import stream_copy
 from hvdlite.session import shared_arena
 from hvdlite.torch.memory import shared_empty
+
+# Longer gradients are copied past the cache: a burst of them is more than it keeps until they are reduced.
+_CACHED_BYTES: Final = 1 << 18
 
 
 class Place:
@@ -30,16 +37,25 @@ class Place:
 
         The copy has the memory of the copy before. None where there is no shared memory, or nothing to put there.
         """
-        arena = shared_arena()
-        if arena is None or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.requires_grad:
+        arena, place = shared_arena(), self._tensor
+        if arena is None:
             return None
-        if tensor.dtype == dtype and tensor.is_contiguous() and arena.holds(tensor.data_ptr()):
+        is_there = place is not None and arena.holds(place.data_ptr())
+        if is_there and tensor is place:
+            return place
+        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.requires_grad:
+            return None
+        is_alike = tensor.dtype == dtype and tensor.is_contiguous()
+        if is_alike and arena.holds(tensor.data_ptr()):
             return tensor
-        place = self._tensor
-        if place is None or (place.dtype, place.shape) != (dtype, tensor.shape) or not arena.holds(place.data_ptr()):
+        if place is None or not is_there or (place.dtype, place.shape) != (dtype, tensor.shape):
             place = self._tensor = None  # first, so that its memory may be used again
             try:
                 place = self._tensor = shared_empty(tensor.shape, dtype=dtype)
             except (MemoryError, ValueError):  # ordinary memory does as well; what ranks cannot send is refused later
                 return None
+        if is_alike and tensor.nbytes > _CACHED_BYTES:
+            stream_copy(place.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+            increment_version(place)
+            return place
         return place.copy_(tensor)

@@ -75,24 +75,33 @@ HVD_API hvd_status hvd_close_partials(const void* partials, const hvd_span* span
 
 HVD_API uint32_t hvd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
 
+// As memcpy, but stores go past the cache (non-temporal ones): no line of `out` is read before it is written, and what
+// the cache has stays. For what others read next, or as much as would have left the cache by then.
+HVD_API void hvd_stream_copy(void* out, const void* in, uint64_t bytes);
+
 // ---- arena: memory of the ranks of one host that all of them have mapped
 
 typedef struct hvd_arena hvd_arena;
 
-// Maps `count` regions of `region_bytes` (whole pages) each of the file `fd`; the caller allocates its pages. `own` is
-// this rank's. Functions that take `fd` want the same file; it remains the caller's.
+// Maps `count` regions of `region_bytes` each of the file `fd`; the caller allocates its pages. `own` is this rank's.
+// Functions that take `fd` want the same file; it remains the caller's.
 HVD_API hvd_status hvd_arena_open(int32_t fd, int32_t own, int32_t count, uint64_t region_bytes, hvd_arena** out);
 
 // Where the own region begins.
 HVD_API uint64_t hvd_arena_address(hvd_arena* arena);
 
-// Gives pages of the own region back. Offsets and bytes here and below are whole pages.
+// What offsets and bytes here and below are multiples of, those of regions too: a huge page.
+#define HVD_ARENA_PAGE_BYTES (UINT64_C(2) << 20)
+
+// Puts huge pages there where the system has some to give, and nothing else where it has none. To be called before the
+// pages are used.
+HVD_API void hvd_arena_use_huge_pages(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes);
+
+// Gives pages of the own region back.
 HVD_API hvd_status hvd_arena_release(hvd_arena* arena, uint64_t offset, uint64_t bytes);
 
-// Whether what peers write into the own region is seen there: until hvd_arena_stop_sharing is called, which has
-// collectives that are running in it fail. Then pages that are in use must be made private, in place: what peers write
-// there is not seen any more, and nothing is lost of what threads of this process write meanwhile.
-HVD_API int32_t hvd_arena_is_shared(hvd_arena* arena);
+// What peers write into the own region is not to be seen any more: collectives that are running in it fail. Then pages
+// that are in use must be made private, in place; nothing is lost of what threads of this process write meanwhile.
 HVD_API void hvd_arena_stop_sharing(hvd_arena* arena);
 HVD_API hvd_status hvd_arena_make_private(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes);
 

@@ -15,6 +15,24 @@ constexpr uint64_t kPieceBytes = 64 << 20;  // so that only so much exists twice
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // since Linux 5.14
 #endif
+#ifndef MADV_COLLAPSE
+constexpr int MADV_COLLAPSE = 25;  // since Linux 6.1
+#endif
+
+// Maps a file at a multiple of the size of huge pages, without which they would be mapped page by page.
+void* map_aligned(int fd, uint64_t bytes) noexcept {
+  void* room =
+      mmap(nullptr, bytes + HVD_ARENA_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return MAP_FAILED;
+  uint8_t* const begin = static_cast<uint8_t*>(room);
+  const uint64_t before = -reinterpret_cast<uint64_t>(room) % HVD_ARENA_PAGE_BYTES,
+                 after = HVD_ARENA_PAGE_BYTES - before;
+  if (before > 0) munmap(begin, before);
+  munmap(begin + before + bytes, after);
+  void* memory = mmap(begin + before, bytes, kProtection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+  if (memory == MAP_FAILED) munmap(begin + before, bytes);
+  return memory;
+}
 
 // A write that changes nothing, not even what another thread writes at the same time.
 void touch(uint8_t* byte) noexcept { __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED); }
@@ -30,7 +48,7 @@ Arena::~Arena() {
 
 hvd_status Arena::map(int fd, int32_t own, int32_t count, uint64_t region_bytes) noexcept {
   const uint64_t bytes = region_bytes * static_cast<uint64_t>(count);
-  void* memory = mmap(nullptr, bytes, kProtection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  void* memory = map_aligned(fd, bytes);
   if (memory == MAP_FAILED) return HVD_SYSTEM;
   adopt(memory, own, count, region_bytes);
   is_mapped_ = has_peers_ = true;
@@ -46,6 +64,17 @@ void Arena::adopt(void* memory, int32_t own, int32_t count, uint64_t region_byte
   count_ = count;
   region_bytes_ = region_bytes;
   is_shared_.store(true, std::memory_order_relaxed);  // nobody else has this object yet
+}
+
+// Asked for by name, huge pages do not depend on how the machine has set them up for shared memory, which is "never"
+// where nobody changed it. A range without any page cannot be collapsed, so each gets its first.
+void Arena::use_huge_pages(int fd, uint64_t offset, uint64_t bytes) noexcept {
+  if (!is_shared()) return;
+  uint8_t* const begin = own() + offset;
+  for (uint64_t done = 0; done < bytes; done += HVD_ARENA_PAGE_BYTES) {
+    if (fallocate(fd, FALLOC_FL_KEEP_SIZE, begin + done - base_, 1) != 0) return;
+  }
+  madvise(begin, bytes, MADV_COLLAPSE);
 }
 
 // The file's page is what both mappings have at the moment of the exchange, so no write of a thread of this process is

@@ -40,6 +40,9 @@ class Arena {
   bool is_shared() const noexcept { return is_shared_.load(std::memory_order_acquire); }
   void stop_sharing() noexcept { is_shared_.store(false, std::memory_order_release); }
 
+  // Puts huge pages into the own region where the system has some to give.
+  void use_huge_pages(int fd, uint64_t offset, uint64_t bytes) noexcept;
+
   // Whole pages of the own region become private copies of what they hold.
   hvd_status make_private(int fd, uint64_t offset, uint64_t bytes) noexcept;
 

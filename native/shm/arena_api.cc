@@ -24,11 +24,13 @@ hvd_status hvd_arena_open(int32_t fd, int32_t own, int32_t count, uint64_t regio
 
 uint64_t hvd_arena_address(hvd_arena* arena) { return reinterpret_cast<uint64_t>(arena->own()); }
 
+void hvd_arena_use_huge_pages(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes) {
+  arena->use_huge_pages(fd, offset, bytes);
+}
+
 hvd_status hvd_arena_release(hvd_arena* arena, uint64_t offset, uint64_t bytes) {
   return arena->release(offset, bytes);
 }
-
-int32_t hvd_arena_is_shared(hvd_arena* arena) { return arena->is_shared() ? 1 : 0; }
 
 void hvd_arena_stop_sharing(hvd_arena* arena) { arena->stop_sharing(); }
 

@@ -1,5 +1,6 @@
 // The kernels of every instruction set at hand against the plainest possible code, and against each other.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -237,6 +238,21 @@ void test_crc32c() {
   }
 }
 
+void test_copies_past_the_cache_begin_and_end_anywhere() {
+  std::mt19937 rng(4);
+  const std::vector<uint8_t> data = random_bytes(rng, 1000);
+  for (uint64_t bytes : {0, 1, 63, 64, 65, 129, 700}) {
+    for (uint64_t from : {0, 1, 5, 64}) {
+      for (uint64_t to : {0, 1, 31, 63, 64}) {
+        std::vector<uint8_t> out(1000, 7), expected = out;
+        std::copy_n(data.begin() + from, bytes, expected.begin() + to);
+        hvd_stream_copy(out.data() + to, data.data() + from, bytes);
+        CHECK(out == expected);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -248,4 +264,5 @@ int main() {
   test_scaled_integers_truncate_and_saturate();
   test_invalid_reductions_are_refused();
   test_crc32c();
+  test_copies_past_the_cache_begin_and_end_anywhere();
 }

@@ -23,6 +23,7 @@ def assert_exact(ended: Ended, ranks: int = 4) -> None:
     assert {(report.error, report.wrong) for report in ended.reports.values()} == {("", "")}
 
 
+@pytest.mark.alone  # beside it, hvdrun would take other ranks that are killed for such
 def test_a_rank_that_the_kernel_kills_for_memory_is_told_so(own_network: Network) -> None:
     if reason := cgroups.missing("memory"):
         pytest.skip(reason)

@@ -11,6 +11,7 @@ from tests.harness.hosts import Network
 _SAID = "all others wait for "
 
 
+@pytest.mark.alone  # where all are slow, nobody is
 def test_a_rank_with_a_tenth_of_a_core_is_named_within_20_steps(network: Network) -> None:
     act = acts.starve(3, 10)
     if reason := acts.missing_for(act):

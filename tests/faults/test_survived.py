@@ -46,9 +46,12 @@ FAST = {
 }
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=() if row.name in FAST else pytest.mark.faults) for row in ROWS]
-)
+def _marks(row: Row) -> list[pytest.MarkDecorator]:
+    alone = [pytest.mark.alone] if "busy loops" in row.name else []
+    return alone if row.name in FAST else [*alone, pytest.mark.faults]
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=_marks(row)) for row in ROWS])
 def test_the_job_goes_on(network: Network, row: Row) -> None:
     if reason := acts.missing_for(row.act):
         pytest.skip(reason)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.frontends.scenarios import Report, launch
-from tests.harness import forkserver
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _torch_fork_server() -> Iterator[None]:
-    with forkserver.TORCH:
-        yield
+def _torch_ranks(torch_fork_server: None) -> None:
+    """Starts the server while the first test, which needs none, runs here."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import process_ranks
-from tests.harness.forkserver import TORCH
+from tests.harness.programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90.0
@@ -29,23 +27,12 @@ def command(ranks: int, example: str, *options: str) -> str:
     return ended.stdout
 
 
-def run(ranks: int, example: str, *options: str) -> str:
+def forked(ranks: int, example: str, *options: str) -> str:
     """What the example prints on all ranks, which import torch and scikit-learn only once."""
-    outcomes = process_ranks(ranks, main, example, options, deadline_s=DEADLINE_S, server=TORCH)
-    assert [outcome.result() for outcome in outcomes] == [0] * ranks
-    return "".join(outcome.output for outcome in outcomes)
+    return output_of(ranks, ROOT / f"examples/{example}.py", *options, cwd=ROOT)
 
 
-def main(example: str, options: tuple[str, ...]) -> object:
-    """Runs the example as the main program of this process; its exit code."""
-    sys.argv = [f"examples/{example}.py", *options]
-    sys.path[0] = "examples"
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    return ended.value.code
-
-
-@pytest.mark.parametrize(("ranks", "start"), [(1, command), (2, command), (4, run)])
+@pytest.mark.parametrize(("ranks", "start"), [(1, command), (2, command), (4, forked)])
 def test_the_digits_example_reads_97_percent(ranks: int, start: Callable[..., str], tmp_path: Path) -> None:
     plot = tmp_path / "curves.png"
     output = start(ranks, "torch_digits", "--target", "0.97", "--plot", str(plot))
@@ -57,21 +44,21 @@ def test_the_digits_example_reads_97_percent(ranks: int, start: Callable[..., st
 
 
 def test_uneven_shards() -> None:
-    output = run(3, "torch_uneven_join", "--epochs", "2", "--target", "0.85")
+    output = forked(3, "torch_uneven_join", "--epochs", "2", "--target", "0.85")
     assert output.count("ranks took [15, 30, 45] steps, rank 2 the last one") == 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_two_networks_in_process_sets(ranks: int) -> None:
-    output = run(ranks, "torch_process_sets", "--epochs", "2", "--target", "0.85")
+    output = forked(ranks, "torch_process_sets", "--epochs", "2", "--target", "0.85")
     assert re.search(r"networks: \d+\.\d+% and \d+\.\d+%$", output, flags=re.MULTILINE)
 
 
 def test_normalization_over_four_ranks() -> None:
-    assert "with 4 rank(s)" in run(4, "torch_sync_batch_norm", "--epochs", "1", "--target", "0.85")
+    assert "with 4 rank(s)" in forked(4, "torch_sync_batch_norm", "--epochs", "1", "--target", "0.85")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_mixed_precision_with_clipping(ranks: int) -> None:
-    output = run(ranks, "torch_clipping_amp", "--epochs", "3", "--target", "0.85")
+    output = forked(ranks, "torch_clipping_amp", "--epochs", "3", "--target", "0.85")
     assert f"on {ranks} of {ranks} rank(s)" in output

@@ -1,8 +1,9 @@
 """What this process holds, so that a test which leaves something behind fails by name.
 
-A `Holdings` is a set of (kind, description): descendants, threads, descriptors (sockets with their address), shared
-memory that is mapped, and files in /dev/shm. Orphans stay descendants: the process adopts them (`adopt_orphans`), and
-on a test host its process 1 does.
+A `Holdings` is a set of (kind, description): descendants, threads, descriptors, shared memory that is mapped, and files
+in /dev/shm. Orphans stay descendants: the process adopts them (`adopt_orphans`), and on a test host its process 1 does.
+It is taken twice for each test, so it is cheap and holds no more than what identifies a thing. What tells more, the
+command of a process or the address of a socket, is looked up for what was left; a process that starts has none yet.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def left_since(before: Holdings, patience_s: float = 2.0) -> list[str]:
         if time.monotonic() > deadline:
             break
         psutil.wait_procs(psutil.Process().children(recursive=True), timeout=0.02)
-    return [f"{kind}: {text}" for kind, text in sorted(left)]
+    return [f"{kind}: {text}{_command(text) if kind == 'process' else _address(text)}" for kind, text in sorted(left)]
 
 
 def kill_children_since(before: Holdings) -> None:
     """Ends the processes that a failed test left, so that the next test does not pay for it."""
     for child in psutil.Process().children(recursive=True):
-        if ("process", _describe_process(child)) not in before:
+        if ("process", f"pid {child.pid}") not in before:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGKILL)
                 child.wait(2.0)
@@ -75,14 +76,15 @@ def _processes() -> set[str]:
                 with suppress(ChildProcessError):
                     os.waitpid(child.pid, os.WNOHANG)
             else:
-                found.add(_describe_process(child))
+                found.add(f"pid {child.pid}")
     return found
 
 
-def _describe_process(process: psutil.Process) -> str:
+def _command(text: str) -> str:
+    """What the process ``text``, such as ``pid 123``, runs; empty if it has ended."""
     with suppress(psutil.NoSuchProcess):
-        return f"pid {process.pid} {' '.join(process.cmdline())[:120]}"
-    return f"pid {process.pid}"
+        return f" {' '.join(psutil.Process(int(text.removeprefix('pid '))).cmdline())[:120]}"
+    return ""
 
 
 def _threads() -> set[str]:
@@ -102,15 +104,15 @@ def _descriptors() -> set[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
             if stat.S_ISDIR(os.fstat(int(name)).st_mode) and target.startswith("/proc/"):
                 continue  # the listing itself
-            found.add(f"{name} -> {target}{_address(target)}")
+            found.add(f"{name} -> {target}")
     return found
 
 
-def _address(target: str) -> str:
-    """The address of a socket whose descriptor links to ``target``, such as ``socket:[123]``."""
-    if not target.startswith("socket:"):
+def _address(text: str) -> str:
+    """The address of the socket that ``text`` ends with, such as ``5 -> socket:[123]``; empty for all else."""
+    _, is_socket, inode = text.removesuffix("]").rpartition("socket:[")
+    if not is_socket:
         return ""
-    inode = target.removeprefix("socket:[").removesuffix("]")
     for table in ("tcp", "tcp6", "unix"):
         with suppress(FileNotFoundError):
             for line in Path("/proc/self/net", table).read_text().splitlines():

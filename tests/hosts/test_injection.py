@@ -172,6 +172,7 @@ def test_starved_processes_get_their_share(network: Network) -> None:
         assert float(process.stdout.readline()) < 0.4
 
 
+@pytest.mark.alone  # beside it, hvdrun would take ranks that are killed for such
 def test_a_process_short_of_memory_is_killed(network: Network) -> None:
     skip_without("memory")
     with (

@@ -22,7 +22,9 @@ from hvdlite.bench.sizes import parse_sizes
 from hvdlite.bench.sweep import default_iterations
 from hvdlite.bench.targets import against_targets
 from hvdlite.bench.timing import BLOCKS, Candidate, measure
+from hvdlite.launcher.answers import free_port
 from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
 from tests.launcher.hvdrun import COMMAND
 
 DEADLINE_S = 100.0
@@ -200,10 +202,26 @@ def _bench(ranks: int, file: Path, *arguments: str) -> tuple[list[str], list[Row
     assert ended.returncode == 0, ended.stdout + ended.stderr
     printed = ended.stdout.splitlines()
     assert all(line.startswith("[0]<stdout>:") for line in printed)
+    return printed, _rows(file, printed)
+
+
+def _bench_with_torch(file: Path, *arguments: str) -> tuple[list[str], list[Row]]:
+    """The same on two ranks that are forked from a process which has imported torch."""
+    here = "127.0.0.1"
+    for_gloo = {"MASTER_ADDR": here, "MASTER_PORT": str(free_port({"address": here, "ports": None}))}
+    options = (*arguments, "--json", str(file))
+    outcomes = process_ranks(2, main, options, environ=for_gloo, deadline_s=DEADLINE_S, server=TORCH)
+    assert [outcome.result() for outcome in outcomes] == [0, 0], outcomes[0].output
+    assert outcomes[1].output == ""
+    printed = outcomes[0].output.splitlines()
+    return printed, _rows(file, printed)
+
+
+def _rows(file: Path, printed: list[str]) -> list[Row]:
     rows = json.loads(file.read_text())
     assert all(list(row) == [field.name for field in fields(Row)] for row in rows)
     assert len(printed) == 2 + len(rows)
-    return printed, [Row(**row) for row in rows]
+    return [Row(**row) for row in rows]
 
 
 def test_a_sweep(tmp_path: Path) -> None:
@@ -225,6 +243,7 @@ def test_a_sweep_of_another_op_dtype_and_plane(tmp_path: Path) -> None:
     assert "data plane ring" in printed[0]
 
 
+@pytest.mark.usefixtures("torch_fork_server")
 @pytest.mark.parametrize(
     ("mode", "ops"),
     [
@@ -234,7 +253,7 @@ def test_a_sweep_of_another_op_dtype_and_plane(tmp_path: Path) -> None:
 )
 def test_a_comparison_with_gloo(mode: tuple[str, ...], ops: list[str], tmp_path: Path) -> None:
     options = ("--compare", "gloo", "--dtype", "bfloat16", "--iters", "3")
-    printed, rows = _bench(2, tmp_path / "rows", *mode, *options)
+    printed, rows = _bench_with_torch(tmp_path / "rows", *mode, *options)
     assert [(row.system, row.op) for row in rows] == [(system, op) for op in ops for system in ("hvdlite", "gloo")]
     assert printed[1].split()[-2:] == ["time/gloo", "speed-up"]
     assert all(printed[2 + index].endswith("×") == (row.system == "hvdlite") for index, row in enumerate(rows))
@@ -249,8 +268,9 @@ def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
     assert [line.count("|") for line in table.read_text().splitlines()[-8:]] == [12] * 8
 
 
+@pytest.mark.usefixtures("torch_fork_server")
 def test_training(tmp_path: Path) -> None:
-    printed, rows = _bench(2, tmp_path / "rows", "--train", "--iters", "1", "--warmup", "0")
+    printed, rows = _bench_with_torch(tmp_path / "rows", "--train", "--iters", "1", "--warmup", "0")
     assert [row.system for row in rows] == ["bare", "hvdlite", "reduction", "gloo", "exposed"]
     assert printed[1].split()[-1] == "hidden"
     assert [line.endswith("%") for line in printed[2:]] == [row.system == "hvdlite" for row in rows]

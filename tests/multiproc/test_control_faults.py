@@ -153,6 +153,7 @@ def test_who_wakes_after_being_given_up_finds_itself_out(stopped: int) -> None:
         assert errors[stopped].startswith("PeerLost: rank ")
 
 
+@pytest.mark.alone
 def test_busy_processors_evict_nobody() -> None:
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
     try:

@@ -173,6 +173,31 @@ def test_ten_thousand_allocations_and_frees_return_all_memory() -> None:
         assert 0 < full < 8 * MIB
 
 
+def _huge_bytes() -> int:
+    """What this process has mapped by huge pages of an array of 16 MiB."""
+    hvd.init()
+    array = _ones(4 * MIB)  # of four bytes
+    hvd.barrier()
+    mapped = _kilobytes("/proc/self/smaps_rollup", "ShmemPmdMapped:") << 10
+    hvd.allreduce_(array, op=hvd.Sum)
+    assert (array == 2).all()
+    hvd.shutdown()
+    return mapped
+
+
+def _gives_huge_pages() -> bool:
+    """Whether this system has `MADV_COLLAPSE`, and an administrator has not forbidden it for shared memory."""
+    version = tuple(int(number) for number in os.uname().release.split(".")[:2])
+    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    return version >= (6, 1) and setting.exists() and "[deny]" not in setting.read_text()
+
+
+@pytest.mark.skipif(not _gives_huge_pages(), reason="this system gives no huge pages for shared memory")
+def test_long_arrays_are_in_huge_pages() -> None:
+    for outcome in process_ranks(2, _huge_bytes):
+        assert outcome.result() >= 8 * MIB
+
+
 def _fork() -> tuple[int, float]:
     hvd.init()
     array, other = _ones(MIB), _ones(100)

@@ -12,8 +12,10 @@ from hvdlite.core.holes import Holes
 def test_what_is_given_back_is_taken_again() -> None:
     holes = Holes(100)
     assert [holes.take(40, 1), holes.take(60, 1), holes.take(1, 1)] == [0, 40, None]
-    assert holes.give(40, 60) == (40, 100)
-    assert holes.give(0, 40) == (0, 100)
+    assert holes.around(40, 60) == (40, 100)
+    holes.give(40, 60)
+    assert holes.around(0, 40) == (0, 100)
+    holes.give(0, 40)
     assert holes.take(100, 1) == 0
 
 
@@ -21,10 +23,12 @@ def test_a_block_joins_the_holes_on_both_of_its_sides() -> None:
     holes = Holes(30)
     for _ in range(3):
         holes.take(10, 1)
-    assert holes.give(0, 10) == (0, 10)
-    assert holes.give(20, 10) == (20, 30)
+    assert holes.around(0, 10) == (0, 10)
+    holes.give(0, 10)
+    holes.give(20, 10)
     assert list(holes.taken()) == [(10, 20)]
-    assert holes.give(10, 10) == (0, 30)
+    assert holes.around(10, 10) == (0, 30)
+    holes.give(10, 10)
     assert list(holes.taken()) == []
 
 
@@ -50,7 +54,8 @@ def test_a_random_program_agrees_with_a_map_of_bytes(seed: int) -> None:
         if blocks and rng.random() < 0.5:
             begin, nbytes = blocks.pop(rng.randrange(len(blocks)))
             used[begin : begin + nbytes] = bytes(nbytes)
-            hole = holes.give(begin, nbytes)
+            hole = holes.around(begin, nbytes)
+            holes.give(begin, nbytes)
             assert hole[0] <= begin < begin + nbytes <= hole[1]
             assert not any(used[slice(*hole)])
         else:

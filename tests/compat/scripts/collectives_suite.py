@@ -1,4 +1,4 @@
-"""A suite in the style of Horovod's own: every rank runs it under ``python -m pytest``."""
+"""A suite in the style of Horovod's own: every rank runs it, by itself or under ``python -m pytest``."""
 
 # ruff: noqa: PT009, PT027 - the suites that it stands for use unittest
 
@@ -180,3 +180,7 @@ class CollectiveTests(unittest.TestCase):
                 optimizer.step()
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         self.assertEqual(len({tuple(row) for row in hvd.allgather(model.weight.data).tolist()}), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

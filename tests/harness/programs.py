@@ -1,0 +1,40 @@
+"""Programs that ranks run as their main program, in forks of a process that has imported torch and scikit-learn."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from hvdlite.compat import install_as_horovod
+from tests.harness.forkserver import TORCH
+from tests.harness.processes import process_ranks
+
+DEADLINE_S = 90.0
+
+
+def output_of(ranks: int, program: Path, *options: str, cwd: Path, as_horovod: bool = False) -> str:
+    """What ``program`` prints on all ranks, rank by rank; for one ``as_horovod`` hvdlite stands for Horovod.
+
+    Fails when the program does not end with exit code 0 on every rank.
+    """
+    task = (str(program), options, str(cwd), as_horovod)
+    outcomes = process_ranks(ranks, _run_as_main, *task, deadline_s=DEADLINE_S, server=TORCH)
+    printed = "".join(outcome.output for outcome in outcomes)
+    assert [outcome.result() for outcome in outcomes] == [0] * ranks, printed
+    return printed
+
+
+def _run_as_main(program: str, options: tuple[str, ...], folder: str, as_horovod: bool) -> object:
+    """Runs ``program`` in ``folder`` as the main program of this process; its exit code."""
+    if as_horovod:
+        install_as_horovod()
+    os.chdir(folder)
+    sys.argv = [program, *options]
+    sys.path[0] = str(Path(program).parent)
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
