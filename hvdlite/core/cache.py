@@ -124,13 +124,13 @@ class Cache:
     """One rank's memory.
 
     ``known`` has the bit, and what this rank last asked for, of each known name. Submitters look there in any thread,
-    to ask again with the very same request.
+    to ask again with the very same request. ``definitions`` has this rank's request and everybody's rows of each bit.
     """
 
     def __init__(self) -> None:
         self.generation = 0
         self.known: dict[str, tuple[int, Request]] = {}
-        self._definitions: dict[int, Definition] = {}
+        self.definitions: dict[int, Definition] = {}
 
     def bit_of(self, request: Request) -> int:
         """The bit that stands for exactly this request, or -1."""
@@ -142,14 +142,10 @@ class Cache:
         known = self.known.get(name)
         return -1 if known is None else known[0]
 
-    def definition(self, bit: int) -> Definition:
-        """This rank's request and everybody's rows."""
-        return self._definitions[bit]
-
     def remember(self, bit: int, definition: Definition) -> None:
         """From now on ``bit`` stands for the request of ``definition``."""
         self.known[definition.request.name] = (bit, definition.request)
-        self._definitions[bit] = definition
+        self.definitions[bit] = definition
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is a new one, and says so."""
@@ -157,5 +153,5 @@ class Cache:
             return False
         self.generation = generation
         self.known.clear()
-        self._definitions.clear()
+        self.definitions.clear()
         return True

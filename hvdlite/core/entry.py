@@ -1,4 +1,7 @@
-"""One submitted tensor on its own rank: what was asked for, where its bytes are, and its handle."""
+"""One submitted tensor on its own rank: what was asked for, and where its bytes are.
+
+An entry is the handle of its caller, too: one object for each tensor to make, and to be collected, instead of two.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 
 from hvdlite.core.buffer import Buffer
 from hvdlite.core.dtypes import DType
-from hvdlite.core.handle import Handle
+from hvdlite.core.handle import Handle, InFlightIn
 from hvdlite.core.messages import Kind, Request
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, Buffer]]
@@ -20,28 +23,42 @@ each rank; returns what `synchronize` hands out and the buffer of the tensor."""
 NOTHING = Buffer(0, 0, DType.UINT8, (), None)
 
 
-class Entry:
+class Entry(Handle):
     """A tensor in flight.
 
     ``source`` is read and ``target`` written; they are the same for a collective in place. ``target`` is None where
-    the shape of the output is not known yet: ``allocate`` makes it then.
+    the shape of the output is not known yet: ``allocate`` makes it then. A handle that is done, and that its caller
+    keeps, has none of them.
     """
 
-    __slots__ = ("allocate", "handle", "request", "source", "target")
+    __slots__ = ("allocate", "request", "source", "target")
 
     def __init__(
-        self, request: Request, source: Buffer, target: Buffer | None, allocate: Allocate | None, handle: Handle
+        self,
+        request: Request,
+        group: InFlightIn | None,
+        source: Buffer,
+        target: Buffer | None = None,
+        allocate: Allocate | None = None,
+        output: Any = None,
     ) -> None:
         self.request = request
         self.source = source
         self.target = target
         self.allocate = allocate
-        self.handle = handle
+        self.name = request.name
+        self.group = group
+        self.output = output
+        self.rows = ()
+        self.error = None
+        self.waiters = None
+        self.is_done = False
+        self.is_taken = False
 
     def rename(self, name: str, is_cacheable: bool) -> None:
         """Gives the tensor another name, before it is submitted."""
         self.request = self.request._replace(name=name, cacheable=is_cacheable)
-        self.handle.name = name
+        self.name = name
 
 
 def stand_in(request: Request) -> Entry:
@@ -50,4 +67,4 @@ def stand_in(request: Request) -> Entry:
     if request.kind is Kind.ALLREDUCE:
         zeros = np.zeros(math.prod(request.shape) * request.dtype.itemsize, np.uint8)
         buffer = Buffer(zeros.ctypes.data, zeros.nbytes, request.dtype, request.shape, zeros)
-    return Entry(request, buffer, buffer, None, Handle(request.name, None))
+    return Entry(request, None, buffer, buffer)

@@ -24,6 +24,8 @@ class InFlightIn(Protocol):
 class Handle:
     """State of one submitted collective. Opaque to users: pass it to ``poll`` and ``synchronize``.
 
+    Every handle is an `hvdlite.core.entry.Entry`, which makes it; this is what its caller knows of it.
+
     Invariants: ``is_done`` goes from False to True once, after ``output`` or ``error`` is set. ``waiters`` are
     released when it does. ``is_taken`` is set when the result has been handed out. ``group`` is where it is in flight.
     ``rows`` are the rows that came from each rank, where they may differ.
@@ -31,15 +33,14 @@ class Handle:
 
     __slots__ = ("__weakref__", "error", "group", "is_done", "is_taken", "name", "output", "rows", "waiters")
 
-    def __init__(self, name: str, group: InFlightIn | None, output: Any = None) -> None:
-        self.name = name
-        self.group = group
-        self.output = output
-        self.rows: tuple[int, ...] = ()
-        self.error: HvdError | None = None
-        self.waiters: list[Waiter] | None = None
-        self.is_done = False
-        self.is_taken = False
+    name: str
+    group: InFlightIn | None
+    output: Any
+    rows: tuple[int, ...]
+    error: HvdError | None
+    waiters: list[Waiter] | None
+    is_done: bool
+    is_taken: bool
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "in flight"

@@ -55,14 +55,18 @@ def geometry(settings: Settings, cores: int) -> Geometry:
     if chunk_bytes == 0:
         preferred = _CHUNK_BYTES_OVERSUBSCRIBED if is_oversubscribed else _CHUNK_BYTES
         chunk_bytes = min(preferred, _SEGMENT_LIMIT_BYTES // (2 * size * slots))
-    spin_ns = round(settings.spin * 1000) if settings.spin >= 0 else 0 if is_oversubscribed else _SPIN_NS
     nbytes = int(native.library().hvd_shm_bytes(size, chunk_bytes, slots))
     if nbytes == 0:
         raise ValueError(
             f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} are no segment for {size} ranks; "
             "chunks have 64 bytes to 1 GiB, slots are 2 to 1024, ranks of a host at most 1024"
         )
-    return Geometry(nbytes, chunk_bytes, slots, spin_ns, settings.progress_timeout)
+    return Geometry(nbytes, chunk_bytes, slots, spin_ns(settings, size, cores), settings.progress_timeout)
+
+
+def spin_ns(settings: Settings, ranks: int, cores: int) -> int:
+    """How long one of ``ranks`` on the ``cores`` of a host spins before it sleeps."""
+    return round(settings.spin * 1000) if settings.spin >= 0 else 0 if ranks > cores else _SPIN_NS
 
 
 class ShmPlane(HostPlane):

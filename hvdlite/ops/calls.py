@@ -1,6 +1,6 @@
 """From a call to a tensor in flight: what is checked, how tensors are named, and where results go.
 
-A submit costs a request, an entry and a handle, one lock, and one wake-up for a burst; no byte is copied.
+A submit costs an entry, one lock, and one wake-up for a burst; no byte is copied.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Calls(Generic[T]):
     def _one(group: Group, entry: Entry, will_wait: bool = False) -> Handle:
         """Submits one tensor."""
         group.submit((entry,), will_wait)
-        return entry.handle
+        return entry
 
     @staticmethod
     def _many(
@@ -60,7 +60,7 @@ class Calls(Generic[T]):
             for number, entry in enumerate(entries, start=1):
                 entry.rename(f"{base}_{number}of{count}", is_given)
         group.submit(entries, will_wait)
-        return GroupHandle([entry.handle for entry in entries])
+        return GroupHandle(entries)
 
     def _buffers(self, tensor: T, is_in_place: bool) -> tuple[Buffer, Buffer, T]:
         """What is read, what is written, and the tensor that it belongs to."""
@@ -108,7 +108,7 @@ def entry_of(
     shape: tuple[int, ...] | None = None,
     splits: tuple[int, ...] = (),
 ) -> Entry:
-    """The entry, with its request and handle, of one tensor."""
+    """The entry, with its request, of one tensor."""
     op, prescale, postscale = reduction
     if shape is None:
         shape = source.shape
@@ -122,7 +122,7 @@ def entry_of(
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         text, is_given = named(group, kind, name)
         request = Request(text, kind, source.dtype, shape, op, prescale, postscale, root, is_given, splits)
-    return Entry(request, source, target, allocate, Handle(request.name, group, output))
+    return Entry(request, group, source, target, allocate, output)
 
 
 def group_of(process_set: ProcessSet) -> Group:

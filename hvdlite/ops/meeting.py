@@ -14,7 +14,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     group = group_of(process_set)
     entry = entry_of(group, None, Kind.BARRIER, NOTHING, NOTHING, None)
     group.submit((entry,), will_wait=True)
-    synchronize(entry.handle)
+    synchronize(entry)
 
 
 def join(device: int = -1) -> int:
@@ -28,6 +28,6 @@ def join(device: int = -1) -> int:
     entry = entry_of(group, "", Kind.JOIN, NOTHING, NOTHING, None)
     entry.rename(JOIN_NAME, is_cacheable=False)
     group.submit((entry,), will_wait=True)
-    last: int = synchronize(entry.handle)
+    last: int = synchronize(entry)
     group.count_anew()
     return last

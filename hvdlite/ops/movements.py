@@ -306,7 +306,7 @@ class Movements(Calls[T]):
         entry.request = entry.request._replace(root=sender, peer=receiver)
         entry.source = source
         group.submit((entry,), will_wait)
-        return entry.handle
+        return entry
 
 
 def _checked_splits(splits: Any, rows: int, size: int) -> tuple[int, ...]:

@@ -152,8 +152,8 @@ def _received(entry: Entry, rows: tuple[int, ...], own_rank: int) -> tuple[int, 
 def _allocate(entry: Entry, rows: tuple[int, ...]) -> int:
     """Makes the output of ``entry`` for ``rows`` from each rank; the address to write them to."""
     assert entry.allocate is not None
-    entry.handle.rows = rows
-    entry.handle.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
+    entry.rows = rows
+    entry.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
     return entry.target.address
 
 
@@ -164,7 +164,7 @@ def _barrier(work: Work, plane: DataPlane) -> None:
 def _join(work: Work, plane: DataPlane) -> None:
     """Nothing moves: what the ranks wait for is that everything before was run."""
     for entry, rows in zip(work.entries, work.rows, strict=True):
-        entry.handle.output = rows[0]
+        entry.output = rows[0]
 
 
 _RUNNERS: dict[Kind, Callable[[Work, DataPlane], None]] = {

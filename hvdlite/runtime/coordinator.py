@@ -215,8 +215,9 @@ class Coordinator:
             return [], []
         bits = members(batch.bits)
         try:
-            entries = [self._by_bit.pop(bit) if bit in self._by_bit else self._stand_in(bit) for bit in bits]
-            return entries, [self._cache.definition(bit).rows for bit in bits]
+            submitted, definitions = self._by_bit, self._cache.definitions
+            entries = [submitted.pop(bit) if bit in submitted else self._stand_in(bit) for bit in bits]
+            return entries, [definitions[bit].rows for bit in bits]
         except KeyError as error:
             raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
 
@@ -224,7 +225,7 @@ class Coordinator:
         """The entry of a tensor that the others submitted after this rank has joined."""
         if self._in_flight.find(JOIN_NAME) is None:
             raise KeyError(bit)
-        return stand_in(self._cache.definition(bit).request)
+        return stand_in(self._cache.definitions[bit].request)
 
     def _entry(self, response: Response) -> Entry:
         self._by_bit.pop(self._cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name

@@ -18,7 +18,6 @@ import numpy as np
 from hvdlite.core.buffer import Buffer, of_array
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.core.entry import Entry
-from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind, Request
 from hvdlite.runtime.engine import Engine
 
@@ -75,10 +74,10 @@ class Group:
             output = np.empty(shape, np.uint8)
             return output, of_array(output)
 
-        handle = Handle(name, self)
         request = Request(name, Kind.ALLGATHER, DType.UINT8, line.shape, Sum, 1.0, 1.0, 0, cacheable=False)
-        self.submit((Entry(request, of_array(line), None, allocate, handle),), will_wait=True)
-        self.wait(handle)
-        if handle.error is not None:
-            raise copy.copy(handle.error) from handle.error.__cause__
-        return [json.loads(each) for each in handle.output.tobytes().splitlines()]
+        entry = Entry(request, self, of_array(line), allocate=allocate)
+        self.submit((entry,), will_wait=True)
+        self.wait(entry)
+        if entry.error is not None:
+            raise copy.copy(entry.error) from entry.error.__cause__
+        return [json.loads(each) for each in entry.output.tobytes().splitlines()]

@@ -7,6 +7,7 @@ the coordinator's thread looks at the wake only, so that what comes wakes one th
 from __future__ import annotations
 
 import select
+import time
 
 from hvdlite.runtime.wake import Wake
 
@@ -14,11 +15,13 @@ from hvdlite.runtime.wake import Wake
 class Inbox:
     """Descriptors of one link. What is added counts as something that came for as long as it is readable.
 
-    `fileno` is readable then, so the inbox of one link can be added to that of another.
+    `fileno` is readable then, so the inbox of one link can be added to that of another. A driver looks for ``spin_ns``
+    nanoseconds before it sleeps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spin_ns: int = 0) -> None:
         self.wake = Wake()
+        self._spin_ns = spin_ns
         self._sources = select.epoll()
         self._poll = select.epoll()
         self._poll.register(self.wake.fd, select.EPOLLIN)
@@ -60,7 +63,11 @@ class Inbox:
         poll = select.poll()
         poll.register(self._sources, select.POLLIN)
         poll.register(wake.fd, select.POLLIN)
-        if any(fd == wake.fd for fd, _ in poll.poll(timeout_ms)):
+        ready: list[tuple[int, int]] = []
+        until = time.monotonic_ns() + self._spin_ns if self._spin_ns else 0
+        while not ready and time.monotonic_ns() < until:
+            ready = poll.poll(0)
+        if any(fd == wake.fd for fd, _ in ready or poll.poll(timeout_ms)):
             wake.clear()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from hvdlite.core.entry import Entry
+from hvdlite.core.entry import NOTHING, Entry
 from hvdlite.core.handle import Handle, Waiter
 from hvdlite.core.messages import JOIN_NAME
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
@@ -51,16 +51,16 @@ class InFlight:
                     "join once all threads have submitted what they have"
                 )
             for entry in entries:
-                name = entry.handle.name
+                name = entry.name
                 if name in by_name:
                     for earlier in entries[: entries.index(entry)]:
-                        del by_name[earlier.handle.name]
+                        del by_name[earlier.name]
                     raise DuplicateName(
                         f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
                     )
                 by_name[name] = entry
             self._new += entries
-            wakes = not (will_wait or self._is_awake) and self._must_wake()
+            wakes = not (self._is_awake or will_wait) and self._must_wake()
         if wakes:
             self._wake()
 
@@ -96,18 +96,20 @@ class InFlight:
         return self._by_name.get(name)
 
     def finish(self, entries: Iterable[Entry], error: HvdError | None = None) -> None:
-        """Makes the handles of ``entries`` done and wakes whoever waits for them."""
+        """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them."""
         waiters = []
         with self._lock:
+            by_name = self._by_name
             for entry in entries:
-                handle = entry.handle
-                if self._by_name.get(handle.name) is not entry:
+                if by_name.get(entry.name) is not entry:
                     continue  # finished already, or a place that this rank filled without having submitted
-                del self._by_name[handle.name]
-                handle.error = error
-                handle.is_done = True
-                if handle.waiters is not None:
-                    waiters += handle.waiters
+                del by_name[entry.name]
+                entry.source = entry.target = NOTHING
+                entry.allocate = None
+                entry.error = error
+                entry.is_done = True
+                if entry.waiters is not None:
+                    waiters += entry.waiters
         for waiter in waiters:
             waiter.release()
 

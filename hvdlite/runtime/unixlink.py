@@ -1,7 +1,9 @@
 """Control links within a host: Unix sockets, written and read by the coordinator itself.
 
-A message costs one system call on each side and wakes one thread. ZeroMQ hands every message to a thread of its own on
-either side first, which made a round trip four times as long (docs/threads.md has the figures).
+A message costs one system call on each side and wakes one thread, or finds it awake: a driver looks for a while before
+it sleeps, as those do who wait in shared memory, because to be woken takes longer than most waits. ZeroMQ handed every
+message to a thread of its own on either side first, which made a round trip four times as long (docs/threads.md has the
+figures).
 
 The kernel tells when a process dies: its connection ends, unless a forked child still holds it, and its pidfd becomes
 readable in any case. One that is stopped (SIGSTOP) stays connected and cannot say so; its state is looked up in
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdlite.core.wire import Message, decode, encode
+from hvdlite.dataplane.shm import spin_ns
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock, peer_of
 from hvdlite.runtime.control import ControlLink, Lost
@@ -53,7 +56,7 @@ class UnixLink(ControlLink):
     """
 
     def __init__(self, session: int, settings: Settings) -> None:
-        self.inbox = Inbox()
+        self.inbox = Inbox(spin_ns(settings, settings.local_size, len(os.sched_getaffinity(0))))
         self._session = session
         self._sent = 0
         self._heartbeat_s = settings.heartbeat_interval

@@ -70,7 +70,7 @@ class Leaf:
         name = self.by_bit.pop(bit, None)
         if name is None:
             assert JOIN_NAME in self.in_flight
-            name = self.cache.definition(bit).request.name
+            name = self.cache.definitions[bit].request.name
         self.in_flight.pop(name, None)
         return name
 

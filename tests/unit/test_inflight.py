@@ -1,20 +1,27 @@
-"""When submits wake the coordinator."""
+"""When submits wake the coordinator, and what is left of a tensor that is done."""
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from hvdlite.core.buffer import Buffer, of_array
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.core.entry import NOTHING, Entry
-from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind, Request
 from hvdlite.errors import DuplicateName
 from hvdlite.runtime.inflight import InFlight
 
+Array = npt.NDArray[Any]
+
 
 def entry(name: str) -> Entry:
     request = Request(name, Kind.ALLREDUCE, DType.FLOAT32, (0,), Sum, 1.0, 1.0, 0, True)
-    return Entry(request, NOTHING, NOTHING, None, Handle(name, None))
+    return Entry(request, None, NOTHING, NOTHING)
 
 
 @pytest.fixture
@@ -58,3 +65,21 @@ def test_a_burst_without_anything_new_wakes_nobody(in_flight: InFlight, wakes: l
     with in_flight.burst():
         pass
     assert wakes == []
+
+
+def test_a_handle_that_is_done_keeps_no_memory(in_flight: InFlight) -> None:
+    tensor = np.zeros(4, np.float32)
+    like = np.zeros(4, np.float32)
+    memories = [weakref.ref(tensor), weakref.ref(like)]
+
+    def allocate(shape: tuple[int, ...], rows: tuple[int, ...], like: Array = like) -> tuple[Array, Buffer]:
+        output = np.empty(shape, like.dtype)
+        return output, of_array(output)
+
+    kept = Entry(entry("a").request, None, of_array(tensor), of_array(tensor), allocate)
+    in_flight.submit([kept])
+    in_flight.take_new()
+    in_flight.finish([kept])
+    del tensor, like, allocate
+    assert kept.is_done
+    assert [memory() for memory in memories] == [None, None]
