@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hvdlite.dataplane.handshake import Caller, Refused
-from hvdlite.dataplane.streams import dial, stop_pacing
+from hvdlite.dataplane.streams import dial, leave_bbr
 from hvdlite.dataplane.talk import Talk
 from hvdlite.dataplane.watch import ENDED, Watch
 from hvdlite.dataplane.wires import Wires
@@ -106,7 +106,7 @@ class Dialer:
             self._give_up_call(error)
             return
         call, self._call = self._call, None
-        stop_pacing(call.link)
+        leave_bbr(call.link)
         if not self._wires.attach_right(call.link.fileno(), call.party.received, call.party.keys):
             self._watch.close(call.link)
             self._pause(Refused(f"it says that it has received {call.party.received} frames, which cannot be"))

@@ -71,7 +71,7 @@ def prepare(link: socket.socket) -> None:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
 
 
-def stop_pacing(link: socket.socket) -> None:
+def leave_bbr(link: socket.socket) -> None:
     """On a short line a connection that has just been made is taken from BBR, if that is what the system chose.
 
     BBR spreads packets over time and sets a timer for each bunch of them, which takes a quarter of the time of a large
@@ -80,10 +80,10 @@ def stop_pacing(link: socket.socket) -> None:
     """
     if link.family == socket.AF_UNIX:
         return
-    algorithm = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
-    if algorithm.startswith(b"bbr") and len(info) == _MIN_RTT.size and _MIN_RTT.unpack(info)[0] < _SHORT_LINE_US:
-        with suppress(OSError):
+    with suppress(OSError):
+        algorithm = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+        if algorithm.startswith(b"bbr") and len(info) == _MIN_RTT.size and _MIN_RTT.unpack(info)[0] < _SHORT_LINE_US:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 

@@ -232,9 +232,9 @@ class Engine:
                 self._inbox.wake.set()
 
     def _sleep_as_driver(self, handle: Handle) -> None:
-        self._inbox.pause()
-        self._driver.is_asleep = True
         try:
+            self._inbox.pause()
+            self._driver.is_asleep = True
             if not handle.is_done:
                 self._inbox.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
             self._turn()  # before the coordinator's thread sees, and wakes for, what this turn takes

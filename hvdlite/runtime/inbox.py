@@ -25,7 +25,7 @@ class Inbox:
         self._sources = select.epoll()
         self._poll = select.epoll()
         self._poll.register(self.wake.fd, select.EPOLLIN)
-        self.resume()
+        self._poll.register(self._sources, select.EPOLLIN)
 
     def fileno(self) -> int:
         return self._sources.fileno()
@@ -52,11 +52,11 @@ class Inbox:
 
     def pause(self) -> None:
         """From now on `sleep` looks at `wake` only."""
-        self._poll.unregister(self._sources)
+        self._poll.modify(self._sources, 0)
 
     def resume(self) -> None:
         """Takes back `pause`."""
-        self._poll.register(self._sources, select.EPOLLIN)
+        self._poll.modify(self._sources, select.EPOLLIN)
 
     def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
         """Returns when something has come, ``wake`` is set, or the time is over."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 
 # Called with the GIL held, unlike os.eventfd_write: it never blocks, and a submitter that let the GIL go here would
 # hand it to the coordinator in the middle of a burst, for one tensor at a time. So the coordinator runs when the
@@ -24,13 +23,6 @@ class Wake:
 
     def clear(self) -> None:
         os.eventfd_read(self.fd)
-
-    def wait(self, timeout_ms: int | None) -> None:
-        """Sleeps until it is set, or the time is over, and clears it."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        if poll.poll(timeout_ms):
-            self.clear()
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1  # a late `set` then fails, and does not write to whatever has the number next

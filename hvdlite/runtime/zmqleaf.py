@@ -184,7 +184,7 @@ class ZmqLeafLink(ZmqLink):
         if self._is_welcome and self._connection is not None:
             with suppress(zmq.Again):  # libzmq has given the connection up, which its monitor tells
                 self._connection.socket.send(frame, zmq.NOBLOCK)
-                self._recheck(self._connection.socket)
+            self._recheck(self._connection.socket)
 
     # ---- what ZmqLink asks for
 

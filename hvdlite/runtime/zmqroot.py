@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,7 @@ class ZmqRootLink(ZmqLink):
         self._absent: set[int] = set()
         self._open_fds: set[int] = set()
         self._strange_fds: set[int] = set()  # those of them that have not said hello
+        self._has_begun_message = False  # its name is sent, and the rest is not
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             job.serve(self._socket)
@@ -131,13 +133,14 @@ class ZmqRootLink(ZmqLink):
         while True:
             try:
                 name = self._socket.recv(zmq.NOBLOCK)
+                # Parts come together: one is missing only if a signal's handler raised between these two calls before.
+                frame: bytes | zmq.Frame = self._socket.recv(zmq.NOBLOCK, copy=name in self._by_name)
             except zmq.Again:
                 return None
-            frame: bytes | zmq.Frame = self._socket.recv(copy=name in self._by_name)
             if not self._socket.getsockopt(zmq.RCVMORE):
                 return name, frame
             while self._socket.getsockopt(zmq.RCVMORE):
-                self._socket.recv()
+                self._socket.recv(zmq.NOBLOCK)
             self._warn("a peer sent a message of several parts, which no rank does; it was dropped")
 
     # ---- connections
@@ -239,13 +242,18 @@ class ZmqRootLink(ZmqLink):
             self._strange_fds.discard(value)
 
     def _transmit(self, name: bytes, frame: bytes) -> None:
+        if self._has_begun_message:  # a signal's handler raised in the middle of it
+            with suppress(zmq.ZMQError):
+                self._socket.send(b"", zmq.NOBLOCK)
+        self._has_begun_message = True
         try:
             self._socket.send(name, zmq.NOBLOCK | zmq.SNDMORE)
             self._socket.send(frame, zmq.NOBLOCK)
-            self._recheck(self._socket)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor says so, or has said so
                 raise
+        self._has_begun_message = False
+        self._recheck(self._socket)
 
     # ---- what ZmqLink asks for
 

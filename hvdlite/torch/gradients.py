@@ -132,7 +132,7 @@ class GradientReducer:
         self._ready: deque[_Bucket] = deque()
         self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
-        self._submitted: list[_Bucket] = []  # of this step, in the order in which they come back
+        self._submitted: deque[_Bucket] = deque()  # of this step, in the order in which they come back
 
     def watch(self, members: Sequence[Named]) -> None:
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
@@ -185,7 +185,7 @@ class GradientReducer:
         if self._buckets and self._reduction.is_needed:
             failures += _failures(self._make_ready, (each for each in self._buckets if each.flight is None))
             failures += self._submit_ready()
-            failures += _failures(self._finish, self._submitted)
+            failures += _failures(self._finish, _taken(self._submitted))
         for gradient in self._gradients.values():
             if gradient.hook is None:  # frozen when it was added
                 self._hook(gradient)

@@ -95,6 +95,35 @@ def what_was_compressed_first_is_restored_first_while_the_rest_is_on_its_way() -
 
 
 @scenario
+def a_step_that_was_interrupted_in_the_middle_can_be_taken_again() -> None:
+    restored = []
+
+    class Interrupted(Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+            return tensor.clone(), None
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, context: object) -> torch.Tensor:
+            restored.append(tensor)
+            if len(restored) == 2:
+                raise KeyboardInterrupt
+            return tensor
+
+    model = two_layers()
+    optimizer = sgd(model, compression=Interrupted)
+    own_loss(model).backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.synchronize()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    expected = averaged_gradients(model)
+    own_loss(model).backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+
+
+@scenario
 def compression_sends_less_and_restores_the_dtype() -> None:
     class Quartering(Compressor):
         """Sends doubles a quarter as large."""

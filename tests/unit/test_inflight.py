@@ -83,3 +83,19 @@ def test_a_handle_that_is_done_keeps_no_memory(in_flight: InFlight) -> None:
     del tensor, like, allocate
     assert kept.is_done
     assert [memory() for memory in memories] == [None, None]
+
+
+@pytest.mark.timeout(10)
+def test_what_is_freed_with_a_tensor_may_submit(in_flight: InFlight) -> None:
+    class Allocator:
+        def __call__(self, shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[None, Buffer]:
+            return None, NOTHING
+
+        def __del__(self) -> None:
+            in_flight.submit([entry("last words")])
+
+    owned = entry("a")
+    owned.allocate = Allocator()
+    in_flight.submit([owned])
+    in_flight.finish(in_flight.take_new())
+    assert [each.name for each in in_flight.take_new()] == ["last words"]

@@ -28,7 +28,7 @@ def link() -> Iterator[socket.socket]:
 @needs_bbr
 def test_a_short_line_is_taken_from_bbr(link: socket.socket) -> None:
     choose(link, "bbr")
-    streams.stop_pacing(link)
+    streams.leave_bbr(link)
     assert chosen(link) == "reno"
 
 
@@ -36,7 +36,7 @@ def test_a_short_line_is_taken_from_bbr(link: socket.socket) -> None:
 def test_a_long_line_stays_with_bbr(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(link, "bbr")
     monkeypatch.setattr(streams, "_SHORT_LINE_US", 0)
-    streams.stop_pacing(link)
+    streams.leave_bbr(link)
     assert chosen(link) == "bbr"
 
 
@@ -45,13 +45,13 @@ def test_what_does_not_pace_stays(link: socket.socket, algorithm: str) -> None:
     if algorithm not in AVAILABLE.read_text().split():
         pytest.skip(f"this kernel has no {algorithm}")
     choose(link, algorithm)
-    streams.stop_pacing(link)
+    streams.leave_bbr(link)
     assert chosen(link) == algorithm
 
 
 def test_within_a_host_there_is_nothing_to_choose() -> None:
     with closing(streams.listen(None, None)) as listener, closing(streams.dial(streams.name_of(listener))) as link:
-        streams.stop_pacing(link)
+        streams.leave_bbr(link)
 
 
 def choose(link: socket.socket, algorithm: str) -> None:
