@@ -98,20 +98,21 @@ class InFlight:
     def finish(self, entries: Iterable[Entry], error: HvdError | None = None) -> None:
         """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them."""
         waiters = []
-        memory = []  # that is let go after the lock: whatever is freed with it may take its time, or call us
+        finished = []
         with self._lock:
             by_name = self._by_name
             for entry in entries:
                 if by_name.get(entry.name) is not entry:
                     continue  # finished already, or a place that this rank filled without having submitted
                 del by_name[entry.name]
-                memory.append((entry.source, entry.target, entry.allocate))
-                entry.source = entry.target = NOTHING
-                entry.allocate = None
                 entry.error = error
                 entry.is_done = True
+                finished.append(entry)
                 if entry.waiters is not None:
                     waiters += entry.waiters
+        for entry in finished:  # without the lock: whatever is freed here may take its time, or submit
+            entry.source = entry.target = NOTHING
+            entry.allocate = None
         for waiter in waiters:
             waiter.release()
 

@@ -48,3 +48,11 @@ def averaged_gradients(model: nn.Module) -> list[torch.Tensor]:
 def assert_gradients(model: nn.Module, expected: list[torch.Tensor], tolerance: float = 1e-5) -> None:
     for actual, wanted in zip(gradients_of(model), expected, strict=True):
         assert_close(actual, wanted, tolerance)
+
+
+def assert_averages(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Has ``optimizer`` reduce the gradients of a backward pass; nothing of an earlier step is left in them."""
+    expected = averaged_gradients(model)
+    own_loss(model).backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)

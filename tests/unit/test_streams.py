@@ -6,15 +6,11 @@ import select
 import socket
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from hvdlite.dataplane import streams
 from hvdlite.rendezvous.listening import LOOPBACK
-
-AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-needs_bbr = pytest.mark.skipif("bbr" not in AVAILABLE.read_text().split(), reason="this kernel has no BBR loaded")
 
 
 @pytest.fixture
@@ -25,14 +21,12 @@ def link() -> Iterator[socket.socket]:
         yield link
 
 
-@needs_bbr
 def test_a_short_line_is_taken_from_bbr(link: socket.socket) -> None:
     choose(link, "bbr")
     streams.leave_bbr(link)
     assert chosen(link) == "reno"
 
 
-@needs_bbr
 def test_a_long_line_stays_with_bbr(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(link, "bbr")
     monkeypatch.setattr(streams, "_SHORT_LINE_US", 0)
@@ -42,8 +36,6 @@ def test_a_long_line_stays_with_bbr(link: socket.socket, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("algorithm", ["cubic", "reno"])
 def test_what_does_not_pace_stays(link: socket.socket, algorithm: str) -> None:
-    if algorithm not in AVAILABLE.read_text().split():
-        pytest.skip(f"this kernel has no {algorithm}")
     choose(link, algorithm)
     streams.leave_bbr(link)
     assert chosen(link) == algorithm
@@ -55,7 +47,10 @@ def test_within_a_host_there_is_nothing_to_choose() -> None:
 
 
 def choose(link: socket.socket, algorithm: str) -> None:
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
+    try:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
+    except OSError as error:
+        pytest.skip(f"this kernel does not give {algorithm}: {error.strerror}")
 
 
 def chosen(link: socket.socket) -> str:
