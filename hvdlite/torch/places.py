@@ -40,22 +40,29 @@ class Place:
         arena, place = shared_arena(), self._tensor
         if arena is None:
             return None
-        is_there = place is not None and arena.holds(place.data_ptr())
-        if is_there and tensor is place:
+        target = 0 if place is None else place.data_ptr()
+        is_there = arena.holds(target)
+        if tensor is place and is_there:
             return place
         if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.requires_grad:
             return None
-        is_alike = tensor.dtype == dtype and tensor.is_contiguous()
-        if is_alike and arena.holds(tensor.data_ptr()):
+        source, is_alike = tensor.data_ptr(), tensor.dtype is dtype and tensor.is_contiguous()
+        if is_alike and arena.holds(source):
             return tensor
-        if place is None or not is_there or (place.dtype, place.shape) != (dtype, tensor.shape):
+        if place is None or not is_there or not _is_like(place, tensor.shape, dtype):
             place = self._tensor = None  # first, so that its memory may be used again
             try:
                 place = self._tensor = shared_empty(tensor.shape, dtype=dtype)
             except (MemoryError, ValueError):  # ordinary memory does as well; what ranks cannot send is refused later
                 return None
-        if is_alike and tensor.nbytes > _CACHED_BYTES:
-            stream_copy(place.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+            target = place.data_ptr()
+        if is_alike and (nbytes := tensor.nbytes) > _CACHED_BYTES:
+            stream_copy(target, source, nbytes)
             increment_version(place)
             return place
         return place.copy_(tensor)
+
+
+def _is_like(place: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> bool:
+    """Whether the user, who has the place as a gradient, has left it as it was made."""
+    return place.dtype is dtype and place.shape == shape and place.is_contiguous()

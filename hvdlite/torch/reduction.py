@@ -52,11 +52,12 @@ class Reduction(NamedTuple):
 
     def settle(self, tensor: torch.Tensor, place: Place) -> torch.Tensor:
         """The tensor to reduce instead of ``tensor``: in ``place``, if ranks can reduce it there as it is."""
+        dtype = tensor.dtype
+        if wire_dtype(self.compression, dtype) is not dtype:
+            return tensor
         if tensor.layout is not torch.strided or not tensor.is_contiguous():
             return tensor
-        if wire_dtype(self.compression, tensor.dtype) != tensor.dtype:
-            return tensor
-        settled = place.settle(tensor, tensor.dtype)
+        settled = place.settle(tensor, dtype)
         return tensor if settled is None else settled
 
     def start(self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Place | None] = ()) -> Wait:

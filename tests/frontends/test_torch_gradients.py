@@ -197,7 +197,7 @@ def parameters_may_be_frozen_unfrozen_and_added() -> None:
         optimizer.zero_grad()
         expected = averaged_gradients(model)
         own_loss(model).backward()
-        assert sum(each.flight is not None for each in optimizer._reducer._buckets) == hooked
+        assert sum(each.passes_left == 0 for each in optimizer._reducer._gradients.values()) == hooked
         optimizer.synchronize()
         assert_gradients(model, expected)
     model[1].requires_grad_(False)
@@ -233,6 +233,31 @@ def a_gradient_that_ranks_disagree_on_fails_alone() -> None:
     assert agreed.grad.tolist() == [1.5] * 3
     assert not optimizer._reducer.is_reducing
     optimizer.zero_grad()
+
+
+@scenario
+def a_gradient_that_a_later_hook_changes_is_told() -> None:
+    def double(weight: torch.Tensor) -> None:
+        weight.grad.mul_(2)
+
+    model = two_layers()
+    optimizer = sgd(model)
+    model[0].weight.register_post_accumulate_grad_hook(double)
+    own_loss(model).backward()
+    assert optimizer._reducer.is_reducing
+    with pytest.raises(AssertionError, match=r"gradient.0.weight.*' was changed while ranks were reducing it"):
+        optimizer.synchronize()
+    assert not optimizer._reducer.is_reducing
+
+
+@scenario
+def a_group_of_which_some_have_no_gradient_yet_is_not_reduced() -> None:
+    model = two_layers()
+    optimizer = sgd(model, groups=1)
+    model[1](torch.ones(1, model[1].in_features)).sum().backward()
+    assert not optimizer._reducer.is_reducing
+    optimizer.zero_grad()
+    assert_averages(model, optimizer)
 
 
 @scenario

@@ -53,6 +53,20 @@ def every_step_reduces_in_the_same_memory() -> None:
 
 
 @scenario
+def a_gradient_that_was_transposed_where_it_lies_is_right_in_the_next_step() -> None:
+    layer = nn.Linear(300, 300, bias=False)  # a place is written past the cache from 256 KiB on
+    optimizer = sgd(layer)
+    for _ in range(2):
+        inputs = torch.arange(300.0).reshape(1, 300) * (1 + hvd.rank())
+        layer(inputs).sum().backward()
+        optimizer.synchronize()
+        assert_close(layer.weight.grad, torch.arange(300.0).expand(300, 300) * 1.5)
+        assert is_shared(layer.weight.grad)
+        layer.weight.grad.t_()
+        optimizer.zero_grad()
+
+
+@scenario
 def the_switch_leaves_them_where_autograd_made_them() -> None:
     model = two_layers()
     optimizer = sgd(model, gradients_in_shared_memory=False)
@@ -278,7 +292,7 @@ def bursts_gather_small_gradients_behind_the_first() -> None:
     optimizer = sgd(layers)
     layers(torch.ones(1, 2)).sum().backward()
     flights = [each.bucket.flight for each in optimizer._reducer._gradients.values()]
-    assert [flight.wait is not None for flight in flights] == [False, False, False, True]
+    assert [flight is not None for flight in flights] == [False, False, False, True]
     with pytest.raises(AssertionError, match="while ranks are reducing"):
         optimizer.zero_grad()
     optimizer.step()
