@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.core.buffer import Buffer, of_array
+from hvdlite.core.buffer import address_of
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.core.entry import Entry
 from hvdlite.core.messages import Kind, Request
@@ -70,12 +70,12 @@ class Group:
         name = f"{purpose}.{self.automatic_name(Kind.ALLGATHER, purpose)}"
         line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)
 
-        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, Buffer]:
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
             output = np.empty(shape, np.uint8)
-            return output, of_array(output)
+            return output, address_of(output)
 
         request = Request(name, Kind.ALLGATHER, DType.UINT8, line.shape, Sum, 1.0, 1.0, 0, cacheable=False)
-        entry = Entry(request, self, of_array(line), allocate=allocate)
+        entry = Entry(request, self, address_of(line), owner=line, allocate=allocate)
         self.submit((entry,), will_wait=True)
         self.wait(entry)
         if entry.error is not None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from hvdlite.core.entry import NOTHING, Entry
+from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle, Waiter
 from hvdlite.core.messages import JOIN_NAME
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
@@ -98,21 +98,22 @@ class InFlight:
     def finish(self, entries: Iterable[Entry], error: HvdError | None = None) -> None:
         """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them."""
         waiters = []
-        finished = []
+        with_memory = []
         with self._lock:
             by_name = self._by_name
             for entry in entries:
-                if by_name.get(entry.name) is not entry:
+                name = entry.name
+                if by_name.get(name) is not entry:
                     continue  # finished already, or a place that this rank filled without having submitted
-                del by_name[entry.name]
+                del by_name[name]
                 entry.error = error
                 entry.is_done = True
-                finished.append(entry)
+                if entry.owner is not None or entry.allocate is not None:
+                    with_memory.append(entry)
                 if entry.waiters is not None:
                     waiters += entry.waiters
-        for entry in finished:  # without the lock: whatever is freed here may take its time, or submit
-            entry.source = entry.target = NOTHING
-            entry.allocate = None
+        for entry in with_memory:  # without the lock: whatever is freed here may take its time, or submit
+            entry.owner = entry.allocate = None
         for waiter in waiters:
             waiter.release()
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvdlite.core.buffer import Buffer, of_array
+from hvdlite.core.buffer import address_of
 from hvdlite.core.dtypes import DType, Sum
-from hvdlite.core.entry import NOTHING, Entry
+from hvdlite.core.entry import Entry
 from hvdlite.core.messages import Kind, Request
 from hvdlite.errors import DuplicateName
 from hvdlite.runtime.inflight import InFlight
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 def entry(name: str) -> Entry:
     request = Request(name, Kind.ALLREDUCE, DType.FLOAT32, (0,), Sum, 1.0, 1.0, 0, True)
-    return Entry(request, None, NOTHING, NOTHING)
+    return Entry(request, None)
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_a_handle_that_is_done_keeps_no_memory(in_flight: InFlight) -> None:
     like = np.zeros(4, np.float32)
     memories = [weakref.ref(tensor), weakref.ref(like)]
 
-    def allocate(shape: tuple[int, ...], rows: tuple[int, ...], like: Array = like) -> tuple[Array, Buffer]:
+    def allocate(shape: tuple[int, ...], rows: tuple[int, ...], like: Array = like) -> tuple[Array, int]:
         output = np.empty(shape, like.dtype)
-        return output, of_array(output)
+        return output, address_of(output)
 
-    kept = Entry(entry("a").request, None, of_array(tensor), of_array(tensor), allocate)
+    kept = Entry(entry("a").request, None, address_of(tensor), owner=tensor, allocate=allocate)
     in_flight.submit([kept])
     in_flight.take_new()
     in_flight.finish([kept])
@@ -88,8 +88,8 @@ def test_a_handle_that_is_done_keeps_no_memory(in_flight: InFlight) -> None:
 @pytest.mark.timeout(10)
 def test_what_is_freed_with_a_tensor_may_submit(in_flight: InFlight) -> None:
     class Allocator:
-        def __call__(self, shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[None, Buffer]:
-            return None, NOTHING
+        def __call__(self, shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[None, int]:
+            return None, 0
 
         def __del__(self) -> None:
             in_flight.submit([entry("last words")])
