@@ -121,7 +121,7 @@ class Definitions:
 
 
 class Known(NamedTuple):
-    """What one rank knows of a tensor: its bit, what this rank last asked for, and everybody's rows."""
+    """What one rank knows of a tensor: the bit that stands for exactly the request, and everybody's rows."""
 
     bit: int
     request: Request
@@ -138,11 +138,6 @@ class Cache:
         self.generation = 0
         self.known: dict[str, Known] = {}
         self.by_bit: dict[int, Known] = {}
-
-    def bit_of(self, request: Request) -> int:
-        """The bit that stands for exactly this request, or -1."""
-        known = self.known.get(request.name)
-        return known.bit if known is not None and (known.request is request or known.request == request) else -1
 
     def bit_of_name(self, name: str) -> int:
         """The bit that stands for any request of this name, or -1."""

@@ -39,12 +39,6 @@ class Calls(Generic[T]):
         self._adapter = adapter
 
     @staticmethod
-    def _one(group: Group, entry: Entry, will_wait: bool = False) -> Handle:
-        """Submits one tensor."""
-        group.submit((entry,), will_wait)
-        return entry
-
-    @staticmethod
     def _many(
         group: Group, kind: Kind, name: str | None, tensors: Sequence[T], draft: Draft[T], will_wait: bool = False
     ) -> GroupHandle:
@@ -59,7 +53,7 @@ class Calls(Generic[T]):
             base, is_given = named(group, kind, name, "grouped")
             for number, entry in enumerate(entries, start=1):
                 entry.rename(f"{base}_{number}of{count}", is_given)
-        group.submit(entries, will_wait)
+        group.submit_all(entries, will_wait)
         return GroupHandle(entries)
 
     def _alike(

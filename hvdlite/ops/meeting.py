@@ -12,7 +12,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns after every rank has called it. Does not wait for collectives that are in flight."""
     group = group_of(process_set)
     entry = entry_of(group, None, Kind.BARRIER, NOTHING)
-    group.submit((entry,), will_wait=True)
+    group.submit(entry, will_wait=True)
     synchronize(entry)
 
 
@@ -26,7 +26,7 @@ def join(device: int = -1) -> int:
     group = group_of(global_process_set)
     entry = entry_of(group, "", Kind.JOIN, NOTHING)
     entry.rename(JOIN_NAME, is_cacheable=False)
-    group.submit((entry,), will_wait=True)
+    group.submit(entry, will_wait=True)
     last: int = synchronize(entry)
     group.count_anew()
     return last

@@ -29,7 +29,7 @@ class Movements(Calls[T]):
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
         group = group_of(process_set)
-        handle = self._one(group, self._allgather(group)(name, tensor), will_wait=True)
+        handle = group.submit(self._allgather(group)(name, tensor), will_wait=True)
         return cast(T, self._result(handle))
 
     def allgather_async(
@@ -37,7 +37,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `allgather` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._allgather(group)(name, tensor))
+        return group.submit(self._allgather(group)(name, tensor))
 
     def grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
@@ -65,14 +65,14 @@ class Movements(Calls[T]):
         """
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, False)
-        return cast(T, self._result(self._one(group, draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
 
     def broadcast_async(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
         """Starts `broadcast` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._broadcast(group, root_rank, False)(name, tensor))
+        return group.submit(self._broadcast(group, root_rank, False)(name, tensor))
 
     def broadcast_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -80,14 +80,14 @@ class Movements(Calls[T]):
         """Like `broadcast`, in place. Returns ``tensor`` itself."""
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, True)
-        return cast(T, self._result(self._one(group, draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
 
     def broadcast_async_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
         """Starts `broadcast_` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._broadcast(group, root_rank, True)(name, tensor))
+        return group.submit(self._broadcast(group, root_rank, True)(name, tensor))
 
     # ---- alltoall
 
@@ -115,7 +115,7 @@ class Movements(Calls[T]):
     ) -> T:
         """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
-        handle = self._one(group, self._gather(group, root_rank)(name, tensor), will_wait=True)
+        handle = group.submit(self._gather(group, root_rank)(name, tensor), will_wait=True)
         return cast(T, self._result(handle))
 
     def gather_async(
@@ -123,7 +123,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `gather` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._gather(group, root_rank)(name, tensor))
+        return group.submit(self._gather(group, root_rank)(name, tensor))
 
     def scatter(
         self,
@@ -140,7 +140,7 @@ class Movements(Calls[T]):
         ``tensor`` count, and splits are ignored.
         """
         group = group_of(process_set)
-        handle = self._one(group, self._scatter(group, root_rank, splits)(name, tensor), will_wait=True)
+        handle = group.submit(self._scatter(group, root_rank, splits)(name, tensor), will_wait=True)
         return cast(T, self._result(handle))
 
     def scatter_async(
@@ -153,7 +153,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `scatter` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._scatter(group, root_rank, splits)(name, tensor))
+        return group.submit(self._scatter(group, root_rank, splits)(name, tensor))
 
     # ---- two ranks
 
@@ -221,7 +221,7 @@ class Movements(Calls[T]):
             allocate = self._allocator_of_pair(tensor)
             return entry_of(group, name, Kind.ALLTOALL, source, tensor, allocate=allocate, splits=counts)
 
-        return self._one(group, draft(name, tensor), will_wait)
+        return group.submit(draft(name, tensor), will_wait)
 
     def _allocator_of_pair(self, like: T) -> Allocate:
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], int]:
@@ -285,8 +285,7 @@ class Movements(Calls[T]):
         given, _ = named(group, Kind.SEND, name, pair)
         entry.rename(f"{given} from {pair[0]} to {pair[1]}", is_cacheable=False)
         entry.request = entry.request._replace(root=sender, peer=receiver)
-        group.submit((entry,), will_wait)
-        return entry
+        return group.submit(entry, will_wait)
 
 
 def _checked_splits(splits: Any, rows: int, size: int) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class Reductions(Calls[T]):
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
         entry = self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor)
-        reduced: T = self._result(self._one(group, entry, will_wait=True))
+        reduced: T = self._result(group.submit(entry, will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def allreduce_async(
@@ -67,7 +67,7 @@ class Reductions(Calls[T]):
         """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        return self._one(group, self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor))
+        return group.submit(self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor))
 
     def allreduce_(
         self,
@@ -83,7 +83,7 @@ class Reductions(Calls[T]):
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
         entry = self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor)
-        return cast(T, self._result(self._one(group, entry, will_wait=True)))
+        return cast(T, self._result(group.submit(entry, will_wait=True)))
 
     def allreduce_async_(
         self,
@@ -98,7 +98,7 @@ class Reductions(Calls[T]):
         """Starts `allreduce_` and returns its handle."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        return self._one(group, self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor))
+        return group.submit(self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor))
 
     # ---- grouped allreduce
 
@@ -189,7 +189,7 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(self._one(group, draft(name, tensor), will_wait=True))
+        reduced: T = self._result(group.submit(draft(name, tensor), will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def reducescatter_async(
@@ -204,7 +204,7 @@ class Reductions(Calls[T]):
         """Starts `reducescatter` and returns its handle."""
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        return self._one(group, draft(name, tensor))
+        return group.submit(draft(name, tensor))
 
     def grouped_reducescatter(
         self,
@@ -253,7 +253,7 @@ class Reductions(Calls[T]):
         """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(self._one(group, draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
 
     def reduce_async(
         self,
@@ -268,7 +268,7 @@ class Reductions(Calls[T]):
         """Starts `reduce` and returns its handle."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return self._one(group, draft(name, tensor))
+        return group.submit(draft(name, tensor))
 
     # ---- one tensor's part in each
 

@@ -33,36 +33,54 @@ class InFlight:
         """Whether anything is in flight."""
         return bool(self._by_name)
 
-    def submit(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
-        """Puts all of ``entries`` in flight or none, and wakes the coordinator if it is not awake yet.
+    def submit(self, entry: Entry, will_wait: bool = False) -> Handle:
+        """Puts ``entry`` in flight, wakes the coordinator if it is not awake yet, and returns the caller's handle.
 
         With ``will_wait`` the caller waits next, and nobody is woken.
 
-        Raises DuplicateName while a tensor of one of the names is in flight, HorovodInternalError while this rank has
-        joined, and the session's error once it has ended.
+        Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
+        and the session's error once it has ended.
         """
         with self._lock:
-            if self._error is not None:
-                raise copy.copy(self._error)
+            by_name, name = self._by_name, entry.name
+            if self._error is not None or JOIN_NAME in by_name or name in by_name:
+                raise self._refusal(name)
+            by_name[name] = entry
+            self._new.append(entry)
+            wakes = not (self._is_awake or will_wait) and self._must_wake()
+        if wakes:
+            self._wake()
+        return entry
+
+    def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
+        """Puts all of ``entries`` in flight or none, like `submit`."""
+        with self._lock:
             by_name = self._by_name
-            if JOIN_NAME in by_name:
-                raise HorovodInternalError(
-                    "this rank has joined, so it submits nothing until hvd.join() returns; "
-                    "join once all threads have submitted what they have"
-                )
+            if self._error is not None or JOIN_NAME in by_name:
+                raise self._refusal()
             for entry in entries:
                 name = entry.name
                 if name in by_name:
                     for earlier in entries[: entries.index(entry)]:
                         del by_name[earlier.name]
-                    raise DuplicateName(
-                        f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
-                    )
+                    raise self._refusal(name)
                 by_name[name] = entry
             self._new += entries
             wakes = not (self._is_awake or will_wait) and self._must_wake()
         if wakes:
             self._wake()
+
+    def _refusal(self, name: str = "") -> HvdError | DuplicateName:
+        if self._error is not None:
+            return copy.copy(self._error)
+        if JOIN_NAME in self._by_name:
+            return HorovodInternalError(
+                "this rank has joined, so it submits nothing until hvd.join() returns; "
+                "join once all threads have submitted what they have"
+            )
+        return DuplicateName(
+            f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
+        )
 
     @contextmanager
     def burst(self) -> Iterator[None]:

@@ -36,10 +36,10 @@ class Leaf:
         for item in requests:
             assert item.name not in self.in_flight
             self.in_flight[item.name] = item
-            bit = self.cache.bit_of(item)
-            if bit >= 0:
-                bits |= 1 << bit
-                self.by_bit[bit] = item.name
+            known = self.cache.known.get(item.name)
+            if known is not None and known.request == item:
+                bits |= 1 << known.bit
+                self.by_bit[known.bit] = item.name
             else:
                 new.append(item)
         self.up.append(encode(Ready(self.cache.generation, bits, tuple(new)), 0, 0))

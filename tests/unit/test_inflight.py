@@ -35,19 +35,19 @@ def in_flight(wakes: list[bool]) -> InFlight:
 
 
 def test_one_wake_until_what_is_new_was_taken(in_flight: InFlight, wakes: list[bool]) -> None:
-    in_flight.submit([entry("a")])
-    in_flight.submit([entry("b")])
+    in_flight.submit(entry("a"))
+    in_flight.submit(entry("b"))
     assert len(wakes) == 1
     assert [each.request.name for each in in_flight.take_new()] == ["a", "b"]
-    in_flight.submit([entry("c")])
+    in_flight.submit(entry("c"))
     assert len(wakes) == 2
 
 
 def test_a_burst_wakes_at_its_end(in_flight: InFlight, wakes: list[bool]) -> None:
     with in_flight.burst(), in_flight.burst():
-        in_flight.submit([entry("a")])
+        in_flight.submit(entry("a"))
         in_flight.take_new()  # by a turn that something else caused
-        in_flight.submit([entry("b")])
+        in_flight.submit(entry("b"))
         assert wakes == []
     assert len(wakes) == 1
     assert [each.request.name for each in in_flight.take_new()] == ["b"]
@@ -55,9 +55,9 @@ def test_a_burst_wakes_at_its_end(in_flight: InFlight, wakes: list[bool]) -> Non
 
 def test_a_submit_that_fails_in_a_burst_loses_no_wake(in_flight: InFlight, wakes: list[bool]) -> None:
     with in_flight.burst():
-        in_flight.submit([entry("a")])
+        in_flight.submit(entry("a"))
         with pytest.raises(DuplicateName):
-            in_flight.submit([entry("a")])
+            in_flight.submit(entry("a"))
     assert len(wakes) == 1
 
 
@@ -77,7 +77,7 @@ def test_a_handle_that_is_done_keeps_no_memory(in_flight: InFlight) -> None:
         return output, address_of(output)
 
     kept = Entry(entry("a").request, None, address_of(tensor), owner=tensor, allocate=allocate)
-    in_flight.submit([kept])
+    in_flight.submit(kept)
     in_flight.take_new()
     in_flight.finish([kept])
     del tensor, like, allocate
@@ -92,10 +92,10 @@ def test_what_is_freed_with_a_tensor_may_submit(in_flight: InFlight) -> None:
             return None, 0
 
         def __del__(self) -> None:
-            in_flight.submit([entry("last words")])
+            in_flight.submit(entry("last words"))
 
     owned = entry("a")
     owned.allocate = Allocator()
-    in_flight.submit([owned])
+    in_flight.submit(owned)
     in_flight.finish(in_flight.take_new())
     assert [each.name for each in in_flight.take_new()] == ["last words"]
