@@ -14,7 +14,7 @@ from hvdlite.core.dtypes import BY_NUMPY, DType, from_numpy
 
 Buffer = tuple[int, int, DType, tuple[int, ...]]
 """Contiguous memory of one tensor: address, bytes, element type, shape. A plain tuple, because every submit makes one.
-It does not keep the memory alive."""
+It does not keep the memory alive. The shape may be of a front end's own kind of tuple."""
 
 Spans = npt.NDArray[np.uint64]
 """Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""

@@ -9,6 +9,7 @@ forgotten at one point of the response stream, and bits of an older generation a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvdlite.core.dtypes import Average, Sum
@@ -120,7 +121,8 @@ class Definitions:
         fused.nbytes += sign * definition.nbytes
 
 
-class Known(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Known:
     """What one rank knows of a tensor: the bit that stands for exactly the request, and everybody's rows."""
 
     bit: int

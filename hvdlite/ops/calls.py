@@ -125,7 +125,7 @@ def entry_of(
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         checked = _checked(reduction, kind, dtype)
         text, is_given = named(group, kind, name)
-        request = Request(text, kind, dtype, shape, *checked, root, is_given, splits)
+        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
 
 

@@ -39,7 +39,7 @@ class TensorAdapter:
         address = tensor.data_ptr()
         if address & 7 and address % dtype.itemsize:  # no element is longer than 8 bytes
             raise ValueError(f"the memory of the tensor is not aligned to its {dtype} elements; pass tensor.clone()")
-        return address, tensor.nbytes, dtype, tuple(tensor.shape)
+        return address, tensor.nbytes, dtype, tensor.shape
 
     def address(self, tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
