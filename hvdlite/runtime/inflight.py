@@ -41,16 +41,13 @@ class InFlight:
         Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
         and the session's error once it has ended.
         """
-        self._lock.acquire()  # `with` takes 0.1 us more, and this is for every tensor
-        try:
+        with self._lock:
             by_name, name = self._by_name, entry.name
             if self._error is not None or JOIN_NAME in by_name or name in by_name:
                 raise self._refusal(name)
             by_name[name] = entry
             self._new.append(entry)
             wakes = not (self._is_awake or will_wait) and self._must_wake()
-        finally:
-            self._lock.release()
         if wakes:
             self._wake()
         return entry
