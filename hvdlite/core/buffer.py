@@ -29,7 +29,7 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     Raises ValueError for an unsupported dtype, for memory that is not contiguous and aligned, and for read-only memory
     that is to be written.
     """
-    try:  # passes what most arrays have: contiguous memory that may be written
+    try:  # most arrays pass: their memory is contiguous and may be written
         dtype, address = BY_NUMPY[array.dtype], _address_of(_first_byte_of(array))
     except (AttributeError, KeyError, TypeError, ValueError):
         return _looked_at(array, is_written)
