@@ -64,9 +64,19 @@ __m256i round_to_bfloat16(__m256 value) noexcept {
   return _mm256_blendv_epi8(_mm256_add_epi32(bits, half), quiet, is_nan);
 }
 
+// Rounds the lower halves of all words away at once: up if they are above one half of the last bit that stays, or just
+// that and the bit is odd. NaN is so rare that one test and a jump cost less than selecting what becomes of it.
 void store_pair(BFloat16* out, const Pair& pair) noexcept {
-  const __m256i even = _mm256_srli_epi32(round_to_bfloat16(pair.a), 16);
-  store_words(out, _mm256_blend_epi16(even, round_to_bfloat16(pair.b), 0xaa));
+  if (_mm256_movemask_ps(_mm256_cmp_ps(pair.a, pair.b, _CMP_UNORD_Q)) != 0) {
+    const __m256i even = _mm256_srli_epi32(round_to_bfloat16(pair.a), 16);
+    return store_words(out, _mm256_blend_epi16(even, round_to_bfloat16(pair.b), 0xaa));
+  }
+  const __m256i a = _mm256_castps_si256(pair.a), b = _mm256_castps_si256(pair.b);
+  const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa);
+  const __m256i lower = _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
+  const __m256i above_half = _mm256_xor_si256(lower, _mm256_set1_epi16(INT16_MIN));  // signed: zero is one half
+  const __m256i minus_odd = _mm256_srai_epi16(_mm256_slli_epi16(upper, 15), 15);
+  store_words(out, _mm256_sub_epi16(upper, _mm256_cmpgt_epi16(above_half, minus_odd)));
 }
 
 void store(Float16* out, __m256 low, __m256 high) noexcept { store_pair(out, {low, high}); }
@@ -94,17 +104,19 @@ void narrow_vectors(T* out, const float* in, uint64_t n) noexcept {
   for (; i < n; ++i) narrow(in[i], out + i);
 }
 
-// Scales a sum and never a summand, so there is no product that a compiler could contract with an addition.
+Pair add(const Pair& x, const Pair& y) noexcept { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+
+// Scales a sum and never a summand, so there is no product that a compiler could contract with an addition. Of two
+// inputs the addresses stay in registers; a compiler reads those in `in` again after each store to `out`.
 template <class T>
 uint64_t sum_vectors(T* out, const void* const* in, int32_t inputs, uint64_t count, double post) noexcept {
   const __m256 scale = _mm256_set1_ps(static_cast<float>(post));
+  const T *first = static_cast<const T*>(in[0]), *second = static_cast<const T*>(in[inputs > 1]);
   uint64_t i = 0;
   for (; i + 2 * kVector <= count; i += 2 * kVector) {
-    Pair sum = load_pair(static_cast<const T*>(in[0]) + i);
-    for (int32_t k = 1; k < inputs; ++k) {
-      const Pair next = load_pair(static_cast<const T*>(in[k]) + i);
-      sum = {_mm256_add_ps(sum.a, next.a), _mm256_add_ps(sum.b, next.b)};
-    }
+    Pair sum = load_pair(first + i);
+    if (inputs > 1) sum = add(sum, load_pair(second + i));
+    for (int32_t k = 2; k < inputs; ++k) sum = add(sum, load_pair(static_cast<const T*>(in[k]) + i));
     store_pair(out + i, {_mm256_mul_ps(sum.a, scale), _mm256_mul_ps(sum.b, scale)});
   }
   return i;

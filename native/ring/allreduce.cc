@@ -145,7 +145,9 @@ class Allreduce {
 }  // namespace
 
 bool Ring::allreduce(const SpanList& spans, const hvd_reduction& reduction) {
-  return spans.bytes() == 0 || Allreduce(this, spans, reduction).run();
+  if (spans.bytes() == 0) return true;
+  return spans.bytes() <= std::min(kSmallBytes, chunk_bytes) ? allreduce_small(spans, reduction)
+                                                             : Allreduce(this, spans, reduction).run();
 }
 
 }  // namespace hvd::ring

@@ -33,6 +33,16 @@ void check_partial_results(Ring& ring, uint64_t count) {
   for (uint16_t value : data) CHECK(value == 0x3f81);  // 1 + 2^-7
 }
 
+// A small batch is folded in the order of ranks everywhere: 1 + 1 is seen beside 2^24, a 1 alone would be lost.
+void check_order_of_ranks(Ring& ring) {
+  const float values[] = {1.0f, 1.0f, 16777216.0f, 0.0f};
+  std::vector<float> data(3, values[ring.rank]);
+  const hvd_span span = span_of(data.data(), data.data(), 4 * data.size());
+  const hvd_reduction sum = {HVD_FLOAT32, HVD_SUM, 1.0, 0.5};
+  CHECK(ring.size == 4 && ring.allreduce(SpanList(&span, 1), sum));
+  for (float value : data) CHECK(value == 16777218.0f / 2);
+}
+
 void check_allgather(Ring& ring, const std::vector<uint64_t>& lengths) {
   std::vector<std::vector<uint8_t>> streams;
   std::vector<hvd_span> spans;
@@ -85,6 +95,9 @@ int main() {
   for (int32_t size = 2; size <= 5; ++size) {
     for (uint64_t window : {1, 3}) test_collectives(size, window);
   }
-  Ranks(3).run([](Ring& ring) { check_partial_results(ring, 10000); });
+  Ranks(3).run([](Ring& ring) {
+    for (uint64_t count : {1, 100, 10000}) check_partial_results(ring, count);
+  });
+  Ranks(4).run(check_order_of_ranks);
   test_nobody_leaves_a_barrier_before_all_have_entered();
 }

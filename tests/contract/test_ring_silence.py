@@ -11,7 +11,7 @@ from hvdlite.core.dtypes import DType, Sum
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError
 from tests.contract.planes import spans_of
-from tests.contract.two_rings import allreduce, connect, two_planes
+from tests.contract.two_rings import allreduce, connect, two_planes, wait_until
 from tests.harness import thread_ranks
 from tests.harness.network import drop, in_private_network, ports_of_connections
 
@@ -31,7 +31,7 @@ def test_a_connection_that_carries_nothing_any_more_is_replaced(end: str) -> Non
         begun = time.monotonic()
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 100_000)) == [True, True]
         assert 2.0 < time.monotonic() - begun < 8.0
-        assert [plane.counters.resumed for plane in planes] == [1, 1]
+        wait_until(lambda: [plane.counters.resumed for plane in planes] == [1, 1])
 
 
 @in_private_network

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
@@ -62,3 +62,11 @@ def allreduce(plane: RingPlane, count: int) -> bool:
     array = np.arange(count, dtype=np.int32) * (plane.rank + 1)
     plane.allreduce(spans_of((array, array)), DType.INT32, Sum, 1.0, 1.0)
     return bool((array == 3 * np.arange(count, dtype=np.int32)).all())
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """For what a keeper's thread tells a moment after its neighbour has noticed."""
+    deadline = time.monotonic() + 5
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # how often the test looks
