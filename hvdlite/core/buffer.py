@@ -1,10 +1,9 @@
-"""One view of a tensor for everything below the front ends: address, bytes, element type, shape, owner."""
+"""One view of a tensor for everything below the front ends: address, bytes, element type, shape."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,22 +12,15 @@ import numpy.typing as npt
 
 from hvdlite.core.dtypes import BY_NUMPY, DType, from_numpy
 
+Buffer = tuple[int, int, DType, tuple[int, ...]]
+"""Contiguous memory of one tensor: address, bytes, element type, shape. A plain tuple, because every submit makes one.
+It does not keep the memory alive. The shape may be of a front end's own kind of tuple."""
+
 Spans = npt.NDArray[np.uint64]
 """Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""
 
 Matrix = npt.NDArray[np.uint64]
 """Bytes from each rank to each other; shape ``(size, size)``, row by sender."""
-
-
-@dataclass(slots=True)
-class Buffer:
-    """Contiguous memory of one tensor. ``owner`` keeps the memory alive. Never changed; every submit makes one."""
-
-    address: int
-    nbytes: int
-    dtype: DType
-    shape: tuple[int, ...]
-    owner: Any
 
 
 def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
@@ -37,30 +29,36 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     Raises ValueError for an unsupported dtype, for memory that is not contiguous and aligned, and for read-only memory
     that is to be written.
     """
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"expected a numpy array, got {type(array).__name__}; numpy.asarray(x) makes one")
-    flags = array.flags
-    if not flags.carray:  # contiguous, aligned and writeable in one look
-        _check_memory(array.shape, flags, is_written)
-    dtype = BY_NUMPY.get(array.dtype)
-    if dtype is None:
-        dtype = from_numpy(array.dtype)
+    try:  # most arrays pass: their memory is contiguous and may be written
+        dtype, address = BY_NUMPY[array.dtype], _address_of(_first_byte_of(array))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return _looked_at(array, is_written)
+    if address & 7 and address % dtype.itemsize:  # no element is longer than 8 bytes
+        return _looked_at(array, is_written)
+    return address, array.nbytes, dtype, array.shape
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where the memory of a C-contiguous array begins, for most in a fifth of the time of numpy's own answer."""
     try:
-        address = _address_of(_first_byte_of(array))  # a fifth of the time of array.ctypes.data
+        return _address_of(_first_byte_of(array))
     except (TypeError, ValueError):  # read-only, empty, or of a dtype that Python's buffers do not know
-        address = int(array.ctypes.data)
-    return Buffer(address, array.nbytes, dtype, array.shape, array)
+        return int(array.ctypes.data)
 
 
 _address_of = ctypes.addressof
 _first_byte_of: Any = ctypes.c_char.from_buffer
 
 
-def _check_memory(shape: tuple[int, ...], flags: Any, is_written: bool) -> None:
+def _looked_at(array: npt.NDArray[Any], is_written: bool) -> Buffer:
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"expected a numpy array, got {type(array).__name__}; numpy.asarray(x) makes one")
+    shape, flags = array.shape, array.flags
     if not (flags.c_contiguous and flags.aligned):
         raise ValueError(f"tensor of shape {shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead")
     if is_written and not flags.writeable:
         raise ValueError("the array is read-only, so nothing can be written in place; use the form without _ or a copy")
+    return int(array.ctypes.data), array.nbytes, from_numpy(array.dtype), shape
 
 
 def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:

@@ -9,6 +9,7 @@ forgotten at one point of the response stream, and bits of an older generation a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvdlite.core.dtypes import Average, Sum
@@ -120,32 +121,34 @@ class Definitions:
         fused.nbytes += sign * definition.nbytes
 
 
-class Cache:
-    """One rank's memory.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What one rank knows of a tensor: the bit that stands for exactly the request, and everybody's rows."""
 
-    ``known`` has the bit, and what this rank last asked for, of each known name. Submitters look there in any thread,
-    to ask again with the very same request. ``definitions`` has this rank's request and everybody's rows of each bit.
+    bit: int
+    request: Request
+    rows: tuple[int, ...]
+
+
+class Cache:
+    """One rank's memory: ``known`` tensors by name, and the same ones by bit.
+
+    Submitters look at ``known`` in any thread, to ask again with the very same request.
     """
 
     def __init__(self) -> None:
         self.generation = 0
-        self.known: dict[str, tuple[int, Request]] = {}
-        self.definitions: dict[int, Definition] = {}
-
-    def bit_of(self, request: Request) -> int:
-        """The bit that stands for exactly this request, or -1."""
-        known = self.known.get(request.name)
-        return known[0] if known is not None and (known[1] is request or known[1] == request) else -1
+        self.known: dict[str, Known] = {}
+        self.by_bit: dict[int, Known] = {}
 
     def bit_of_name(self, name: str) -> int:
         """The bit that stands for any request of this name, or -1."""
         known = self.known.get(name)
-        return -1 if known is None else known[0]
+        return -1 if known is None else known.bit
 
-    def remember(self, bit: int, definition: Definition) -> None:
-        """From now on ``bit`` stands for the request of ``definition``."""
-        self.known[definition.request.name] = (bit, definition.request)
-        self.definitions[bit] = definition
+    def remember(self, bit: int, request: Request, rows: tuple[int, ...]) -> None:
+        """From now on ``bit`` stands for ``request``, with everybody's ``rows``."""
+        self.known[request.name] = self.by_bit[bit] = Known(bit, request, rows)
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is a new one, and says so."""
@@ -153,5 +156,5 @@ class Cache:
             return False
         self.generation = generation
         self.known.clear()
-        self.definitions.clear()
+        self.by_bit.clear()
         return True

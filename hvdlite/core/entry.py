@@ -11,40 +11,42 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.core.buffer import Buffer
-from hvdlite.core.dtypes import DType
+from hvdlite.core.buffer import address_of
 from hvdlite.core.handle import Handle, InFlightIn
 from hvdlite.core.messages import Kind, Request
 
-Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, Buffer]]
+Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
 """Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
-each rank; returns what `synchronize` hands out and the buffer of the tensor."""
-
-NOTHING = Buffer(0, 0, DType.UINT8, (), None)
+each rank; returns what `synchronize` hands out and the address of its memory."""
 
 
 class Entry(Handle):
     """A tensor in flight.
 
-    ``source`` is read and ``target`` written; they are the same for a collective in place. ``target`` is None where
-    the shape of the output is not known yet: ``allocate`` makes it then. A handle that is done, and that its caller
-    keeps, has none of them.
+    ``source`` is the address that is read, of ``nbytes`` bytes, and ``target`` the one that is written; they are the
+    same for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes it. ``owner`` has
+    the memory that is read, unless ``output`` does. A handle that is done, and that its caller keeps, has neither
+    ``owner`` nor ``allocate``.
     """
 
-    __slots__ = ("allocate", "request", "source", "target")
+    __slots__ = ("allocate", "nbytes", "owner", "request", "source", "target")
 
     def __init__(
         self,
         request: Request,
         group: InFlightIn | None,
-        source: Buffer,
-        target: Buffer | None = None,
-        allocate: Allocate | None = None,
+        source: int = 0,
+        target: int = 0,
+        nbytes: int = 0,
+        owner: Any = None,
         output: Any = None,
+        allocate: Allocate | None = None,
     ) -> None:
         self.request = request
         self.source = source
         self.target = target
+        self.nbytes = nbytes
+        self.owner = owner
         self.allocate = allocate
         self.name = request.name
         self.group = group
@@ -63,8 +65,8 @@ class Entry(Handle):
 
 def stand_in(request: Request) -> Entry:
     """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
-    buffer = NOTHING
-    if request.kind is Kind.ALLREDUCE:
-        zeros = np.zeros(math.prod(request.shape) * request.dtype.itemsize, np.uint8)
-        buffer = Buffer(zeros.ctypes.data, zeros.nbytes, request.dtype, request.shape, zeros)
-    return Entry(request, None, buffer, buffer)
+    if request.kind is not Kind.ALLREDUCE:
+        return Entry(request, None)
+    zeros = np.zeros(math.prod(request.shape) * request.dtype.itemsize, np.uint8)
+    address = address_of(zeros)
+    return Entry(request, None, address, address, zeros.nbytes, zeros)

@@ -20,6 +20,9 @@ class Adapter(Protocol[T]):
         read-only.
         """
 
+    def address(self, tensor: T) -> int:
+        """Where the memory of a contiguous tensor begins; called from any thread."""
+
     def empty(self, shape: Sequence[int], like: T) -> T:
         """A new contiguous tensor with the dtype of ``like``; called from any thread."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.core.buffer import of_array
+from hvdlite.core.buffer import address_of, of_array
 from hvdlite.ops import Collectives
 
 Array = npt.NDArray[Any]
@@ -18,6 +18,7 @@ class _NumpyAdapter:
     """C-contiguous numpy arrays."""
 
     buffer = staticmethod(of_array)
+    address = staticmethod(address_of)
 
     def empty(self, shape: Sequence[int], like: Array) -> Array:
         return np.empty(shape, like.dtype)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from hvdlite.core.entry import NOTHING
 from hvdlite.core.messages import JOIN_NAME, Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
-from hvdlite.ops.calls import entry_of, group_of
+from hvdlite.ops.calls import NOTHING, entry_of, group_of
 from hvdlite.ops.handles import synchronize
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns after every rank has called it. Does not wait for collectives that are in flight."""
     group = group_of(process_set)
-    entry = entry_of(group, None, Kind.BARRIER, NOTHING, NOTHING, None)
-    group.submit((entry,), will_wait=True)
+    entry = entry_of(group, None, Kind.BARRIER, NOTHING)
+    group.submit(entry, will_wait=True)
     synchronize(entry)
 
 
@@ -25,9 +24,9 @@ def join(device: int = -1) -> int:
     call it. ``device`` is there for scripts of Horovod.
     """
     group = group_of(global_process_set)
-    entry = entry_of(group, "", Kind.JOIN, NOTHING, NOTHING, None)
+    entry = entry_of(group, "", Kind.JOIN, NOTHING)
     entry.rename(JOIN_NAME, is_cacheable=False)
-    group.submit((entry,), will_wait=True)
+    group.submit(entry, will_wait=True)
     last: int = synchronize(entry)
     group.count_anew()
     return last

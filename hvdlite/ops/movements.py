@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
-from hvdlite.core.buffer import Buffer
-from hvdlite.core.entry import NOTHING, Allocate, Entry
+from hvdlite.core.entry import Allocate, Entry
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
-from hvdlite.ops.calls import Calls, Draft, entry_of, group_of, index_in, named, whole_number
+from hvdlite.ops.calls import UNCHANGED, Calls, Draft, entry_of, group_of, index_in, named, whole_number
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.runtime.group import Group
 
@@ -29,7 +29,7 @@ class Movements(Calls[T]):
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
         group = group_of(process_set)
-        handle = self._one(group, self._allgather(group)(name, tensor), will_wait=True)
+        handle = group.submit(self._allgather(group)(name, tensor), will_wait=True)
         return cast(T, self._result(handle))
 
     def allgather_async(
@@ -37,7 +37,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `allgather` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._allgather(group)(name, tensor))
+        return group.submit(self._allgather(group)(name, tensor))
 
     def grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
@@ -65,14 +65,14 @@ class Movements(Calls[T]):
         """
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, False)
-        return cast(T, self._result(self._one(group, draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
 
     def broadcast_async(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
         """Starts `broadcast` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._broadcast(group, root_rank, False)(name, tensor))
+        return group.submit(self._broadcast(group, root_rank, False)(name, tensor))
 
     def broadcast_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -80,14 +80,14 @@ class Movements(Calls[T]):
         """Like `broadcast`, in place. Returns ``tensor`` itself."""
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, True)
-        return cast(T, self._result(self._one(group, draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
 
     def broadcast_async_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
         """Starts `broadcast_` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._broadcast(group, root_rank, True)(name, tensor))
+        return group.submit(self._broadcast(group, root_rank, True)(name, tensor))
 
     # ---- alltoall
 
@@ -115,7 +115,7 @@ class Movements(Calls[T]):
     ) -> T:
         """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
-        handle = self._one(group, self._gather(group, root_rank)(name, tensor), will_wait=True)
+        handle = group.submit(self._gather(group, root_rank)(name, tensor), will_wait=True)
         return cast(T, self._result(handle))
 
     def gather_async(
@@ -123,7 +123,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `gather` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._gather(group, root_rank)(name, tensor))
+        return group.submit(self._gather(group, root_rank)(name, tensor))
 
     def scatter(
         self,
@@ -140,7 +140,7 @@ class Movements(Calls[T]):
         ``tensor`` count, and splits are ignored.
         """
         group = group_of(process_set)
-        handle = self._one(group, self._scatter(group, root_rank, splits)(name, tensor), will_wait=True)
+        handle = group.submit(self._scatter(group, root_rank, splits)(name, tensor), will_wait=True)
         return cast(T, self._result(handle))
 
     def scatter_async(
@@ -153,7 +153,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `scatter` and returns its handle."""
         group = group_of(process_set)
-        return self._one(group, self._scatter(group, root_rank, splits)(name, tensor))
+        return group.submit(self._scatter(group, root_rank, splits)(name, tensor))
 
     # ---- two ranks
 
@@ -194,19 +194,15 @@ class Movements(Calls[T]):
 
     def _allgather(self, group: Group) -> Draft[T]:
         def draft(name: str | None, tensor: T) -> Entry:
-            source = self._rows_buffer(tensor, "allgather")
-            return entry_of(group, name, Kind.ALLGATHER, source, None, None, allocate=self._allocator(tensor))
+            source, _ = self._rows_buffer(tensor, "allgather")
+            return entry_of(group, name, Kind.ALLGATHER, source, tensor, allocate=self._allocator(tensor))
 
         return draft
 
     def _broadcast(self, group: Group, root_rank: int, is_in_place: bool) -> Draft[T]:
         root = index_in(group, root_rank, "root_rank")
 
-        def draft(name: str | None, tensor: T) -> Entry:
-            source, target, output = self._buffers(tensor, is_in_place)
-            return entry_of(group, name, Kind.BROADCAST, source, target, output, root=root)
-
-        return draft
+        return partial(self._alike, group, Kind.BROADCAST, is_in_place, UNCHANGED, root)
 
     def _start_alltoall(
         self, tensor: T, splits: Any, name: str | None, process_set: ProcessSet, will_wait: bool = False
@@ -214,26 +210,23 @@ class Movements(Calls[T]):
         group = group_of(process_set)
 
         def draft(name: str | None, tensor: T) -> Entry:
-            source = self._rows_buffer(tensor, "alltoall")
-            rows = source.shape[0]
+            (address, nbytes, dtype, shape), (rows, *_) = self._rows_buffer(tensor, "alltoall")
             if splits is None and rows % group.size:
                 raise ValueError(
                     f"alltoall without splits divides rows evenly, but {rows} rows are not a multiple of {group.size} "
                     "ranks; pass splits"
                 )
             counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-            shape = (sum(counts), *source.shape[1:])
+            source = (address, nbytes, dtype, (sum(counts), *shape[1:]))
             allocate = self._allocator_of_pair(tensor)
-            return entry_of(
-                group, name, Kind.ALLTOALL, source, None, None, shape=shape, splits=counts, allocate=allocate
-            )
+            return entry_of(group, name, Kind.ALLTOALL, source, tensor, allocate=allocate, splits=counts)
 
-        return self._one(group, draft(name, tensor), will_wait)
+        return group.submit(draft(name, tensor), will_wait)
 
     def _allocator_of_pair(self, like: T) -> Allocate:
-        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], Buffer]:
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], int]:
             output = self._adapter.empty(shape, like)
-            return (output, self._adapter.counts(rows)), self._adapter.buffer(output)
+            return (output, self._adapter.counts(rows)), self._adapter.address(output)
 
         return allocate
 
@@ -241,9 +234,9 @@ class Movements(Calls[T]):
         root = index_in(group, root_rank, "root_rank")
 
         def draft(name: str | None, tensor: T) -> Entry:
-            source = self._rows_buffer(tensor, "gather")
+            source, _ = self._rows_buffer(tensor, "gather")
             allocate = self._allocator(tensor)
-            return entry_of(group, name, Kind.GATHER, source, None, None, root=root, allocate=allocate)
+            return entry_of(group, name, Kind.GATHER, source, tensor, root=root, allocate=allocate)
 
         return draft
 
@@ -251,16 +244,13 @@ class Movements(Calls[T]):
         root = index_in(group, root_rank, "root_rank")
 
         def draft(name: str | None, tensor: T) -> Entry:
-            source = self._rows_buffer(tensor, "scatter")
+            (address, nbytes, dtype, shape), (rows, *_) = self._rows_buffer(tensor, "scatter")
             counts: tuple[int, ...] = ()
             if root == group.rank:
-                rows = source.shape[0]
                 counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-            shape = (sum(counts), *source.shape[1:])
+            source = (address, nbytes, dtype, (sum(counts), *shape[1:]))
             allocate = self._allocator(tensor)
-            return entry_of(
-                group, name, Kind.SCATTER, source, None, None, shape=shape, root=root, splits=counts, allocate=allocate
-            )
+            return entry_of(group, name, Kind.SCATTER, source, tensor, root=root, allocate=allocate, splits=counts)
 
         return draft
 
@@ -269,8 +259,8 @@ class Movements(Calls[T]):
     ) -> Handle:
         group = group_of(process_set)
         peer = _peer(group, rank)
-        source = self._adapter.buffer(tensor)
-        return self._start_message(group, group.rank, peer, name, source, NOTHING, source, None, will_wait)
+        entry = entry_of(group, "", Kind.SEND, self._adapter.buffer(tensor), tensor)
+        return self._start_message(group, group.rank, peer, name, entry, will_wait)
 
     def _start_recv(
         self,
@@ -283,30 +273,19 @@ class Movements(Calls[T]):
     ) -> Handle:
         group = group_of(process_set)
         sender = _peer(group, rank)
-        like, target, output = self._buffers(tensor, is_in_place)
-        return self._start_message(group, sender, group.rank, name, NOTHING, target, like, output, will_wait)
+        entry = self._alike(group, Kind.SEND, is_in_place, UNCHANGED, 0, "", tensor)
+        return self._start_message(group, sender, group.rank, name, entry, will_wait)
 
     @staticmethod
     def _start_message(
-        group: Group,
-        sender: int,
-        receiver: int,
-        name: str | None,
-        source: Buffer,
-        target: Buffer,
-        like: Buffer,
-        output: T | None,
-        will_wait: bool,
+        group: Group, sender: int, receiver: int, name: str | None, entry: Entry, will_wait: bool
     ) -> Handle:
-        """Either side of a message: ``like`` is the tensor on this side, whatever its direction."""
+        """Either side of a message: ``entry`` has the tensor of this side."""
         pair = (group.ranks[sender], group.ranks[receiver])
-        entry = entry_of(group, "", Kind.SEND, like, target, output)
         given, _ = named(group, Kind.SEND, name, pair)
         entry.rename(f"{given} from {pair[0]} to {pair[1]}", is_cacheable=False)
         entry.request = entry.request._replace(root=sender, peer=receiver)
-        entry.source = source
-        group.submit((entry,), will_wait)
-        return entry
+        return group.submit(entry, will_wait)
 
 
 def _checked_splits(splits: Any, rows: int, size: int) -> tuple[int, ...]:

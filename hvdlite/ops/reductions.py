@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from hvdlite.core.dtypes import Adasum, Average, Sum
+from hvdlite.core.dtypes import Average, Sum
 from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
 from hvdlite.ops.adapter import Compressor
-from hvdlite.ops.calls import Calls, Draft, Reduction, check_reducible, entry_of, group_of, index_in, reduction_of
+from hvdlite.ops.calls import Calls, Draft, Reduction, entry_of, group_of, index_in
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.runtime.group import Group
 
@@ -50,8 +50,8 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        entry = self._allreduce(group, False, reduction, name, tensor)
-        reduced: T = self._result(self._one(group, entry, will_wait=True))
+        entry = self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor)
+        reduced: T = self._result(group.submit(entry, will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def allreduce_async(
@@ -67,7 +67,7 @@ class Reductions(Calls[T]):
         """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        return self._one(group, self._allreduce(group, False, reduction, name, tensor))
+        return group.submit(self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor))
 
     def allreduce_(
         self,
@@ -82,8 +82,8 @@ class Reductions(Calls[T]):
         """Like `allreduce`, in place. Returns ``tensor`` itself."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        entry = self._allreduce(group, True, reduction, name, tensor)
-        return cast(T, self._result(self._one(group, entry, will_wait=True)))
+        entry = self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor)
+        return cast(T, self._result(group.submit(entry, will_wait=True)))
 
     def allreduce_async_(
         self,
@@ -98,7 +98,7 @@ class Reductions(Calls[T]):
         """Starts `allreduce_` and returns its handle."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        return self._one(group, self._allreduce(group, True, reduction, name, tensor))
+        return group.submit(self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor))
 
     # ---- grouped allreduce
 
@@ -117,7 +117,7 @@ class Reductions(Calls[T]):
         pairs = [_compressed(compression, tensor) for tensor in tensors]
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._allreduce, group, False, reduction)
+        draft = partial(self._alike, group, _ALLREDUCE, False, reduction, 0)
         handle = self._many(group, Kind.ALLREDUCE, name, [sent for sent, _ in pairs], draft, will_wait=True)
         results = self._result(handle)
         return [_decompressed(compression, result, pair[1]) for result, pair in zip(results, pairs, strict=True)]
@@ -135,7 +135,7 @@ class Reductions(Calls[T]):
         """Starts `grouped_allreduce` and returns one handle for the list."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._allreduce, group, False, reduction)
+        draft = partial(self._alike, group, _ALLREDUCE, False, reduction, 0)
         return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
 
     def grouped_allreduce_(
@@ -151,7 +151,7 @@ class Reductions(Calls[T]):
         """Like `grouped_allreduce`, in place. Returns the tensors themselves."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._allreduce, group, True, reduction)
+        draft = partial(self._alike, group, _ALLREDUCE, True, reduction, 0)
         return cast(list[T], self._result(self._many(group, Kind.ALLREDUCE, name, tensors, draft, will_wait=True)))
 
     def grouped_allreduce_async_(
@@ -167,7 +167,7 @@ class Reductions(Calls[T]):
         """Starts `grouped_allreduce_` and returns one handle for the list."""
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._allreduce, group, True, reduction)
+        draft = partial(self._alike, group, _ALLREDUCE, True, reduction, 0)
         return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
 
     # ---- reducescatter
@@ -189,7 +189,7 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(self._one(group, draft(name, tensor), will_wait=True))
+        reduced: T = self._result(group.submit(draft(name, tensor), will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def reducescatter_async(
@@ -204,7 +204,7 @@ class Reductions(Calls[T]):
         """Starts `reducescatter` and returns its handle."""
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        return self._one(group, draft(name, tensor))
+        return group.submit(draft(name, tensor))
 
     def grouped_reducescatter(
         self,
@@ -253,7 +253,7 @@ class Reductions(Calls[T]):
         """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(self._one(group, draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
 
     def reduce_async(
         self,
@@ -268,45 +268,34 @@ class Reductions(Calls[T]):
         """Starts `reduce` and returns its handle."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return self._one(group, draft(name, tensor))
+        return group.submit(draft(name, tensor))
 
     # ---- one tensor's part in each
 
-    def _allreduce(self, group: Group, is_in_place: bool, reduction: Reduction, name: str | None, tensor: T) -> Entry:
-        source, target, output = self._buffers(tensor, is_in_place)
-        if reduction[0] in _OF_SOME_DTYPES:
-            check_reducible(source.dtype, reduction[0])
-        return entry_of(group, name, Kind.ALLREDUCE, source, target, output, reduction)
-
     def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> Draft[T]:
-        reduction = reduction_of(op, prescale, postscale)
-
         def draft(name: str | None, tensor: T) -> Entry:
-            source = self._rows_buffer(tensor, "reducescatter")
-            check_reducible(source.dtype, reduction[0])
-            rows = even_splits(source.shape[0], group.size)[group.rank]
-            output = self._adapter.empty((rows, *source.shape[1:]), tensor)
-            target = self._adapter.buffer(output)
-            return entry_of(group, name, Kind.REDUCESCATTER, source, target, output, reduction)
+            source, shape = self._rows_buffer(tensor, "reducescatter")
+            rows = even_splits(shape[0], group.size)[group.rank]
+            output = self._adapter.empty((rows, *shape[1:]), tensor)
+            target = self._adapter.address(output)
+            return entry_of(group, name, Kind.REDUCESCATTER, source, tensor, target, output, (op, prescale, postscale))
 
         return draft
 
     def _reduce(self, group: Group, root_rank: int, op: int, prescale: float, postscale: float) -> Draft[T]:
-        reduction = reduction_of(op, prescale, postscale)
         root = index_in(group, root_rank, "root_rank")
 
         def draft(name: str | None, tensor: T) -> Entry:
             source = self._adapter.buffer(tensor)
-            check_reducible(source.dtype, reduction[0])
-            shape = source.shape if root == group.rank else (0, *source.shape[1:])
-            output = self._adapter.empty(shape, tensor)
-            target = self._adapter.buffer(output)
-            return entry_of(group, name, Kind.REDUCE, source, target, output, reduction, root)
+            _, _, _, shape = source
+            output = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
+            target = self._adapter.address(output)
+            return entry_of(group, name, Kind.REDUCE, source, tensor, target, output, (op, prescale, postscale), root)
 
         return draft
 
 
-_OF_SOME_DTYPES = (Average, Adasum)
+_ALLREDUCE = Kind.ALLREDUCE  # to look a member of an Enum up takes 0.1 us
 
 
 def _reduction(average: bool | None, op: Any, prescale: float, postscale: float) -> Reduction:
@@ -315,7 +304,7 @@ def _reduction(average: bool | None, op: Any, prescale: float, postscale: float)
             raise ValueError("pass either op or average, not both; op is the one to keep")
         warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
         op = Average if average else Sum
-    return reduction_of(Average if op is None else op, prescale, postscale, may_be_adasum=True)
+    return Average if op is None else op, prescale, postscale
 
 
 def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:

@@ -54,7 +54,7 @@ def _allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
 def _divided(entry: Entry, size: int) -> list[int]:
     """The bytes of each rank's part of one tensor."""
     itemsize = entry.request.dtype.itemsize
-    return [count * itemsize for count in even_splits(entry.source.nbytes // itemsize, size)]
+    return [count * itemsize for count in even_splits(entry.nbytes // itemsize, size)]
 
 
 def _exchanged(entries: Sequence[Entry], parts: Sequence[Sequence[int]], plane: DataPlane) -> list[Array]:
@@ -64,12 +64,7 @@ def _exchanged(entries: Sequence[Entry], parts: Sequence[Sequence[int]], plane: 
         for entry, part in zip(entries, parts, strict=True)
     ]
     sends = [
-        _spans(
-            [
-                (entry.source.address + sum(part[:peer]), 0, part[peer])
-                for entry, part in zip(entries, parts, strict=True)
-            ]
-        )
+        _spans([(entry.source + sum(part[:peer]), 0, part[peer]) for entry, part in zip(entries, parts, strict=True)])
         for peer in range(plane.size)
     ]
     receives = [_spans([(0, own[peer].ctypes.data, own[peer].nbytes) for own in stored]) for peer in range(plane.size)]
@@ -107,8 +102,7 @@ def _hand_out(entries: Sequence[Entry], parts: Sequence[Sequence[int]], results:
     for rank in range(plane.size):
         rows = []
         for entry, part, result in zip(entries, parts, results, strict=True):
-            assert entry.target is not None
-            write = entry.target.address + sum(part[:rank])
+            write = entry.target + sum(part[:rank])
             rows.append((result.ctypes.data if rank == plane.rank else 0, write, part[rank]))
         streams.append(_spans(rows))
     plane.allgather(streams)

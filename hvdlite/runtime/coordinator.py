@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hvdlite.core.bits import members, set_of
-from hvdlite.core.cache import Cache, Definition
+from hvdlite.core.cache import Cache
 from hvdlite.core.ending import error_of
 from hvdlite.core.entry import Entry, stand_in
 from hvdlite.core.messages import JOIN_NAME, ORDERLY, Batch, End, EndKind, Ready, Request, Response, Run
@@ -140,13 +140,16 @@ class Coordinator:
     def _submit(self, new: Sequence[Entry]) -> None:
         bits: list[int] = []
         requests: list[Request] = []
+        known, by_bit = self._cache.known, self._by_bit
         for entry in new:
-            bit = self._cache.bit_of(entry.request)
-            if bit < 0:
-                requests.append(entry.request)
-            else:
+            request = entry.request
+            seen = known.get(entry.name)
+            if seen is not None and (seen.request is request or seen.request == request):
+                bit = seen.bit
                 bits.append(bit)
-                self._by_bit[bit] = entry
+                by_bit[bit] = entry
+            else:
+                requests.append(request)
         self._tell_root(Ready(self._cache.generation, set_of(bits), tuple(requests)))
 
     def _tell_root(self, ready: Ready) -> None:
@@ -204,7 +207,7 @@ class Coordinator:
                     self._in_flight.finish((entry,), Mismatch(response.error))
                     continue
                 if response.bit >= 0:
-                    self._cache.remember(response.bit, Definition(entry.request, response.rows))
+                    self._cache.remember(response.bit, entry.request, response.rows)
                 entries.append(entry)
                 rows.append(response.rows)
             if entries:
@@ -214,18 +217,15 @@ class Coordinator:
         if not batch.bits:
             return [], []
         bits = members(batch.bits)
+        submitted, known = self._by_bit, self._cache.by_bit
+        has_joined = self._in_flight.find(JOIN_NAME) is not None
         try:
-            submitted, definitions = self._by_bit, self._cache.definitions
-            entries = [submitted.pop(bit) if bit in submitted else self._stand_in(bit) for bit in bits]
-            return entries, [definitions[bit].rows for bit in bits]
+            for bit in bits if has_joined else ():
+                if bit not in submitted:
+                    submitted[bit] = stand_in(known[bit].request)
+            return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
         except KeyError as error:
             raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
-
-    def _stand_in(self, bit: int) -> Entry:
-        """The entry of a tensor that the others submitted after this rank has joined."""
-        if self._in_flight.find(JOIN_NAME) is None:
-            raise KeyError(bit)
-        return stand_in(self._cache.definitions[bit].request)
 
     def _entry(self, response: Response) -> Entry:
         self._by_bit.pop(self._cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name

@@ -46,7 +46,7 @@ class _Driver:
 class Engine:
     """A rank's threads in one group and the state that they share, until `shut_down`.
 
-    ``submit`` is that of `InFlight`. ``known`` has the bit and the last request of each name that all ranks know.
+    ``submit``, ``submit_all`` and ``burst`` are those of `InFlight`. ``known`` has what the cache knows of each name.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Engine:
             settings, ranks, hosts, connections.speakers, link, plane, self._in_flight, self._executor, on_end
         )
         self.submit = self._in_flight.submit
+        self.submit_all = self._in_flight.submit_all
         self.known = self._coordinator.known
         self._turn_lock = threading.Lock()
         self._driving = threading.Lock()

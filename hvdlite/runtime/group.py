@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.core.buffer import Buffer, of_array
+from hvdlite.core.buffer import address_of
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.core.entry import Entry
 from hvdlite.core.messages import Kind, Request
@@ -26,7 +26,7 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit``, ``burst``, ``wait`` and ``known`` are the engine's.
+    ``submit``, ``submit_all``, ``burst``, ``wait`` and ``known`` are the engine's.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
@@ -35,6 +35,7 @@ class Group:
         self.size = len(self.ranks)
         self.engine = engine
         self.submit = engine.submit
+        self.submit_all = engine.submit_all
         self.burst = engine.burst
         self.wait = engine.wait
         self.known = engine.known
@@ -70,13 +71,13 @@ class Group:
         name = f"{purpose}.{self.automatic_name(Kind.ALLGATHER, purpose)}"
         line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)
 
-        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, Buffer]:
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
             output = np.empty(shape, np.uint8)
-            return output, of_array(output)
+            return output, address_of(output)
 
         request = Request(name, Kind.ALLGATHER, DType.UINT8, line.shape, Sum, 1.0, 1.0, 0, cacheable=False)
-        entry = Entry(request, self, of_array(line), allocate=allocate)
-        self.submit((entry,), will_wait=True)
+        entry = Entry(request, self, address_of(line), owner=line, allocate=allocate)
+        self.submit(entry, will_wait=True)
         self.wait(entry)
         if entry.error is not None:
             raise copy.copy(entry.error) from entry.error.__cause__

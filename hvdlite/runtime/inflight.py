@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from hvdlite.core.entry import NOTHING, Entry
+from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle, Waiter
 from hvdlite.core.messages import JOIN_NAME
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
@@ -33,36 +33,54 @@ class InFlight:
         """Whether anything is in flight."""
         return bool(self._by_name)
 
-    def submit(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
-        """Puts all of ``entries`` in flight or none, and wakes the coordinator if it is not awake yet.
+    def submit(self, entry: Entry, will_wait: bool = False) -> Handle:
+        """Puts ``entry`` in flight, wakes the coordinator if it is not awake yet, and returns the caller's handle.
 
         With ``will_wait`` the caller waits next, and nobody is woken.
 
-        Raises DuplicateName while a tensor of one of the names is in flight, HorovodInternalError while this rank has
-        joined, and the session's error once it has ended.
+        Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
+        and the session's error once it has ended.
         """
         with self._lock:
-            if self._error is not None:
-                raise copy.copy(self._error)
+            by_name, name = self._by_name, entry.name
+            if self._error is not None or JOIN_NAME in by_name or name in by_name:
+                raise self._refusal(name)
+            by_name[name] = entry
+            self._new.append(entry)
+            wakes = not (self._is_awake or will_wait) and self._must_wake()
+        if wakes:
+            self._wake()
+        return entry
+
+    def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
+        """Puts all of ``entries`` in flight or none, like `submit`."""
+        with self._lock:
             by_name = self._by_name
-            if JOIN_NAME in by_name:
-                raise HorovodInternalError(
-                    "this rank has joined, so it submits nothing until hvd.join() returns; "
-                    "join once all threads have submitted what they have"
-                )
+            if self._error is not None or JOIN_NAME in by_name:
+                raise self._refusal()
             for entry in entries:
                 name = entry.name
                 if name in by_name:
                     for earlier in entries[: entries.index(entry)]:
                         del by_name[earlier.name]
-                    raise DuplicateName(
-                        f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
-                    )
+                    raise self._refusal(name)
                 by_name[name] = entry
             self._new += entries
             wakes = not (self._is_awake or will_wait) and self._must_wake()
         if wakes:
             self._wake()
+
+    def _refusal(self, name: str = "") -> HvdError | DuplicateName:
+        if self._error is not None:
+            return copy.copy(self._error)
+        if JOIN_NAME in self._by_name:
+            return HorovodInternalError(
+                "this rank has joined, so it submits nothing until hvd.join() returns; "
+                "join once all threads have submitted what they have"
+            )
+        return DuplicateName(
+            f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
+        )
 
     @contextmanager
     def burst(self) -> Iterator[None]:
@@ -98,21 +116,22 @@ class InFlight:
     def finish(self, entries: Iterable[Entry], error: HvdError | None = None) -> None:
         """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them."""
         waiters = []
-        finished = []
+        with_memory = []
         with self._lock:
             by_name = self._by_name
             for entry in entries:
-                if by_name.get(entry.name) is not entry:
+                name = entry.name
+                if by_name.get(name) is not entry:
                     continue  # finished already, or a place that this rank filled without having submitted
-                del by_name[entry.name]
+                del by_name[name]
                 entry.error = error
                 entry.is_done = True
-                finished.append(entry)
+                if entry.owner is not None or entry.allocate is not None:
+                    with_memory.append(entry)
                 if entry.waiters is not None:
                     waiters += entry.waiters
-        for entry in finished:  # without the lock: whatever is freed here may take its time, or submit
-            entry.source = entry.target = NOTHING
-            entry.allocate = None
+        for entry in with_memory:  # without the lock: whatever is freed here may take its time, or submit
+            entry.owner = entry.allocate = None
         for waiter in waiters:
             waiter.release()
 

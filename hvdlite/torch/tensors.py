@@ -39,7 +39,10 @@ class TensorAdapter:
         address = tensor.data_ptr()
         if address & 7 and address % dtype.itemsize:  # no element is longer than 8 bytes
             raise ValueError(f"the memory of the tensor is not aligned to its {dtype} elements; pass tensor.clone()")
-        return Buffer(address, tensor.nbytes, dtype, tuple(tensor.shape), tensor)
+        return address, tensor.nbytes, dtype, tensor.shape
+
+    def address(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         # the device is named because torch.set_default_device counts for one thread only

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from hvdlite.core.bits import members
-from hvdlite.core.cache import Cache, Definition
+from hvdlite.core.cache import Cache
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.core.messages import JOIN_NAME, Kind, Ready, Request, Run
 from hvdlite.core.negotiate import Negotiator
@@ -36,10 +36,10 @@ class Leaf:
         for item in requests:
             assert item.name not in self.in_flight
             self.in_flight[item.name] = item
-            bit = self.cache.bit_of(item)
-            if bit >= 0:
-                bits |= 1 << bit
-                self.by_bit[bit] = item.name
+            known = self.cache.known.get(item.name)
+            if known is not None and known.request == item:
+                bits |= 1 << known.bit
+                self.by_bit[known.bit] = item.name
             else:
                 new.append(item)
         self.up.append(encode(Ready(self.cache.generation, bits, tuple(new)), 0, 0))
@@ -59,7 +59,7 @@ class Leaf:
                     self.errors[response.name] = response.error
                     continue
                 if response.bit >= 0:
-                    self.cache.remember(response.bit, Definition(asked, response.rows))
+                    self.cache.remember(response.bit, asked, response.rows)
                 self.last_rows = response.rows
                 names.append(response.name)
             if names:
@@ -70,7 +70,7 @@ class Leaf:
         name = self.by_bit.pop(bit, None)
         if name is None:
             assert JOIN_NAME in self.in_flight
-            name = self.cache.definitions[bit].request.name
+            name = self.cache.by_bit[bit].request.name
         self.in_flight.pop(name, None)
         return name
 

@@ -1,0 +1,57 @@
+"""What is told of the memory of a numpy array, and which arrays are refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdlite.core.buffer import address_of, of_array
+from hvdlite.core.dtypes import DType
+
+_BYTES = np.arange(65, dtype=np.uint8)
+_FLOATS = np.zeros(16, np.float32)
+
+
+def _read_only() -> Any:
+    array = np.ones(3, np.float64)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"),
+    [
+        (_FLOATS, DType.FLOAT32),
+        (_FLOATS[1:], DType.FLOAT32),  # aligned to its elements, not to 8 bytes
+        (_FLOATS.reshape(4, 2, 2), DType.FLOAT32),
+        (_BYTES[3:], DType.UINT8),
+        (np.array(1.5), DType.FLOAT64),
+        (np.zeros((0, 3), np.int16), DType.INT16),
+        (np.ones(3, bool), DType.BOOL),
+        (_read_only(), DType.FLOAT64),
+    ],
+    ids=lambda value: str(getattr(value, "shape", value)),
+)
+def test_memory_is_told_as_numpy_tells_it(array: Any, dtype: DType) -> None:
+    assert of_array(array) == (array.ctypes.data, array.nbytes, dtype, array.shape)
+    assert address_of(array) == array.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("array", "is_written", "hint"),
+    [
+        (_BYTES[1:].view(np.float32), False, "not contiguous"),  # not aligned
+        (_FLOATS[::2], False, "not contiguous"),
+        (_read_only(), True, "read-only"),
+        (_FLOATS.astype(">f4"), False, "native-endian"),
+        ([1.0], False, "expected a numpy array, got list"),
+        (np.float32(1), False, "expected a numpy array, got float32"),
+        (SimpleNamespace(dtype=np.dtype(np.float32)), False, "expected a numpy array, got SimpleNamespace"),
+    ],
+)
+def test_what_cannot_be_sent_as_it_is_is_refused(array: Any, is_written: bool, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        of_array(array, is_written)
