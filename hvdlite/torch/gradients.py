@@ -18,11 +18,12 @@ import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from hvdlite.errors import HvdError
+from hvdlite.ops import group_of
 from hvdlite.session import local_size, size
 from hvdlite.torch.naming import Named, known_as
 from hvdlite.torch.places import Place
@@ -36,18 +37,12 @@ _BURST_BYTES: Final = 16 << 20
 _BURST_BYTES_WITHOUT_SPARE_CORES: Final = 64 << 20
 
 
-_T = TypeVar("_T")
+class _Flight(NamedTuple):
+    """The reduction of a bucket: who is in it, with which gradients."""
 
-
-class _Flight:
-    """The reduction of a bucket: who is in it, and with which gradients. ``wait`` is there once it is submitted."""
-
-    __slots__ = ("gradients", "values", "wait")
-
-    def __init__(self, gradients: Sequence[_Gradient], reduction: Reduction) -> None:
-        self.gradients = gradients
-        self.values = [gradient.ready_value(reduction) for gradient in gradients]
-        self.wait: Wait | None = None
+    gradients: Sequence[_Gradient]
+    values: Sequence[torch.Tensor]
+    wait: Wait
 
 
 class _Gradient:
@@ -73,7 +68,8 @@ class _Gradient:
     def settle(self, reduction: Reduction) -> None:
         """Moves the gradient to its place, and remembers it as it is now."""
         value = self.parameter.grad
-        assert value is not None
+        if value is None:  # another hook has taken it
+            return
         if self.place is not None:
             settled = reduction.settle(value, self.place)
             if settled is not value:
@@ -94,7 +90,6 @@ class _Gradient:
         value = self.value
         assert value is not None
         if value.requires_grad:
-            self.value = None  # the user may take it away, and step without it
             raise ValueError("it is part of a graph; backward(create_graph=True) is not supported")
         if value.layout is torch.sparse_coo:
             self.sparse_dim = value.sparse_dim()
@@ -107,21 +102,24 @@ class _Gradient:
 
 
 class _Bucket:
-    """Gradients that travel together."""
+    """Gradients that travel together. ``waiting`` are not complete for this step."""
 
-    __slots__ = ("flight", "gradients")
+    __slots__ = ("flight", "gradients", "nbytes", "waiting")
 
     def __init__(self, members: Iterable[Named], passes: int) -> None:
         self.gradients = [_Gradient(name, parameter, self, passes) for name, parameter in members]
+        self.nbytes = sum(gradient.parameter.nbytes for gradient in self.gradients)
+        self.waiting = set(self.gradients)
         self.flight: _Flight | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing more is to come in this step; frozen parameters get no gradient."""
-        return all(each.passes_left == 0 or not each.parameter.requires_grad for each in self.gradients)
+        return not any(gradient.parameter.requires_grad for gradient in self.waiting)
 
     def start_over(self, passes: int) -> None:
         self.flight = None
+        self.waiting.update(self.gradients)
         for gradient in self.gradients:
             gradient.passes_left = passes
             gradient.value = None
@@ -140,10 +138,10 @@ class GradientReducer:
         self._passes = passes
         self._buckets: list[_Bucket] = []
         self._gradients: dict[str, _Gradient] = {}
-        self._has_peers: bool | None = None  # asked once a step
-        self._complete: deque[_Gradient] = deque()  # which no burst has taken yet
-        self._complete_bytes = 0
-        self._ready: deque[_Bucket] = deque()
+        self._group: object = None  # of this step, asked once, and whether it has peers
+        self._has_peers = False
+        self._ready: deque[_Bucket] = deque()  # complete, and not submitted
+        self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
         self._submitted: deque[_Bucket] = deque()  # of this step, in the order in which they come back
 
@@ -166,9 +164,7 @@ class GradientReducer:
     @property
     def is_reducing(self) -> bool:
         """Whether a bucket is ready or in flight."""
-        return any(bucket.flight is not None for bucket in self._buckets) or any(
-            gradient.bucket.is_complete for gradient in self._complete
-        )
+        return bool(self._ready) or any(bucket.flight is not None for bucket in self._buckets)
 
     def start_over(self, passes: int | None = None) -> None:
         """Forgets the passes that were counted; from now on a step has ``passes`` passes.
@@ -176,16 +172,16 @@ class GradientReducer:
         Waits for what is ready or in flight, for which other ranks wait, and forgets the results.
         """
         with contextlib.suppress(HvdError, ValueError):  # there may be no session any more
-            self._submit_complete()
-        self._complete.clear()
-        self._complete_bytes = 0
+            if self._ready and group_of(self._reduction.process_set) is self._group:  # or another one
+                self._submit_ready()
         self._ready.clear()
+        self._ready_bytes = 0
         self._submitted.clear()
         for bucket in self._buckets:
-            if bucket.flight is not None and bucket.flight.wait is not None:
+            if bucket.flight is not None:
                 with contextlib.suppress(HvdError):
                     bucket.flight.wait()
-        self._has_peers = None
+        self._group = None
         self._burst_bytes = 0
         self._passes = self._passes if passes is None else passes
         for bucket in self._buckets:
@@ -201,8 +197,8 @@ class GradientReducer:
         """
         failures: list[Exception] = []
         if self._buckets and self._reduction.is_needed:
-            failures += self._submit_complete()
-            failures += _failures(self._make_ready, (each for each in self._buckets if each.flight is None))
+            others = (bucket for bucket in self._buckets if bucket.flight is None)
+            self._ready = deque(dict.fromkeys([*self._ready, *others]))
             failures += self._submit_ready()
             failures += _failures(self._finish, _taken(self._submitted))
         for gradient in self._gradients.values():
@@ -232,53 +228,46 @@ class GradientReducer:
                 "step(); increase backward_passes_per_step to accumulate gradients locally"
             )
         gradient.passes_left -= 1
-        if self._has_peers is None:
-            self._has_peers = self._reduction.is_needed
-        if gradient.passes_left == 0 and self._has_peers:
+        if gradient.passes_left > 0:
+            return
+        if self._group is None:
+            self._group, self._has_peers = group_of(self._reduction.process_set), self._reduction.is_needed
+        if self._has_peers:
             gradient.settle(self._reduction)
-            self._complete.append(gradient)
-            self._complete_bytes += parameter.nbytes
-            if self._complete_bytes >= self._burst_bytes:
-                _raise_first(self._submit_complete())
-
-    def _submit_complete(self) -> list[Exception]:
-        """Submits the buckets of which all gradients are complete."""
-        self._complete_bytes = 0
-        buckets = (gradient.bucket for gradient in _taken(self._complete))
-        ready = (bucket for bucket in buckets if bucket.flight is None and bucket.is_complete)
-        return [*_failures(self._make_ready, ready), *self._submit_ready()]
-
-    def _make_ready(self, bucket: _Bucket) -> None:
-        gradients = [each for each in bucket.gradients if each.parameter.requires_grad or each.passes_left == 0]
-        if gradients:
-            try:
-                bucket.flight = _Flight(gradients, self._reduction)
-            except ValueError as error:
-                raise ValueError(f"cannot reduce {_name(gradients)!r}: {error}") from error
-            self._ready.append(bucket)
+            bucket = gradient.bucket
+            bucket.waiting.discard(gradient)
+            if bucket.is_complete:
+                self._ready.append(bucket)
+                self._ready_bytes += bucket.nbytes
+                if self._ready_bytes >= self._burst_bytes:
+                    _raise_first(self._submit_ready())
 
     def _submit_ready(self) -> list[Exception]:
         if not self._ready:
             return []
         self._burst_bytes = self._burst_bytes or _burst_bytes()
+        self._ready_bytes = 0
         with self._reduction.burst():
             return list(_failures(self._submit, _taken(self._ready)))
 
     def _submit(self, bucket: _Bucket) -> None:
-        flight, bucket.flight = bucket.flight, None
-        assert flight is not None
-        name = _name(flight.gradients)
+        gradients = [each for each in bucket.gradients if each.parameter.requires_grad or each not in bucket.waiting]
+        if not gradients:
+            return
+        name = _name(gradients)
         try:
-            flight.wait = self._reduction.start(name, flight.values, [each.place for each in flight.gradients])
+            values = [each.ready_value(self._reduction) for each in gradients]
+            wait = self._reduction.start(name, values, [each.place for each in gradients])
         except ValueError as error:
+            for gradient in gradients:
+                gradient.value = None  # the user may mend it, and step
             raise ValueError(f"cannot reduce {name!r}: {error}") from error
-        bucket.flight = flight
+        bucket.flight = _Flight(gradients, values, wait)
         self._submitted.append(bucket)
 
     def _finish(self, bucket: _Bucket) -> None:
         flight, bucket.flight = bucket.flight, None
         assert flight is not None
-        assert flight.wait is not None
         for gradient, value, reduced in zip(flight.gradients, flight.values, flight.wait(), strict=True):
             if gradient.has_changed():
                 raise AssertionError(
@@ -309,9 +298,9 @@ def _no_elements(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)
 
 
-def _taken(queue: deque[_T]) -> Iterator[_T]:
-    while queue:
-        yield queue.popleft()
+def _taken(buckets: deque[_Bucket]) -> Iterator[_Bucket]:
+    while buckets:
+        yield buckets.popleft()
 
 
 def _failures(action: Callable[[_Bucket], None], buckets: Iterable[_Bucket]) -> Iterator[Exception]:

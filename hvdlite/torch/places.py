@@ -42,7 +42,7 @@ class Place:
             return None
         target = 0 if place is None else place.data_ptr()
         is_there = arena.holds(target)
-        if tensor is place and is_there:
+        if tensor is place and is_there and place.is_contiguous():
             return place
         if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.requires_grad:
             return None

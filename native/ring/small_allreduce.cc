@@ -4,6 +4,7 @@
 // times for a frame, where the algorithm of allreduce.cc waits 2 (size - 1) times, and each link carries size - 1 parts
 // instead of less than two. All ranks fold the same bytes in the same order, that of ranks, so they hold the same bits.
 
+#include <cstring>
 #include <vector>
 
 #include "kernels/reduce.h"
@@ -16,9 +17,8 @@ bool Ring::allreduce_small(const SpanList& spans, const hvd_reduction& reduction
   Message own, parts;
   if (!load_in(spans, 0, bytes, &own) || !link.allocate(bytes * static_cast<uint64_t>(size), &parts)) return false;
   std::vector<const void*> part(size);
-  for (int32_t r = 0; r < size; ++r) part[r] = parts.data() + bytes * static_cast<uint64_t>(r);
   const auto keep = [&](int32_t origin, const Message& payload) {
-    std::memcpy(const_cast<void*>(part[origin]), payload.data(), bytes);
+    part[origin] = std::memcpy(parts.data() + bytes * static_cast<uint64_t>(origin), payload.data(), bytes);
   };
   keep(rank, own);
   if (!link.send(&own, link.checksum(own))) return false;

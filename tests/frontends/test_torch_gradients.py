@@ -251,6 +251,68 @@ def a_gradient_that_a_later_hook_changes_is_told() -> None:
 
 
 @scenario
+def a_gradient_that_could_not_be_sent_may_be_mended() -> None:
+    class Finite(Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+            if not tensor.isfinite().all():
+                raise ValueError("not finite")
+            return tensor.clone(), None
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, context: object) -> torch.Tensor:
+            return tensor
+
+    for mend in (lambda weight: setattr(weight, "grad", torch.ones(2)), lambda weight: weight.grad.fill_(1)):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), compression=Finite)
+        with pytest.raises(ValueError, match="not finite"):
+            (weight.sum() * float("inf")).backward()
+        mend(weight)
+        optimizer.step()
+        assert weight.tolist() == [0.0, 0.0]
+
+
+@scenario
+def a_gradient_that_another_hook_takes_counts_as_zeros() -> None:
+    def take(weight: torch.Tensor) -> None:
+        weight.grad = None
+
+    weight = nn.Parameter(torch.ones(2))
+    if hvd.rank() == 1:
+        weight.register_post_accumulate_grad_hook(take)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    weight.sum().backward()
+    optimizer.step()
+    assert weight.tolist() == [0.5, 0.5]
+
+
+@scenario
+def what_was_ready_in_another_session_is_not_sent_in_this_one() -> None:
+    model = two_layers()
+    optimizer = sgd(model)
+    if hvd.rank() == 0:
+        own_loss(model).backward()
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    assert_averages(model, optimizer)
+
+
+@scenario
+def a_group_is_submitted_with_its_last_gradient() -> None:
+    layers = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(4)), nn.Linear(2, 1 << 20, bias=False))
+    *small, large = layers.parameters()
+    optimizer = sgd(layers, groups=[[large], small[:2], small[2:]])
+    optimizer._reducer._burst_bytes = 1
+    layers(torch.ones(1, 2)).sum().backward()
+    assert all(bucket.flight is not None for bucket in optimizer._reducer._buckets)
+    optimizer.step()
+
+
+@scenario
 def a_group_of_which_some_have_no_gradient_yet_is_not_reduced() -> None:
     model = two_layers()
     optimizer = sgd(model, groups=1)
