@@ -142,6 +142,7 @@ def test_more_than_the_machine_has_is_a_memory_error_with_advice() -> None:
 def _allocate_and_free() -> tuple[int, int, int]:
     hvd.init()
     empty = _reserved_bytes()
+    hvd.barrier()  # the other has looked as well: the ranks share what is counted
     rng = np.random.default_rng(hvd.rank())
     kept: list[npt.NDArray[Any]] = []
     for turn in range(10_000):
