@@ -125,8 +125,9 @@ def test_a_neighbour_that_cannot_be_reached_again_is_named() -> None:
 
 
 @ENCRYPTED
-def test_only_plain_tensors_can_be_read_on_the_way(encrypt: bool) -> None:
-    with meddled(encrypt) as (planes, meddler):
+@pytest.mark.parametrize("connections", [1, 3])
+def test_only_plain_tensors_can_be_read_on_the_way(encrypt: bool, connections: int) -> None:
+    with meddled(encrypt, connections=connections) as (planes, meddler):
 
         def work(rank: int) -> list[bytes]:
             arrays = [np.frombuffer(bytearray(b"gradient" * size), np.uint8) for size in (8, 10_000)]
