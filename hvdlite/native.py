@@ -40,6 +40,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_close_partials": (c_int32, (c_void_p, c_void_p, c_uint64, POINTER(Reduction))),
     "hvd_crc32c": (c_uint32, (c_uint32, c_void_p, c_uint64)),
     "hvd_stream_copy": (None, (c_void_p, c_void_p, c_uint64)),
+    "hvd_keep_freed": (None, (c_uint64,)),
     "hvd_arena_open": (c_int32, (c_int32, c_int32, c_int32, c_uint64, POINTER(c_void_p))),
     "hvd_arena_address": (c_uint64, (c_void_p,)),
     "hvd_arena_use_huge_pages": (None, (c_void_p, c_int32, c_uint64, c_uint64)),

@@ -76,7 +76,7 @@ def _report_file(path: str) -> Path:
               help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}, {', '.join(LIBRARIES)}, or "
               "mpi for all of MPI.")  # fmt: skip
 @click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too.")
-@click.option("--limit", "shows_limit", is_flag=True, help="Measure a copy of as many bytes by one core, too.")
+@click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
 @click.option("--many", "step", type=(click.IntRange(min=1), _Parsed("BYTES", parse_size)), metavar="T BYTES",
               help="A step of T small tensors of BYTES each.")  # fmt: skip
 @click.option("--train", "trains", is_flag=True, help="The step of a transformer: bare, hvdlite, and DDP over Gloo.")

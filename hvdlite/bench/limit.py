@@ -1,11 +1,14 @@
-"""The speed of this machine's memory as a candidate: one copy of as many bytes, by one core, while all others idle.
+"""The speed of this machine's memory, as candidates: what moves as many bytes and computes next to nothing.
 
-An all-reduce that moves its payload as fast as this is at the limit of what copying can do.
+*memcpy* is one copy by one core, while all others idle. *update* has every rank read and write back a vector of its
+own, all at once. No all-reduce in place is faster than that in memory that no cache holds: each rank's input has to be
+read, and its output to be written.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -13,13 +16,11 @@ import numpy as np
 import hvdlite as hvd
 from hvdlite.bench.timing import Candidate
 
-LABEL = "memcpy"
-
 
 def memcpy(nbytes: int) -> Candidate:
     """Copies ``nbytes`` on rank 0; the other ranks do nothing, and wait for it asleep."""
     if hvd.rank() != 0:
-        return Candidate(LABEL, lambda: None, lambda: True)
+        return Candidate("memcpy", lambda: None, lambda: True)
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     room = ctypes.c_char * nbytes
     copy = partial(
@@ -31,4 +32,21 @@ def memcpy(nbytes: int) -> Candidate:
         copy()
         return bool(target.all())
 
-    return Candidate(LABEL, copy, is_right)
+    return Candidate("memcpy", copy, is_right)
+
+
+def update(nbytes: int) -> Candidate:
+    """Adds one to each of ``nbytes``, on every rank."""
+    vector = np.zeros(nbytes, np.uint8)
+    add = partial(np.add, vector, np.uint8(1), out=vector)
+
+    def is_right() -> bool:
+        vector.fill(0)
+        add()
+        return bool((vector == 1).all())
+
+    return Candidate("update", add, is_right)
+
+
+LIMITS: dict[str, Callable[[int], Candidate]] = {"memcpy": memcpy, "update": update}
+"""Candidates that move so many bytes, by their labels."""

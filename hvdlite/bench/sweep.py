@@ -8,8 +8,7 @@ from functools import partial
 
 import hvdlite as hvd
 from hvdlite.bench.collectives import COLLECTIVES
-from hvdlite.bench.limit import LABEL as MEMCPY
-from hvdlite.bench.limit import memcpy
+from hvdlite.bench.limit import LIMITS
 from hvdlite.bench.mpi.job import MpiJob
 from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
@@ -44,7 +43,7 @@ def entrants(systems: Sequence[System], jobs: Sequence[MpiJob], shows_limit: boo
     return {
         **{system.label: partial(_in_process, system) for system in systems},
         **{job.label: partial(_of_mpi, job) for job in jobs},
-        **({MEMCPY: lambda work: memcpy(work.moved)} if shows_limit else {}),
+        **({label: partial(_of_memory, make) for label, make in LIMITS.items()} if shows_limit else {}),
     }
 
 
@@ -77,6 +76,10 @@ def measure_size(
     times = measure(candidates, iterations or default_iterations(nbytes), warmup)
     factor = collective.bus_factor(size)
     return {label: make_row(label, size, op, kind.dtype, work.moved, taken, factor) for label, taken in times.items()}
+
+
+def _of_memory(make: Callable[[int], Candidate], work: Work) -> Timed:
+    return make(work.moved)
 
 
 def _in_process(system: System, work: Work) -> Candidate:

@@ -39,3 +39,12 @@ def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
 def stream_copy(target: int, source: int, nbytes: int) -> None:
     """Copies from one address to another past the cache: for long tensors that other ranks read next, from memory."""
     native.library().hvd_stream_copy(target, source, nbytes)
+
+
+def keep_freed(nbytes: int) -> None:
+    """Has the process keep ``nbytes`` more of freed memory than it would, for good, unless the user says otherwise.
+
+    See ``native/shm/heap.cc``. The environment variables of glibc's allocator, ``MALLOC_TRIM_THRESHOLD_`` among them,
+    are the user's way to say so.
+    """
+    native.library().hvd_keep_freed(nbytes)

@@ -3,7 +3,7 @@
 Autograd makes a new tensor for each gradient, in memory of its own process. When the gradient is complete it is copied,
 while the cache still has it, to its *place*: a tensor in memory that all ranks of the host have mapped, the same one in
 every step, which becomes the parameter's ``grad``. This copy is the only one on its whole way, and what autograd
-allocated is free for the next gradient at once.
+allocated is free for the next gradient at once. It stays in the process for the next step, too: `keep_what_is_freed`.
 
 Places are tensors of their own and not views of a long one: `torch.save` and `copy.deepcopy` take all of a view's
 memory, and parameters without gradients need no place. They are made in the order in which gradients become ready.
@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch.autograd.graph import increment_version
 
-from hvdlite.ops.memory import stream_copy
+from hvdlite.ops.memory import keep_freed, stream_copy
 from hvdlite.session import shared_arena
 from hvdlite.torch.memory import shared_empty
 
@@ -61,6 +61,16 @@ class Place:
             increment_version(place)
             return place
         return place.copy_(tensor)
+
+
+def keep_what_is_freed(nbytes: int) -> None:
+    """To be called for gradients of ``nbytes`` in all that will have places.
+
+    Without places they would stay in the heap until the next step. Now they leave it in the middle of backward, and the
+    allocator would return their pages to the system, which then clears a page for each page fault of the next step.
+    """
+    if shared_arena() is not None:
+        keep_freed(nbytes)
 
 
 def _is_like(place: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> bool:

@@ -79,6 +79,11 @@ HVD_API uint32_t hvd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
 // the cache has stays. For what others read next, or as much as would have left the cache by then.
 HVD_API void hvd_stream_copy(void* out, const void* in, uint64_t bytes);
 
+// Has the C library's allocator keep `bytes` more of freed memory than it would, for the whole process and for good, so
+// that what is freed and asked for in each step does not come from the system each time. Less than was said before, or
+// beside settings of the user's in MALLOC_..._ or GLIBC_TUNABLES, it does nothing. Any thread.
+HVD_API void hvd_keep_freed(uint64_t bytes);
+
 // ---- arena: memory of the ranks of one host that all of them have mapped
 
 typedef struct hvd_arena hvd_arena;

@@ -13,6 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.session import shared_arena
+from hvdlite.torch import places
 from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import assert_gradients, averaged_gradients, gradients_of, own_loss, sgd, two_layers
 
@@ -296,6 +297,18 @@ def bursts_gather_small_gradients_behind_the_first() -> None:
     with pytest.raises(AssertionError, match="while ranks are reducing"):
         optimizer.zero_grad()
     optimizer.step()
+
+
+@scenario
+def the_allocator_is_asked_to_keep_as_much_as_all_gradients_take() -> None:
+    told: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "keep_freed", told.append)
+        model = two_layers()
+        sgd(model, gradients_in_shared_memory=False)
+        assert not told
+        sgd(model)
+    assert max(told) == sum(parameter.nbytes for parameter in model.parameters())
 
 
 @scenario

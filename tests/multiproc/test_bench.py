@@ -127,12 +127,12 @@ def test_ratios_stand_on_hvdlites_own_rows_only() -> None:
 
 
 def test_targets_are_held_against_the_better_mpi() -> None:
-    group = _group(hvdlite=1.0, registered=0.5, gloo=4.4, impi=2.0, openmpi=0.7, memcpy=0.25)
-    columns = against_targets({}, None, 0).columns[-3:]
+    group = _group(hvdlite=1.0, registered=0.5, gloo=4.4, impi=2.0, openmpi=0.7, memcpy=0.25, update=0.4)
+    columns = against_targets({}, None, 0).columns[-4:]
     assert [[column.text(row, group) for column in columns] for row in group.values()] == [
-        ["4.40× (≥ 4)", "0.70× openmpi (missed 0.8)", "0.25×"],
-        ["8.80× (≥ 6)", "1.40× openmpi (missed 1.5)", "0.50×"],
-        *[["", "", ""]] * 4,
+        ["4.40× (≥ 4)", "0.70× openmpi (missed 0.8)", "0.25×", "0.40×"],
+        ["8.80× (≥ 6)", "1.40× openmpi (missed 1.5)", "0.50×", "0.80×"],
+        *[[""] * 4] * 5,
     ]
     del group["impi"], group["openmpi"]
     assert columns[1].text(group["hvdlite"], group) == ""
@@ -263,9 +263,9 @@ def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
     table = tmp_path / "table.md"
     options = ("--sizes", "1K,64K", "--registered", "--limit", "--iters", "2", "--markdown", str(table))
     printed, rows = _bench(2, tmp_path / "rows", *options)
-    assert [row.system for row in rows] == ["hvdlite", "registered", "memcpy"] * 2
-    assert printed[1].split()[-2:] == ["time/memcpy", "speed-up"]
-    assert [line.count("|") for line in table.read_text().splitlines()[-8:]] == [12] * 8
+    assert [row.system for row in rows] == ["hvdlite", "registered", "memcpy", "update"] * 2
+    assert printed[1].split()[-2:] == ["time/update", "speed-up"]
+    assert [line.count("|") for line in table.read_text().splitlines()[-10:]] == [14] * 10
 
 
 @pytest.mark.usefixtures("torch_fork_server")

@@ -1,0 +1,50 @@
+// How much freed memory the C library's allocator keeps.
+//
+// glibc gives what is free at the end of its heap back to the system as soon as that is more than a threshold, and asks
+// for it again a moment later, at a page fault for each 4 KiB: 4,000 for a gradient of 16 MiB. The threshold grows by
+// itself with the arrays that a program frees, to 64 MiB at most.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <climits>
+#include <mutex>
+
+#include "hvdlite.h"
+
+#ifdef __GLIBC__
+
+#include <malloc.h>
+
+namespace {
+
+// Where the library itself ends up in a program that frees long arrays, and the most that it takes. It has to be said
+// with the other threshold: either call ends the growth of both, and all from 128 KiB on would be mapped and unmapped.
+constexpr uint64_t kMmapThreshold = 32 << 20;
+
+bool is_tuned_by_user() {
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"}) {
+    if (getenv(name) != nullptr) return true;
+  }
+  const char* tunables = getenv("GLIBC_TUNABLES");
+  return tunables != nullptr && strstr(tunables, "glibc.malloc.") != nullptr;
+}
+
+}  // namespace
+
+void hvd_keep_freed(uint64_t bytes) {
+  static std::mutex mutex;
+  static uint64_t kept = 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (bytes <= kept || is_tuned_by_user()) return;
+  kept = bytes;
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(kMmapThreshold));
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(std::min<uint64_t>(2 * kMmapThreshold + kept, INT_MAX)));
+}
+
+#else
+
+void hvd_keep_freed(uint64_t) {}
+
+#endif

@@ -1,0 +1,59 @@
+"""What the C library's allocator keeps of what a process frees."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+_LENGTH, _COUNT, _ROUNDS = 16 << 20, 6, 3
+_PAGES = _ROUNDS * _COUNT * _LENGTH // os.sysconf("SC_PAGE_SIZE")
+
+# Rounds like steps of a training. The first ones let the thresholds of the allocator grow.
+_SCRIPT = f"""
+import ctypes, resource
+from hvdlite.ops.memory import keep_freed
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = (ctypes.c_size_t,)
+libc.free.argtypes = (ctypes.c_void_p,)
+
+def turn():
+    blocks = [libc.malloc({_LENGTH}) for _ in range({_COUNT})]
+    for block in blocks:
+        ctypes.memset(block, 1, {_LENGTH})
+    for block in blocks:
+        libc.free(block)
+
+turn()
+for kept in (0, {_COUNT * _LENGTH}, 1):
+    keep_freed(kept)
+    turn()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range({_ROUNDS}):
+        turn()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+@pytest.mark.parametrize(
+    ("environment", "keeps"),
+    [
+        ({}, True),
+        ({"MALLOC_TRIM_THRESHOLD_": "1000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, False),
+    ],
+    ids=["keeps", "the user's variable", "the user's tunable"],
+)
+def test_what_is_freed_stays_unless_the_user_says_otherwise(environment: dict[str, str], keeps: bool) -> None:
+    command, variables = [sys.executable, "-c", _SCRIPT], os.environ | environment
+    printed = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True).stdout
+    before, then, after_less_was_said = map(int, printed.split())
+    assert before > _PAGES // 2
+    for faults in (then, after_less_was_said):
+        assert faults < _PAGES // 20 if keeps else faults > _PAGES // 2
