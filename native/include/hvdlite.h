@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 4 };
+enum { HVD_ABI_VERSION = 5 };
 
 typedef int32_t hvd_status;
 enum {
