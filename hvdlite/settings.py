@@ -28,10 +28,12 @@ def _setting(
     unit: str = "",
     horovod: bool = False,
     at_least: float | None = None,
+    at_most: float | None = None,
     choices: tuple[str, ...] = (),
     secret: bool = False,
 ) -> Any:
-    metadata = dict(meaning=meaning, unit=unit, horovod=horovod, at_least=at_least, choices=choices, secret=secret)
+    limits = dict(at_least=at_least, at_most=at_most, choices=choices)
+    metadata = dict(meaning=meaning, unit=unit, horovod=horovod, secret=secret, **limits)
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -111,6 +113,9 @@ class Settings:
     )
     ring_chunk: int = _setting(512 << 10, "bytes of one frame of the ring", unit="bytes", at_least=4096)
     ring_window: int = _setting(8, "frames a rank may be ahead of its neighbour", unit="frames", at_least=1)
+    ring_connections: int = _setting(
+        1, "connections to each neighbour of a ring across hosts, 16 at most", at_least=1, at_most=16
+    )
 
     # Messages.
     log_level: str = _setting(
@@ -160,6 +165,7 @@ class Spec:
     unit: str
     horovod: bool
     at_least: float | None
+    at_most: float | None
     choices: tuple[str, ...]
     secret: bool
 
@@ -185,8 +191,9 @@ class Spec:
             raise ValueError(f"{variable}={text!r} must be {noun}") from None
         if value != value or (self.at_least is not None and value < self.at_least):
             raise ValueError(f"{variable}={text!r} must be at least {self.at_least:g}")
-        if self.kind is float and value > _MAX_FLOAT:
-            raise ValueError(f"{variable}={text!r} must be at most {_MAX_FLOAT:g}")
+        most = _MAX_FLOAT if self.kind is float and self.at_most is None else self.at_most
+        if most is not None and value > most:
+            raise ValueError(f"{variable}={text!r} must be at most {most:g}")
         return value
 
 

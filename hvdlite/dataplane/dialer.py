@@ -1,4 +1,4 @@
-"""Connects a rank of a ring to its right neighbour, and again whenever the connection has ended."""
+"""Connects a rank of a ring to its right neighbour, and again whenever that connection has ended."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ _UNREACHABLE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
 
 
 class Dialer:
-    """Dials ``name`` until the rank there proves to be the right neighbour. Of one thread only.
+    """Makes one connection: dials ``name`` until the rank there proves to be the right neighbour. Of one thread only.
 
-    ``connected`` counts its connections, ``trouble`` says what was wrong with the last attempt, ``lost_at`` since when
-    there is no connection, ``reached_at`` when its host was last known to be within reach. After `finish`,
-    ``is_finished`` tells that the neighbour's host has all that was sent.
+    ``connection`` is its number. ``connected`` counts how often it was made, ``trouble`` says what was wrong with the
+    last attempt, ``lost_at`` since when there is none, ``reached_at`` when its host was last known to be within reach.
+    After `finish`, ``is_finished`` tells that the neighbour's host has all that was sent.
     """
 
-    def __init__(self, watch: Watch, wires: Wires, name: str, new_caller: Callable[[], Caller]) -> None:
+    def __init__(
+        self, watch: Watch, wires: Wires, connection: int, name: str, new_caller: Callable[[int], Caller]
+    ) -> None:
         self._watch = watch
         self._wires = wires
+        self._connection = connection
         self._name = name
         self._new_caller = new_caller
         self._call: Talk[Caller] | None = None
@@ -73,7 +76,7 @@ class Dialer:
         if self._call is not None:
             self._watch.close(self._call.link)
         if self._right is not None:
-            self._wires.detach_right()
+            self._wires.detach_right(self._connection)
             self._watch.close(self._right)
 
     def _dial(self, now: float) -> None:
@@ -82,7 +85,7 @@ class Dialer:
         except OSError as error:
             self._pause(error)
             return
-        self._call = Talk(link, self._new_caller(), now + _HANDSHAKE_TIMEOUT_S)
+        self._call = Talk(link, self._new_caller(self._connection), now + _HANDSHAKE_TIMEOUT_S)
         self._watch.set(link, select.POLLOUT, self._greet)
 
     def _greet(self, _: int) -> None:
@@ -107,9 +110,10 @@ class Dialer:
             return
         call, self._call = self._call, None
         leave_bbr(call.link)
-        if not self._wires.attach_right(call.link.fileno(), call.party.received, call.party.keys):
+        received = call.party.received
+        if not self._wires.attach_right(self._connection, call.link.fileno(), received, call.party.keys):
             self._watch.close(call.link)
-            self._pause(Refused(f"it says that it has received {call.party.received} frames, which cannot be"))
+            self._pause(Refused(f"it says that it has received {received} frames, which cannot be"))
             return
         self._right = call.link
         self._pause_s = 0.0
@@ -121,12 +125,12 @@ class Dialer:
         assert self._right is not None
         if events & ENDED:
             self._lose()
-        elif self._wires.flush():
+        elif self._wires.flush(self._connection):
             self._watch.set(self._right, select.POLLRDHUP | select.POLLOUT, self._deliver)
         elif not self._is_finishing:
             self._watch.set(self._right, select.POLLRDHUP, self._deliver)
         else:
-            self._wires.detach_right()
+            self._wires.detach_right(self._connection)
             self._watch.set(self._right, select.POLLIN, self._await_farewell)
             self._say_no_more()
 
@@ -152,7 +156,7 @@ class Dialer:
 
     def _lose(self) -> None:
         assert self._right is not None
-        self._wires.detach_right()
+        self._wires.detach_right(self._connection)
         self._watch.close(self._right)
         self._right = None
         self.lost_at = self.reached_at = self._dial_at = time.monotonic()

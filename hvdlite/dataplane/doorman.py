@@ -1,4 +1,4 @@
-"""Lets the left neighbour of a ring in, the first time and after each end of its connection."""
+"""Lets the left neighbour of a ring in, the first time and after each end of one of its connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from hvdlite.dataplane.handshake import Callee, Refused
+from hvdlite.dataplane.handshake import Callee, Disagrees, Refused
 from hvdlite.dataplane.streams import prepare
 from hvdlite.dataplane.talk import Talk
 from hvdlite.dataplane.watch import Watch
@@ -23,12 +23,12 @@ _PAUSE_S: Final = 0.1
 
 
 class Doorman:
-    """Anybody may connect to ``listener``; whoever proves to be the left neighbour becomes the left connection.
+    """Anybody may connect to ``listener``; whoever proves to be the left neighbour becomes a left connection.
 
     Strangers get a few seconds, and the oldest of many leaves when another one comes. Of one thread only.
 
-    ``is_cut_off``: the left connection broke or was given up, so the neighbour may not have the last acknowledgements,
-    and will call.
+    ``admitted`` counts the left connections by their number, ``refused`` the strangers; ``trouble`` is what was wrong
+    with the neighbour, if it came.
     """
 
     def __init__(self, watch: Watch, wires: Wires, listener: socket.socket, new_callee: Callable[[], Callee]) -> None:
@@ -37,11 +37,17 @@ class Doorman:
         self._listener = listener
         self._new_callee = new_callee
         self._guests: list[Talk[Callee]] = []  # the oldest first
-        self._left: socket.socket | None = None
+        self._left: dict[int, socket.socket] = {}
+        self._cut_off: set[int] = set()
         self._listen_at = 0.0  # infinite while the listener is watched
-        self.is_cut_off = False
-        self.admitted = 0
+        self.admitted = [0] * wires.connections
         self.refused = 0
+        self.trouble = ""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """A connection broke or was given up: the neighbour may not have the last acknowledgements, and will call."""
+        return bool(self._cut_off)
 
     @property
     def due(self) -> float:
@@ -56,12 +62,12 @@ class Doorman:
             self._listen_at = float("inf")
 
     def close(self) -> None:
-        """Ends all connections. The native ring has to be done with the left one."""
+        """Ends all connections. The native ring has to be done with the left ones."""
         for talk in self._guests:
             self._watch.close(talk.link)
-        if self._left is not None:
-            self._wires.detach_left()
-            self._watch.close(self._left)
+        for connection, link in self._left.items():
+            self._wires.detach_left(connection)
+            self._watch.close(link)
         self._watch.close(self._listener)
 
     def _accept(self, _: int) -> None:
@@ -85,36 +91,38 @@ class Doorman:
         try:
             if talk.go_on():
                 self._admit(talk)
-        except (Refused, OSError):
+        except (Refused, OSError) as error:
+            self.trouble = str(error) if isinstance(error, Disagrees) else self.trouble
             self._dismiss(talk)
 
     def _admit(self, talk: Talk[Callee]) -> None:
         # Nothing more may be received over the old connection once the number has been told. The neighbour has given it
         # up before it called, so if this call fails now, there is none until the next one.
-        received = self._wires.detach_left()
-        if self._left is not None:
-            self._watch.close(self._left)
-            self._left = None
-            self.is_cut_off = True
+        connection = talk.party.connection
+        received = self._wires.detach_left(connection)
+        if connection in self._left:
+            self._watch.close(self._left.pop(connection))
+            self._cut_off.add(connection)
         talk.say(talk.party.welcome(received))
-        if not self._wires.attach_left(talk.link.fileno(), talk.party.keys):
+        if not self._wires.attach_left(connection, talk.link.fileno(), talk.party.keys):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         self._guests.remove(talk)
-        self._left = talk.link
-        self._watch.set(talk.link, select.POLLRDHUP, self._neighbour_is_done)
-        self.is_cut_off = False
-        self.admitted += 1
+        self._left[connection] = talk.link
+        self._watch.set(talk.link, select.POLLRDHUP, lambda events: self._neighbour_is_done(connection, events))
+        self._cut_off.discard(connection)
+        self.admitted[connection] += 1
 
-    def _neighbour_is_done(self, events: int) -> None:
+    def _neighbour_is_done(self, connection: int, events: int) -> None:
         """The neighbour sends nothing more over this connection; what it sent may still be waiting to be received.
 
         It has all been delivered to this host, and the neighbour gets to know that.
         """
-        assert self._left is not None
-        self._watch.let_go(self._left)
-        self.is_cut_off = bool(events & (select.POLLERR | select.POLLHUP))
+        link = self._left[connection]
+        self._watch.let_go(link)
+        if events & (select.POLLERR | select.POLLHUP):
+            self._cut_off.add(connection)
         with suppress(OSError):  # it may have ended in both directions
-            self._left.shutdown(socket.SHUT_WR)
+            link.shutdown(socket.SHUT_WR)
 
     def _dismiss(self, talk: Talk[Callee]) -> None:
         self._guests.remove(talk)

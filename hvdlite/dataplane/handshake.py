@@ -3,14 +3,16 @@
 The *caller* has connected to an address that was published for the *callee*; neither believes the other yet.
 Both know the secret of the job. Four messages of fixed sizes::
 
-    caller -> callee   HELLO      session, rank of the caller, rank of the callee, nonce of the caller
+    caller -> callee   HELLO      session, rank of the caller, rank of the callee, number of the connection,
+                                  how many there are, nonce of the caller
     caller <- callee   CHALLENGE  nonce of the callee, proof of the callee
     caller -> callee   PROOF      proof of the caller
-    caller <- callee   WELCOME    how many frames the callee has received, and a proof of that
+    caller <- callee   WELCOME    how many frames the callee has received over this connection and those before it,
+                                  and a proof of that
 
 A proof is HMAC-SHA256 under the job's secret over what is proved, the HELLO, and both nonces: it is worth nothing to
-another session, for other ranks, in the other direction, or a second time. The callee lets go of an older connection
-between PROOF and WELCOME, so the number that it tells is final. From the same secret and nonces both derive the
+another session, for other ranks, in the other direction, or a second time. Between PROOF and WELCOME the callee lets go
+of an older connection of the same number, so what it tells is final. From the same secret and nonces both derive the
 ``keys`` of this one connection: 16 bytes for its frames and 16 for their acknowledgements.
 
 The two classes are state machines: messages in, messages out; sockets and clocks are their user's.
@@ -23,10 +25,10 @@ import secrets
 import struct
 from typing import Final
 
-_HELLO: Final = struct.Struct("<8sQII32s")
+_HELLO: Final = struct.Struct("<8sQIIHH32s")
 _CHALLENGE: Final = struct.Struct("<32s32s")
 _WELCOME: Final = struct.Struct("<Q32s")
-_MAGIC: Final = b"hvdRing2"
+_MAGIC: Final = b"hvdRing3"
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 
@@ -35,23 +37,30 @@ class Refused(Exception):
     """The other side did not prove that it belongs here."""
 
 
+class Disagrees(Refused):
+    """The other side belongs here, but was told something else."""
+
+
 def session_key(secret: bytes, session: int) -> int:
     """A number of 64 bits that stands for the session in every frame and that only ranks of the job can know."""
     return int.from_bytes(_hmac(secret, b"session", struct.pack("<Q", session))[:8], "little")
 
 
 class Caller:
-    """One connection of rank ``rank`` to where rank ``to`` should be.
+    """Connection ``connection`` of ``connections`` of rank ``rank`` to where rank ``to`` should be.
 
     ``awaits``: bytes of the message that has to come next, 0 when none has to; then ``received`` says how many frames
     the callee has, and there are ``keys``.
     """
 
-    def __init__(self, secret: bytes, session: int, rank: int, to: int) -> None:
+    def __init__(
+        self, secret: bytes, session: int, rank: int, to: int, connection: int = 0, connections: int = 1
+    ) -> None:
         self._secret = secret
         self._to = to
         self._transcript = b""
-        self.hello = _HELLO.pack(_MAGIC, session, rank, to, secrets.token_bytes(_NONCE_BYTES))
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self.hello = _HELLO.pack(_MAGIC, session, rank, to, connection, connections, nonce)
         self.awaits = _CHALLENGE.size
         self.received = 0
 
@@ -79,24 +88,32 @@ class Caller:
 
 
 class Callee:
-    """One connection of anybody to rank ``rank``, which waits for rank ``caller``.
+    """One connection of anybody to rank ``rank``, which waits for rank ``caller`` to make ``connections``.
 
-    ``awaits``: bytes of the message that has to come next, 0 when the caller has proved who it is; then there are
-    ``keys``.
+    ``awaits``: bytes of the message that has to come next, 0 when the caller has proved who it is; then
+    ``connection`` is the number of this one, and there are ``keys``.
     """
 
-    def __init__(self, secret: bytes, session: int, rank: int, caller: int) -> None:
+    def __init__(self, secret: bytes, session: int, rank: int, caller: int, connections: int = 1) -> None:
         self._secret = secret
         self._expected = (_MAGIC, session, caller, rank)
+        self._connections = connections
+        self._announced = 0
         self._transcript = b""
+        self.connection = 0
         self.awaits = _HELLO.size
 
     def take(self, message: bytes) -> bytes:
-        """The answer to a message of ``awaits`` bytes, empty to a valid proof. Raises Refused for any other message."""
+        """The answer to a message of ``awaits`` bytes, empty to a valid proof. Raises Refused for any other message.
+
+        Disagrees: the caller has proved who it is, but makes another number of connections.
+        """
         if not self._transcript:
             return self._challenge(message)
         if not hmac.compare_digest(message, _hmac(self._secret, b"caller", self._transcript)):
             raise Refused("the caller does not have the secret of this job")
+        if self._announced != self._connections or self.connection >= self._connections:
+            raise Disagrees(f"it makes {self._announced} connections instead of {self._connections}")
         self.awaits = 0
         return b""
 
@@ -109,7 +126,8 @@ class Callee:
         return _hmac(self._secret, b"keys", self._transcript)
 
     def _challenge(self, hello: bytes) -> bytes:
-        if _HELLO.unpack(hello)[:4] != self._expected:
+        *who, self.connection, self._announced, _ = _HELLO.unpack(hello)
+        if tuple(who) != self._expected:
             raise Refused("the caller is not the neighbour that is expected")
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._transcript = hello + nonce

@@ -1,9 +1,9 @@
 """Keeps a rank of a ring connected to its neighbours, beside whatever the rank does.
 
 A thread sleeps until a connection comes or ends; frames never wake it. It lets the left neighbour in (`doorman`), dials
-the right one (`dialer`), and hands the connections to the native ring, which goes on with the first frame that the
-receiver does not have. So a rank that computes, or that has finished its part of a collective, still sends again what a
-broken connection has lost.
+the right one (`dialer`, one for each connection), and hands the connections to the native ring, which goes on with the
+first frame that the receiver does not have. So a rank that computes, or that has finished its part of a collective,
+still sends again what a broken connection has lost.
 
 Only the caller of a connection makes it anew, as soon as its own end shows that it has ended: a rank to which a damaged
 frame came shuts the connection down, and both ends see that.
@@ -31,19 +31,20 @@ _NEVER: Final = float("inf")
 
 
 class Neighbours(NamedTuple):
-    """Who is beside whom, by the numbers that messages call them, and what proves it."""
+    """Who is beside whom, by the numbers that messages call them, over how many connections, and what proves it."""
 
     secret: bytes
     session: int
     left: int
     rank: int
     right: int
+    connections: int
 
     def new_callee(self) -> Callee:
-        return Callee(self.secret, self.session, self.rank, self.left)
+        return Callee(self.secret, self.session, self.rank, self.left, self.connections)
 
-    def new_caller(self) -> Caller:
-        return Caller(self.secret, self.session, self.rank, self.right)
+    def new_caller(self, connection: int) -> Caller:
+        return Caller(self.secret, self.session, self.rank, self.right, connection, self.connections)
 
 
 class Keeper:
@@ -72,7 +73,10 @@ class Keeper:
         self._on_failure = on_failure
         self._watch = Watch()
         self._doorman = Doorman(self._watch, wires, listener, neighbours.new_callee)
-        self._dialer = Dialer(self._watch, wires, right_name, neighbours.new_caller)
+        self._dialers = [
+            Dialer(self._watch, wires, connection, right_name, neighbours.new_caller)
+            for connection in range(neighbours.connections)
+        ]
         self._changed = threading.Condition()  # notified after every turn of the thread
         self._close_by = _NEVER  # set once
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -84,7 +88,8 @@ class Keeper:
     @property
     def resumed(self) -> int:
         """How many connections have taken the place of one that ended, on either side."""
-        return max(0, self._dialer.connected - 1) + max(0, self._doorman.admitted - 1)
+        made = (*(dialer.connected for dialer in self._dialers), *self._doorman.admitted)
+        return sum(max(0, times - 1) for times in made)
 
     @property
     def corrupt(self) -> int:
@@ -92,18 +97,25 @@ class Keeper:
         return self._wires.corrupt
 
     def wait_until_connected(self, deadline: float) -> None:
-        """Returns once both neighbours are connected. Raises HorovodInternalError naming who is not at ``deadline``."""
+        """Returns once all connections are made. Raises HorovodInternalError naming who is missing at ``deadline``."""
         with self._changed:
             self._changed.wait_for(self._is_complete_or_closing, max(0.0, deadline - time.monotonic()))
-        left, right, refused = self._neighbours.left, self._neighbours.right, self._doorman.refused
-        if self._dialer.connected == 0:
+        left, right, doorman = self._neighbours.left, self._neighbours.right, self._doorman
+        if doorman.trouble:
             raise HorovodInternalError(
-                f"its right neighbour, rank {right} at {self._right_name}, cannot be reached: {self._dialer.trouble}; "
+                f"its left neighbour, rank {left}, disagrees with it: {doorman.trouble}; "
+                "HVDLITE_RING_CONNECTIONS must be the same on all ranks"
+            )
+        if missing := next((dialer for dialer in self._dialers if not dialer.connected), None):
+            raise HorovodInternalError(
+                f"its right neighbour, rank {right} at {self._right_name}, cannot be reached: {missing.trouble}; "
                 "see that rank's own output for the reason"
             )
-        if self._doorman.admitted == 0:
-            strangers = f"; {refused} connections that are not of this job were refused" if refused else ""
-            raise HorovodInternalError(f"its left neighbour, rank {left}, did not connect in time{strangers}")
+        if not all(doorman.admitted):
+            strangers = f"; {doorman.refused} connections that are not of this job were refused"
+            raise HorovodInternalError(
+                f"its left neighbour, rank {left}, did not connect in time{strangers if doorman.refused else ''}"
+            )
 
     def stop(self, linger_s: float = 0.0) -> None:
         """Lets the thread end: with ``linger_s`` as soon as the right neighbour's host has all that was sent."""
@@ -119,12 +131,13 @@ class Keeper:
             self._thread.join()
 
     def _is_complete_or_closing(self) -> bool:
-        return (self._dialer.connected > 0 and self._doorman.admitted > 0) or self._close_by < _NEVER
+        is_complete = all(dialer.connected for dialer in self._dialers) and all(self._doorman.admitted)
+        return is_complete or bool(self._doorman.trouble) or self._close_by < _NEVER
 
     @property
     def _has_delivered(self) -> bool:
         """Whether both neighbours have what they need of this rank, which closes."""
-        return self._dialer.is_finished and not self._doorman.is_cut_off
+        return all(dialer.is_finished for dialer in self._dialers) and not self._doorman.is_cut_off
 
     def _run(self) -> None:
         try:
@@ -133,7 +146,8 @@ class Keeper:
             if self._close_by == _NEVER:  # an error that nobody thought of, which the thread's end prints
                 rank = self._neighbours.rank
                 self._on_failure(HorovodInternalError(f"the keeper of the ring on rank {rank} failed; see its output"))
-            self._dialer.close()
+            for dialer in self._dialers:
+                dialer.close()
             self._doorman.close()
             with self._changed:
                 wake, self._wake = self._wake, -1
@@ -147,20 +161,23 @@ class Keeper:
         while not self._has_delivered and time.monotonic() < self._close_by:
             if self._close_by < _NEVER and not is_finishing:
                 is_finishing = True
-                self._dialer.finish()
+                for dialer in self._dialers:
+                    dialer.finish()
             now = time.monotonic()
             self._doorman.tick(now)
-            self._dialer.tick(now)
-            self._watch.sleep(min(self._doorman.due, self._dialer.due, self._close_by))
+            for dialer in self._dialers:
+                dialer.tick(now)
+            self._watch.sleep(min(self._doorman.due, self._close_by, *(dialer.due for dialer in self._dialers)))
             self._report()
             with self._changed:
                 self._changed.notify_all()
-            self._check_patience()
+            for dialer in self._dialers:
+                self._check_patience(dialer)
 
-    def _check_patience(self) -> None:
-        dialer, right = self._dialer, self._neighbours.right
+    def _check_patience(self, dialer: Dialer) -> None:
         if not dialer.connected or dialer.is_connected:
             return
+        right = self._neighbours.right
         now = time.monotonic()
         if now > min(dialer.lost_at + self._patience_s, dialer.reached_at + self._unreachable_s):
             self._on_failure(

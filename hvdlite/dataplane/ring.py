@@ -1,9 +1,10 @@
 """The plane of ranks that share no memory: a ring of stream sockets, driven by native code.
 
-Each rank listens for its left neighbour, from which it receives, and dials its right one, to which it sends. A `Keeper`
-makes these connections, lets the neighbours authenticate each other, and makes them again whenever one ends;
-``native/ring`` alone reads and writes them, and loses nothing in between. Connections are TCP if the plane got an
-address, with a checksum for each frame, and else Unix sockets, for ranks of one host.
+Each rank listens for its left neighbour, from which it receives, and dials its right one, to which it sends: over one
+connection each, or over several that share the frames. A `Keeper` makes the connections, lets the neighbours
+authenticate each other, and makes them again whenever one ends; ``native/ring`` alone reads and writes them, and loses
+nothing in between. Connections are TCP if the plane got an address, with a checksum for each frame, and else Unix
+sockets, for ranks of one host.
 
 The first failure is final: it ends the connections, and every later call raises the same error.
 """
@@ -49,8 +50,9 @@ class RingPlane(DataPlane):
     """One rank of a ring. Usable after `connect`.
 
     `address` is what the left neighbour has to connect to. All ranks give the same ``job_secret``, ``session``,
-    ``chunk_bytes``, ``window`` and ``encrypt``, and all of them an ``address`` or none. ``address`` is an IP address of
-    this host on which to listen, at one of ``ports`` (None: any port); without it only ranks of this host can connect.
+    ``chunk_bytes``, ``window``, ``connections`` (how many to each neighbour, 16 at most) and ``encrypt``, and all of
+    them an ``address`` or none. ``address`` is an IP address of this host on which to listen, at one of ``ports``
+    (None: any port); without it only ranks of this host can connect.
     The ring fails if a neighbour's host that was connected cannot be reached for ``unreachable_s``.
     ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group. Raises
     HorovodInternalError if the rank cannot listen there.
@@ -67,6 +69,7 @@ class RingPlane(DataPlane):
         *,
         chunk_bytes: int,
         window: int,
+        connections: int = 1,
         progress_timeout_s: float,
         unreachable_s: float = 5.0,
         address: str | None = None,
@@ -79,7 +82,7 @@ class RingPlane(DataPlane):
         self.rank = rank
         self.size = size
         left, own, right = ((called or range(size))[number % size] for number in (rank - 1, rank, rank + 1))
-        self._neighbours = Neighbours(job_secret, session, left, own, right)
+        self._neighbours = Neighbours(job_secret, session, left, own, right, connections)
         self._progress_timeout_s = progress_timeout_s
         self._unreachable_s = unreachable_s
         self._library = native.library()
@@ -108,7 +111,7 @@ class RingPlane(DataPlane):
         with self._lock:
             if self._error is not None or self._ring is None:
                 raise self._error or HorovodInternalError("connect on a ring that is closed")
-            wires = Wires(self._ring)
+            wires = Wires(self._ring, self._neighbours.connections)
             self._keeper = keeper = Keeper(
                 self._neighbours,
                 wires,
@@ -187,6 +190,7 @@ class RingPlane(DataPlane):
             session,
             chunk_bytes,
             window,
+            self._neighbours.connections,
             has_checksums,
             _path_of_libcrypto() if encrypt else None,
             int(self._progress_timeout_s * 1e9),

@@ -11,31 +11,33 @@ from hvdlite import native
 class Wires:
     """Hands connections to a native ring; any thread may call, also while a collective runs. See ``hvdlite.h``.
 
+    ``connection`` is the number of one, below ``connections``, which is how many there are to each neighbour.
     Descriptors stay their owner's, who may close one after it was detached or another took its place.
     """
 
-    def __init__(self, ring: ctypes.c_void_p) -> None:
+    def __init__(self, ring: ctypes.c_void_p, connections: int) -> None:
         self._ring = ring
+        self.connections = connections
         self._library: Any = native.library()
 
-    def detach_left(self) -> int:
-        """Nothing more is read from the left connection. How many frames have been received."""
-        return int(self._library.hvd_ring_detach_left(self._ring))
+    def detach_left(self, connection: int) -> int:
+        """Nothing more is read from this left connection. How many frames have come over it and those before it."""
+        return int(self._library.hvd_ring_detach_left(self._ring, connection))
 
-    def attach_left(self, fd: int, keys: bytes) -> bool:
+    def attach_left(self, connection: int, fd: int, keys: bytes) -> bool:
         """``keys`` (32 bytes) encrypt the connection if the ring encrypts. False if there is no memory for that."""
-        return int(self._library.hvd_ring_attach_left(self._ring, fd, keys)) == native.OK
+        return int(self._library.hvd_ring_attach_left(self._ring, connection, fd, keys)) == native.OK
 
-    def detach_right(self) -> None:
-        self._library.hvd_ring_detach_right(self._ring)
+    def detach_right(self, connection: int) -> None:
+        self._library.hvd_ring_detach_right(self._ring, connection)
 
-    def attach_right(self, fd: int, received: int, keys: bytes) -> bool:
+    def attach_right(self, connection: int, fd: int, received: int, keys: bytes) -> bool:
         """As `attach_left`. ``received``: how many frames the neighbour has. False also if that cannot be."""
-        return int(self._library.hvd_ring_attach_right(self._ring, fd, received, keys)) == native.OK
+        return int(self._library.hvd_ring_attach_right(self._ring, connection, fd, received, keys)) == native.OK
 
-    def flush(self) -> bool:
-        """Between collectives: writes what the right connection takes. True if more is left for when it takes more."""
-        return bool(self._library.hvd_ring_flush(self._ring))
+    def flush(self, connection: int) -> bool:
+        """Between collectives: writes what this right connection takes. True if more is left for when it takes more."""
+        return bool(self._library.hvd_ring_flush(self._ring, connection))
 
     @property
     def corrupt(self) -> int:

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 4 };
+enum { HVD_ABI_VERSION = 5 };
 
 typedef int32_t hvd_status;
 enum {
@@ -168,27 +168,30 @@ typedef struct {
 
 // `session` is checked in every frame; `has_checksums`: so is a checksum of the payload. `crypto`: null, or the path of
 // a shared object that is or links to OpenSSL's libcrypto, with which everything is encrypted and authenticated;
-// HVD_SYSTEM with ELIBACC if it is not.
+// HVD_SYSTEM with ELIBACC if it is not. `connections`: how many there are to each neighbour, from 1 to 16.
 HVD_API hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t chunk_bytes, int32_t window,
-                                 int32_t has_checksums, const char* crypto, int64_t progress_timeout_ns,
-                                 hvd_ring** out);
+                                 int32_t connections, int32_t has_checksums, const char* crypto,
+                                 int64_t progress_timeout_ns, hvd_ring** out);
 
-// Connections: the left one comes from rank - 1, the right one leads to rank + 1. They may be taken away and replaced
-// by any thread at any time, also while a collective runs, which then waits for the next one. Descriptors remain the
-// caller's: one may be closed once it was detached or replaced. A connection that ended or carried a damaged frame is
-// shut down. `keys` are not read unless the ring encrypts, and copied.
+// Connections: the left ones come from rank - 1, the right ones lead to rank + 1. `connection`, from 0 to one less than
+// there are, is the same number at both ends. They may be taken away and replaced by any thread at any time, also while
+// a collective runs, which then waits for the next one. Descriptors remain the caller's: one may be closed once it was
+// detached or replaced. A connection that ended or carried a damaged frame is shut down. `keys` are not read unless the
+// ring encrypts, and copied.
 
-// Returns how many frames have been received. A new left connection may be attached once its other end knows that.
-HVD_API uint64_t hvd_ring_detach_left(hvd_ring* ring);
-HVD_API hvd_status hvd_ring_attach_left(hvd_ring* ring, int32_t fd, const hvd_ring_keys* keys);
+// Returns how many frames have come over connections of this number. A new left connection may be attached once its
+// other end knows that.
+HVD_API uint64_t hvd_ring_detach_left(hvd_ring* ring, int32_t connection);
+HVD_API hvd_status hvd_ring_attach_left(hvd_ring* ring, int32_t connection, int32_t fd, const hvd_ring_keys* keys);
 
 // `received`: what hvd_ring_detach_left returned over there. HVD_CORRUPT if that cannot be.
-HVD_API void hvd_ring_detach_right(hvd_ring* ring);
-HVD_API hvd_status hvd_ring_attach_right(hvd_ring* ring, int32_t fd, uint64_t received, const hvd_ring_keys* keys);
+HVD_API void hvd_ring_detach_right(hvd_ring* ring, int32_t connection);
+HVD_API hvd_status hvd_ring_attach_right(hvd_ring* ring, int32_t connection, int32_t fd, uint64_t received,
+                                         const hvd_ring_keys* keys);
 
 // To call after attaching to the right, and as long as 1 is returned whenever the connection can be written to: sends
 // what is left from a collective that has ended.
-HVD_API int32_t hvd_ring_flush(hvd_ring* ring);
+HVD_API int32_t hvd_ring_flush(hvd_ring* ring, int32_t connection);
 
 // How many damaged frames have come.
 HVD_API uint64_t hvd_ring_corrupt(hvd_ring* ring);

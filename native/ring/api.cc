@@ -22,7 +22,8 @@ using hvd::ring::SpanList;
 constexpr uint64_t kMinChunkBytes = 4096;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;  // a frame's header counts in 32 bits
 constexpr uint64_t kMostAdaptiveBytes = 31 << 20;       // glibc adapts to blocks of up to 32 MiB
-constexpr uint64_t kMaxCellBytes = uint64_t{1} << 47;   // an address space; sums of cells cannot overflow
+constexpr int32_t kMostConnections = hvd::ring::Link::kMostConnections;
+constexpr uint64_t kMaxCellBytes = uint64_t{1} << 47;  // an address space; sums of cells cannot overflow
 
 // A block is allocated for each frame that is received, and glibc gives such blocks back to the kernel when they are
 // freed, so that a third of all pages would be faulted in again for every batch. Having seen a block of this size come
@@ -65,9 +66,11 @@ bool fill_cells(const SpanList& list, const uint64_t* counts, const uint64_t* ce
 }  // namespace
 
 hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t chunk_bytes, int32_t window,
-                         int32_t has_checksums, const char* crypto, int64_t progress_timeout_ns, hvd_ring** out) {
+                         int32_t connections, int32_t has_checksums, const char* crypto, int64_t progress_timeout_ns,
+                         hvd_ring** out) {
   const bool is_valid = size >= 2 && rank >= 0 && rank < size && chunk_bytes >= kMinChunkBytes &&
-                        chunk_bytes <= kMaxChunkBytes && window >= 1 && progress_timeout_ns > 0 && out != nullptr;
+                        chunk_bytes <= kMaxChunkBytes && window >= 1 && connections >= 1 &&
+                        connections <= kMostConnections && progress_timeout_ns > 0 && out != nullptr;
   if (!is_valid) return HVD_INVALID;
   auto handle = std::make_unique<hvd_ring>();
   if (crypto != nullptr && !handle->crypto.load(crypto)) {
@@ -77,8 +80,9 @@ hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t 
   const uint64_t frames = static_cast<uint64_t>(window);
   const std::chrono::nanoseconds timeout(progress_timeout_ns);
   const hvd::ring::Crypto* used = crypto != nullptr ? &handle->crypto : nullptr;
-  handle->ring.reset(
-      new hvd::ring::Ring{rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, timeout, used}});
+  const size_t wires = static_cast<size_t>(connections);
+  handle->ring.reset(new hvd::ring::Ring{
+      rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, timeout, used, wires}});
   keep_memory_of_frames(4 * frames * chunk_bytes);
   const hvd_status status = outcome(handle->ring->link, handle->ring->link.status() == HVD_OK);
   if (status == HVD_OK) *out = handle.release();
@@ -125,19 +129,20 @@ hvd_status hvd_ring_barrier(hvd_ring* ring) { return outcome(ring->ring->link, r
 
 void hvd_ring_abort(hvd_ring* ring) { ring->ring->link.abort(); }
 
-uint64_t hvd_ring_detach_left(hvd_ring* ring) { return ring->ring->link.detach_left(); }
+uint64_t hvd_ring_detach_left(hvd_ring* ring, int32_t connection) { return ring->ring->link.detach_left(connection); }
 
-void hvd_ring_detach_right(hvd_ring* ring) { ring->ring->link.detach_right(); }
+void hvd_ring_detach_right(hvd_ring* ring, int32_t connection) { ring->ring->link.detach_right(connection); }
 
-hvd_status hvd_ring_attach_left(hvd_ring* ring, int32_t fd, const hvd_ring_keys* keys) {
-  return ring->ring->link.attach_left(fd, keys) ? HVD_OK : HVD_SYSTEM;
+hvd_status hvd_ring_attach_left(hvd_ring* ring, int32_t connection, int32_t fd, const hvd_ring_keys* keys) {
+  return ring->ring->link.attach_left(connection, fd, keys) ? HVD_OK : HVD_SYSTEM;
 }
 
-hvd_status hvd_ring_attach_right(hvd_ring* ring, int32_t fd, uint64_t received, const hvd_ring_keys* keys) {
-  return ring->ring->link.attach_right(fd, received, keys) ? HVD_OK : HVD_CORRUPT;
+hvd_status hvd_ring_attach_right(hvd_ring* ring, int32_t connection, int32_t fd, uint64_t received,
+                                 const hvd_ring_keys* keys) {
+  return ring->ring->link.attach_right(connection, fd, received, keys) ? HVD_OK : HVD_CORRUPT;
 }
 
-int32_t hvd_ring_flush(hvd_ring* ring) { return ring->ring->link.flush() ? 1 : 0; }
+int32_t hvd_ring_flush(hvd_ring* ring, int32_t connection) { return ring->ring->link.flush(connection) ? 1 : 0; }
 
 uint64_t hvd_ring_corrupt(hvd_ring* ring) { return ring->ring->link.corrupt(); }
 

@@ -21,15 +21,19 @@ constexpr std::chrono::milliseconds kLookForAnswersEvery{1000};
 
 }  // namespace
 
-// The neighbour acknowledges at least every `window` frames, so one that has received all but `window` frames never
-// keeps this rank from sending.
+// Of `window` frames in a row at most `share` go over the same connection. The neighbour acknowledges at least every
+// `share` frames of each, so one that has received all but `window` frames lacks the acknowledgements of less than
+// twice `share` on any connection, and never keeps this rank from sending.
 Link::Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
-           const Crypto* crypto)
+           const Crypto* crypto, size_t connections)
     : has_checksums_(has_checksums && crypto == nullptr),
       progress_timeout_(progress_timeout),
-      sender_(session, 2 * window, crypto),
-      receiver_(session, window, has_checksums_, crypto),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  const uint64_t share = window / connections + (window % connections != 0);
+  for (size_t i = 0; i < connections; ++i) {
+    senders_.emplace_back(session, 2 * share, crypto);
+    receivers_.emplace_back(session, share, has_checksums_, crypto);
+  }
   if (wake_fd_ < 0) fail(HVD_SYSTEM, errno);
 }
 
@@ -60,26 +64,30 @@ bool Link::receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into) 
 Outcome Link::try_send(Message* payload, uint32_t crc) {
   Lock lock(mutex_);
   if (!enter()) return Outcome::kFailed;
-  if (!sender_.has_room()) sender_.read_acks();
-  if (!sender_.has_room()) return sender_.write(), Outcome::kNotYet;
-  sender_.push(payload, crc);
-  sender_.write();
+  Sender& sender = senders_[outgoing_];
+  if (!sender.has_room()) sender.read_acks();
+  if (!sender.has_room()) return sender.write(), Outcome::kNotYet;
+  sender.push(payload, crc);
+  sender.write();
+  outgoing_ = (outgoing_ + 1) % senders_.size();
   return Outcome::kDone;
 }
 
 Outcome Link::try_receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into) {
   Lock lock(mutex_);
   if (!enter()) return Outcome::kFailed;
-  const Outcome outcome = receiver_.receive(bytes, payload, crc, into);
+  Receiver& receiver = receivers_[incoming_];
+  const Outcome outcome = receiver.receive(bytes, payload, crc, into);
+  if (outcome == Outcome::kDone) incoming_ = (incoming_ + 1) % receivers_.size();
   if (outcome == Outcome::kFailed) fail(HVD_SYSTEM, ENOMEM);
-  if (receiver_.corrupt_in_a_row() < kMostCorruptInARow) return outcome;
+  if (receiver.corrupt_in_a_row() < kMostCorruptInARow) return outcome;
   fail(HVD_CORRUPT);
   return Outcome::kFailed;
 }
 
 bool Link::wait(bool until_readable, bool until_writable) {
   Lock lock(mutex_);
-  return enter() && sleep(until_readable ? POLLIN : 0, until_writable ? POLLIN : 0);
+  return enter() && sleep(until_readable, until_writable);
 }
 
 bool Link::allocate(uint64_t bytes, Message* payload) {
@@ -91,15 +99,22 @@ bool Link::allocate(uint64_t bytes, Message* payload) {
 bool Link::settle() {
   Lock lock(mutex_);
   if (!enter()) return false;
-  receiver_.end_collective();
-  for (;;) {
-    sender_.write();
-    if (sender_.needs_caller_memory()) sender_.read_acks();
-    if (sender_.is_written() && !sender_.needs_caller_memory()) break;
-    if (!sleep(0, POLLIN)) return false;
+  for (Receiver& receiver : receivers_) receiver.end_collective();
+  while (!is_settled()) {
+    if (!sleep(false, true)) return false;
   }
   is_in_collective_ = false;
   return true;
+}
+
+bool Link::is_settled() noexcept {
+  bool is_settled = true;
+  for (Sender& sender : senders_) {
+    sender.write();
+    if (sender.needs_caller_memory()) sender.read_acks();
+    is_settled &= sender.is_written() && !sender.needs_caller_memory();
+  }
+  return is_settled;
 }
 
 hvd_status Link::status() noexcept {
@@ -114,42 +129,44 @@ int Link::error_number() noexcept {
 
 uint64_t Link::corrupt() noexcept {
   Lock lock(mutex_);
-  return receiver_.corrupt();
+  uint64_t corrupt = 0;
+  for (const Receiver& receiver : receivers_) corrupt += receiver.corrupt();
+  return corrupt;
 }
 
-uint64_t Link::detach_left() noexcept {
+uint64_t Link::detach_left(size_t connection) noexcept {
   Lock lock(mutex_);
-  receiver_.detach();
-  return receiver_.received();
+  receivers_[connection].detach();
+  return receivers_[connection].received();
 }
 
-void Link::detach_right() noexcept {
+void Link::detach_right(size_t connection) noexcept {
   Lock lock(mutex_);
-  sender_.read_acks();  // the last ones, which a neighbour that has left cannot tell again
-  sender_.detach();
+  senders_[connection].read_acks();  // the last ones, which a neighbour that has left cannot tell again
+  senders_[connection].detach();
 }
 
-bool Link::attach_left(int fd, const hvd_ring_keys* keys) noexcept {
+bool Link::attach_left(size_t connection, int fd, const hvd_ring_keys* keys) noexcept {
   Lock lock(mutex_);
-  if (!receiver_.attach(fd, keys)) return false;
+  if (!receivers_[connection].attach(fd, keys)) return false;
   wake();
   return true;
 }
 
-bool Link::attach_right(int fd, uint64_t received, const hvd_ring_keys* keys) noexcept {
+bool Link::attach_right(size_t connection, int fd, uint64_t received, const hvd_ring_keys* keys) noexcept {
   Lock lock(mutex_);
-  if (!sender_.attach(fd, received, keys)) return false;
-  sender_.write();
+  if (!senders_[connection].attach(fd, received, keys)) return false;
+  senders_[connection].write();
   wake();
   return true;
 }
 
-bool Link::flush() noexcept {
+bool Link::flush(size_t connection) noexcept {
   Lock lock(mutex_);
   // A collective that runs sees to it itself.
   if (is_in_collective_) return false;
-  sender_.write();
-  return sender_.can_write();
+  senders_[connection].write();
+  return senders_[connection].can_write();
 }
 
 void Link::abort() noexcept {
@@ -181,36 +198,52 @@ bool Link::fail(hvd_status status, int error_number) noexcept {
   if (status_ == HVD_OK) {
     status_ = status;
     error_number_ = error_number;
-    sender_.clear();
+    for (Sender& sender : senders_) sender.clear();
   }
   return false;
 }
 
-// Waits for these events, or whatever else lets frames move. Frames that are still to be written go on meanwhile. The
-// caller holds the mutex, and holds it again afterwards.
-bool Link::sleep(short left_events, short right_events) {
-  if (sender_.can_write()) right_events |= POLLOUT;
-  const uint64_t progress = sender_.progress() + receiver_.received();
+// Grows with every frame that moves on any connection.
+uint64_t Link::progress() const noexcept {
+  uint64_t progress = 0;
+  for (const Sender& sender : senders_) progress += sender.progress();
+  for (const Receiver& receiver : receivers_) progress += receiver.received();
+  return progress;
+}
+
+// Waits until the next frame can be read or acknowledgements have come, if asked for, or whatever else lets frames
+// move. Frames that are still to be written go on meanwhile, over all connections. The caller holds the mutex, and
+// holds it again afterwards.
+bool Link::sleep(bool until_readable, bool until_acknowledged) {
+  const uint64_t moved = progress();
   const Clock::time_point now = Clock::now();
-  if (progress != progress_) time_limit_ = now + progress_timeout_;
-  progress_ = progress;
+  if (moved != progress_) time_limit_ = now + progress_timeout_;
+  progress_ = moved;
   if (now >= time_limit_) return fail(HVD_TIMED_OUT);
   const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time_limit_ - now);
 
   // poll passes over descriptors below zero: connections that are not there, or of no interest.
-  pollfd fds[] = {{wake_fd_, POLLIN, 0},
-                  {left_events != 0 ? receiver_.fd() : -1, left_events, 0},
-                  {right_events != 0 ? sender_.fd() : -1, right_events, 0}};
+  pollfd fds[2 + kMostConnections];
+  fds[0] = {wake_fd_, POLLIN, 0};
+  fds[1] = {until_readable ? receivers_[incoming_].fd() : -1, POLLIN, 0};
+  pollfd* const outgoing = fds + 2;
+  for (size_t i = 0; i < senders_.size(); ++i) {
+    const int events = (until_acknowledged ? POLLIN : 0) | (senders_[i].can_write() ? POLLOUT : 0);
+    outgoing[i] = {events != 0 ? senders_[i].fd() : -1, static_cast<short>(events), 0};
+  }
   mutex_.unlock();
-  const int ready = ::poll(fds, 3, static_cast<int>(std::min(rest, kLookForAnswersEvery).count()) + 1);
+  const int timeout = static_cast<int>(std::min(rest, kLookForAnswersEvery).count()) + 1;
+  const int ready = ::poll(fds, 2 + senders_.size(), timeout);
   const int error = errno;
   mutex_.lock();
   if (ready < 0 && error != EINTR) return fail(HVD_SYSTEM, error);
-  if (ready == 0) sender_.break_if_unanswered();
   uint64_t wakes;
   if (fds[0].revents != 0 && ::read(wake_fd_, &wakes, sizeof wakes) < 0) return fail(HVD_SYSTEM, errno);
-  if (fds[2].revents & (POLLIN | POLLHUP | POLLERR)) sender_.read_acks();
-  if (fds[2].revents & POLLOUT) sender_.write();
+  for (size_t i = 0; i < senders_.size(); ++i) {
+    if (ready == 0) senders_[i].break_if_unanswered();
+    if (outgoing[i].revents & (POLLIN | POLLHUP | POLLERR)) senders_[i].read_acks();
+    if (outgoing[i].revents & POLLOUT) senders_[i].write();
+  }
   return is_usable();
 }
 

@@ -1,6 +1,10 @@
 // The two links of a rank: frames come in from the left neighbour and go out to the right one.
 //
-// A link outlives its connection. Connections are made, authenticated and closed elsewhere, and handed in here, before
+// There may be several connections to each neighbour. Frame i of a link goes over connection i modulo their number, and
+// is expected there: both ends count alike, so nothing is negotiated. Each connection numbers its own frames, and has
+// its own acknowledgements and keys; the end of one is no matter of the others.
+//
+// A link outlives its connections. Connections are made, authenticated and closed elsewhere, and handed in here, before
 // the first collective and whenever one has ended; a new one goes on with the first frame that the receiver does not
 // have. Nothing is lost or doubled, because a receiver lets go of the old connection before it tells how many frames it
 // has. Without a connection a link looks like a slow one: a lost rank shows as an abort (whoever watches the ranks
@@ -25,7 +29,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 
 #include "hvdlite.h"
@@ -37,10 +43,13 @@ namespace hvd::ring {
 
 class Link {
  public:
+  static constexpr size_t kMostConnections = 16;
+
   // `window`: frames that a rank may be ahead of its neighbour, who need not have received any of them.
   // `crypto`: what encrypts every frame, which then needs no checksum; null for none. It has to outlive the link.
+  // `connections`: how many there are to each neighbour, at most kMostConnections.
   Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
-       const Crypto* crypto = nullptr);
+       const Crypto* crypto = nullptr, size_t connections = 1);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -75,17 +84,18 @@ class Link {
   int error_number() noexcept;
   uint64_t corrupt() noexcept;
 
-  // Take away a connection: nothing is read from it or written to it any more. How many frames have been received.
-  uint64_t detach_left() noexcept;
-  void detach_right() noexcept;
+  // Take away a connection: nothing is read from it or written to it any more. How many frames have come over this one
+  // and those before it.
+  uint64_t detach_left(size_t connection) noexcept;
+  void detach_right(size_t connection) noexcept;
 
-  // Hand in a connection, with its keys if frames are encrypted. `received`: how many frames the right neighbour has.
-  // False if it cannot have so many, or there is no memory.
-  bool attach_left(int fd, const hvd_ring_keys* keys = nullptr) noexcept;
-  bool attach_right(int fd, uint64_t received, const hvd_ring_keys* keys = nullptr) noexcept;
+  // Hand in a connection, with its keys if frames are encrypted. `received`: what detach_left returned over there.
+  // False if that cannot be, or there is no memory.
+  bool attach_left(size_t connection, int fd, const hvd_ring_keys* keys = nullptr) noexcept;
+  bool attach_right(size_t connection, int fd, uint64_t received, const hvd_ring_keys* keys = nullptr) noexcept;
 
   // Between collectives: writes what is still to be sent, as far as the connection takes it. True if more remains.
-  bool flush() noexcept;
+  bool flush(size_t connection) noexcept;
 
   void abort() noexcept;
 
@@ -95,15 +105,19 @@ class Link {
   bool enter() noexcept;
   bool is_usable() noexcept;
   bool fail(hvd_status status, int error_number = 0) noexcept;
-  bool sleep(short left_events, short right_events);
+  bool is_settled() noexcept;
+  bool sleep(bool until_readable, bool until_acknowledged);
   void wake() noexcept;
+  uint64_t progress() const noexcept;
 
   const bool has_checksums_;
   const std::chrono::nanoseconds progress_timeout_;
 
   std::mutex mutex_;  // guards all below but aborted_; never held while a thread sleeps
-  Sender sender_;
-  Receiver receiver_;
+  std::deque<Sender> senders_;
+  std::deque<Receiver> receivers_;
+  size_t outgoing_ = 0;  // the connection over which the next frame goes
+  size_t incoming_ = 0;  // the one over which the next frame comes
   bool is_in_collective_ = false;
   uint64_t progress_ = 0;  // what had been sent and received when the time limit was set
   std::chrono::steady_clock::time_point time_limit_;

@@ -1,4 +1,4 @@
-// The connection from the left neighbour: frames come in, acknowledgements go back.
+// A connection from the left neighbour: frames come in, acknowledgements go back.
 //
 // A frame that is not exactly the next one, or whose payload does not have its checksum or tag, is never used: the
 // connection is shut down, and its successor begins with that very frame.
@@ -41,7 +41,7 @@ class Receiver {
   bool attach(int fd, const hvd_ring_keys* keys) noexcept;
   void detach() noexcept { fd_ = -1; }
 
-  // How many frames have been received over all connections.
+  // How many frames have been received over this connection and those before it.
   uint64_t received() const noexcept { return received_; }
 
   // Receives the next frame, which must have a payload of `bytes`, and its checksum; in memory of its own if `into` is

@@ -1,4 +1,4 @@
-// The connection to the right neighbour: frames go out, acknowledgements come back.
+// A connection to the right neighbour: frames go out, acknowledgements come back.
 //
 // A frame is kept until it is acknowledged, since a connection may end with frames in it that nobody has read. Its
 // successor begins with the first frame that the neighbour says it has not received. Frames whose payload lies in the

@@ -62,8 +62,8 @@ void check_allgather(Ring& ring, const std::vector<uint64_t>& lengths) {
   }
 }
 
-void test_collectives(int32_t size, uint64_t window) {
-  Ranks ranks(size, window);
+void test_collectives(int32_t size, uint64_t window, size_t connections) {
+  Ranks ranks(size, window, kChunkBytes, connections);
   ranks.run([size](Ring& ring) {
     for (uint64_t count : {0, 1, 63, 64, 65, 1000, 5000, 100003}) check_allreduce(ring, count);
     std::vector<uint64_t> lengths(size);
@@ -93,7 +93,8 @@ void test_nobody_leaves_a_barrier_before_all_have_entered() {
 
 int main() {
   for (int32_t size = 2; size <= 5; ++size) {
-    for (uint64_t window : {1, 3}) test_collectives(size, window);
+    for (uint64_t window : {1, 3}) test_collectives(size, window, 1);
+    test_collectives(size, 8, 3);
   }
   Ranks(3).run([](Ring& ring) {
     for (uint64_t count : {1, 100, 10000}) check_partial_results(ring, count);

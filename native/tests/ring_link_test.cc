@@ -3,92 +3,19 @@
 
 #include <poll.h>
 
-#include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
 
 #include "kernels/crc32c.h"
 #include "tests/check.h"
-#include "tests/ring_ranks.h"
+#include "tests/ring_neighbours.h"
 
 namespace {
 
 using namespace hvd::ring;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-constexpr uint64_t kSession = 0x1122334455667788;
-constexpr uint64_t kWindow = 4;
-const std::string kPayload = "sixteen bytes...";
-
-// The bytes of frame `sequence`, as a good neighbour sends them.
-std::string frame(uint64_t sequence, const std::string& payload = kPayload, uint64_t session = kSession) {
-  const uint32_t crc = hvd::crc32c(0, payload.data(), payload.size());
-  const FrameHeader header = seal(Kind::kData, session, sequence, static_cast<uint32_t>(payload.size()), crc);
-  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
-}
-
-// A link whose neighbours are played by the test.
-struct Neighbours {
-  explicit Neighbours(milliseconds timeout = seconds(5), bool has_checksums = true)
-      : link(kSession, kWindow, has_checksums, timeout) {
-    link.attach_left(left.ends[0]);
-    CHECK(link.attach_right(right.ends[0], 0));
-  }
-
-  void come(const std::string& bytes) {
-    CHECK(send(left.ends[1], bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
-  }
-
-  // What the right neighbour has got.
-  std::string went() {
-    std::string bytes(1 << 20, 0);
-    const ssize_t n = recv(right.ends[1], bytes.data(), bytes.size(), MSG_DONTWAIT);
-    bytes.resize(n > 0 ? n : 0);
-    return bytes;
-  }
-
-  void acknowledge(uint64_t received) {
-    const FrameHeader ack = seal(Kind::kAck, kSession, received, 0, 0);
-    CHECK(send(right.ends[1], &ack, sizeof ack, 0) == sizeof ack);
-  }
-
-  bool receive(uint64_t bytes, std::string* got = nullptr) {
-    Message payload;
-    uint32_t crc;
-    const bool done = link.receive(bytes, &payload, &crc);
-    if (done && got != nullptr) got->assign(payload.data(), payload.size());
-    return done;
-  }
-
-  void give(const std::string& bytes) {
-    Message payload;
-    CHECK(link.allocate(bytes.size(), &payload));
-    std::memcpy(payload.data(), bytes.data(), bytes.size());
-    CHECK(link.send(&payload, link.checksum(payload)));
-  }
-
-  void lend(std::string* bytes) {
-    Message payload;
-    payload.borrow(bytes->data(), bytes->size());
-    CHECK(link.send(&payload, link.checksum(payload)));
-  }
-
-  bool left_is_cut() {
-    pollfd end = {left.ends[1], POLLRDHUP, 0};
-    return poll(&end, 1, 0) == 1;
-  }
-
-  void come_anew(SocketPair* wire, uint64_t expected) {
-    CHECK(link.detach_left() == expected);
-    link.attach_left(wire->ends[0]);
-    std::swap(left.ends, wire->ends);
-  }
-
-  SocketPair left, right;
-  Link link;
-};
 
 void test_good_frames_arrive_in_order_whole_or_in_pieces() {
   Neighbours neighbours;
@@ -205,12 +132,12 @@ void test_a_new_connection_goes_on_where_the_neighbour_is() {
     }
     neighbours.went();
     SocketPair wire;
-    CHECK(neighbours.link.attach_right(wire.ends[0], received));
-    std::swap(neighbours.right.ends, wire.ends);
+    CHECK(neighbours.link.attach_right(0, wire.ends[0], received));
+    std::swap(neighbours.right[0].ends, wire.ends);
     CHECK(neighbours.went() == expected);
     SocketPair impossible;
-    CHECK(!neighbours.link.attach_right(impossible.ends[0], 4));
-    CHECK(received == 0 || !neighbours.link.attach_right(impossible.ends[0], received - 1));
+    CHECK(!neighbours.link.attach_right(0, impossible.ends[0], 4));
+    CHECK(received == 0 || !neighbours.link.attach_right(0, impossible.ends[0], received - 1));
   }
 }
 
@@ -229,10 +156,10 @@ void test_what_a_finished_collective_sent_is_sent_again_without_another_one() {
   CHECK(neighbours.link.settle());
   reader.join();
   SocketPair wire;
-  CHECK(neighbours.link.attach_right(wire.ends[0], 0));
-  std::swap(neighbours.right.ends, wire.ends);
+  CHECK(neighbours.link.attach_right(0, wire.ends[0], 0));
+  std::swap(neighbours.right[0].ends, wire.ends);
   std::string got;
-  while (neighbours.link.flush()) got += neighbours.went();
+  while (neighbours.link.flush(0)) got += neighbours.went();
   CHECK(got + neighbours.went() == all);
 }
 
@@ -252,11 +179,11 @@ void test_an_acknowledgement_of_what_was_never_sent_cuts_the_connection() {
   neighbours.lend(&memory);
   neighbours.acknowledge(2);
   std::thread neighbour([&] {
-    pollfd end = {neighbours.right.ends[1], POLLRDHUP, 0};
+    pollfd end = {neighbours.right[0].ends[1], POLLRDHUP, 0};
     CHECK(poll(&end, 1, 5000) == 1);
     SocketPair wire;
-    CHECK(neighbours.link.attach_right(wire.ends[0], 1));
-    std::swap(neighbours.right.ends, wire.ends);
+    CHECK(neighbours.link.attach_right(0, wire.ends[0], 1));
+    std::swap(neighbours.right[0].ends, wire.ends);
   });
   CHECK(neighbours.link.settle());
   neighbour.join();
@@ -266,7 +193,7 @@ void test_frames_are_acknowledged_now_and_then_and_lent_ones_at_the_end() {
   Neighbours neighbours;
   const auto acknowledged = [&]() -> uint64_t {
     FrameHeader ack;
-    if (recv(neighbours.left.ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
+    if (recv(neighbours.left[0].ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
     CHECK(is_ack(ack, kSession));
     return ack.sequence;
   };
@@ -303,8 +230,8 @@ void test_after_a_failure_no_memory_is_read() {
   neighbours.went();
   CHECK(!neighbours.link.settle());
   CHECK(neighbours.link.status() == HVD_TIMED_OUT);
-  neighbours.link.attach_right(neighbours.right.ends[0], 1);
-  CHECK(!neighbours.link.flush());
+  neighbours.link.attach_right(0, neighbours.right[0].ends[0], 1);
+  CHECK(!neighbours.link.flush(0));
   CHECK(neighbours.went().empty());
 }
 

@@ -29,27 +29,31 @@ struct SocketPair {
 
 class Ranks {
  public:
-  explicit Ranks(int32_t size, uint64_t window = 3, uint64_t chunk_bytes = kChunkBytes) : wires_(size) {
+  explicit Ranks(int32_t size, uint64_t window = 3, uint64_t chunk_bytes = kChunkBytes, size_t connections = 1)
+      : connections_(connections), wires_(size * connections) {
     for (int32_t rank = 0; rank < size; ++rank) {
-      rings_.emplace_back(new Ring{rank, size, chunk_bytes, window, {42, window, true, std::chrono::seconds(20)}});
+      rings_.emplace_back(new Ring{
+          rank, size, chunk_bytes, window, {42, window, true, std::chrono::seconds(20), nullptr, connections}});
     }
-    for (int32_t rank = 0; rank < size; ++rank) connect(rank);
+    for (int32_t rank = 0; rank < size; ++rank) {
+      for (size_t connection = 0; connection < connections; ++connection) connect(rank, connection);
+    }
   }
 
   Ring& operator[](int32_t rank) { return *rings_[rank]; }
 
-  // Makes the connection from this rank to its right neighbour, in place of the one that it has.
-  void connect(int32_t rank) {
+  // Makes this connection from the rank to its right neighbour, in place of the one that there is.
+  void connect(int32_t rank, size_t connection) {
     Link &from = rings_[rank]->link, &to = rings_[(rank + 1) % rings_.size()]->link;
-    auto wire = std::make_unique<SocketPair>();
-    const uint64_t received = to.detach_left();
-    CHECK(from.attach_right(wire->ends[0], received));
-    to.attach_left(wire->ends[1]);
-    wires_[rank] = std::move(wire);
+    auto fresh = std::make_unique<SocketPair>();
+    const uint64_t received = to.detach_left(connection);
+    CHECK(from.attach_right(connection, fresh->ends[0], received));
+    to.attach_left(connection, fresh->ends[1]);
+    wire(rank, connection) = std::move(fresh);
   }
 
-  // Ends the connection from this rank to its right neighbour, with whatever is in it.
-  void cut(int32_t rank) { shutdown(wires_[rank]->ends[0], SHUT_RDWR); }
+  // Ends this connection from the rank to its right neighbour, with whatever is in it.
+  void cut(int32_t rank, size_t connection) { shutdown(wire(rank, connection)->ends[0], SHUT_RDWR); }
 
   void run(const std::function<void(Ring&)>& work) {
     std::vector<std::thread> threads;
@@ -58,6 +62,11 @@ class Ranks {
   }
 
  private:
+  std::unique_ptr<SocketPair>& wire(int32_t rank, size_t connection) {
+    return wires_[rank * connections_ + connection];
+  }
+
+  const size_t connections_;
   std::vector<std::unique_ptr<SocketPair>> wires_;
   std::vector<std::unique_ptr<Ring>> rings_;
 };

@@ -102,8 +102,8 @@ void check_partial_results(Ring& ring, uint64_t count) {
 }
 
 // Both back to back without a barrier, so that a rank meets frames of the next one while others are in the last.
-void test_any_mix_of_lengths(int32_t size, uint64_t window, uint64_t chunk_bytes) {
-  Ranks ranks(size, window, chunk_bytes);
+void test_any_mix_of_lengths(int32_t size, uint64_t window, uint64_t chunk_bytes, size_t connections = 1) {
+  Ranks ranks(size, window, chunk_bytes, connections);
   ranks.run([size](Ring& ring) {
     std::mt19937 random(size);  // the same on all ranks
     for (int turn = 0; turn < 12; ++turn) {
@@ -153,6 +153,7 @@ int main() {
     test_any_mix_of_lengths(size, 1, kChunkBytes);
     test_any_mix_of_lengths(size, 3, kChunkBytes);
     test_any_mix_of_lengths(size, 2, 16 * kChunkBytes);  // frames are sent from the caller's memory
+    test_any_mix_of_lengths(size, 2, kChunkBytes, 3);
   }
   Ranks(3).run([](Ring& ring) { check_partial_results(ring, 10000); });
   test_one_rank_alone_sends_or_receives();

@@ -40,7 +40,8 @@ void check_allgather(Ring& ring, uint64_t bytes, int32_t turn) {
 
 class Mischief {
  public:
-  Mischief(Ranks* ranks, int32_t size) : thread_([this, ranks, size] { cut_and_connect(ranks, size); }) {}
+  Mischief(Ranks* ranks, int32_t size, size_t connections)
+      : thread_([this, ranks, size, connections] { cut_and_connect(ranks, size, connections); }) {}
 
   ~Mischief() {
     is_over_ = true;
@@ -50,13 +51,14 @@ class Mischief {
   int32_t cuts() const { return cuts_; }
 
  private:
-  void cut_and_connect(Ranks* ranks, int32_t size) {
+  void cut_and_connect(Ranks* ranks, int32_t size, size_t connections) {
     std::mt19937 random(size);
     for (; !is_over_; ++cuts_) {
       const int32_t rank = static_cast<int32_t>(random() % size);
-      if (random() % 2 == 0) ranks->cut(rank);
+      const size_t connection = random() % connections;
+      if (random() % 2 == 0) ranks->cut(rank, connection);
       if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
-      ranks->connect(rank);
+      ranks->connect(rank, connection);
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
     }
   }
@@ -66,9 +68,10 @@ class Mischief {
   std::thread thread_;
 };
 
-void test_collectives_while_connections_come_and_go(int32_t size, uint64_t window, uint64_t chunk_bytes) {
-  Ranks ranks(size, window, chunk_bytes);
-  Mischief mischief(&ranks, size);
+void test_collectives_while_connections_come_and_go(int32_t size, uint64_t window, uint64_t chunk_bytes,
+                                                    size_t connections = 1) {
+  Ranks ranks(size, window, chunk_bytes, connections);
+  Mischief mischief(&ranks, size, connections);
   for (int32_t turn = 0; mischief.cuts() < 30; ++turn) {
     ranks.run([turn](Ring& ring) {
       check_allreduce(ring, 200'000, turn);
@@ -87,5 +90,7 @@ int main() {
       test_collectives_while_connections_come_and_go(size, window, kChunkBytes);
       test_collectives_while_connections_come_and_go(size, window, 16 * kChunkBytes);
     }
+    test_collectives_while_connections_come_and_go(size, 8, kChunkBytes, 3);
+    test_collectives_while_connections_come_and_go(size, 1, 16 * kChunkBytes, 2);
   }
 }

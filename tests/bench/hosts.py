@@ -6,6 +6,10 @@ machine's speed drifts. The hosts need root; they end with this process, however
 An all-reduce of b bytes has to move b over a link between two hosts, in each direction. A link "of 1 Gbit/s" is shaped
 by tbf in both directions. tbf counts whole Ethernet frames, so with an MTU of 1500 the payload of a full link is 1448
 of each 1514 bytes, and with one of 9000 it is 8948 of 9014: that is the *room*.
+
+Where each connection is limited, htb has 32 classes of 250 Mbit/s each, and bits 1 to 5 of the sender's port choose one
+(bit 0 is the same for all that a host dials). The ports of a ring's four connections differ by 2 to 48, so each of them
+has a class of its own. Acknowledgements have another one, as they would not wait behind the payload of others either.
 """
 
 from __future__ import annotations
@@ -40,12 +44,15 @@ def main() -> None:
         _show("what", "figure", "should be")
         _against_gloo(network)
         _of_safety(network, "unlimited link", 60)
+        _of_connections(network, "unlimited link", 60)
         _of_hierarchy(network)
         for mtu in (1500, 9000):
             with _limited(network, mtu):
                 _on_a_slow_link(network, mtu)
         with _limited(network, 1500):
             _of_safety(network, "1 Gbit/s", 10)
+        with _each_limited(network):
+            _of_connections(network, "250 Mbit/s for each connection", 5)
 
 
 def _show(what: str, figure: str, target: str) -> None:
@@ -73,10 +80,21 @@ def _against_gloo(network: Network) -> None:
 
 def _of_safety(network: Network, link: str, iterations: int) -> None:
     """One rank each. On a fast link the processor is the limit, and nothing hides what it does more."""
-    found = _measured(_job(network, 1, *_RINGS, str(16 * _MIB), str(iterations)))
-    plain, checked, encrypted = (found[kind] for kind in ("plain", "checked", "encrypted"))
+    kinds = ("plain", "checked", "encrypted")
+    found = _rings(network, 16 * _MIB, iterations, *kinds)
+    plain, checked, encrypted = (found[kind] for kind in kinds)
     _show(f"cost of CRC32C, 16 MiB, 1 + 1 ranks, {link}", f"{checked / plain - 1:.1%}", "< 5 %")
     _show("cost of AES-128-GCM instead", f"{encrypted / plain - 1:.1%}", "")
+
+
+def _of_connections(network: Network, link: str, iterations: int) -> None:
+    """One rank each. They help where something limits each connection, and cost processor time anywhere else."""
+    nbytes = 16 * _MIB
+    one, *more = ("1", "2", "4")
+    found = _rings(network, nbytes, iterations, one, *more)
+    _show(f"all-reduce of 16 MiB, 1 + 1 ranks, {link}", f"{nbytes * 8 / found[one] / 1e6:.0f} Mbit/s", "")
+    for ring in more:
+        _show(f"the same over {ring} connections to each neighbour", f"{found[one] / found[ring]:.2f}x", "")
 
 
 def _of_hierarchy(network: Network) -> None:
@@ -111,6 +129,10 @@ def _crossing(network: Network, ranks: int, nbytes: int, iterations: int, *switc
     return _measured(ended)
 
 
+def _rings(network: Network, nbytes: int, iterations: int, *rings: str) -> Any:
+    return _measured(_job(network, 1, *_RINGS, str(nbytes), str(iterations), *rings))
+
+
 def _measured(ended: CompletedProcess[str]) -> Any:
     """What every rank printed."""
     return json.loads(ended.stdout.splitlines()[0].partition("<stdout>:")[2])
@@ -135,6 +157,28 @@ def _limited(network: Network, mtu: int) -> Iterator[None]:
     for host in network:
         _tc(host, "del")
         network.set_mtu(host.name, 1500)
+
+
+@contextmanager
+def _each_limited(network: Network) -> Iterator[None]:
+    """Limits each connection of those that a host dials to 250 Mbit/s."""
+    fast, shape = "rate 10gbit quantum 65536", "rate 250mbit burst 128kb quantum 65536"
+    rules = [
+        "qdisc add dev eth0 root handle 1: htb",
+        f"class add dev eth0 parent 1: classid 1:1 htb {fast}",
+        "filter add dev eth0 parent 1: protocol ip prio 1 u32 match u16 0 0xff80 at 2 flowid 1:1",  # below 128 bytes
+    ]
+    for number in range(32):
+        flow = f"1:{100 + number}"
+        rules += [
+            f"class add dev eth0 parent 1: classid {flow} htb {shape}",
+            f"filter add dev eth0 parent 1: protocol ip prio 2 u32 match ip sport {2 * number} 0x3e flowid {flow}",
+        ]
+    for host in network:
+        host.check("sh", "-c", 'echo "$0" | tc -batch -', "\n".join(rules))
+    yield
+    for host in network:
+        _tc(host, "del")
 
 
 def _tc(host: Host, verb: str, *discipline: str) -> None:

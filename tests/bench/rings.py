@@ -1,10 +1,10 @@
-"""One rank of a job that `tests.bench.hosts` starts: what checksums and encryption cost a ring.
+"""One rank of a job that `tests.bench.hosts` starts: what checksums, encryption and connections do to a ring.
 
-    python -m tests.bench.rings BYTES ITERATIONS
+    python -m tests.bench.rings BYTES ITERATIONS RING...
 
-Opens three rings between the same ranks, and measures an all-reduce of float32 in place over each of them, in turns.
-Each rank prints a line of JSON: the median times on the slowest rank, in seconds, by ``plain``, ``checked`` and
-``encrypted``.
+Opens these rings between the same ranks, and measures an all-reduce of float32 in place over each of them, in turns. A
+ring is ``plain``, ``checked`` or ``encrypted``, or the number of its connections to each neighbour, as in ``4``. Each
+rank prints a line of JSON: the median times on the slowest rank, in seconds, by ring.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,14 +37,10 @@ class _Plain(RingPlane):
         return super()._open(session, chunk_bytes, window, False, encrypt)
 
 
-def main(nbytes: int, iterations: int) -> None:
+def main(nbytes: int, iterations: int, labels: Sequence[str]) -> None:
     hvd.init()
     secret = hvd.broadcast(np.frombuffer(secrets.token_bytes(32), np.uint8), root_rank=0).tobytes()
-    kinds = {"plain": (_Plain, False), "checked": (RingPlane, False), "encrypted": (RingPlane, True)}
-    planes = {
-        label: _connected(kind, secret, session, encrypt)
-        for session, (label, (kind, encrypt)) in enumerate(kinds.items(), start=1)
-    }
+    planes = {label: _connected(label, secret, session) for session, label in enumerate(labels, start=1)}
     tensor = np.empty(nbytes // 4, np.float32)
     times = measure([_candidate(label, plane, tensor) for label, plane in planes.items()], iterations, _WARMUP)
     print(json.dumps({label: float(np.median(taken)) for label, taken in times.items()}), flush=True)
@@ -52,18 +49,19 @@ def main(nbytes: int, iterations: int) -> None:
     hvd.shutdown()
 
 
-def _connected(kind: type[RingPlane], secret: bytes, session: int, encrypt: bool) -> RingPlane:
+def _connected(label: str, secret: bytes, session: int) -> RingPlane:
     settings = Settings.read()
-    plane = kind(
+    plane = (_Plain if label == "plain" else RingPlane)(
         settings.rank,
         settings.size,
         secret,
         session,
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
+        connections=int(label) if label.isdecimal() else 1,
         progress_timeout_s=settings.progress_timeout,
         address=settings.address,
-        encrypt=encrypt,
+        encrypt=label == "encrypted",
     )
     name = np.frombuffer(plane.address.encode().ljust(_NAME_BYTES), np.uint8)
     names = hvd.allgather(name).reshape(settings.size, _NAME_BYTES)
@@ -87,4 +85,4 @@ def _candidate(label: str, plane: RingPlane, tensor: np.ndarray[tuple[int], np.d
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -6,8 +6,10 @@ import random
 import selectors
 import socket
 import struct
+import sys
 import threading
 from contextlib import suppress
+from itertools import chain
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,8 +23,9 @@ class Meddler:
     """Passes on what comes to ``name`` to whoever listens at ``target``, in both directions.
 
     ``flip_every``: one bit of about every so many bytes towards the target is wrong, 0 for none; the first
-    ``spared_bytes`` of a connection are not touched. While ``is_lossy``, what comes towards the target is lost, and
-    ``lost_bytes`` counts it. ``heard`` is all that came towards the target.
+    ``spared_bytes`` of a connection are not touched, nor is any but the first ``damaged_connections`` that come. While
+    ``is_lossy``, what comes towards the target is lost, and ``lost_bytes`` counts it. ``heard`` is all that came
+    towards the target.
     """
 
     def __init__(self, target: str) -> None:
@@ -32,10 +35,11 @@ class Meddler:
         self.name = name_of(self._listener)
         self.flip_every = 0
         self.spared_bytes = 0
+        self.damaged_connections = sys.maxsize
         self.is_lossy = False
         self.lost_bytes = 0
         self.heard = bytearray()
-        self._links: set[socket.socket] = set()
+        self._links: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()  # guards _links
         self._threads: list[threading.Thread] = []
         self._server = threading.Thread(target=self._serve)
@@ -58,10 +62,10 @@ class Meddler:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._server.join()
 
-    def reset(self) -> None:
-        """Ends all connections, with what is on its way in them."""
+    def reset(self, most: int = sys.maxsize) -> None:
+        """Ends all connections, or so many that are there longest, with what is on its way in them."""
         with self._lock:
-            for link in self._links:
+            for link in chain.from_iterable(self._links[:most]):
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
@@ -70,14 +74,15 @@ class Meddler:
         with self._listener, suppress(OSError):
             while True:
                 caller, _ = self._listener.accept()
-                self._threads.append(threading.Thread(target=self._pass_on_both_ways, args=(caller,)))
+                number = len(self._threads)
+                self._threads.append(threading.Thread(target=self._pass_on_both_ways, args=(caller, number)))
                 self._threads[-1].start()
 
-    def _pass_on_both_ways(self, caller: socket.socket) -> None:
+    def _pass_on_both_ways(self, caller: socket.socket, number: int) -> None:
         with caller, dial(self._target) as callee, selectors.DefaultSelector() as ready:
             callee.setblocking(True)
             with self._lock:
-                self._links |= {caller, callee}
+                self._links.append((caller, callee))
             ready.register(caller, selectors.EVENT_READ, callee)
             ready.register(callee, selectors.EVENT_READ, caller)
             spared = self.spared_bytes
@@ -87,22 +92,23 @@ class Meddler:
                     with suppress(OSError):
                         if data := key.fileobj.recv(_PIECE_BYTES):
                             if key.data is callee:
-                                data, spared = self._meddle(data, spared), max(0, spared - len(data))
+                                data, spared = self._meddle(number, data, spared), max(0, spared - len(data))
                             key.data.sendall(data)
                             continue
                         key.data.shutdown(socket.SHUT_WR)
                     ready.unregister(key.fileobj)
             with self._lock:
-                self._links -= {caller, callee}
+                self._links.remove((caller, callee))
 
-    def _meddle(self, data: bytes, spared: int) -> bytes:
+    def _meddle(self, number: int, data: bytes, spared: int) -> bytes:
         self.heard += data
         if self.is_lossy:
             self.lost_bytes += len(data)
             return b""
         damaged = bytearray(data)
+        is_damaged = self.flip_every > 0 and number < self.damaged_connections
         # One bit in each stretch of this many bytes, of which the last one is rarely whole.
-        for begin in range(spared, len(data), self.flip_every) if self.flip_every else ():
+        for begin in range(spared, len(data), self.flip_every) if is_damaged else ():
             place = begin + random.randrange(self.flip_every)
             if place < len(data):
                 damaged[place] ^= 1 << random.randrange(8)

@@ -47,7 +47,7 @@ def greetings() -> list[bytes]:
     return [
         b"GET / HTTP/1.1\r\nHost: hvdlite.example\r\nAccept: everything that is long enough to be read\r\n\r\n",
         bytes(4097),
-        os.urandom(80),
+        os.urandom(84),
         hello + bytes(32),
         Caller(OTHER_SECRET, 2, 0, 1).hello,
         Caller(SECRET, 1, 1, 0).hello + bytes(32),
@@ -59,7 +59,8 @@ def greetings() -> list[bytes]:
 
 @ADDRESSES
 def test_strangers_change_nothing_before_or_after_the_neighbour_came(address: str | None) -> None:
-    with two_planes(address=address) as planes:
+    connections = (3, 3) if address else (1, 1)
+    with two_planes(address=address, connections=connections) as planes:
         early = [visit(planes[1], greeting) for greeting in greetings()]
         assert connect(planes, 5) == ["", ""]
         late = [visit(planes[1], greeting) for greeting in greetings()]
@@ -96,6 +97,19 @@ def test_a_neighbour_with_another_secret_is_refused_by_name() -> None:
     for error, neighbour in zip(errors, (1, 0), strict=True):
         assert f"rank {neighbour} does not have the secret of this job" in error or f"rank {neighbour} did not" in error
     assert "does not have the secret" in "".join(errors)
+    assert time.monotonic() - began < 3
+
+
+def test_neighbours_that_make_different_numbers_of_connections_are_named() -> None:
+    began = time.monotonic()
+    with two_planes(connections=(3, 2)) as planes:
+        errors = connect(planes, 1)
+    named = 0
+    for rank, error in enumerate(errors):
+        assert f"rank {rank} cannot join the ring: its " in error
+        told = f"it makes {2 + rank} connections instead of {3 - rank}; HVDLITE_RING_CONNECTIONS must be the same"
+        named += f"its left neighbour, rank {1 - rank}, disagrees with it: {told}" in error
+    assert named >= 1  # whoever finds out first leaves, and the other one may not have heard
     assert time.monotonic() - began < 3
 
 

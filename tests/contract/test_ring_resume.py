@@ -7,55 +7,18 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
 
 import numpy as np
 import pytest
 
 from hvdlite.core.dtypes import DType, Max
-from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError
-from tests.contract.meddler import Meddler
 from tests.contract.planes import spans_of
-from tests.contract.two_rings import allreduce, connect, two_planes, wait_until
+from tests.contract.two_rings import allreduce, meddled, reduce_until, two_planes, wait_until
 from tests.harness import thread_ranks
 
-HELLO_AND_PROOF_BYTES = 80 + 32
+HELLO_AND_PROOF_BYTES = 84 + 32
 ENCRYPTED = pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
-
-
-@contextmanager
-def meddled(encrypt: bool = False, progress_timeout_s: float = 10) -> Iterator[tuple[list[RingPlane], Meddler]]:
-    """Two connected planes over TCP; the meddler stands between rank 0 and its right neighbour, rank 1."""
-    with (
-        two_planes(address="127.0.0.1", encrypt=encrypt, progress_timeout_s=progress_timeout_s) as planes,
-        Meddler(planes[1].address) as meddler,
-    ):
-        assert connect(planes, 5, meddler.name, planes[0].address) == ["", ""]
-        yield planes, meddler
-
-
-def reduce_until(planes: list[RingPlane], is_enough: threading.Event) -> None:
-    """Both ranks reduce vectors of changing lengths until it is enough; rank 1 stops after as many as rank 0."""
-    last = threading.Event()
-    turns = [0]
-
-    def work(rank: int) -> None:
-        for turn in count(1):
-            if rank == 0:
-                if is_enough.is_set():
-                    last.set()
-                turns[0] = turn
-            assert allreduce(planes[rank], 1 + turn * 7919 % 300_000)
-            # Nobody leaves a barrier before rank 0 has said whether this turn is the last.
-            planes[rank].barrier()
-            if last.is_set() and turn == turns[0]:
-                return
-            planes[rank].barrier()
-
-    thread_ranks(2, work, deadline_s=60)
 
 
 @ENCRYPTED
@@ -162,8 +125,9 @@ def test_a_neighbour_that_cannot_be_reached_again_is_named() -> None:
 
 
 @ENCRYPTED
-def test_only_plain_tensors_can_be_read_on_the_way(encrypt: bool) -> None:
-    with meddled(encrypt) as (planes, meddler):
+@pytest.mark.parametrize("connections", [1, 3])
+def test_only_plain_tensors_can_be_read_on_the_way(encrypt: bool, connections: int) -> None:
+    with meddled(encrypt, connections=connections) as (planes, meddler):
 
         def work(rank: int) -> list[bytes]:
             arrays = [np.frombuffer(bytearray(b"gradient" * size), np.uint8) for size in (8, 10_000)]

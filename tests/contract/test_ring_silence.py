@@ -20,13 +20,14 @@ def _port(plane: RingPlane) -> int:
     return int(plane.address.rpartition(":")[2])
 
 
-@pytest.mark.parametrize("end", ["sport", "dport"])
+@pytest.mark.parametrize(("end", "connections"), [("sport", 1), ("dport", 1), ("sport", 3)])
 @in_private_network
-def test_a_connection_that_carries_nothing_any_more_is_replaced(end: str) -> None:
-    with two_planes(address="127.0.0.1", progress_timeout_s=30) as planes:
+def test_a_connection_that_carries_nothing_any_more_is_replaced(end: str, connections: int) -> None:
+    with two_planes(address="127.0.0.1", progress_timeout_s=30, connections=(connections, connections)) as planes:
         assert connect(planes, 5) == ["", ""]
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
-        (caller,) = ports_of_connections(_port(planes[1]))
+        caller, *others = ports_of_connections(_port(planes[1]))
+        assert len(others) == connections - 1
         drop(f"tcp {end} {caller}")  # what one side sends, for good
         begun = time.monotonic()
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 100_000)) == [True, True]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import count
 
 import numpy as np
 
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError
+from tests.contract.meddler import Meddler
 from tests.contract.planes import spans_of
 from tests.harness import thread_ranks
 
@@ -19,9 +22,13 @@ SECRET = bytes(range(32))
 
 @contextmanager
 def two_planes(
-    *secrets: bytes, address: str | None = None, encrypt: bool = False, progress_timeout_s: float = 10
+    *secrets: bytes,
+    address: str | None = None,
+    encrypt: bool = False,
+    progress_timeout_s: float = 10,
+    connections: Sequence[int] = (1, 1),
 ) -> Iterator[list[RingPlane]]:
-    """Not connected yet; each with its own of ``secrets``."""
+    """Not connected yet; each with its own of ``secrets`` and of ``connections``."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -33,6 +40,7 @@ def two_planes(
                         1,
                         chunk_bytes=4096,
                         window=2,
+                        connections=connections[rank],
                         progress_timeout_s=progress_timeout_s,
                         address=address,
                         encrypt=encrypt,
@@ -62,6 +70,43 @@ def allreduce(plane: RingPlane, count: int) -> bool:
     array = np.arange(count, dtype=np.int32) * (plane.rank + 1)
     plane.allreduce(spans_of((array, array)), DType.INT32, Sum, 1.0, 1.0)
     return bool((array == 3 * np.arange(count, dtype=np.int32)).all())
+
+
+@contextmanager
+def meddled(
+    encrypt: bool = False, progress_timeout_s: float = 10, connections: int = 1
+) -> Iterator[tuple[list[RingPlane], Meddler]]:
+    """Two connected planes over TCP; the meddler stands between rank 0 and its right neighbour, rank 1."""
+    both = (connections, connections)
+    with (
+        two_planes(
+            address="127.0.0.1", encrypt=encrypt, progress_timeout_s=progress_timeout_s, connections=both
+        ) as planes,
+        Meddler(planes[1].address) as meddler,
+    ):
+        assert connect(planes, 5, meddler.name, planes[0].address) == ["", ""]
+        yield planes, meddler
+
+
+def reduce_until(planes: list[RingPlane], is_enough: threading.Event) -> None:
+    """Both ranks reduce vectors of changing lengths until it is enough; rank 1 stops after as many as rank 0."""
+    last = threading.Event()
+    turns = [0]
+
+    def work(rank: int) -> None:
+        for turn in count(1):
+            if rank == 0:
+                if is_enough.is_set():
+                    last.set()
+                turns[0] = turn
+            assert allreduce(planes[rank], 1 + turn * 7919 % 300_000)
+            # Nobody leaves a barrier before rank 0 has said whether this turn is the last.
+            planes[rank].barrier()
+            if last.is_set() and turn == turns[0]:
+                return
+            planes[rank].barrier()
+
+    thread_ranks(2, work, deadline_s=60)
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

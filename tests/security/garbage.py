@@ -8,7 +8,7 @@ from tests.security.sniffer import Capture
 
 _GREETING_BYTES = 64  # of ZeroMQ's protocol
 _LONG = 2  # the flag of a frame whose length has eight bytes
-_PIECES = (80, 32)  # of the ring: a hello and a proof
+_PIECES = (84, 32)  # of the ring: a hello and a proof
 _MOST_BYTES = 64 << 10  # of each connection
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -21,36 +21,37 @@ RECEIVED = 5
 class Wires:
     """Remembers what is attached, in place of a native ring. ``meanwhile`` happens when that is detached."""
 
-    def __init__(self) -> None:
-        self.left = -1
+    def __init__(self, connections: int) -> None:
+        self.connections = connections
+        self.left = [-1] * connections
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def detach_left(self) -> int:
-        self.left = -1
+    def detach_left(self, connection: int) -> int:
+        self.left[connection] = -1
         self.meanwhile()
-        return RECEIVED
+        return RECEIVED + connection
 
-    def attach_left(self, fd: int, keys: bytes) -> bool:
-        self.left = fd
+    def attach_left(self, connection: int, fd: int, keys: bytes) -> bool:
+        self.left[connection] = fd
         return True
 
 
 class House:
     """A door and what is behind it."""
 
-    def __init__(self) -> None:
-        self.wires, self._watch, listener = Wires(), Watch(), listen(None, None)
+    def __init__(self, connections: int = 1) -> None:
+        self.wires, self._watch, listener = Wires(connections), Watch(), listen(None, None)
         self.name = name_of(listener)
-        self.door = Doorman(self._watch, self.wires, listener, lambda: Callee(SECRET, 1, 1, 0))  # type: ignore[arg-type]
+        self.door = Doorman(self._watch, self.wires, listener, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
         self.close = self.door.close
 
     def turn(self) -> None:
         self.door.tick(time.monotonic())
         self._watch.sleep(time.monotonic() + 0.01)
 
-    def call(self) -> tuple[socket.socket, Caller]:
+    def call(self, connection: int = 0, connections: int = 1) -> tuple[socket.socket, Caller]:
         """A call of the neighbour, who has said everything that proves who it is, and has not been answered yet."""
-        link, caller = dial(self.name), Caller(SECRET, 1, 0, 1)
+        link, caller = dial(self.name), Caller(SECRET, 1, 0, 1, connection, connections)
         link.setblocking(True)
         link.settimeout(5.0)
         link.sendall(caller.hello)
@@ -69,12 +70,12 @@ def house() -> Iterator[House]:
 def test_a_neighbour_that_leaves_before_its_welcome_can_come_again(house: House) -> None:
     first, _ = house.call()
     house.turn()
-    assert house.door.admitted == 1
+    assert house.door.admitted == [1]
     second, _ = house.call()
     house.wires.meanwhile = second.close
     house.turn()
-    assert (house.door.admitted, house.door.refused) == (1, 1)
-    assert house.wires.left == -1
+    assert (house.door.admitted, house.door.refused) == ([1], 1)
+    assert house.wires.left == [-1]
     assert house.door.is_cut_off
     with first:
         while first.recv(4096):  # its welcome, then the end
@@ -83,6 +84,34 @@ def test_a_neighbour_that_leaves_before_its_welcome_can_come_again(house: House)
     house.turn()
     with third:
         caller.take(third.recv(caller.awaits, socket.MSG_WAITALL))
-        assert (caller.received, house.door.admitted) == (RECEIVED, 2)
-        assert house.wires.left >= 0
+        assert (caller.received, house.door.admitted) == (RECEIVED, [2])
+        assert house.wires.left[0] >= 0
         assert not house.door.is_cut_off
+
+
+def test_each_connection_has_its_own_place_and_only_one_of_its_number_takes_it() -> None:
+    with closing(House(connections=3)) as house, ExitStack() as stack:
+        for connection in (2, 0):
+            link, caller = house.call(connection, 3)
+            stack.enter_context(link)
+            house.turn()
+            caller.take(link.recv(caller.awaits, socket.MSG_WAITALL))
+            assert caller.received == RECEIVED + connection
+        first, untouched = house.wires.left[0], house.wires.left[2]
+        assert (house.door.admitted, house.wires.left[1]) == ([1, 0, 1], -1)
+        stack.enter_context(house.call(0, 3)[0])
+        house.turn()
+        assert house.door.admitted == [2, 0, 1]
+        assert house.wires.left[0] not in (-1, first)
+        assert house.wires.left[2] == untouched
+
+
+@pytest.mark.parametrize(("connection", "connections"), [(0, 1), (0, 4), (3, 3), (0, 0)])
+def test_a_neighbour_that_makes_another_number_of_connections_is_told_of(connection: int, connections: int) -> None:
+    with closing(House(connections=3)) as house:
+        link, _ = house.call(connection, connections)
+        house.turn()
+        with link:
+            assert link.recv(4096) == b""
+        assert (house.door.admitted, house.door.refused) == ([0, 0, 0], 1)
+        assert house.door.trouble == f"it makes {connections} connections instead of 3"

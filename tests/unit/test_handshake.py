@@ -6,14 +6,14 @@ import secrets
 
 import pytest
 
-from hvdlite.dataplane.handshake import Callee, Caller, Refused, session_key
+from hvdlite.dataplane.handshake import Callee, Caller, Disagrees, Refused, session_key
 
 SECRET = bytes(range(32))
 OTHER_SECRET = bytes(32)
 
 
-def callee(secret: bytes = SECRET, session: int = 7) -> Callee:
-    return Callee(secret, session, rank=2, caller=1)
+def callee(secret: bytes = SECRET, session: int = 7, connections: int = 1) -> Callee:
+    return Callee(secret, session, 2, 1, connections)
 
 
 def caller(secret: bytes = SECRET, session: int = 7, rank: int = 1, to: int = 2) -> Caller:
@@ -35,6 +35,36 @@ def test_neighbours_of_one_job_admit_each_other_and_agree_where_to_go_on(receive
     assert guest.take(welcome) == b""
     assert guest.awaits == 0
     assert guest.received == received
+
+
+def test_the_callee_is_told_which_connection_it_is() -> None:
+    door, guest = callee(connections=3), Caller(SECRET, 7, 1, 2, 2, 3)
+    assert door.take(guest.take(door.take(guest.hello))) == b""
+    assert (door.connection, door.awaits) == (2, 0)
+
+
+def test_the_number_of_a_connection_cannot_be_changed_on_the_way() -> None:
+    door, guest = callee(connections=3), Caller(SECRET, 7, 1, 2, 2, 3)
+    other = Caller(SECRET, 7, 1, 2, 1, 3).hello
+    changed = other[:-32] + guest.hello[-32:]
+    with pytest.raises(Refused):
+        guest.take(door.take(changed))
+
+
+@pytest.mark.parametrize(("connection", "connections"), [(0, 1), (0, 4), (3, 3), (65535, 65535)])
+def test_a_caller_that_makes_another_number_of_connections_disagrees(connection: int, connections: int) -> None:
+    door, guest = callee(connections=3), Caller(SECRET, 7, 1, 2, connection, connections)
+    with pytest.raises(Disagrees, match=f"it makes {connections} connections instead of 3"):
+        door.take(guest.take(door.take(guest.hello)))
+    assert door.awaits > 0
+
+
+def test_a_stranger_is_not_heard_about_the_number_of_connections() -> None:
+    door = callee(connections=3)
+    door.take(Caller(OTHER_SECRET, 7, 1, 2, 0, 4).hello)
+    with pytest.raises(Refused, match="does not have the secret") as caught:
+        door.take(bytes(32))
+    assert not isinstance(caught.value, Disagrees)
 
 
 def test_a_callee_without_the_secret_is_named() -> None:

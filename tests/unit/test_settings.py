@@ -23,6 +23,9 @@ def test_horovods_name_is_honoured_and_ours_wins() -> None:
     [
         ("HVDLITE_FUSION_THRESHOLD", "64MB", "must be a whole number"),
         ("HVDLITE_FUSION_THRESHOLD", "-1", "must be at least 0"),
+        ("HVDLITE_RING_CONNECTIONS", "0", "must be at least 1"),
+        ("HVDLITE_RING_CONNECTIONS", "17", "must be at most 16"),
+        ("HVDLITE_START_TIMEOUT", "1e9", "must be at most 1e\\+06"),
         ("HVDLITE_START_TIMEOUT", "nan", "must be at least 0"),
         ("HVDLITE_START_TIMEOUT", "soon", "must be a number"),
         ("HVDLITE_PLANE", "gloo", "must be one of auto, local, shm, ring"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
 from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.ring import RingPlane
@@ -15,9 +15,10 @@ _SECRET = bytes(range(32))
 
 
 @contextmanager
-def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
-    # Odd sizes use TCP and even ones Unix sockets, and the largest encrypts.
-    address = "127.0.0.1" if size % 2 else None
+def open_ring(
+    size: int, progress_timeout_s: float, *, window: int, connections: int, address: str | None, encrypt: bool
+) -> Iterator[Sequence[DataPlane]]:
+    """The connected planes of a ring of ``size`` ranks."""
     with ExitStack() as stack:
         planes = [
             RingPlane(
@@ -26,10 +27,11 @@ def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]
                 _SECRET,
                 1,
                 chunk_bytes=4096,
-                window=3,
+                window=window,
+                connections=connections,
                 progress_timeout_s=progress_timeout_s,
                 address=address,
-                encrypt=size == 5,
+                encrypt=encrypt,
             )
             for rank in range(size)
         ]
@@ -38,6 +40,12 @@ def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]
         deadline = time.monotonic() + 10
         thread_ranks(size, lambda rank: planes[rank].connect(planes[(rank + 1) % size].address, deadline))
         yield planes
+
+
+def _open(size: int, progress_timeout_s: float) -> AbstractContextManager[Sequence[DataPlane]]:
+    # Odd sizes use TCP and even ones Unix sockets, and the largest encrypts.
+    address = "127.0.0.1" if size % 2 else None
+    return open_ring(size, progress_timeout_s, window=3, connections=1, address=address, encrypt=size == 5)
 
 
 PLANE = PlaneUnderTest("ring", _open, sizes=(2, 3, 4, 5), folds_in_rank_order=False)

@@ -1,0 +1,156 @@
+// Several connections to each neighbour: frames take turns, and what becomes of one connection is no matter of the
+// others.
+
+#include <string>
+#include <thread>
+
+#include "tests/check.h"
+#include "tests/ring_neighbours.h"
+
+namespace {
+
+using namespace hvd::ring;
+
+constexpr size_t kConnections = 3;
+constexpr uint64_t kShare = 2;  // of a window of 4 frames
+
+struct Three : Neighbours {
+  Three() : Neighbours(std::chrono::seconds(5), true, kConnections) {}
+
+  // The sequence number of the acknowledgement that the left neighbour has got over this connection; 0 for none.
+  uint64_t acknowledged(size_t connection) {
+    FrameHeader ack;
+    if (recv(left[connection].ends[1], &ack, sizeof ack, MSG_DONTWAIT) != sizeof ack) return 0;
+    CHECK(is_ack(ack, kSession));
+    return ack.sequence;
+  }
+};
+
+std::string numbered(uint64_t i) { return kPayload + std::to_string(i); }
+
+void test_frames_take_turns_and_each_connection_counts_its_own() {
+  Three neighbours;
+  std::string sent[kConnections];
+  for (uint64_t i = 0; i < 7; ++i) {
+    neighbours.give(numbered(i));
+    sent[i % kConnections] += frame(i / kConnections, numbered(i));
+  }
+  for (size_t connection = 0; connection < kConnections; ++connection) {
+    CHECK(neighbours.went(connection) == sent[connection]);
+  }
+  for (size_t connection = kConnections; connection-- > 0;) neighbours.come(sent[connection], connection);
+  std::string got;
+  for (uint64_t i = 0; i < 7; ++i) CHECK(neighbours.receive(numbered(i).size(), &got) && got == numbered(i));
+}
+
+void test_a_damaged_frame_ends_its_connection_only() {
+  Three neighbours;
+  std::string bad = frame(0, numbered(1));
+  bad.back() ^= 1;
+  neighbours.come(frame(0, numbered(0)), 0);
+  neighbours.come(bad, 1);
+  neighbours.come(frame(0, numbered(2)), 2);
+  std::string got;
+  CHECK(neighbours.receive(numbered(0).size(), &got) && got == numbered(0));
+  Message payload;
+  uint32_t crc;
+  CHECK(neighbours.link.try_receive(numbered(1).size(), &payload, &crc) == Outcome::kNotYet);
+  CHECK(neighbours.left_is_cut(1) && !neighbours.left_is_cut(0) && !neighbours.left_is_cut(2));
+  SocketPair wire;
+  neighbours.come_anew(&wire, 0, 1);
+  neighbours.come(frame(0, numbered(1)), 1);
+  for (uint64_t i = 1; i < kConnections; ++i) {
+    CHECK(neighbours.receive(numbered(i).size(), &got) && got == numbered(i));
+  }
+  CHECK(neighbours.link.corrupt() == 1);
+}
+
+void test_a_new_connection_sends_again_what_its_predecessor_lost_and_nothing_else() {
+  Three neighbours;
+  for (uint64_t i = 0; i < 6; ++i) neighbours.give(numbered(i));
+  for (size_t connection = 0; connection < kConnections; ++connection) neighbours.went(connection);
+  SocketPair wire;
+  CHECK(!neighbours.link.attach_right(1, wire.ends[0], 3));
+  CHECK(neighbours.link.attach_right(1, wire.ends[0], 1));
+  std::swap(neighbours.right[1].ends, wire.ends);
+  CHECK(neighbours.went(1) == frame(1, numbered(4)));
+  CHECK(neighbours.went(0).empty() && neighbours.went(2).empty());
+}
+
+// Frames are longer than a socket holds, and the neighbour reads the last one first.
+void test_all_connections_are_written_while_the_link_waits() {
+  Three neighbours;
+  constexpr uint64_t kBytes = 4 << 20;
+  for (uint64_t i = 0; i < kConnections; ++i) neighbours.give(std::string(kBytes, static_cast<char>('a' + i)));
+  std::thread reader([&] {
+    for (size_t connection = kConnections; connection-- > 0;) {
+      const std::string expected = frame(0, std::string(kBytes, static_cast<char>('a' + connection)));
+      std::string got;
+      while (got.size() < expected.size()) {
+        pollfd end = {neighbours.right[connection].ends[1], POLLIN, 0};
+        CHECK(poll(&end, 1, 5000) == 1);
+        got += neighbours.went(connection);
+      }
+      CHECK(got == expected);
+    }
+  });
+  CHECK(neighbours.link.settle());
+  reader.join();
+}
+
+void test_each_connection_has_its_share_of_the_window() {
+  Three neighbours;
+  for (uint64_t i = 0; i < 2 * kShare * kConnections; ++i) neighbours.give(kPayload);
+  Message payload;
+  CHECK(neighbours.link.try_send(&payload, 0) == Outcome::kNotYet);
+  neighbours.acknowledge(kShare, 1);
+  CHECK(neighbours.link.try_send(&payload, 0) == Outcome::kNotYet);
+  neighbours.acknowledge(1, 0);
+  CHECK(neighbours.link.try_send(&payload, 0) == Outcome::kDone);
+  CHECK(neighbours.link.try_send(&payload, 0) == Outcome::kDone);
+  CHECK(neighbours.link.try_send(&payload, 0) == Outcome::kNotYet);
+}
+
+void test_each_connection_has_its_own_acknowledgements() {
+  Three neighbours;
+  for (uint64_t i = 0; i < 4; ++i) {
+    neighbours.come(frame(i / kConnections), i % kConnections);
+    CHECK(neighbours.receive(kPayload.size()));
+  }
+  CHECK(neighbours.acknowledged(0) == kShare && neighbours.acknowledged(1) == 0 && neighbours.acknowledged(2) == 0);
+  const FrameHeader held = seal(Kind::kHeld, kSession, 1, 0, 0);
+  neighbours.come(std::string(reinterpret_cast<const char*>(&held), sizeof held), 1);
+  neighbours.come(frame(1), 2);
+  CHECK(neighbours.receive(0) && neighbours.receive(kPayload.size()));
+  CHECK(neighbours.acknowledged(1) == 2 && neighbours.acknowledged(2) == 2);
+  const FrameHeader last = seal(Kind::kHeld, kSession, 2, 0, 0);
+  neighbours.come(std::string(reinterpret_cast<const char*>(&last), sizeof last), 0);
+  CHECK(neighbours.receive(0) && neighbours.acknowledged(0) == 0);
+  CHECK(neighbours.link.settle());
+  CHECK(neighbours.acknowledged(0) == 3 && neighbours.acknowledged(1) == 0 && neighbours.acknowledged(2) == 0);
+}
+
+void test_memory_that_was_lent_over_any_connection_is_waited_for() {
+  Three neighbours;
+  std::string memory[kConnections];
+  for (std::string& each : memory) neighbours.lend(&(each = kPayload));
+  std::thread neighbour([&] {
+    for (size_t connection = kConnections; connection-- > 0;) neighbours.acknowledge(1, connection);
+  });
+  CHECK(neighbours.link.settle());
+  neighbour.join();
+  // All were there before settle returned: room for as many frames as if nothing had been sent.
+  for (uint64_t i = 0; i < 2 * kShare * kConnections; ++i) neighbours.give(kPayload);
+}
+
+}  // namespace
+
+int main() {
+  test_frames_take_turns_and_each_connection_counts_its_own();
+  test_a_damaged_frame_ends_its_connection_only();
+  test_a_new_connection_sends_again_what_its_predecessor_lost_and_nothing_else();
+  test_all_connections_are_written_while_the_link_waits();
+  test_each_connection_has_its_share_of_the_window();
+  test_each_connection_has_its_own_acknowledgements();
+  test_memory_that_was_lent_over_any_connection_is_waited_for();
+}
