@@ -21,7 +21,7 @@ Wrong arguments are ``ValueError`` (``DuplicateName`` among them), raised at the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 
 class HvdError(RuntimeError):
@@ -45,6 +45,10 @@ class Mismatch(HorovodInternalError):
     """Ranks submitted the same name with different descriptions, or asked for different process sets. All raise it."""
 
 
+ENDED: Final = "its process ended"
+"""The cause of a loss that is either a failure or no more than a script that was done first."""
+
+
 class PeerLost(HorovodInternalError):
     """A rank died or stopped answering.
 
@@ -52,7 +56,10 @@ class PeerLost(HorovodInternalError):
     """
 
     def __init__(self, rank: int, host: str, cause: str) -> None:
-        super().__init__(f"rank {rank} on {host} was lost: {cause}. See that rank's own output for the reason.")
+        advice = "See that rank's own output for the reason"
+        if cause == ENDED:
+            advice += "; if it tells of none, that rank was done before the others, which hvd.join() is for"
+        super().__init__(f"rank {rank} on {host} was lost: {cause}. {advice}.")
         self.rank = rank
         self.host = host
         self.cause = cause

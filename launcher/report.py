@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from hvdlite.errors import ENDED
 from hvdlite.settings import Settings, table
 
 from .plan import Plan
@@ -27,6 +28,8 @@ def describe_failure(failure: Failure, last_lines: Sequence[str], log: Path | No
     if culprit and culprit.fate:
         yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
         yield f"| rank {failure.rank} on {failure.host} {failure.reason} because of that"
+        if culprit.fate.endswith(ENDED):
+            yield f"| hint: if rank {culprit.rank} had no error, it was done before the others: hvd.join() is for that"
     else:
         yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
         yield from _details(failure)

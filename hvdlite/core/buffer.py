@@ -32,10 +32,11 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     try:  # most arrays pass: their memory is contiguous and may be written
         dtype, address = BY_NUMPY[array.dtype], _address_of(_first_byte_of(array))
     except (AttributeError, KeyError, TypeError, ValueError):
-        return _looked_at(array, is_written)
-    if address & 7 and address % dtype.itemsize:  # no element is longer than 8 bytes
-        return _looked_at(array, is_written)
-    return address, array.nbytes, dtype, array.shape
+        pass  # what is raised below is not to be raised in the course of this
+    else:
+        if not (address & 7 and address % dtype.itemsize):  # no element is longer than 8 bytes
+            return address, array.nbytes, dtype, array.shape
+    return _looked_at(array, is_written)
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
@@ -50,9 +51,14 @@ _address_of = ctypes.addressof
 _first_byte_of: Any = ctypes.c_char.from_buffer
 
 
+def _advice(thing: object) -> str:
+    is_of_torch = type(thing).__module__.partition(".")[0] == "torch"
+    return "hvdlite.torch takes tensors" if is_of_torch else "numpy.asarray(x) makes one"
+
+
 def _looked_at(array: npt.NDArray[Any], is_written: bool) -> Buffer:
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"expected a numpy array, got {type(array).__name__}; numpy.asarray(x) makes one")
+        raise ValueError(f"expected a numpy array, got {type(array).__name__}; {_advice(array)}")
     shape, flags = array.shape, array.flags
     if not (flags.c_contiguous and flags.aligned):
         raise ValueError(f"tensor of shape {shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead")

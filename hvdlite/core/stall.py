@@ -27,7 +27,7 @@ class StallWatch:
         self._warn_s = warn_s
         self._fatal_s = fatal_s
         limits = [limit for limit in (warn_s, fatal_s) if limit > 0]
-        self.interval_s = min(limits) / 4 if limits else None
+        self.interval_s = min(limits) / 10 if limits else None
         self._since: dict[str, float] = {}
         self._warned_at: dict[str, float] = {}
 
@@ -61,5 +61,6 @@ def _warning(names: list[str], waiting: Mapping[str, tuple[int, ...]], waited_s:
         parts.append(f"rank(s) {', '.join(map(str, ranks))} did not submit {shown}{more}")
     return (
         f"waiting for {waited_s:.0f} s: {'; '.join(parts)}. Ranks must submit the same tensors; "
-        "look at what those ranks are doing."
+        "look at what those ranks are doing. "
+        "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS (--stall-check-shutdown-time-seconds) ends a job that waits for so long."
     )

@@ -20,6 +20,7 @@ import socket
 import time
 from enum import IntEnum
 
+from hvdlite.errors import ENDED
 from hvdlite.rendezvous.listening import resolve, split
 from hvdlite.settings import Settings
 
@@ -64,7 +65,7 @@ class Absence:
         self.due = now + (_LOOK_AT_WELL_S if self._finding is _Finding.WELL else _LOOK_S)
         absent_s = now - self._since
         if self._refusals > 1:
-            return "its process ended"
+            return ENDED
         if self._finding is _Finding.WELL:
             if absent_s < self._timeout_s:
                 return None

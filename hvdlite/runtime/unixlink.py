@@ -23,7 +23,7 @@ from pathlib import Path
 
 from hvdlite.core.wire import Message, decode, encode
 from hvdlite.dataplane.shm import spin_ns
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import ENDED, HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock, peer_of
 from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.frames import FrameSocket
@@ -156,14 +156,14 @@ class UnixLink(ControlLink):
             peer.received += 1
             yield peer.rank, decode(frame, peer.received - 1, self._session)
         elif peer.frames.has_ended:
-            yield self._lose(peer, "its process ended")
+            yield self._lose(peer, ENDED)
 
     def _read_last(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
         """What a process that has ended had sent before."""
         while peer.frames.fileno() in self._peers and peer.frames.may_receive():
             yield from self._read(peer)
         if peer.frames.fileno() in self._peers:
-            yield self._lose(peer, "its process ended")
+            yield self._lose(peer, ENDED)
 
     def _look_for_stopped(self) -> Iterator[Lost]:
         now = time.monotonic()

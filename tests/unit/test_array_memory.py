@@ -49,9 +49,11 @@ def test_memory_is_told_as_numpy_tells_it(array: Any, dtype: DType) -> None:
         (_FLOATS.astype(">f4"), False, "native-endian"),
         ([1.0], False, "expected a numpy array, got list"),
         (np.float32(1), False, "expected a numpy array, got float32"),
+        (type("Tensor", (), {"__module__": "torch"})(), False, "hvdlite.torch takes tensors"),
         (SimpleNamespace(dtype=np.dtype(np.float32)), False, "expected a numpy array, got SimpleNamespace"),
     ],
 )
 def test_what_cannot_be_sent_as_it_is_is_refused(array: Any, is_written: bool, hint: str) -> None:
-    with pytest.raises(ValueError, match=hint):
+    with pytest.raises(ValueError, match=hint) as refusal:
         of_array(array, is_written)
+    assert refusal.value.__context__ is None  # nothing is printed above it

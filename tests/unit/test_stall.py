@@ -40,4 +40,4 @@ def test_many_names_are_not_all_listed() -> None:
 
 def test_switched_off_it_asks_for_no_time() -> None:
     assert StallWatch(0, 0).interval_s is None
-    assert StallWatch(60, 0).interval_s == 15
+    assert StallWatch(60, 0).interval_s == 6
