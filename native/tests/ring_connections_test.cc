@@ -15,7 +15,19 @@ constexpr size_t kConnections = 3;
 constexpr uint64_t kShare = 2;  // of a window of 4 frames
 
 struct Three : Neighbours {
-  Three() : Neighbours(std::chrono::seconds(5), true, kConnections) {}
+  explicit Three(std::chrono::milliseconds timeout = std::chrono::seconds(5))
+      : Neighbours(timeout, true, kConnections) {}
+
+  // What the right neighbour gets over this connection, until it has so many bytes.
+  std::string comes_over(size_t connection, size_t bytes) {
+    std::string got;
+    while (got.size() < bytes) {
+      pollfd end = {right[connection].ends[1], POLLIN, 0};
+      CHECK(poll(&end, 1, 5000) == 1);
+      got += went(connection);
+    }
+    return got;
+  }
 
   // The sequence number of the acknowledgement that the left neighbour has got over this connection; 0 for none.
   uint64_t acknowledged(size_t connection) {
@@ -77,7 +89,7 @@ void test_a_new_connection_sends_again_what_its_predecessor_lost_and_nothing_els
   CHECK(neighbours.went(0).empty() && neighbours.went(2).empty());
 }
 
-// Frames are longer than a socket holds, and the neighbour reads the last one first.
+// Frames are longer than a socket holds, the neighbour reads the last one first, and nothing comes before it has all.
 void test_all_connections_are_written_while_the_link_waits() {
   Three neighbours;
   constexpr uint64_t kBytes = 4 << 20;
@@ -85,17 +97,29 @@ void test_all_connections_are_written_while_the_link_waits() {
   std::thread reader([&] {
     for (size_t connection = kConnections; connection-- > 0;) {
       const std::string expected = frame(0, std::string(kBytes, static_cast<char>('a' + connection)));
-      std::string got;
-      while (got.size() < expected.size()) {
-        pollfd end = {neighbours.right[connection].ends[1], POLLIN, 0};
-        CHECK(poll(&end, 1, 5000) == 1);
-        got += neighbours.went(connection);
-      }
-      CHECK(got == expected);
+      CHECK(neighbours.comes_over(connection, expected.size()) == expected);
     }
+    neighbours.come(frame(0));
   });
+  CHECK(neighbours.receive(kPayload.size()));
+  reader.join();
+}
+
+void test_a_new_connection_is_flushed_after_the_collective() {
+  Three neighbours;
+  const std::string payload(4 << 20, 'x'), sent = frame(0, payload);
+  neighbours.give(kPayload);
+  neighbours.give(payload);
+  std::thread reader([&] { CHECK(neighbours.comes_over(1, sent.size()) == sent); });
   CHECK(neighbours.link.settle());
   reader.join();
+  SocketPair wire;
+  CHECK(neighbours.link.attach_right(1, wire.ends[0], 0));
+  std::swap(neighbours.right[1].ends, wire.ends);
+  CHECK(neighbours.link.flush(1) && !neighbours.link.flush(0));
+  std::string got;
+  while (neighbours.link.flush(1)) got += neighbours.went(1);
+  CHECK(got + neighbours.went(1) == sent);
 }
 
 void test_each_connection_has_its_share_of_the_window() {
@@ -124,10 +148,13 @@ void test_each_connection_has_its_own_acknowledgements() {
   CHECK(neighbours.receive(0) && neighbours.receive(kPayload.size()));
   CHECK(neighbours.acknowledged(1) == 2 && neighbours.acknowledged(2) == 2);
   const FrameHeader last = seal(Kind::kHeld, kSession, 2, 0, 0);
-  neighbours.come(std::string(reinterpret_cast<const char*>(&last), sizeof last), 0);
-  CHECK(neighbours.receive(0) && neighbours.acknowledged(0) == 0);
+  neighbours.come(frame(2), 0);
+  neighbours.come(frame(2), 1);
+  neighbours.come(std::string(reinterpret_cast<const char*>(&last), sizeof last), 2);
+  CHECK(neighbours.receive(kPayload.size()) && neighbours.receive(kPayload.size()) && neighbours.receive(0));
+  CHECK(neighbours.acknowledged(2) == 0);
   CHECK(neighbours.link.settle());
-  CHECK(neighbours.acknowledged(0) == 3 && neighbours.acknowledged(1) == 0 && neighbours.acknowledged(2) == 0);
+  CHECK(neighbours.acknowledged(0) == 0 && neighbours.acknowledged(1) == 0 && neighbours.acknowledged(2) == 3);
 }
 
 void test_memory_that_was_lent_over_any_connection_is_waited_for() {
@@ -143,6 +170,18 @@ void test_memory_that_was_lent_over_any_connection_is_waited_for() {
   for (uint64_t i = 0; i < 2 * kShare * kConnections; ++i) neighbours.give(kPayload);
 }
 
+void test_after_a_failure_no_memory_is_read_for_any_connection() {
+  Three neighbours(std::chrono::milliseconds(50));
+  std::string memory[kConnections];
+  for (std::string& each : memory) neighbours.lend(&(each = kPayload));
+  for (size_t connection = 0; connection < kConnections; ++connection) neighbours.went(connection);
+  CHECK(!neighbours.link.settle());
+  for (size_t connection = 0; connection < kConnections; ++connection) {
+    CHECK(!neighbours.link.attach_right(connection, neighbours.right[connection].ends[0], 0));
+    CHECK(neighbours.went(connection).empty());
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -150,7 +189,9 @@ int main() {
   test_a_damaged_frame_ends_its_connection_only();
   test_a_new_connection_sends_again_what_its_predecessor_lost_and_nothing_else();
   test_all_connections_are_written_while_the_link_waits();
+  test_a_new_connection_is_flushed_after_the_collective();
   test_each_connection_has_its_share_of_the_window();
   test_each_connection_has_its_own_acknowledgements();
   test_memory_that_was_lent_over_any_connection_is_waited_for();
+  test_after_a_failure_no_memory_is_read_for_any_connection();
 }

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from hvdlite.dataplane.ring import RingPlane
+from hvdlite.errors import HorovodInternalError
 from tests.contract.two_rings import allreduce, connect, meddled, reduce_until, two_planes, wait_until
 from tests.harness import thread_ranks
 
@@ -55,6 +56,17 @@ def test_all_connections_are_made_again() -> None:
             meddler.reset()
             assert thread_ranks(2, lambda rank: allreduce(planes[rank], 10_000)) == [True, True]
             wait_until(lambda times=turn: [plane.counters.resumed for plane in planes] == [times * CONNECTIONS] * 2)
+
+
+def test_a_neighbour_that_one_connection_cannot_reach_again_is_named() -> None:
+    with meddled(progress_timeout_s=1, connections=CONNECTIONS) as (planes, meddler):
+        meddler.reset(1)
+        wait_until(lambda: planes[0].counters.resumed == 1)
+        meddler.refuse()
+        meddler.reset(1)  # the one after it, which nothing has happened to yet
+        wait_until(lambda: planes[0]._error is not None)
+        with pytest.raises(HorovodInternalError, match=r"rank 0 lost its connection to rank 1 .*Connection refused"):
+            planes[0].barrier()
 
 
 def test_the_last_frames_of_all_connections_arrive_although_the_plane_is_closed_at_once() -> None:

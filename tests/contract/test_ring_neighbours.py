@@ -47,7 +47,7 @@ def greetings() -> list[bytes]:
     return [
         b"GET / HTTP/1.1\r\nHost: hvdlite.example\r\nAccept: everything that is long enough to be read\r\n\r\n",
         bytes(4097),
-        os.urandom(84),
+        os.urandom(len(hello)),
         hello + bytes(32),
         Caller(OTHER_SECRET, 2, 0, 1).hello,
         Caller(SECRET, 1, 1, 0).hello + bytes(32),

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from hvdlite.core.dtypes import DType, Max
+from hvdlite.dataplane.handshake import Caller
 from hvdlite.errors import HorovodInternalError
 from tests.contract.planes import spans_of
 from tests.contract.two_rings import allreduce, meddled, reduce_until, two_planes, wait_until
 from tests.harness import thread_ranks
 
-HELLO_AND_PROOF_BYTES = 84 + 32
+HELLO_AND_PROOF_BYTES = len(Caller(b"", 0, 0, 1).hello) + 32
 ENCRYPTED = pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 
 

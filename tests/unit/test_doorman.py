@@ -106,6 +106,19 @@ def test_each_connection_has_its_own_place_and_only_one_of_its_number_takes_it()
         assert house.wires.left[2] == untouched
 
 
+def test_the_neighbour_is_cut_off_until_it_has_made_each_lost_connection_again() -> None:
+    with closing(House(connections=3)) as house, ExitStack() as stack:
+        for connection in (0, 2):
+            with house.call(connection, 3)[0]:
+                house.turn()
+        house.turn()
+        assert house.door.is_cut_off
+        for connection, is_cut_off in ((0, True), (2, False)):
+            stack.enter_context(house.call(connection, 3)[0])
+            house.turn()
+            assert house.door.is_cut_off == is_cut_off
+
+
 @pytest.mark.parametrize(("connection", "connections"), [(0, 1), (0, 4), (3, 3), (0, 0)])
 def test_a_neighbour_that_makes_another_number_of_connections_is_told_of(connection: int, connections: int) -> None:
     with closing(House(connections=3)) as house:
