@@ -1,8 +1,8 @@
 """The speed of this machine's memory, as candidates: what moves as many bytes and computes next to nothing.
 
 *memcpy* is one copy by one core, while all others idle. *update* has every rank read and write back a vector of its
-own, all at once. No all-reduce in place is faster than that in memory that no cache holds: each rank's input has to be
-read, and its output to be written.
+own, all at once. In memory that no cache holds no all-reduce in place is much faster: each rank's input has to be read,
+and its output to be written.
 """
 
 from __future__ import annotations

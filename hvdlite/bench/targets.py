@@ -2,7 +2,7 @@
 
 A target is a ratio of speeds that hvdlite shall reach at least, for any memory and for registered memory. *MPI* is the
 better of the libraries at that size; `limit` says what *memcpy* and *update* are. There is no target for the latter,
-which nothing can outrun.
+which nothing can outrun by much.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 #include <errno.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 
 #include "hvdlite.h"
@@ -21,17 +20,8 @@ using hvd::ring::SpanList;
 
 constexpr uint64_t kMinChunkBytes = 4096;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;  // a frame's header counts in 32 bits
-constexpr uint64_t kMostAdaptiveBytes = 31 << 20;       // glibc adapts to blocks of up to 32 MiB
 constexpr int32_t kMostConnections = hvd::ring::Link::kMostConnections;
 constexpr uint64_t kMaxCellBytes = uint64_t{1} << 47;  // an address space; sums of cells cannot overflow
-
-// A block is allocated for each frame that is received, and glibc gives such blocks back to the kernel when they are
-// freed, so that a third of all pages would be faulted in again for every batch. Having seen a block of this size come
-// and go, glibc adapts its thresholds and keeps memory of that order. The block itself is never touched.
-void keep_memory_of_frames(uint64_t bytes) noexcept {
-  void* volatile block = std::malloc(std::min(bytes, kMostAdaptiveBytes));
-  std::free(block);
-}
 
 hvd_status outcome(hvd::ring::Link& link, bool done) noexcept {
   if (done) return HVD_OK;
@@ -83,7 +73,8 @@ hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t 
   const size_t wires = static_cast<size_t>(connections);
   handle->ring.reset(new hvd::ring::Ring{
       rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, timeout, used, wires}});
-  keep_memory_of_frames(4 * frames * chunk_bytes);
+  // A block is allocated for each frame that is received; a third of their pages would be new again for every batch.
+  hvd_keep_freed(4 * frames * chunk_bytes);
   const hvd_status status = outcome(handle->ring->link, handle->ring->link.status() == HVD_OK);
   if (status == HVD_OK) *out = handle.release();
   return status;
