@@ -44,7 +44,7 @@ def stream_copy(target: int, source: int, nbytes: int) -> None:
 def keep_freed(nbytes: int) -> None:
     """Has the process keep ``nbytes`` more of freed memory than it would, for good, unless the user says otherwise.
 
-    See ``native/kernels/heap.cc``. The environment variables of glibc's allocator, ``MALLOC_TRIM_THRESHOLD_`` among them,
-    are the user's way to say so.
+    See ``native/kernels/heap.cc``. ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TOP_PAD_`` and
+    ``GLIBC_TUNABLES`` with any ``glibc.malloc`` in it are the user's ways to say so.
     """
     native.library().hvd_keep_freed(nbytes)
