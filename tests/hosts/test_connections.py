@@ -27,7 +27,7 @@ def test_all_connections_carry_their_share(network: Network, connections: int, e
 
 
 def test_hosts_that_were_told_different_numbers_say_so(network: Network) -> None:
-    program = "export HVDLITE_RING_CONNECTIONS=$((HVDLITE_RANK + 1)); exec $0 -c 'import hvdlite; hvdlite.init()'"
+    program = "export HVDLITE_RING_CONNECTIONS=$((HVDLITE_RANK + 1)); exec \"$0\" -c 'import hvdlite; hvdlite.init()'"
     ended = hvdrun(network["a"], "-H", "a:1,b:1", "sh", "-c", program, sys.executable)
     assert ended.returncode == 1
     assert "connections instead of" in ended.stderr
