@@ -18,6 +18,7 @@ import ctypes, resource
 from hvdlite.ops.memory import keep_freed
 
 libc = ctypes.CDLL(None)
+libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a fault is one of small pages
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = (ctypes.c_size_t,)
 libc.free.argtypes = (ctypes.c_void_p,)
