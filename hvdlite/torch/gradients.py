@@ -137,6 +137,7 @@ class GradientReducer:
         self._has_places = has_places
         self._passes = passes
         self._buckets: list[_Bucket] = []
+        self._nbytes = 0  # of all gradients that have places
         self._gradients: dict[str, _Gradient] = {}
         self._group: object = None  # of this step, asked once, and whether it has peers
         self._has_peers = False
@@ -156,7 +157,8 @@ class GradientReducer:
             gradient.place = Place() if self._has_places else None
             self._hook(gradient)
         if self._has_places:
-            keep_what_is_freed(sum(bucket.nbytes for bucket in self._buckets))
+            self._nbytes += bucket.nbytes
+            keep_what_is_freed(self._nbytes)
 
     @property
     def passes(self) -> int:

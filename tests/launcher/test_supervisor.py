@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from hvdlite.errors import ENDED, PeerLost
 from hvdlite.launcher.report import describe_failure
 from hvdlite.launcher.supervisor import GRACE_S, LAST_WAIT_S, START_S, Close, Destroy, Phase, Signal, Supervisor
 
@@ -97,6 +98,17 @@ def test_a_culprit_that_has_no_failure_of_its_own_is_named_by_its_victim(end: in
     box = list(describe_failure(failure, [], None))
     assert box[0].startswith("+-- hvdrun: rank 2 on here was lost: its process 12 has been stopped for 2.5 s ")
     assert box[1] == "| rank 0 on here ended with code 3 because of that"
+
+
+def test_a_rank_that_merely_was_done_first_is_thought_of() -> None:
+    supervisor = job(*HERE)
+    supervisor.exited(0, 10, 1, time=5.0, now=5.0, ended_by=(2, "was lost: its process ended"))
+    supervisor.exited(2, 12, 0, time=4.9, now=5.1)
+    assert supervisor.failure is not None
+    box = list(describe_failure(supervisor.failure, [], None))
+    assert box[2] == "| hint: if rank 2 had no error, it was done before the others: hvd.join() is for that"
+    lost, stopped = PeerLost(2, "here", ENDED), PeerLost(2, "here", "its process 12 has been stopped for 2.5 s")
+    assert ["hvd.join()" in str(error) for error in (lost, stopped)] == [True, False]
 
 
 def test_those_who_lost_a_host_tell_more_than_its_silence_and_have_the_code() -> None:
