@@ -4,7 +4,8 @@ hvdrun runs one agent per host and speaks with it in frames over the agent's std
 workers, with the job's key in it, comes in a frame and so never shows in a command line.
 
 When a worker ends, what is left in its pipes is sent before the news of its end. When hvdrun says so, or is dead, the
-agent sends SIGTERM to every process that is left, SIGKILL after a grace time, and ends once it has no descendant.
+agent sends SIGTERM to every process that is left, SIGKILL after a grace time, and ends once it has no descendant. After
+Ctrl-C it waits before the SIGTERM, unless all that is left ignores Ctrl-C.
 hvdrun is dead when its stream ends, and on another host also when it has said nothing for the time of the last lease: a
 network that drops everything ends no stream.
 
@@ -52,6 +53,7 @@ class Agent:
         self._tunnel = Tunnel(self._loop, self._outbox.send)
         self._oom_kills = oom_kills()
         self._is_ending = False
+        self._terminate_at: float | None = None
         self._kill_at: float | None = None
         self._lease_s: float | None = None
         self._heard = time.monotonic()
@@ -74,7 +76,7 @@ class Agent:
                     self._end(_ABANDONED_GRACE_S)
             with suppress(ChildProcessError):
                 self._reap()
-            self._kill_if_due()
+            self._signal_if_due()
             self._check_lease()
         self._say_farewell()
 
@@ -117,7 +119,7 @@ class Agent:
         elif kind is Kind.CLOSE:
             self._tunnel.close(message["channel"])
         elif kind is Kind.END:
-            self._end(message["grace_s"])
+            self._end(message["grace_s"], message["patience_s"])
 
     def _send_answers(self) -> None:
         for answer in self._answerer.finished():
@@ -218,23 +220,30 @@ class Agent:
             else:
                 return  # the next turn finishes it, in its order
 
-    def _end(self, grace_s: float) -> None:
-        """Ends everything; a later and shorter ``grace_s`` wins."""
-        kill_at = time.monotonic() + grace_s
+    def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
+        """Ends everything, with SIGTERM after ``patience_s`` and SIGKILL ``grace_s`` later; what is shorter wins."""
+        terminate_at = time.monotonic() + patience_s
+        kill_at = terminate_at + grace_s
         if not self._is_ending:
-            self._is_ending, self._kill_at = True, kill_at
+            self._is_ending, self._terminate_at, self._kill_at = True, terminate_at, kill_at
             self._tunnel.shut()
-            self._workers.signal_everyone(signal.SIGTERM)
-        elif self._kill_at is not None:
-            self._kill_at = min(self._kill_at, kill_at)
+        else:
+            self._terminate_at = self._terminate_at and min(self._terminate_at, terminate_at)
+            self._kill_at = self._kill_at and min(self._kill_at, kill_at)
+        self._signal_if_due()
 
     def _seconds_to_act(self) -> float | None:
-        """How long the loop may wait: until the workers are killed or the lease is over, if either is to come."""
+        """How long the loop may wait: until the workers get a signal or the lease is over, if either is to come."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
-        times = [when for when in (self._kill_at, lease_ends) if when is not None]
+        times = [when for when in (self._terminate_at, self._kill_at, lease_ends) if when is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _kill_if_due(self) -> None:
+    def _signal_if_due(self) -> None:
+        if self._terminate_at is not None and (
+            time.monotonic() >= self._terminate_at or self._workers.all_ignore(signal.SIGINT)
+        ):
+            self._terminate_at = None
+            self._workers.signal_everyone(signal.SIGTERM)
         if self._is_ending and (self._kill_at is None or time.monotonic() >= self._kill_at):
             # The death of a child makes its own children ours; SIGCHLD brings us here again for them.
             self._kill_at = None

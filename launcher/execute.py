@@ -201,7 +201,7 @@ class _Execution:
                 if isinstance(action, Signal):
                     link.send(Kind.SIGNAL, signum=action.signum, everyone=True)
                 elif isinstance(action, Close):
-                    link.send(Kind.END, grace_s=action.grace_s)
+                    link.send(Kind.END, patience_s=action.patience_s, grace_s=action.grace_s)
 
     def _watch_sinks(self, waiting: set[Sink]) -> None:
         for sink in waiting - self._waiting:

@@ -33,7 +33,7 @@ class Kind(IntEnum):
 
     START = 1  # down: {"cwd", "command", "environment", "inherits", "listen": {name: service}, "workers": [...]}
     SIGNAL = 2  # down: {"signum", "everyone"}: for every process of every worker, or for the ranks themselves
-    END = 3  # down: {"grace_s"} for what the workers left behind, then SIGKILL
+    END = 3  # down: {"patience_s", "grace_s"} for what the workers left behind: before SIGTERM, and then before SIGKILL
     STARTED = 4  # up: {"rank", "pid"}
     FAILED = 5  # up: {"rank", "reason"}, the rank could not be started
     # up: {"rank", "pid", "code", "time", "is_oom", "ended_by"}; a code below 0 is a signal, time is the host's

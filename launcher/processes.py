@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +32,42 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process and what it belongs to, as process ids."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+
+
+def processes() -> Iterator[Process]:
+    """All processes of this machine, zombies included."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_bytes()
+            except OSError:
+                continue  # it ended while we looked
+            _, parent, group, session, *_ = stat.rpartition(b")")[2].split()
+            yield Process(int(entry.name), int(parent), int(group), int(session))
+
+
 def children() -> list[int]:
     """The process ids of this process's children, zombies included."""
     me = os.getpid()
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == me]
+    return [process.pid for process in processes() if process.parent == me]
+
+
+def ignores(pid: int, signum: int) -> bool:
+    """Whether process ``pid`` ignores ``signum``, or has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return True
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return fields["State"].split()[0] == "Z" or bool(int(fields["SigIgn"], 16) >> (signum - 1) & 1)
 
 
 def signal_group(group: int, signum: int) -> bool:
@@ -45,14 +79,6 @@ def signal_group(group: int, signum: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _parent(entry: Path) -> int | None:
-    try:
-        stat = (entry / "stat").read_bytes()
-    except OSError:
-        return None  # it ended while we looked
-    return int(stat.rpartition(b")")[2].split()[1])
 
 
 def _prctl(option: int, value: int) -> None:

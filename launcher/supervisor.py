@@ -1,16 +1,15 @@
 """Decides what hvdrun does about the ends of ranks, lost agents and signals. It does no I/O and reads no clock.
 
-A job is in one of five phases::
+A job is in one of six phases, and goes on from each of the first four to CLOSING when all ranks have ended::
 
-    RUNNING ──rank fails, signal──> TERMINATING ──grace over, 2nd signal──> KILLING
-       │                                 │                                     │
-       └────────────── all ranks have ended ──────────────> CLOSING <──────────┘
-                                                               │ all agents have ended, or time is up
-                                                               v
-                                                           FINISHED
+    RUNNING ──Ctrl-C──> INTERRUPTING ──grace over──> TERMINATING ──grace over──> KILLING
+       └──────────rank fails, another signal─────────────^
+                                                                        2nd signal: KILLING
+    CLOSING ──all agents have ended, or time is up──> FINISHED
 
 The first failure in time decides the exit code; what the other ranks do after it is a consequence of it. News of an
-earlier one may come later: its time tells, or the rank that was heard first, which names the culprit.
+earlier one may come later: its time tells, or the rank that was heard first, which names the culprit. Nothing that
+ranks do after a signal to hvdrun is a failure.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+INTERRUPT_GRACE_S: Final = 10.0  # between SIGINT and SIGTERM
 GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL
 START_S: Final = 30.0  # for an agent to start its workers
 LAST_WAIT_S: Final = 2.0  # for processes to vanish after SIGKILL
@@ -30,6 +30,7 @@ class Phase(Enum):
     """How far the job has come."""
 
     RUNNING = auto()
+    INTERRUPTING = auto()
     TERMINATING = auto()
     KILLING = auto()
     CLOSING = auto()
@@ -45,8 +46,9 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Action: tell every agent to end, and to give what its workers left behind ``grace_s`` for that."""
+    """Action: tell every agent to end what its workers left behind: SIGTERM after ``patience_s``, then SIGKILL."""
 
+    patience_s: float = 0.0
     grace_s: float = GRACE_S
 
 
@@ -177,10 +179,16 @@ class Supervisor:
         return actions
 
     def interrupted(self, signum: int, now: float) -> list[Action]:
-        """A signal asks hvdrun to end: the first one politely, the second one at once."""
+        """A signal asks hvdrun to end: the first one politely, the second one at once.
+
+        Ctrl-C reaches the ranks as such, so that they can end as they do without hvdrun.
+        """
         if self.phase is Phase.RUNNING:
             self._interrupt = signum
-            return self._terminate(now)
+            if signum != signal.SIGINT:
+                return self._terminate(now)
+            self._enter(Phase.INTERRUPTING, now + INTERRUPT_GRACE_S)
+            return [Signal(signal.SIGINT)]
         return self._destroy_all() if self.phase is Phase.KILLING else self._kill(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -189,6 +197,8 @@ class Supervisor:
             return []
         if self.phase is Phase.RUNNING:
             return self.not_started(min(self._awaited), f"its host did not answer within {START_S:.0f} s", now)
+        if self.phase is Phase.INTERRUPTING:
+            return self._terminate(now)
         return self._kill(now) if self.phase is Phase.TERMINATING else self._destroy_all()
 
     def _ended(self, end: Failure, now: float) -> list[Action]:
@@ -203,8 +213,10 @@ class Supervisor:
             elif self.failure is not None and self._is_rather_the_cause(end, self.failure):
                 self.failure = end
         if not self._alive:
-            self._enter(Phase.CLOSING, now + GRACE_S + LAST_WAIT_S)
-            return [*(action for action in actions if isinstance(action, Destroy)), Close()]
+            # A shell that dies of Ctrl-C at once may leave a program that is still handling it.
+            patience_s = GRACE_S if self.phase is Phase.INTERRUPTING else 0.0
+            self._enter(Phase.CLOSING, now + patience_s + GRACE_S + LAST_WAIT_S)
+            return [*(action for action in actions if isinstance(action, Destroy)), Close(patience_s)]
         return actions
 
     def _culprit(self, rank: int, ended_by: tuple[int, str] | None) -> Culprit | None:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from .frames import Kind
-from .processes import children, die_with_parent, signal_group
+from .processes import Process, die_with_parent, ignores, processes, signal_group
 
 _REPORT_BYTES: Final = 64 << 10
 
@@ -107,13 +107,20 @@ class Workers:
         return worker
 
     def signal_everyone(self, signum: int) -> None:
-        """Sends ``signum`` to every process that descends from a worker."""
+        """Sends ``signum`` to the workers' groups, the rest of their sessions, and the orphans that left these.
+
+        A process that left its worker's session and has a parent other than this process gets nothing.
+        """
         for group in self._groups:
             signal_group(group, signum)
-        for pid in children():
-            with suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(pid) not in self._groups:
-                    os.kill(pid, signum)
+        for process in self._reachable():
+            if process.group not in self._groups:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signum)
+
+    def all_ignore(self, signum: int) -> bool:
+        """Whether nobody that is left acts on ``signum``. Background programs of a script ignore SIGINT."""
+        return all(ignores(process.pid, signum) for process in self._reachable())
 
     def signal_ranks(self, signum: int) -> None:
         """Sends ``signum`` to the workers themselves, and not to what they started."""
@@ -134,6 +141,10 @@ class Workers:
         except ChildProcessError:
             return True
         return False
+
+    def _reachable(self) -> Iterator[Process]:
+        me = os.getpid()
+        return (each for each in processes() if each.session in self._groups or each.parent == me)
 
     def peek(self) -> os.waitid_result | None:
         """A child that has ended and is still to be reaped. Raises ChildProcessError if there is no child at all."""

@@ -18,7 +18,8 @@ DEAF = "trap '' TERM; echo ready; while :; do sleep 600; done"
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_job_politely(network: Network, tmp_path: Path, signum: signal.Signals, code: int) -> None:
-    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' TERM; echo ready; sleep 600 & wait"
+    asked = "INT" if signum == signal.SIGINT else "TERM"
+    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' {asked}; echo ready; sleep 600 & wait"
     with running(network["a"], "-H", "a:1,b:1,c:1", "sh", "-c", program, ranks=3) as process:
         process.send_signal(signum)
         ended, said = rest_of(process, within_s=7.0)

@@ -109,7 +109,8 @@ def test_a_program_behind_a_shell_has_its_five_seconds_too(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_to_hvdrun_ends_the_job_politely(tmp_path: Path, signum: signal.Signals, code: int) -> None:
-    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' TERM; echo ready; sleep 60 & wait"
+    asked = "INT" if signum == signal.SIGINT else "TERM"
+    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' {asked}; echo ready; sleep 60 & wait"
     with started("-np", "2", "sh", "-c", program) as process:
         wait_for_ready(process, 2)
         process.send_signal(signum)

@@ -8,9 +8,19 @@ import pytest
 
 from hvdlite.errors import ENDED, PeerLost
 from hvdlite.launcher.report import describe_failure
-from hvdlite.launcher.supervisor import GRACE_S, LAST_WAIT_S, START_S, Close, Destroy, Phase, Signal, Supervisor
+from hvdlite.launcher.supervisor import (
+    GRACE_S,
+    INTERRUPT_GRACE_S,
+    LAST_WAIT_S,
+    START_S,
+    Close,
+    Destroy,
+    Phase,
+    Signal,
+    Supervisor,
+)
 
-TERM, KILL = Signal(signal.SIGTERM), Signal(signal.SIGKILL)
+INT, TERM, KILL = Signal(signal.SIGINT), Signal(signal.SIGTERM), Signal(signal.SIGKILL)
 
 
 def job(*hosts: str) -> Supervisor:
@@ -160,12 +170,44 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_and_then_their_age
     assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 1)
 
 
-def test_one_signal_asks_two_kill_three_destroy() -> None:
+@pytest.mark.parametrize(("signum", "first"), [(signal.SIGINT, INT), (signal.SIGTERM, TERM), (signal.SIGHUP, TERM)])
+def test_one_signal_asks_two_kill_three_destroy(signum: signal.Signals, first: Signal) -> None:
     supervisor = job(*HERE[:2])
-    assert supervisor.interrupted(signal.SIGINT, 1.0) == [TERM]
+    assert supervisor.interrupted(signum, 1.0) == [first]
     assert supervisor.interrupted(signal.SIGINT, 1.1) == [KILL]
     assert supervisor.interrupted(signal.SIGINT, 1.2) == [Destroy("here")]
-    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 130)
+    assert (supervisor.phase, supervisor.exit_code) == (Phase.FINISHED, 128 + signum)
+
+
+def test_ranks_that_ignore_ctrl_c_get_sigterm_and_then_sigkill() -> None:
+    supervisor = job(*HERE[:2])
+    supervisor.interrupted(signal.SIGINT, 1.0)
+    assert supervisor.tick(1.0 + INTERRUPT_GRACE_S - 0.1) == []
+    assert supervisor.tick(1.0 + INTERRUPT_GRACE_S) == [TERM]
+    assert supervisor.tick(1.0 + INTERRUPT_GRACE_S + GRACE_S - 0.1) == []
+    assert supervisor.tick(1.0 + INTERRUPT_GRACE_S + GRACE_S) == [KILL]
+    assert (supervisor.failure, supervisor.exit_code) == (None, 130)
+
+
+def test_whatever_a_rank_does_after_ctrl_c_is_no_failure() -> None:
+    supervisor = job("a", "a", "a", "b")
+    supervisor.interrupted(signal.SIGINT, 1.0)
+    assert supervisor.exited(0, 10, 1, time=0.9, now=1.1) == []
+    assert (
+        supervisor.exited(1, 11, -signal.SIGSEGV, time=1.2, now=1.2, ended_by=(0, "was lost: its process ended")) == []
+    )
+    assert supervisor.host_lost("b", 1.3, "no sign of life from b for 8 s") == [Destroy("b")]
+    assert supervisor.phase is Phase.INTERRUPTING
+    assert supervisor.exited(2, 12, 0, time=3.0, now=3.0) == [Close(GRACE_S)]
+    assert (supervisor.failure, supervisor.exit_code) == (None, 130)
+
+
+def test_what_ranks_left_behind_has_time_for_ctrl_c_too() -> None:
+    supervisor = job(*HERE[:1])
+    supervisor.interrupted(signal.SIGINT, 1.0)
+    assert supervisor.exited(0, 10, -signal.SIGINT, time=2.0, now=2.0) == [Close(patience_s=GRACE_S)]
+    assert supervisor.deadline == 2.0 + 2 * GRACE_S + LAST_WAIT_S
+    assert supervisor.interrupted(signal.SIGINT, 2.5) == [KILL]
 
 
 def test_the_first_signal_decides_the_code_whatever_the_ranks_return() -> None:

@@ -1,0 +1,133 @@
+"""Ctrl-C: ranks and their children end as they do without hvdrun, and hvdrun says nothing of who was first."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdlite.launcher.supervisor import INTERRUPT_GRACE_S
+from tests.launcher.hvdrun import pids_in, python, read_until, started, still_alive
+
+# What each rank does about Ctrl-C, and the file that shows that it was given the time for it. One goes down by itself.
+RANKS = """
+import os, subprocess, sys, time
+rank, folder = int(os.environ["RANK"]), {folder!r}
+def save(name): open(os.path.join(folder, name), "w").close()
+def handle():
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(1)
+        save("except")
+def clean_up():
+    try:
+        time.sleep(60)
+    finally:
+        save("finally")
+def have_children():
+    child = "import time\\ntry: time.sleep(60)\\nexcept KeyboardInterrupt: open({folder!r} + '/%s', 'w').close()"
+    in_group = subprocess.Popen([sys.executable, "-S", "-c", child % "child in the group"])
+    in_session = subprocess.Popen([sys.executable, "-S", "-c", child % "child in the session"], process_group=0)
+    try:
+        in_group.wait()
+    except KeyboardInterrupt:
+        sys.exit(max(in_group.wait(), in_session.wait()))
+def crash():
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        os.abort()
+print("ready", flush=True)
+(handle, clean_up, have_children, crash)[rank]()
+"""
+
+
+def interrupt(process: subprocess.Popen[bytes], ranks: int) -> None:
+    assert process.stdout is not None
+    read_until(process.stdout.fileno(), lambda found: found.count(b"ready\n") == ranks)
+    process.send_signal(signal.SIGINT)
+
+
+def test_ranks_and_their_children_handle_it_themselves(tmp_path: Path) -> None:
+    with started("-np", "4", *python(RANKS.format(folder=str(tmp_path)))) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready\n") == 4)
+        wait_for_children(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+        assert process.wait(20) == 130
+    expected = ["child in the group", "child in the session", "except", "finally"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == expected
+    assert "[1]<stderr>:KeyboardInterrupt" in said
+    assert [line for line in said.splitlines() if "<stderr>" not in line] == [
+        "hvdrun: SIGINT: ending 4 rank(s); once more kills them at once"
+    ]
+
+
+def wait_for_children(pid: int) -> None:
+    """Waits until the two children of rank 2 wait for Ctrl-C: they sleep then."""
+    deadline = time.monotonic() + 20
+    programs: list[psutil.Process] = []
+    while len(programs) < 2 or any(program.status() != psutil.STATUS_SLEEPING for program in programs):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        programs = [
+            child for child in psutil.Process(pid).children(recursive=True) if "child in" in str(child.cmdline())
+        ]
+
+
+def test_a_program_behind_a_shell_that_dies_at_once_has_its_time_too(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import time\n"
+        f"try:\n    print('ready', flush=True); time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    time.sleep(2); open('{tmp_path}/saved', 'w')\n"
+    )
+    command = shlex.join([sys.executable, "-S", str(program)])
+    with started("-np", "1", "sh", "-c", f"{command}; true") as process:
+        interrupt(process, 1)
+        assert process.wait(20) == 130
+    assert (tmp_path / "saved").exists()
+
+
+DEAF = "echo $$ > {folder}/pid.$RANK; trap '' INT; trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+
+
+@pytest.mark.faults
+def test_what_is_deaf_to_it_gets_sigterm(tmp_path: Path) -> None:
+    with started("-np", "2", "sh", "-c", DEAF.format(folder=tmp_path)) as process:
+        interrupt(process, 2)
+        begun = time.monotonic()
+        assert process.wait(30) == 130
+        assert time.monotonic() - begun > INTERRUPT_GRACE_S - 0.5
+    assert still_alive(pids_in(tmp_path), within_s=0.0) == []
+
+
+def test_a_second_one_kills_at_once(tmp_path: Path) -> None:
+    with started("-np", "2", "sh", "-c", DEAF.format(folder=tmp_path)) as process:
+        interrupt(process, 2)
+        begun = time.monotonic()
+        assert process.stderr is not None
+        read_until(process.stderr.fileno(), lambda found: b"once more" in found)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert time.monotonic() - begun < INTERRUPT_GRACE_S - 0.5
+    assert still_alive(pids_in(tmp_path), within_s=0.0) == []
+
+
+def test_the_companions_of_a_failed_rank_still_get_sigterm(tmp_path: Path) -> None:
+    program = f"""
+        trap 'echo TERM > {tmp_path}/got; exit 0' TERM; trap 'echo INT > {tmp_path}/got; exit 0' INT; echo ready
+        [ $RANK = 0 ] && read line; [ $RANK = 0 ] && exit 3; while :; do sleep 0.1; done
+    """
+    with started("-np", "2", "sh", "-c", program) as process:
+        assert process.wait(20) == 3
+    assert (tmp_path / "got").read_text() == "TERM\n"
