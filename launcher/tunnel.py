@@ -12,14 +12,14 @@ is closed; sockets are read only while the stream has room (`hold`).
 from __future__ import annotations
 
 import itertools
-import os
 import socket
-import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from hvdlite.rendezvous.entrance import Entrance, peer_of
 
 from .frames import NUMBERS, Kind, pack_message, pack_output
 from .loop import WRITE, Loop
@@ -27,7 +27,6 @@ from .sink import Sink
 
 MAX_CHANNELS: Final = 4096
 _READ_BYTES: Final = 64 << 10
-_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +42,24 @@ class Tunnel:
     def __init__(self, loop: Loop, send: Callable[[bytes], None]) -> None:
         self._loop, self._send = loop, send
         self._channels: dict[int, _Channel] = {}
-        self._listeners: list[socket.socket] = []
+        self._entrances: list[Entrance] = []
         self._numbers = itertools.count()
         self._is_held = False
 
     def listen(self, name: str, service: str) -> None:
         """Accepts connections to the abstract socket ``name`` for ``service``. Raises OSError if the name is taken."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        listener.bind(f"\0{name}")
-        listener.listen(socket.SOMAXCONN)
-        self._listeners.append(listener)
-        self._loop.watch(listener.fileno(), partial(self._accept, listener, service))
+        entrance = Entrance.within_host(name)
+        self._entrances.append(entrance)
+        self._loop.watch(entrance.fileno(), partial(self._accept, entrance, service))
 
     def open(self, channel: int, name: str | None) -> None:
         """Connects ``channel`` to the abstract socket ``name``; without one, or if that fails, closes it."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            is_new = channel in NUMBERS and channel not in self._channels
-            if name is None or not is_new or len(self._channels) >= MAX_CHANNELS:
-                raise ConnectionRefusedError
-            connection.connect(f"\0{name}")
-        except OSError:
-            connection.close()
+        is_new = channel in NUMBERS and channel not in self._channels
+        connection = None if name is None or not is_new or len(self._channels) >= MAX_CHANNELS else _connect(name)
+        if connection is None or not self._add(channel, connection):
             self._send(pack_message(Kind.CLOSE, channel=channel))
-        else:
-            self._add(channel, connection)
+            if connection is not None:
+                connection.close()
 
     def deliver(self, channel: int, data: bytes) -> None:
         """Writes what came for ``channel``; bytes for one that is closed already are dropped."""
@@ -93,30 +85,32 @@ class Tunnel:
 
     def shut(self) -> None:
         """Closes everything."""
-        for listener in self._listeners:
-            self._loop.unwatch(listener.fileno())
-            listener.close()
-        self._listeners.clear()
+        for entrance in self._entrances:
+            self._loop.unwatch(entrance.fileno())
+            entrance.close()
+        self._entrances.clear()
         for channel in tuple(self._channels):
             self.close(channel)
 
-    def _accept(self, listener: socket.socket, service: str) -> None:
-        with suppress(BlockingIOError, ConnectionAbortedError):
-            connection, _ = listener.accept()
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid() or len(self._channels) >= MAX_CHANNELS:
-                connection.close()
-                return
-            connection.setblocking(False)
-            channel = next(self._numbers)
-            self._add(channel, connection)
+    def _accept(self, entrance: Entrance, service: str) -> None:
+        if (connection := entrance.accept()) is None:
+            return
+        channel = next(self._numbers)
+        if len(self._channels) < MAX_CHANNELS and self._add(channel, connection):
             self._send(pack_message(Kind.OPEN, channel=channel, service=service))
+        else:
+            connection.close()
 
-    def _add(self, channel: int, connection: socket.socket) -> None:
-        writer = connection.dup()
+    def _add(self, channel: int, connection: socket.socket) -> bool:
+        """Whether there was a descriptor for it."""
+        try:
+            writer = connection.dup()
+        except OSError:
+            return False
         self._channels[channel] = _Channel(connection, writer, Sink(writer.fileno(), f"channel {channel}"))
         if not self._is_held:
             self._loop.watch(connection.fileno(), partial(self._read, channel))
+        return True
 
     def _read(self, channel: int) -> None:
         try:
@@ -146,6 +140,17 @@ class Tunnel:
     def _break(self, channel: int) -> None:
         self.close(channel)
         self._send(pack_message(Kind.CLOSE, channel=channel))
+
+
+def _connect(name: str) -> socket.socket | None:
+    """A connection to the abstract socket ``name``, which does not block; None if nobody of this user answers there."""
+    with ExitStack() as undo, suppress(OSError):
+        connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        connection.connect(f"\0{name}")
+        if peer_of(connection).is_own:
+            undo.pop_all()
+            return connection
+    return None
 
 
 def tunnelled(environment: Mapping[str, str], prefix: str) -> dict[str, str]:

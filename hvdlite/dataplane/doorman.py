@@ -6,43 +6,31 @@ import errno
 import os
 import select
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
 
-from hvdlite.dataplane.handshake import Callee, Disagrees, Refused
+from hvdlite.dataplane.handshake import Callee
+from hvdlite.dataplane.lobby import Lobby
 from hvdlite.dataplane.streams import prepare
 from hvdlite.dataplane.talk import Talk
 from hvdlite.dataplane.watch import Watch
 from hvdlite.dataplane.wires import Wires
-
-_HANDSHAKE_TIMEOUT_S: Final = 2.0
-_MOST_GUESTS: Final = 64
-_PAUSE_S: Final = 0.1
+from hvdlite.rendezvous.entrance import Entrance
 
 
 class Doorman:
-    """Anybody may connect to ``listener``; whoever proves to be the left neighbour becomes a left connection.
+    """Anybody may connect to ``entrance``; whoever proves to be the left neighbour becomes a left connection.
 
-    Strangers get a few seconds, and the oldest of many leaves when another one comes. Of one thread only.
-
-    ``admitted`` counts the left connections by their number, ``refused`` the strangers; ``trouble`` is what was wrong
-    with the neighbour, if it came.
+    ``admitted`` counts the left connections by their number. Of one thread only.
     """
 
-    def __init__(self, watch: Watch, wires: Wires, listener: socket.socket, new_callee: Callable[[], Callee]) -> None:
+    def __init__(self, watch: Watch, wires: Wires, entrance: Entrance, new_callee: Callable[[], Callee]) -> None:
         self._watch = watch
         self._wires = wires
-        self._listener = listener
-        self._new_callee = new_callee
-        self._guests: list[Talk[Callee]] = []  # the oldest first
+        self._lobby = Lobby(watch, entrance, new_callee, self._admit)
         self._left: dict[int, socket.socket] = {}
         self._cut_off: set[int] = set()
-        self._listen_at = 0.0  # infinite while the listener is watched
         self.admitted = [0] * wires.connections
-        self.refused = 0
-        self.trouble = ""
 
     @property
     def is_cut_off(self) -> bool:
@@ -50,54 +38,34 @@ class Doorman:
         return bool(self._cut_off)
 
     @property
+    def refused(self) -> int:
+        """How many strangers have called."""
+        return self._lobby.refused
+
+    @property
+    def trouble(self) -> str:
+        """What was wrong with the neighbour, if it came."""
+        return self._lobby.trouble
+
+    @property
     def due(self) -> float:
         """When `tick` has something to do."""
-        return min(self._listen_at, self._guests[0].deadline if self._guests else float("inf"))
+        return self._lobby.due
 
     def tick(self, now: float) -> None:
-        while self._guests and self._guests[0].deadline <= now:
-            self._dismiss(self._guests[0])
-        if self._listen_at <= now:
-            self._watch.set(self._listener, select.POLLIN, self._accept)
-            self._listen_at = float("inf")
+        self._lobby.tick(now)
 
     def close(self) -> None:
         """Ends all connections. The native ring has to be done with the left ones."""
-        for talk in self._guests:
-            self._watch.close(talk.link)
         for connection, link in self._left.items():
             self._wires.detach_left(connection)
             self._watch.close(link)
-        self._watch.close(self._listener)
-
-    def _accept(self, _: int) -> None:
-        try:
-            link, _ = self._listener.accept()
-            link.setblocking(False)
-            prepare(link)
-        except (BlockingIOError, ConnectionError):  # the guest left before it was let in
-            return
-        except OSError:  # no descriptor is left, say: whoever knocks will wait
-            self._watch.let_go(self._listener)
-            self._listen_at = time.monotonic() + _PAUSE_S
-            return
-        if len(self._guests) == _MOST_GUESTS:
-            self._dismiss(self._guests[0])
-        talk = Talk(link, self._new_callee(), time.monotonic() + _HANDSHAKE_TIMEOUT_S)
-        self._guests.append(talk)
-        self._watch.set(link, select.POLLIN, lambda _: self._answer(talk))
-
-    def _answer(self, talk: Talk[Callee]) -> None:
-        try:
-            if talk.go_on():
-                self._admit(talk)
-        except (Refused, OSError) as error:
-            self.trouble = str(error) if isinstance(error, Disagrees) else self.trouble
-            self._dismiss(talk)
+        self._lobby.close()
 
     def _admit(self, talk: Talk[Callee]) -> None:
         # Nothing more may be received over the old connection once the number has been told. The neighbour has given it
         # up before it called, so if this call fails now, there is none until the next one.
+        prepare(talk.link)
         connection = talk.party.connection
         received = self._wires.detach_left(connection)
         if connection in self._left:
@@ -106,7 +74,6 @@ class Doorman:
         talk.say(talk.party.welcome(received))
         if not self._wires.attach_left(connection, talk.link.fileno(), talk.party.keys):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        self._guests.remove(talk)
         self._left[connection] = talk.link
         self._watch.set(talk.link, select.POLLRDHUP, lambda events: self._neighbour_is_done(connection, events))
         self._cut_off.discard(connection)
@@ -123,8 +90,3 @@ class Doorman:
             self._cut_off.add(connection)
         with suppress(OSError):  # it may have ended in both directions
             link.shutdown(socket.SHUT_WR)
-
-    def _dismiss(self, talk: Talk[Callee]) -> None:
-        self._guests.remove(talk)
-        self._watch.close(talk.link)
-        self.refused += 1

@@ -4,16 +4,18 @@ The *caller* has connected to an address that was published for the *callee*; ne
 Both know the secret of the job. Four messages of fixed sizes::
 
     caller -> callee   HELLO      session, rank of the caller, rank of the callee, number of the connection,
-                                  how many there are, nonce of the caller
+                                  how many there are, nonce of the caller, and a proof that it knows the secret
     caller <- callee   CHALLENGE  nonce of the callee, proof of the callee
     caller -> callee   PROOF      proof of the caller
     caller <- callee   WELCOME    how many frames the callee has received over this connection and those before it,
                                   and a proof of that
 
 A proof is HMAC-SHA256 under the job's secret over what is proved, the HELLO, and both nonces: it is worth nothing to
-another session, for other ranks, in the other direction, or a second time. Between PROOF and WELCOME the callee lets go
-of an older connection of the same number, so what it tells is final. From the same secret and nonces both derive the
-``keys`` of this one connection: 16 bytes for its frames and 16 for their acknowledgements.
+another session, for other ranks, in the other direction, or a second time. Only that of the HELLO can be repeated by
+who has read it on the way; all it does is to tell callers of the job from strangers before they are answered. Between
+PROOF and WELCOME the callee lets go of an older connection of the same number, so what it tells is final. From the same
+secret and nonces both derive the ``keys`` of this one connection: 16 bytes for its frames and 16 for their
+acknowledgements.
 
 The two classes are state machines: messages in, messages out; sockets and clocks are their user's.
 """
@@ -25,10 +27,10 @@ import secrets
 import struct
 from typing import Final
 
-_HELLO: Final = struct.Struct("<8sQIIHH32s")
+_HELLO: Final = struct.Struct("<8sQIIHH32s32s")
 _CHALLENGE: Final = struct.Struct("<32s32s")
 _WELCOME: Final = struct.Struct("<Q32s")
-_MAGIC: Final = b"hvdRing3"
+_MAGIC: Final = b"hvdRing4"
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 
@@ -60,7 +62,8 @@ class Caller:
         self._to = to
         self._transcript = b""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        self.hello = _HELLO.pack(_MAGIC, session, rank, to, connection, connections, nonce)
+        said = _HELLO.pack(_MAGIC, session, rank, to, connection, connections, nonce, b"")[:-_PROOF_BYTES]
+        self.hello = said + _hmac(secret, b"hello", said)
         self.awaits = _CHALLENGE.size
         self.received = 0
 
@@ -91,7 +94,7 @@ class Callee:
     """One connection of anybody to rank ``rank``, which waits for rank ``caller`` to make ``connections``.
 
     ``awaits``: bytes of the message that has to come next, 0 when the caller has proved who it is; then
-    ``connection`` is the number of this one, and there are ``keys``.
+    ``connection`` is the number of this one, and there are ``keys``. ``knows_secret`` is set by a HELLO that proves it.
     """
 
     def __init__(self, secret: bytes, session: int, rank: int, caller: int, connections: int = 1) -> None:
@@ -101,6 +104,7 @@ class Callee:
         self._announced = 0
         self._transcript = b""
         self.connection = 0
+        self.knows_secret = False
         self.awaits = _HELLO.size
 
     def take(self, message: bytes) -> bytes:
@@ -126,9 +130,12 @@ class Callee:
         return _hmac(self._secret, b"keys", self._transcript)
 
     def _challenge(self, hello: bytes) -> bytes:
-        *who, self.connection, self._announced, _ = _HELLO.unpack(hello)
+        *who, self.connection, self._announced, _, proof = _HELLO.unpack(hello)
         if tuple(who) != self._expected:
             raise Refused("the caller is not the neighbour that is expected")
+        if not hmac.compare_digest(proof, _hmac(self._secret, b"hello", hello[:-_PROOF_BYTES])):
+            raise Refused("the caller does not have the secret of this job")
+        self.knows_secret = True
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._transcript = hello + nonce
         self.awaits = _PROOF_BYTES

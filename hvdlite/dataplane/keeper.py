@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from hvdlite.dataplane.watch import Watch
 from hvdlite.dataplane.wires import Wires
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
+from hvdlite.rendezvous.entrance import Entrance
 
 _NEVER: Final = float("inf")
 
@@ -48,7 +48,7 @@ class Neighbours(NamedTuple):
 
 
 class Keeper:
-    """Takes over ``listener``, and dials ``right_name`` as soon as it is started.
+    """Takes over ``entrance``, and dials ``right_name`` as soon as it is started.
 
     ``on_failure`` is called in the keeper's thread if the right neighbour, once connected, did not let this rank in
     again for ``patience_s``, or its host could not even be reached for ``unreachable_s``. `stop` and `close` may be
@@ -59,7 +59,7 @@ class Keeper:
         self,
         neighbours: Neighbours,
         wires: Wires,
-        listener: socket.socket,
+        entrance: Entrance,
         right_name: str,
         patience_s: float,
         unreachable_s: float,
@@ -72,7 +72,7 @@ class Keeper:
         self._unreachable_s = unreachable_s
         self._on_failure = on_failure
         self._watch = Watch()
-        self._doorman = Doorman(self._watch, wires, listener, neighbours.new_callee)
+        self._doorman = Doorman(self._watch, wires, entrance, neighbours.new_callee)
         self._dialers = [
             Dialer(self._watch, wires, connection, right_name, neighbours.new_caller)
             for connection in range(neighbours.connections)

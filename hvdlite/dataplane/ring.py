@@ -90,16 +90,16 @@ class RingPlane(DataPlane):
         self._keeper: Keeper | None = None
         self._lock = threading.Lock()  # guards _ring, _keeper and _error against abort, which any thread may call
         try:
-            self._listener = listen(address, ports)
+            self._entrance = listen(address, ports)
         except HorovodInternalError as error:
             raise HorovodInternalError(f"rank {own} {error}") from None
-        self.address: str = name_of(self._listener)
+        self.address: str = name_of(self._entrance)
         try:
             self._ring: ctypes.c_void_p | None = self._open(
                 session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt
             )
         except BaseException:
-            self._listener.close()
+            self._entrance.close()
             raise
 
     def connect(self, right_address: str, deadline: float) -> None:
@@ -115,7 +115,7 @@ class RingPlane(DataPlane):
             self._keeper = keeper = Keeper(
                 self._neighbours,
                 wires,
-                self._listener,
+                self._entrance,
                 right_address,
                 self._progress_timeout_s,
                 self._unreachable_s,
@@ -174,7 +174,7 @@ class RingPlane(DataPlane):
             # The last frames of a collective that ended well may still be on their way to the neighbour.
             self._keeper.close(linger_s=0 if self._error else _LINGER_S)
         else:
-            self._listener.close()
+            self._entrance.close()
         own = self._neighbours.rank
         self.abort(ShutDown(own, f"rank {own} closed its ring"))
         with self._lock:

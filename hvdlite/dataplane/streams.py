@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from hvdlite.rendezvous import listening
+from hvdlite.rendezvous.entrance import Entrance
 
 _UNIX: Final = "unix://@"
 _KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
@@ -22,26 +23,20 @@ _SHORT_LINE_US: Final = 1000  # between hosts of one network
 _MIN_RTT: Final = struct.Struct("148x I")  # where a tcp_info has the shortest round trip, in microseconds
 
 
-def listen(address: str | None, ports: range | None) -> socket.socket:
-    """A non-blocking listener on the IP address ``address`` at one of ``ports`` (None: any that is free).
+def listen(address: str | None, ports: range | None) -> Entrance:
+    """Listens on the IP address ``address`` at one of ``ports`` (None: any that is free).
 
     ``address`` None: at a random name within this host. Raises HorovodInternalError that says what to change.
     """
     if address is not None:
         return listening.listen(address, ports)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0hvdlite-ring-{secrets.token_hex(16)}")
-    listener.listen(socket.SOMAXCONN)
-    listener.setblocking(False)
-    return listener
+    return Entrance.within_host(f"hvdlite-ring-{secrets.token_hex(16)}")
 
 
-def name_of(listener: socket.socket) -> str:
-    """What `dial` takes to reach ``listener``."""
-    where = listener.getsockname()
-    if listener.family == socket.AF_UNIX:
-        return f"{_UNIX}{where[1:].decode()}"
-    return listening.endpoint(where[0], where[1])
+def name_of(entrance: Entrance) -> str:
+    """What `dial` takes to reach ``entrance``."""
+    where = entrance.name()
+    return f"{_UNIX}{where}" if isinstance(where, str) else listening.endpoint(*where)
 
 
 def dial(name: str) -> socket.socket:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+_HUNG_UP: Final = "it hung up in the middle of the handshake, as on one that does not have the secret of this job"
 
 
 class Party(Protocol):
@@ -40,7 +42,7 @@ class Talk(Generic[P]):
             except BlockingIOError:
                 return False
             if not piece:
-                raise ConnectionResetError("the connection ended in the middle of the handshake")
+                raise ConnectionResetError(_HUNG_UP)
             self._came += piece
             if len(self._came) == self.party.awaits:
                 answer, self._came = self.party.take(self._came), b""

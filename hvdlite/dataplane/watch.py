@@ -26,10 +26,11 @@ class Watch:
         self._poll.register(fd, events)
         self._handlers[fd] = handler
 
-    def let_go(self, watched: socket.socket) -> None:
+    def let_go(self, watched: socket.socket | int) -> None:
         """Does nothing if it is not watched."""
-        if self._handlers.pop(watched.fileno(), None) is not None:
-            self._poll.unregister(watched)
+        fd = watched if isinstance(watched, int) else watched.fileno()
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
 
     def close(self, watched: socket.socket) -> None:
         """Lets go of a connection and ends it, also where a forked child has a copy of its descriptor."""

@@ -1,7 +1,7 @@
 """A door between processes of one host and one user: who knocks with the token gets a connected socket.
 
-The listener is an abstract Unix socket, by default with a random name, so it leaves no file. It admits a peer if the
-kernel says that it is of the same user, and if the first packet begins with the token; the rest of the packet is a
+The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Entrance` lets in who
+is of the same user, and it admits those of them whose first packet begins with the token; the rest of the packet is a
 greeting. Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is dropped and
 delays nobody.
 """
@@ -9,11 +9,9 @@ delays nobody.
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -21,9 +19,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.entrance import Entrance, peer_of
 
 _KNOCK_LIMIT_BYTES: Final = 4096
-_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class Door:
@@ -32,14 +30,7 @@ class Door:
     def __init__(self, token: bytes, address: str | None = None) -> None:
         self.address = address or f"hvdlite-door-{secrets.token_hex(16)}"
         self._token = token
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._listener.bind("\0" + self.address)
-            self._listener.listen(socket.SOMAXCONN)
-        except OSError:
-            self._listener.close()
-            raise
-        self._listener.setblocking(False)
+        self._entrance = Entrance.within_host(self.address, socket.SOCK_SEQPACKET)
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +42,7 @@ class Door:
 
     def close(self) -> None:
         """Stops listening. Those who were admitted stay connected."""
-        self._listener.close()
+        self._entrance.close()
 
     def admit(self, deadline: float) -> Generator[tuple[socket.socket, bytes], None, None]:
         """Everyone who is let in, with the greeting; the caller closes the sockets.
@@ -59,14 +50,14 @@ class Door:
         Raises TimeoutError at ``deadline`` (``time.monotonic()`` seconds).
         """
         with selectors.DefaultSelector() as ready, ExitStack() as guests:
-            ready.register(self._listener, selectors.EVENT_READ)
+            ready.register(self._entrance, selectors.EVENT_READ)
             while True:
                 events = ready.select(max(0.0, deadline - time.monotonic()))
                 if not events:
                     raise TimeoutError
                 for key, _ in events:
-                    if key.fileobj is self._listener:
-                        if (guest := self._accept()) is not None:
+                    if key.fileobj is self._entrance:
+                        if (guest := self._entrance.accept()) is not None:
                             ready.register(guests.enter_context(guest), selectors.EVENT_READ)
                         continue
                     assert isinstance(key.fileobj, socket.socket)
@@ -77,17 +68,6 @@ class Door:
                     else:
                         # A new object for the caller: the stack closes its own when the iteration ends.
                         yield socket.socket(fileno=key.fileobj.detach()), greeting
-
-    def _accept(self) -> socket.socket | None:
-        try:
-            guest, _ = self._listener.accept()
-        except BlockingIOError:  # the guest left before it was let in
-            return None
-        if peer_of(guest)[1] != os.geteuid():
-            guest.close()
-            return None
-        guest.setblocking(False)
-        return guest
 
     def _check(self, guest: socket.socket) -> bytes | None:
         try:
@@ -107,16 +87,10 @@ def knock(address: str, token: bytes, greeting: bytes, deadline: float) -> socke
     try:
         link.settimeout(max(0.001, deadline - time.monotonic()))
         link.connect("\0" + address)
-        if peer_of(link)[1] != os.geteuid():
+        if not peer_of(link).is_own:
             raise HorovodInternalError(f"{address} belongs to another user; start the job anew")
         link.send(token + greeting)
     except BaseException:
         link.close()
         raise
     return link
-
-
-def peer_of(link: socket.socket) -> tuple[int, int]:
-    """The process id and user id of the peer, as the kernel knows them since it connected or listened."""
-    pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(pid), int(uid)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import zmq
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.entrance import Entrance
 
 LOOPBACK = "127.0.0.1"
 
@@ -36,12 +37,12 @@ def bind_within(bind: Callable[[int], T], address: str, ports: range | None) -> 
     raise HorovodInternalError(f"cannot listen on {address}: {told} are all in use; choose a wider --port-range")
 
 
-def listen(address: str, ports: range | None) -> socket.socket:
-    """A non-blocking listener on the IP address ``address`` at a port of ``ports``. Raises as `bind_within`."""
+def listen(address: str, ports: range | None) -> Entrance:
+    """Listens on the IP address ``address`` at a port of ``ports``. Raises as `bind_within`."""
     return bind_within(lambda port: _listen_at(address, port), address, ports)
 
 
-def _listen_at(address: str, port: int) -> socket.socket:
+def _listen_at(address: str, port: int) -> Entrance:
     family, where = resolve(address, port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -49,12 +50,10 @@ def _listen_at(address: str, port: int) -> socket.socket:
         # sockets that are bound only one may listen, so the other one is of no use any more.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
-        listener.listen(socket.SOMAXCONN)
-        listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
-    return listener
+    return Entrance(listener)
 
 
 def endpoint(address: str, port: int | str) -> str:

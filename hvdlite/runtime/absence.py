@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
+from contextlib import suppress
 from enum import IntEnum
 
 from hvdlite.errors import ENDED
@@ -95,6 +96,8 @@ class Absence:
             self._refusals += 1
         elif error in (0, errno.EISCONN):
             self._refusals = 0
+            with suppress(OSError):  # it has done so, and was answered
+                self._probe.shutdown(socket.SHUT_WR)  # the kernel keeps who says nothing from the process
             try:
                 self._probe.recv(1)
                 self._finding = _Finding.WELL

@@ -6,8 +6,6 @@ accepted and closed; while it is stopped, the kernel accepts and nothing follows
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from hvdlite.rendezvous.listening import endpoint, listen
 
 _BURST = 64  # connections dropped in one go
@@ -17,17 +15,18 @@ class Beacon:
     """Listens on ``address`` until it is closed. ``endpoint`` is what others dial."""
 
     def __init__(self, address: str, ports: range | None) -> None:
-        self._listener = listen(address, ports)
-        self.endpoint = endpoint(address, self._listener.getsockname()[1])
+        self._entrance = listen(address, ports)
+        self.endpoint = endpoint(address, self._entrance.name()[1])
 
     def fileno(self) -> int:
-        return self._listener.fileno()
+        return self._entrance.fileno()
 
     def drop_callers(self) -> None:
         """Closes what has connected. Due when the beacon is readable."""
-        with suppress(OSError):  # nobody is left, or who called has hung up already
-            for _ in range(_BURST):
-                self._listener.accept()[0].close()
+        for _ in range(_BURST):
+            if (caller := self._entrance.accept()) is None:
+                break
+            caller.close()
 
     def close(self) -> None:
-        self._listener.close()
+        self._entrance.close()

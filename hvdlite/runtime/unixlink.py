@@ -24,7 +24,8 @@ from pathlib import Path
 from hvdlite.core.wire import Message, decode, encode
 from hvdlite.dataplane.shm import spin_ns
 from hvdlite.errors import ENDED, HorovodInternalError
-from hvdlite.rendezvous.door import Door, knock, peer_of
+from hvdlite.rendezvous.door import Door, knock
+from hvdlite.rendezvous.entrance import peer_of
 from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.frames import FrameSocket
 from hvdlite.runtime.inbox import Inbox
@@ -140,7 +141,7 @@ class UnixLink(ControlLink):
         self.inbox.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
-        pid = peer_of(connection)[0]
+        pid = peer_of(connection).pid
         peer = _Peer(rank, pid, _pidfd_of(pid), FrameSocket(connection))
         for fd in (peer.frames.fileno(), peer.pidfd):
             if fd >= 0:

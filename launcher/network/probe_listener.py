@@ -18,6 +18,8 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import Final
 
+from hvdlite.rendezvous.entrance import Entrance
+
 from . import probe_greeting as greeting
 
 ROUNDS: Final = 9
@@ -50,7 +52,7 @@ class ProbeListener:
         self._deadline = time.monotonic() + lifetime_s
         self._selector = selectors.DefaultSelector()
         self._connections: dict[socket.socket, _Connection] = {}
-        self._doors: list[socket.socket] = []
+        self._doors: list[Entrance] = []
         self.port_by_address: dict[str, int] = {}
         self.problems: dict[str, str] = {}
         for address in addresses:
@@ -60,7 +62,7 @@ class ProbeListener:
                 self.problems[address] = error.strerror or str(error)
                 continue
             self._doors.append(door)
-            self.port_by_address[address] = door.getsockname()[1]
+            self.port_by_address[address] = int(door.name()[1])
         self._stop, self._stopped = socket.socketpair()
         self._selector.register(self._stopped, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="hvdrun-probe", daemon=True)
@@ -79,27 +81,24 @@ class ProbeListener:
             if self._stopped in keys:
                 break
             for key in keys:
-                if isinstance(key, socket.socket):
+                if isinstance(key, socket.socket | Entrance):
                     self._serve(key)
             self._drop_the_silent()
-        for held in (*self._connections, *self._doors, self._stopped):
+        for held in (*self._connections, self._stopped):
             held.close()
+        for door in self._doors:
+            door.close()
         self._selector.close()
 
-    def _serve(self, ready: socket.socket) -> None:
-        connection = self._connections.get(ready)
-        if connection is None:
-            if ready in self._doors:
-                self._admit(ready)
-        elif not connection.receive():
+    def _serve(self, ready: socket.socket | Entrance) -> None:
+        if isinstance(ready, Entrance):
+            self._admit(ready)
+        elif ready in self._connections and not self._connections[ready].receive():
             self._drop(ready)
 
-    def _admit(self, door: socket.socket) -> None:
-        try:
-            accepted, _ = door.accept()
-        except OSError:
-            return  # it went away again, or descriptors ran out; the dialler's deadline tells
-        accepted.setblocking(False)
+    def _admit(self, door: Entrance) -> None:
+        if (accepted := door.accept()) is None:
+            return
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._connections[accepted] = _Connection(accepted, _converse(self._token, self._host))
@@ -182,20 +181,18 @@ def _converse(token: bytes, host: int) -> Conversation:
     yield echo, EVERYTHING
 
 
-def _listen(address: str, ports: range | None) -> socket.socket:
-    """A socket that listens on the first free port. Raises OSError if there is none."""
+def _listen(address: str, ports: range | None) -> Entrance:
+    """Listens on the first free port. Raises OSError if there is none."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports or (0,):
-        door = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        door = socket.socket(family, socket.SOCK_STREAM)
         try:
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             door.bind((address, port))
-            door.listen(_MAX_CONNECTIONS)
+            return Entrance(door)
         except OSError as error:
             door.close()
             if error.errno != errno.EADDRINUSE:
                 raise
-        else:
-            return door
     told = f"ports {ports[0]}-{ports[-1]}" if ports else "its ports"
     raise OSError(errno.EADDRINUSE, f"{told} are all in use")

@@ -13,7 +13,8 @@ from itertools import chain
 from types import TracebackType
 from typing import Final, Self
 
-from hvdlite.dataplane.streams import dial, listen, name_of
+from hvdlite.dataplane.streams import dial
+from hvdlite.rendezvous.listening import endpoint
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER without time: closing sends a reset
 _PIECE_BYTES: Final = 64 << 10
@@ -30,9 +31,8 @@ class Meddler:
 
     def __init__(self, target: str) -> None:
         self._target = target
-        self._listener = listen("127.0.0.1", None)
-        self._listener.setblocking(True)
-        self.name = name_of(self._listener)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN)
+        self.name = endpoint(*self._listener.getsockname())
         self.flip_every = 0
         self.spared_bytes = 0
         self.damaged_connections = sys.maxsize

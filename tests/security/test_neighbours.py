@@ -3,57 +3,26 @@
 from __future__ import annotations
 
 import glob
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 import psutil
-import pytest
 
+from tests.harness.users import NOBODY, in_child, needs_root
 from tests.launcher.hvdrun import python, read_until, started
 from tests.security.openings import openings
 from tests.security.victim import victim
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-
-NOBODY = 65534
-
-Result = TypeVar("Result")
+pytestmark = needs_root
 
 PLACES = (
     *(f"/proc/[0-9]*/{name}" for name in ("cmdline", "environ", "maps", "mem", "fd/*", "status", "comm")),
     *("/dev/shm/**", "/tmp/**", "/run/**"),
 )
-
-
-def as_nobody(work: Callable[..., Result], *arguments: Any) -> Result:
-    """What ``work`` returns in the process of a user without rights, who may not even run the interpreter."""
-    fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe()
-
-    def child() -> None:
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        there.send(work(*arguments))
-
-    process = fork.Process(target=child)
-    process.start()
-    try:
-        assert here.poll(60.0), "the other user's process gave no answer"
-        result: Result = here.recv()
-        return result
-    finally:
-        process.join(5.0)
-        process.close()
-        here.close()
-        there.close()
 
 
 def holders(key: bytes, *folders: Path) -> list[str]:
@@ -83,7 +52,7 @@ def test_the_key_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
         output = read_until(hvdrun.stdout.fileno(), lambda text: text.count(b"<stdout>") == 2)
         rank = psutil.Process(int(output.rpartition(b":")[2]))
         key = rank.environ()["HVDLITE_SECRET"].encode()
-        found = as_nobody(holders, key, logs)
+        found = in_child(holders, key, logs, uid=NOBODY)
         hvdrun.terminate()
         told, complained = hvdrun.communicate()
     assert found == []
@@ -94,7 +63,7 @@ def test_the_key_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
 def test_the_search_finds_a_key_that_is_there_to_be_seen(tmp_path: Path) -> None:
     key = b"0123456789abcdef" * 4
     with subprocess.Popen([sys.executable, "-S", "-c", "input()", key.decode()], stdin=subprocess.PIPE) as careless:
-        assert f"/proc/{careless.pid}/cmdline" in as_nobody(holders, key)
+        assert f"/proc/{careless.pid}/cmdline" in in_child(holders, key, uid=NOBODY)
         careless.kill()
 
 
@@ -116,7 +85,7 @@ def test_the_unix_sockets_of_a_job_tell_other_users_nothing(tmp_path: Path) -> N
     with victim() as job:
         addresses = job.unix_listeners()
         for payload in openings(canary).values():
-            assert as_nobody(knock, addresses, payload) == 0
+            assert in_child(knock, addresses, payload, uid=NOBODY) == 0
         job.end()
     assert not canary.exists()
 

@@ -101,6 +101,7 @@ class Middleman:
                     self._flips = max(0, self._flips - 1)
                     data = data[:-3] + bytes([data[-3] ^ 16]) + data[-2:]
                 sink.sendall(data)
+            self._may_pass.wait()  # an end does not pass either
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

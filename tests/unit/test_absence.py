@@ -81,6 +81,8 @@ def test_a_beacon_drops_whoever_calls_and_reads_nothing() -> None:
     beacon = Beacon("127.0.0.1", None)
     port = int(beacon.endpoint.rpartition(":")[2])
     callers = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(50)]
+    for caller in callers:
+        caller.shutdown(socket.SHUT_WR)
     beacon.drop_callers()
     for caller in callers:
         assert caller.recv(1) == b""

@@ -40,9 +40,9 @@ class House:
     """A door and what is behind it."""
 
     def __init__(self, connections: int = 1) -> None:
-        self.wires, self._watch, listener = Wires(connections), Watch(), listen(None, None)
-        self.name = name_of(listener)
-        self.door = Doorman(self._watch, self.wires, listener, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
+        self.wires, self._watch, entrance = Wires(connections), Watch(), listen(None, None)
+        self.name = name_of(entrance)
+        self.door = Doorman(self._watch, self.wires, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
         self.close = self.door.close
 
     def turn(self) -> None:

@@ -46,7 +46,7 @@ def test_the_callee_is_told_which_connection_it_is() -> None:
 def test_the_number_of_a_connection_cannot_be_changed_on_the_way() -> None:
     door, guest = callee(connections=3), Caller(SECRET, 7, 1, 2, 2, 3)
     other = Caller(SECRET, 7, 1, 2, 1, 3).hello
-    changed = other[:-32] + guest.hello[-32:]
+    changed = other[:-64] + guest.hello[-64:]
     with pytest.raises(Refused):
         guest.take(door.take(changed))
 
@@ -61,21 +61,29 @@ def test_a_caller_that_makes_another_number_of_connections_disagrees(connection:
 
 def test_a_stranger_is_not_heard_about_the_number_of_connections() -> None:
     door = callee(connections=3)
-    door.take(Caller(OTHER_SECRET, 7, 1, 2, 0, 4).hello)
     with pytest.raises(Refused, match="does not have the secret") as caught:
-        door.take(bytes(32))
+        door.take(Caller(OTHER_SECRET, 7, 1, 2, 0, 4).hello)
     assert not isinstance(caught.value, Disagrees)
+
+
+def test_the_first_message_tells_a_caller_of_the_job_from_a_stranger() -> None:
+    door = callee()
+    with pytest.raises(Refused, match="does not have the secret"):
+        door.take(caller(OTHER_SECRET).hello)
+    assert not door.knows_secret
+    door.take(caller().hello)
+    assert door.knows_secret
 
 
 def test_a_callee_without_the_secret_is_named() -> None:
     guest = caller()
     with pytest.raises(Refused, match="rank 2 does not have the secret"):
-        guest.take(callee(OTHER_SECRET).take(guest.hello))
+        guest.take(bytes(guest.awaits))
 
 
-def test_a_caller_without_the_secret_is_refused() -> None:
-    door, stranger = callee(), caller(OTHER_SECRET)
-    door.take(stranger.hello)
+def test_who_repeats_the_hello_of_another_is_refused() -> None:
+    door = callee()
+    door.take(caller().hello)
     with pytest.raises(Refused, match="does not have the secret"):
         door.take(bytes(32))
     assert door.awaits > 0

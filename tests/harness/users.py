@@ -1,0 +1,52 @@
+"""Processes of other users, and with limits of their own, which only root can make."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import pytest
+
+NOBODY: Final = 65534
+LARGE: Final = 2**31 + 5  # a number that has a sign where it should not
+
+Result = TypeVar("Result")
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+
+
+def in_child(work: Callable[..., Result], *arguments: Any, uid: int | None = None, deadline_s: float = 60.0) -> Result:
+    """What ``work`` returns in a forked process, of user ``uid`` if that is given. Raises what it raises."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def child() -> None:
+        try:
+            if uid is not None:
+                become(uid)
+            there.send((work(*arguments), None))
+        except BaseException as error:
+            there.send((None, error))
+
+    process = context.Process(target=child)
+    process.start()
+    try:
+        assert here.poll(deadline_s), "the child gave no answer"
+        result, error = here.recv()
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+    finally:
+        process.join(5.0)
+        process.close()
+        here.close()
+        there.close()
+
+
+def become(uid: int) -> None:
+    """Makes this process one of user ``uid`` for good."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)

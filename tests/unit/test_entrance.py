@@ -1,0 +1,147 @@
+"""Who may come in where ranks of a host listen, and what is left when descriptors run out."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+
+import pytest
+
+from hvdlite.launcher.frames import FrameReader, Kind
+from hvdlite.launcher.loop import Loop
+from hvdlite.launcher.tunnel import Tunnel
+from hvdlite.rendezvous.door import Door, knock
+from hvdlite.rendezvous.entrance import Entrance, peer_of
+from hvdlite.rendezvous.listening import listen
+from tests.harness.users import LARGE, NOBODY, in_child, needs_root
+
+
+def a_name() -> str:
+    return f"hvdlite-test-{secrets.token_hex(8)}"
+
+
+def through_an_entrance() -> int:
+    name = a_name()
+    with closing(Entrance.within_host(name)) as entrance, socket.socket(socket.AF_UNIX) as caller:
+        caller.connect("\0" + name)
+        link = entrance.accept()
+        assert link is not None
+        with link:
+            return peer_of(link).uid
+
+
+def through_a_door() -> int:
+    with Door(b"token") as door, knock(door.address, b"token", b"", time.monotonic() + 10) as link:
+        guest, _ = next(door.admit(time.monotonic() + 10))
+        guest.close()
+        return peer_of(link).uid
+
+
+def through_a_tunnel() -> int:
+    """The agent's end opens a channel, and hvdrun's connects it to the service."""
+    said: list[bytes] = []
+    with closing(Loop()) as loop, socket.socket(socket.AF_UNIX) as caller, socket.socket(socket.AF_UNIX) as service:
+        near, far, agents, services = Tunnel(loop, said.append), Tunnel(loop, said.append), a_name(), a_name()
+        service.bind("\0" + services)
+        service.listen()
+        near.listen(agents, "service")
+        caller.connect("\0" + agents)
+        loop.turn(10)
+        far.open(0, services)
+        with service.accept()[0] as link:
+            uid = peer_of(link).uid
+        near.shut()
+        far.shut()
+    assert [kind for frame in said for kind, _ in FrameReader().feed(frame)] == [Kind.OPEN]
+    return uid
+
+
+@pytest.mark.parametrize("way", [through_an_entrance, through_a_door, through_a_tunnel], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("uid", [0, NOBODY, LARGE])
+@needs_root
+def test_a_user_of_any_number_is_let_in_by_itself(way: Callable[[], int], uid: int) -> None:
+    assert in_child(way, uid=uid) == uid
+
+
+@needs_root
+def test_other_users_are_closed_at_once_and_one_that_waits_behind_them_comes_in() -> None:
+    name = a_name()
+    with closing(Entrance.within_host(name)) as entrance, ExitStack() as stack:
+        for _ in range(200):
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+            os.seteuid(NOBODY)
+            try:
+                stranger.connect("\0" + name)
+            finally:
+                os.seteuid(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect("\0" + name)
+        before, links = descriptors(), list[socket.socket]()
+        for _ in range(10):
+            if link := entrance.accept():
+                links.append(stack.enter_context(link))
+        assert descriptors() == before + 1
+        assert [peer_of(link).uid for link in links] == [0]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def at_the_limit(open_entrance: Callable[[], Entrance]) -> list[str]:
+    """What becomes of callers while this process has no descriptor left, and once it has."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    seen, hoard = [], list[int]()
+    with closing(open_entrance()) as entrance, ExitStack() as stack:
+        where = entrance.name()
+        callers = [
+            stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET))
+            for _ in range(5)
+        ]
+        with suppress(OSError):
+            while True:
+                hoard.append(os.dup(0))
+        for caller in callers[:4]:
+            caller.settimeout(5.0)
+            caller.connect("\0" + where if isinstance(where, str) else where)
+            caller.send(b"x")
+            assert entrance.accept() is None
+            try:
+                seen.append("hung up" if caller.recv(1) == b"" else "answered")
+            except ConnectionResetError:
+                seen.append("hung up")
+        for descriptor in hoard:
+            os.close(descriptor)
+        callers[4].connect("\0" + where if isinstance(where, str) else where)
+        callers[4].send(b"x")
+        link = entrance.accept()
+        seen.append("let in" if link else "left out")
+        if link:
+            link.close()
+    return seen
+
+
+@pytest.mark.parametrize("is_tcp", [False, True])
+def test_without_a_descriptor_callers_are_turned_away_and_do_not_stay_in_the_queue(is_tcp: bool) -> None:
+    def entrance() -> Entrance:
+        return listen("127.0.0.1", None) if is_tcp else Entrance.within_host(a_name())
+
+    assert in_child(at_the_limit, entrance) == ["hung up"] * 4 + ["let in"]
+
+
+def test_over_tcp_the_kernel_keeps_who_says_nothing() -> None:
+    with closing(listen("127.0.0.1", None)) as entrance, ExitStack() as stack:
+        where = entrance.name()
+        assert isinstance(where, tuple)
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(where))
+        assert entrance.accept() is None
+        stack.enter_context(socket.create_connection(where)).send(b"hello")
+        link = entrance.accept()
+        assert link is not None
+        with link:
+            assert link.recv(5) == b"hello"

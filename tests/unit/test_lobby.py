@@ -1,0 +1,95 @@
+"""A crowd of strangers where callers prove that they are of the job: it costs little, and keeps nobody out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from hvdlite.dataplane.handshake import Callee, Caller
+from hvdlite.dataplane.lobby import Lobby
+from hvdlite.dataplane.talk import Talk
+from hvdlite.dataplane.watch import Watch
+from hvdlite.rendezvous.entrance import Entrance
+from hvdlite.rendezvous.listening import listen
+
+SECRET = bytes(range(32))
+MOST = 64
+
+
+class House:
+    """A lobby, and those who came through it."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self.where = entrance.name()
+        self.watch = Watch()
+        self.admitted: list[Talk[Callee]] = []
+        self.lobby = Lobby(self.watch, entrance, lambda: Callee(SECRET, 1, 1, 0), self.admitted.append)
+
+    def turn(self, turns: int = 1) -> None:
+        for _ in range(turns):
+            self.lobby.tick(time.monotonic())
+            self.watch.sleep(time.monotonic() + 0.01)
+
+    def dial(self, stack: ExitStack, said: bytes) -> socket.socket:
+        family = socket.AF_UNIX if isinstance(self.where, str) else socket.AF_INET
+        link = stack.enter_context(socket.socket(family))
+        link.settimeout(10.0)
+        link.connect("\0" + self.where if isinstance(self.where, str) else self.where)
+        link.sendall(said)
+        return link
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
+    entrance = listen("127.0.0.1", None) if request.param == "tcp" else Entrance.within_host(f"test-{os.getpid()}")
+    house = House(entrance)
+    yield house
+    house.lobby.close()
+    for talk in house.admitted:
+        house.watch.close(talk.link)
+
+
+@pytest.mark.parametrize("said", [b"G", Caller(bytes(32), 1, 0, 1).hello[:-1]], ids=["one byte", "nearly a hello"])
+def test_a_caller_of_the_job_outlasts_any_number_of_strangers(house: House, said: bytes) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with ExitStack() as stack:
+        caller = Caller(SECRET, 1, 0, 1)
+        for _ in range(100):
+            house.dial(stack, said)
+            house.turn()
+        link = house.dial(stack, caller.hello)
+        house.turn(2)
+        for _ in range(150):
+            house.dial(stack, said)
+            house.turn()
+        if isinstance(house.where, tuple):
+            kept = len(os.listdir("/proc/self/fd")) - before - 251
+            assert kept <= MOST + 1, f"{kept} descriptors for strangers"
+        link.sendall(caller.take(link.recv(caller.awaits, socket.MSG_WAITALL)))
+        house.turn(3)
+        assert [talk.party.connection for talk in house.admitted] == [0]
+
+
+def test_who_says_nothing_valid_leaves_in_time_and_then_nobody_waits(house: House) -> None:
+    with ExitStack() as stack:
+        began = time.monotonic()
+        links = [house.dial(stack, b"x") for _ in range(10)]
+        house.turn(12)
+        assert house.lobby.due < began + 3.0
+        while house.lobby.due < float("inf"):
+            house.turn()
+        assert [link.recv(1) for link in links] == [b""] * 10
+        assert house.lobby.refused == 10
+
+
+def test_what_is_wrong_is_shown_out_at_once(house: House) -> None:
+    with ExitStack() as stack:
+        link = house.dial(stack, Caller(bytes(32), 1, 0, 1).hello)
+        house.turn(2)
+        assert link.recv(1) == b""
+        assert (house.lobby.refused, house.lobby.due) == (1, float("inf"))
