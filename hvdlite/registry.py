@@ -59,6 +59,10 @@ class Registry:
             raise ValueError(f"rank {self._rank} is not in process set {process_set.ranks}; only members may use it")
         return group
 
+    def ranks_by_number(self) -> dict[int, list[int]]:
+        """The ranks of every set, that of all ranks too, by the number of the set."""
+        return {0: list(self.everyone.ranks)} | {number: list(each.ranks or ()) for number, each in self._sets.items()}
+
     def knows(self, process_set: ProcessSet) -> bool:
         """Whether this very object is registered."""
         return process_set in self._sets.values()

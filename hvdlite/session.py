@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from hvdlite.compat import stands_for_horovod
 from hvdlite.core.process_set import ProcessSet
 from hvdlite.core.topology import Placement
 from hvdlite.core.topology import group as group_by_host
@@ -193,8 +194,13 @@ def is_initialized() -> bool:
 def current() -> Session:
     """The session. Raises HorovodInternalError before `init` and after `shutdown`."""
     if _current is None:
-        raise HorovodInternalError("hvdlite is not initialized; call hvd.init() first (a fork does not inherit it)")
+        raise HorovodInternalError(f"{_not_initialized()} (a fork does not inherit it)")
     return _current
+
+
+def _not_initialized() -> str:
+    name = "Horovod" if stands_for_horovod() else "hvdlite"  # scripts of Horovod look for this sentence
+    return f"{name} has not been initialized; call hvd.init() first"
 
 
 def shared_arena() -> Arena | None:
@@ -205,7 +211,7 @@ def shared_arena() -> Arena | None:
 
 def _settled() -> Session:
     if _current is None:
-        raise ValueError("hvdlite is not initialized; call hvd.init() first")
+        raise ValueError(_not_initialized())
     return _current
 
 

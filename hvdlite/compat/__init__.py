@@ -27,12 +27,17 @@ def python_path(present: str | None) -> str:
     return os.pathsep.join([FOLDER, *others])
 
 
+def stands_for_horovod() -> bool:
+    """Whether ``import horovod`` means hvdlite in this process."""
+    return any(isinstance(finder, HorovodFinder) for finder in sys.meta_path)
+
+
 def install_as_horovod() -> None:
     """Makes ``import horovod`` mean hvdlite in this process and in the Python programs that it starts.
 
     May be called again. Raises ImportError if another ``horovod`` is imported already.
     """
-    if any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
+    if stands_for_horovod():
         return
     file = getattr(sys.modules.get("horovod"), "__file__", None)
     if "horovod" in sys.modules and not (file or "").startswith(FOLDER):

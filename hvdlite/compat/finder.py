@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from importlib.util import find_spec
+from types import CodeType, ModuleType
 from typing import Final
 
 from hvdlite.compat.names import MODULES
@@ -37,7 +38,10 @@ class HorovodFinder(MetaPathFinder):
             raise ModuleNotFoundError(
                 f"no module {fullname!r}: hvdlite stands for Horovod here, and has {', '.join(sorted(MODULES))}"
             )
-        return ModuleSpec(fullname, _Lender(MODULES[fullname]), is_package=True)
+        lent = MODULES[fullname]
+        is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
+        spec = find_spec(lent) if lent else None
+        return ModuleSpec(fullname, _Lender(lent), origin=spec.origin if spec else None, is_package=is_package)
 
 
 class _Lender(Loader):
@@ -48,6 +52,13 @@ class _Lender(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What ``python -m`` runs: the code of the lent module."""
+        spec = find_spec(self._lent)
+        assert spec is not None
+        assert isinstance(spec.loader, InspectLoader)
+        return spec.loader.get_code(self._lent)
 
     def exec_module(self, module: ModuleType) -> None:
         if not self._lent:

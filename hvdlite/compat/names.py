@@ -15,7 +15,7 @@ MODULES: Final = {
     "horovod.torch": "hvdlite.torch",
     "horovod.torch.compression": "hvdlite.torch.compression",
     "horovod.torch.functions": "hvdlite.torch",
-    "horovod.torch.mpi_ops": "hvdlite.torch",
+    "horovod.torch.mpi_ops": "hvdlite.horovod.mpi_ops",
     "horovod.torch.optimizer": "hvdlite.torch.optimizer",
     "horovod.torch.sync_batch_norm": "hvdlite.torch.sync_batch_norm",
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -68,18 +70,24 @@ def rocm_built(verbose: bool = False) -> bool:
     return builds.rocm_built()
 
 
+def _cache(f: Callable[..., T]) -> Callable[..., T]:
+    """Remembers the results of ``f`` by its arguments."""
+    return functools.cache(f)
+
+
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets variables of the environment inside the ``with`` block; None removes one."""
-    before = {name: os.environ.get(name) for name in kwargs}
+    """Sets variables of the environment inside the ``with`` block, those that are not None."""
+    values = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in values}
     try:
-        _set_variables(kwargs)
+        _set_variables(values)
         yield
     finally:
         _set_variables(before)
 
 
-def _set_variables(values: dict[str, str | None]) -> None:
+def _set_variables(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -97,10 +105,10 @@ def is_iterable(x: Any) -> bool:
 
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741 - Horovod's name
-    """``l`` in ``n`` parts whose lengths differ by at most one, the longer ones first; empty parts are left out."""
+    """``l`` in ``n`` parts whose lengths differ by at most one, the longer ones first."""
     length, longer = divmod(len(l), n)
     starts = [part * length + min(part, longer) for part in range(n + 1)]
-    return [l[begin:end] for begin, end in pairwise(starts) if end > begin]
+    return [l[begin:end] for begin, end in pairwise(starts)]
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
@@ -116,6 +124,8 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Any:
             raise ValueError("op and average exclude each other; pass op alone, average is deprecated")
         if op is not None:
             return op
+        if average is not None:
+            warnings.warn("average is deprecated; pass op instead", DeprecationWarning, stacklevel=2)
         return Sum if average is False else Average
 
     return choose

@@ -11,3 +11,7 @@ def run_commandline() -> None:
     """Runs what the words of ``sys.argv`` say, as ``horovodrun`` did. Raises SystemExit if that fails."""
     if code := main(["--horovod-compat", *sys.argv[1:]]):
         sys.exit(code)
+
+
+if __name__ == "__main__":  # python -m horovod.runner.launch
+    run_commandline()

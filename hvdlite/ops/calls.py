@@ -17,6 +17,7 @@ from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind, Request
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
+from hvdlite.errors import HorovodInternalError
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle, synchronize
 from hvdlite.runtime.group import Group
@@ -180,13 +181,18 @@ def whole_number(value: Any) -> int | None:
 
 
 def _checked(reduction: Reduction, kind: Kind, dtype: DType) -> tuple[int, float, float]:
-    """The reduction in plain numbers. Raises ValueError if elements of ``dtype`` cannot be reduced so."""
+    """The reduction in plain numbers.
+
+    Raises ValueError if elements of ``dtype`` cannot be reduced so, and HorovodInternalError, as Horovod does, for
+    Adasum in anything but an all-reduce.
+    """
     op, prescale, postscale = reduction
     may_be_adasum = kind is Kind.ALLREDUCE
     number = op if type(op) is int else whole_number(op)  # numpy's integers are welcome
     if number is None or number not in OP_NAMES or (number == Adasum and not may_be_adasum):
         legal = ", ".join(f"hvd.{name}" for each, name in OP_NAMES.items() if each != Adasum or may_be_adasum)
-        raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use one of {legal}")
+        refused = HorovodInternalError if number == Adasum else ValueError
+        raise refused(f"op {OP_NAMES.get(op, op)} is not supported in {kind}; use one of {legal}")
     if prescale != prescale or postscale != postscale:
         raise ValueError("a scale factor is not a number (NaN)")
     if number == Average and dtype is DType.BOOL:

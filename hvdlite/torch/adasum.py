@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite.errors import HvdError
-from hvdlite.torch.naming import Named, ParamGroup, group_names, known_as
+from hvdlite.torch.naming import Named, ParamGroup, group_names, horovod_names, known_as
 from hvdlite.torch.reduction import Reduction
 from hvdlite.torch.wrapping import Closure, DistributedStep, positive_passes
 
@@ -105,5 +105,7 @@ class AdasumStep(DistributedStep):
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Adds parameters, which are combined from now on; all ranks add the same."""
         super().add_param_group(param_group)
-        for parameter, name in group_names(self.param_groups[-1], len(self.param_groups) - 1).items():
+        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
+        self._parameter_names.update(horovod_names(names))
+        for parameter, name in names.items():
             self._deltas.watch([(name, parameter)])

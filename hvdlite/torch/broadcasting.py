@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hvdlite.compat import stands_for_horovod
 from hvdlite.core.handle import Handle
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.framework import broadcast_with
@@ -42,11 +43,13 @@ def broadcast_optimizer_state(
     """Gives every rank the state and hyper-parameters that ``root_rank`` has, without taking a step.
 
     Every rank ends by loading the same state dict, as from a checkpoint. The optimizer may be wrapped or bare.
-    ``model`` is there for scripts of Horovod, which needed it; it is not used. Raises ValueError for LBFGS, whose state
+    ``model`` is there for scripts of Horovod, which needed it; it is not used. Where hvdlite stands for Horovod, the
+    gradients of an optimizer that had no state are zeros afterwards, as there. Raises ValueError for LBFGS, whose state
     is that of the last step on one rank's own data.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
+    leaves_zeros = stands_for_horovod() and not optimizer.state_dict()["state"]
     tensors: list[torch.Tensor] = []
     state = broadcast_with(
         lambda state: _dump(state, tensors),
@@ -59,6 +62,17 @@ def broadcast_optimizer_state(
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     _broadcast_all(named, root_rank, process_set)
     optimizer.load_state_dict(state)
+    if leaves_zeros:
+        _zero_gradients(optimizer)
+
+
+def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """What remains of the step on zeros by which Horovod makes the state of an optimizer."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                zeros = torch.zeros_like(parameter)
+                parameter.grad = zeros.to_sparse(1) if isinstance(optimizer, torch.optim.SparseAdam) else zeros
 
 
 def _named(params: Any) -> list[Named]:

@@ -170,6 +170,11 @@ class GradientReducer:
         """Whether a bucket is ready or in flight."""
         return bool(self._ready) or any(bucket.flight is not None for bucket in self._buckets)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a backward pass has added to a gradient since the last `synchronize`."""
+        return any(gradient.passes_left < self._passes for gradient in self._gradients.values())
+
     def start_over(self, passes: int | None = None) -> None:
         """Forgets the passes that were counted; from now on a step has ``passes`` passes.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,11 @@ def names_of(
             "pass the named_parameters() of every model that it optimizes"
         )
     return {parameter: given[parameter] for parameter in by_place}
+
+
+def horovod_names(names: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
+    """``names`` as Horovod has them in ``_parameter_names``, which scripts read."""
+    return {parameter: f"allreduce.{name}" if name.startswith("noname.") else name for parameter, name in names.items()}
 
 
 def known_as(process_set: ProcessSet, kind: str, members: Iterable[Named]) -> list[Named]:

@@ -22,7 +22,7 @@ from hvdlite.torch.adasum import AdasumStep, DeltaReducer
 from hvdlite.torch.buckets import Groups, in_buckets, merged
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.gradients import GradientReducer
-from hvdlite.torch.naming import ParamGroup, group_names, names_of
+from hvdlite.torch.naming import ParamGroup, group_names, horovod_names, names_of
 from hvdlite.torch.reduction import Reduction
 from hvdlite.torch.wrapping import Closure, DistributedStep, positive_passes, wrap
 
@@ -76,28 +76,32 @@ class _GradientStep(DistributedStep):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """A context in which `step` does not synchronize, because `synchronize` was called before."""
-        self._skips_synchronize = True
+        skipped_before, self._skips_synchronize = self._skips_synchronize, True
         try:
             yield
         finally:
-            self._skips_synchronize = False
+            self._skips_synchronize = skipped_before
 
     def step(self, closure: Closure | None = None) -> Any:
-        """The user's step on the reduced gradients; with a closure, on those of each time that it is called."""
+        """The user's step on the reduced gradients; with a closure, on those of each time that it is called.
+
+        In `skip_synchronize` the gradients are taken as they are: `synchronize` has reduced them, or the closure calls
+        it. Raises AssertionError where nobody did.
+        """
+        if closure is not None:
+            evaluate = self._evaluate_synchronized if self._skips_synchronize else self._evaluate
+            result = super().step(lambda: evaluate(closure))
+            self._is_synchronized = False
+            return result
         if self._skips_synchronize:
-            self._refuse_while_reducing("step() in skip_synchronize()")
-            if not self._is_synchronized or closure is not None:
-                raise AssertionError(
-                    "step() in skip_synchronize() takes the gradients that synchronize() has reduced: call that first, "
-                    "and pass no closure, whose gradients nobody would reduce"
-                )
+            self._refuse_unsynchronized("call that first")
             self._is_synchronized = False
             return super().step()
-        if closure is not None:
-            return super().step(lambda: self._evaluate(closure))
         if self._is_synchronized:
             warnings.warn(
-                "step() after synchronize() reduces all gradients a second time; call it in skip_synchronize()",
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
+                "all gradients are reduced a second time. Call it as in: with optimizer.skip_synchronize(): "
+                "optimizer.step()",
                 stacklevel=2,
             )
         self.synchronize()
@@ -116,7 +120,9 @@ class _GradientStep(DistributedStep):
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Adds parameters, which are reduced from now on; all ranks add the same."""
         super().add_param_group(param_group)
-        for parameter, name in group_names(self.param_groups[-1], len(self.param_groups) - 1).items():
+        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
+        self._parameter_names.update(horovod_names(names))
+        for parameter, name in names.items():
             self._reducer.watch([(name, parameter)])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -129,6 +135,17 @@ class _GradientStep(DistributedStep):
         loss = closure()
         self._reducer.synchronize()
         return loss
+
+    def _evaluate_synchronized(self, closure: Closure) -> Any:
+        loss = closure()
+        self._refuse_unsynchronized("the closure calls it after backward()")
+        return loss
+
+    def _refuse_unsynchronized(self, advice: str) -> None:
+        if not self._is_synchronized or self._reducer.has_begun:
+            raise AssertionError(
+                f"step() in skip_synchronize() takes the gradients that synchronize() has reduced; {advice}"
+            )
 
     def _refuse_while_reducing(self, action: str) -> None:
         if self._reducer.is_reducing:
@@ -159,28 +176,31 @@ def DistributedOptimizer(
     ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it.
     ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
     of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
-    a group of several or ``sparse_as_dense`` is set, which also makes the result dense. A rank outside ``process_set``
-    takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/training.md). With
-    ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, where ranks of a
-    host reduce it without copies.
+    a group of several or ``sparse_as_dense`` is set; they are sparse again when they have arrived. A rank outside
+    ``process_set`` takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/training.md).
+    With ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, where ranks
+    of a host reduce it without copies.
 
     The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
     take either. Raises ValueError for arguments that cannot be, and before ``init``.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
-    buckets = in_buckets(names_of(optimizer.param_groups, named_parameters), merged(groups, num_groups))
+    names = names_of(optimizer.param_groups, named_parameters)
+    buckets = in_buckets(names, merged(groups, num_groups))
     passes = positive_passes(backward_passes_per_step)
     factor = float(gradient_predivide_factor)
     reduction = Reduction(compression, op, 1 / factor, factor, sparse_as_dense, process_set)
+    shared = dict(_parameter_names=horovod_names(names))
     if op == Adasum:
         deltas = DeltaReducer(reduction)
         for bucket in buckets:
             deltas.watch(bucket)
-        return wrap(optimizer, AdasumStep, _deltas=deltas, _passes=passes)
+        return wrap(optimizer, AdasumStep, _deltas=deltas, _passes=passes, **shared)
     reducer = GradientReducer(reduction, passes, gradients_in_shared_memory)
     for bucket in buckets:
         reducer.watch(bucket)
-    wrapped = wrap(optimizer, _GradientStep, _reducer=reducer, _is_synchronized=False, _skips_synchronize=False)
+    state = dict(_reducer=reducer, _is_synchronized=False, _skips_synchronize=False)
+    wrapped = wrap(optimizer, _GradientStep, **state, **shared)
     weakref.finalize(wrapped, reducer.close).atexit = False  # another optimizer may take the parameters over
     return wrapped
 

@@ -65,7 +65,7 @@ class Reduction(NamedTuple):
 
         Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one. What
         one of our compressions made smaller may have the dtype that travelled, for the caller to copy into the tensor.
-        Sparse ones stay sparse unless they are to be dense. Raises ValueError for a tensor that cannot be sent.
+        Sparse ones stay sparse. Raises ValueError for a tensor that cannot be sent.
         """
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self.densifies:
             return self._start_sparse(name, tensors[0])
@@ -120,8 +120,7 @@ class Reduction(NamedTuple):
         if tensor.layout is torch.strided and wire_dtype(self.compression, tensor.dtype) is not None:
             return result  # copying it converts it, without a tensor in between whose pages are new to the process
         result = self.compression.decompress(result, context)
-        stays_sparse = tensor.layout is torch.sparse_coo and not self.densifies
-        return result.to_sparse(tensor.sparse_dim()) if stays_sparse else result
+        return result.to_sparse(tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else result
 
 
 def _densified(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,16 @@ from typing import Any, TypeVar
 
 import torch
 
+from hvdlite.compat import stands_for_horovod
+
 Closure = Callable[[], Any]
 Front = TypeVar("Front", bound="DistributedStep")
 
 
 class DistributedStep(torch.optim.Optimizer):
     """What stands before the user's class in the order of inheritance."""
+
+    _parameter_names: dict[torch.Tensor, str]  # as in Horovod, whose scripts read it
 
     @property
     @abstractmethod
@@ -48,7 +52,10 @@ class DistributedStep(torch.optim.Optimizer):
 def wrap(optimizer: torch.optim.Optimizer, front: type[Front], **attributes: Any) -> Front:
     """An optimizer that is a ``front`` and of the class of ``optimizer``, shares its attributes, and has more."""
     user_class = type(optimizer)
-    subclass = type(user_class.__name__, (front, user_class), {"__doc__": user_class.__doc__})
+    # Scripts tell by the name of the class or its module whether an optimizer was wrapped.
+    module = "horovod.torch.optimizer" if stands_for_horovod() else "hvdlite.torch.optimizer"
+    namespace = {"__doc__": user_class.__doc__, "__module__": module}
+    subclass = type(user_class.__name__, (front, user_class), namespace)
     wrapped: Front = object.__new__(subclass)
     shared = vars(optimizer)
     shared.pop("step", None)  # a scheduler's counter around the user's step, which would hide ours

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.compat import install_as_horovod
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 
@@ -52,6 +53,15 @@ class Scenarios:
             hvd.barrier()
         hvd.shutdown()
         return report
+
+
+class AsHorovod(Scenarios):
+    """Scenarios of ranks where hvdlite stands for Horovod; ``hvdlite.torch`` is ``horovod.torch`` there."""
+
+    def run(self) -> Report:
+        install_as_horovod()
+        importlib.import_module("horovod.torch")
+        return super().run()
 
 
 def run(module: str) -> Report:

@@ -20,10 +20,16 @@ def a_step_without_reduction_is_refused_in_skip_synchronize() -> None:
     own_loss(model).backward()
     with pytest.raises(AssertionError, match="the gradients that synchronize"), optimizer.skip_synchronize():
         optimizer.step()
+    for closure in (lambda: own_loss(model), lambda: own_loss(model).backward()):
+        with pytest.raises(AssertionError, match=r"the closure calls it after backward"), optimizer.skip_synchronize():
+            optimizer.step(closure)
     optimizer.synchronize()
-    with pytest.raises(AssertionError, match="pass no closure"), optimizer.skip_synchronize():
-        optimizer.step(lambda: own_loss(model))
+    with pytest.raises(AssertionError, match=r"the closure calls it after backward"), optimizer.skip_synchronize():
+        optimizer.step(lambda: own_loss(model).backward())
+    optimizer.synchronize()
     with optimizer.skip_synchronize():
+        optimizer.step(lambda: own_loss(model))
+    with pytest.raises(AssertionError, match="the gradients that synchronize"), optimizer.skip_synchronize():
         optimizer.step()
 
 
@@ -109,7 +115,7 @@ def test_nothing_is_trained_alone_after_shutdown() -> None:
     optimizer, layer = sgd(model), hvd.SyncBatchNorm(3)
     hvd.shutdown()
     for use in (lambda: own_loss_alone(model).backward(), optimizer.step, lambda: layer(torch.randn(4, 3))):
-        with pytest.raises(hvd.HorovodInternalError, match="not initialized"):
+        with pytest.raises(hvd.HorovodInternalError, match="hvdlite has not been initialized"):
             use()
 
 

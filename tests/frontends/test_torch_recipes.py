@@ -58,14 +58,15 @@ def step_after_synchronize_warns_and_reduces_again() -> None:
     expected = [total * 2 for total in summed_gradients(model)]
     own_loss(model).backward()
     optimizer.synchronize()
-    with pytest.warns(UserWarning, match="skip_synchronize"):
+    with pytest.warns(UserWarning, match=r"optimizer.step\(\) called without optimizer.skip_synchronize\(\)") as warned:
         optimizer.step()
+    assert len(warned) == 1
     assert_gradients(model, expected)
     optimizer.zero_grad()
     own_loss(model).backward()
     with (
         optimizer.skip_synchronize(),
-        pytest.raises(AssertionError, match=r"step\(\) in skip_synchronize\(\) was called"),
+        pytest.raises(AssertionError, match=r"synchronize\(\) has reduced; call that first"),
     ):
         optimizer.step()
     optimizer.synchronize()

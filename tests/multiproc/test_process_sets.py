@@ -92,7 +92,7 @@ def _wrong_sets() -> str:
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
     assert total(hvd.global_process_set) == sum(range(size + 1))
     hvd.shutdown()
-    with pytest.raises(hvd.HorovodInternalError, match="not initialized"):
+    with pytest.raises(hvd.HorovodInternalError, match="hvdlite has not been initialized"):
         hvd.add_process_set([0])
     return "ok"
 
