@@ -31,6 +31,7 @@ from hvdlite.errors import (
     Stalled,
     WorkerFailed,
 )
+from hvdlite.framework import allgather_object, broadcast_object
 from hvdlite.ops import barrier, join, poll, synchronize
 from hvdlite.ops.arrays import (
     allgather,
@@ -108,6 +109,7 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -119,6 +121,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "broadcast_object",
     "ccl_built",
     "cross_rank",
     "cross_size",

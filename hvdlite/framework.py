@@ -1,5 +1,8 @@
 """What every front end shares, knowing no framework: Python objects, which travel as bytes.
 
+They are pickled by name where that is possible, because ranks run the same program: then a class is the same one on all
+of them. What has no name, such as a lambda, is pickled by value, which takes the package cloudpickle on every rank.
+
 An object travels as two collectives, the length of its pickle and then the pickle. It is unpickled only from bytes that
 came over this job's own data plane: from a process that holds the job's key and runs the user's program already.
 """
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdlite.by_value import UNPICKLABLE, dump_by_value
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import arrays
@@ -26,9 +30,10 @@ def broadcast_object(
 ) -> Any:
     """The object of ``root_rank`` on every rank: on the root ``obj`` itself, elsewhere an unpickled copy.
 
-    Raises on the root what pickling raised, and then HorovodInternalError on the other ranks.
+    A lambda, or what is defined inside a function, takes the package cloudpickle. Raises ValueError on the root for an
+    object that cannot be pickled, or what its own methods raised, and then HorovodInternalError on the other ranks.
     """
-    return broadcast_with(pickle.dumps, pickle.loads, obj, root_rank, name, process_set)
+    return broadcast_with(_dumps, _loads, obj, root_rank, name, process_set)
 
 
 def broadcast_with(
@@ -55,7 +60,8 @@ def broadcast_with(
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """The objects of all ranks in rank order, as unpickled copies.
 
-    Raises what pickling raised on the rank where it failed, and then HorovodInternalError on the other ranks.
+    Raises as `broadcast_object` does: ValueError on the rank whose object cannot be pickled, HorovodInternalError on
+    the others.
     """
     data, failure = _pickled(obj)
     lengths = arrays.allgather(_length(data, failure), _part(name, "length"), process_set)
@@ -67,13 +73,31 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
             f"ranks {failed} could not pickle their objects for allgather_object; see their errors"
         )
     gathered = arrays.allgather(data, _part(name, "pickle"), process_set)
-    return [pickle.loads(part.data) for part in np.split(gathered, np.cumsum(lengths)[:-1])]
+    return [_loads(part.data) for part in np.split(gathered, np.cumsum(lengths)[:-1])]
 
 
 _NO_BYTES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-def _pickled(obj: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> tuple[npt.NDArray[np.uint8], Exception | None]:
+def _dumps(obj: Any) -> bytes:
+    try:
+        return pickle.dumps(obj)
+    except UNPICKLABLE as error:
+        return dump_by_value(obj, str(error))
+
+
+def _loads(data: Any) -> Any:
+    try:
+        return pickle.loads(data)
+    except ModuleNotFoundError as error:
+        if error.name != "cloudpickle":
+            raise
+        raise HorovodInternalError(
+            "the object was pickled by value, which takes the package cloudpickle on every rank; install it here"
+        ) from error
+
+
+def _pickled(obj: Any, dumps: Callable[[Any], bytes] = _dumps) -> tuple[npt.NDArray[np.uint8], Exception | None]:
     try:
         return np.frombuffer(bytearray(dumps(obj)), np.uint8), None
     except Exception as error:  # an object's own __reduce__ may raise anything, and the other ranks must hear of it

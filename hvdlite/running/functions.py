@@ -17,9 +17,9 @@ import pickle
 import sys
 from typing import Any, Final
 
-MAX_BYTES: Final = 8 << 30  # of one function with its arguments, and of one result; more belongs in files
+from hvdlite.by_value import UNPICKLABLE, dump_by_value
 
-_UNPICKLABLE: Final = (pickle.PicklingError, AttributeError, TypeError)
+MAX_BYTES: Final = 8 << 30  # of one function with its arguments, and of one result; more belongs in files
 
 
 def dump(value: Any) -> bytes:
@@ -27,10 +27,10 @@ def dump(value: Any) -> bytes:
     try:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         reason = "it is defined in no file that a worker could import"
-    except _UNPICKLABLE as error:
+    except UNPICKLABLE as error:
         data, reason = None, str(error)
     if data is None or (_mentions_main(data) and not _main_module()):
-        data = _dump_by_value(value, reason)
+        data = dump_by_value(value, reason)
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes are more than the limit of {MAX_BYTES}; pass large data in files")
     return data
@@ -65,20 +65,6 @@ def refuse_while_preparing() -> None:
             "hvdlite.run() was called by a worker that only imports the script to find its function; put the call "
             'under if __name__ == "__main__":'
         )
-
-
-def _dump_by_value(value: Any, reason: str) -> bytes:
-    try:
-        import cloudpickle
-    except ModuleNotFoundError:
-        raise ValueError(
-            f"cannot be sent to another process: {reason}. "
-            "Define it at the top level of a module or script, or install cloudpickle"
-        ) from None
-    try:
-        return bytes(cloudpickle.dumps(value))
-    except _UNPICKLABLE as error:
-        raise ValueError(f"cannot be sent to another process: {error}") from None
 
 
 def _mentions_main(data: bytes) -> bool:

@@ -14,14 +14,14 @@ FRONT_ENDS = {"torch", "tensorflow", "keras"}
 
 # A layer may import itself, where LOWEST does not forbid it, and any layer before it.
 LAYERS = [
-    {"errors", "settings", "log", "version", "builds", "compat", "engines"},
+    {"errors", "settings", "log", "version", "builds", "by_value", "compat", "engines"},
     {"core"},
     {"native"},
     {"dataplane", "rendezvous"},
     {"runtime"},
     {"registry", "session", "process_sets", "ops", "running"},
-    {""},  # hvdlite/__init__.py, the numpy API
     {"framework"},
+    {""},  # hvdlite/__init__.py, the numpy API
     FRONT_ENDS,
     {"bench", "horovod"},
 ]

@@ -16,6 +16,7 @@ COMMON = """
     reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
     reduce reduce_async gather gather_async scatter scatter_async
     send send_async recv recv_ recv_async recv_async_ join barrier poll synchronize shared_empty
+    broadcast_object allgather_object
     ProcessSet global_process_set add_process_set remove_process_set
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
     rocm_built
@@ -25,7 +26,7 @@ COMMON = """
 NUMPY_API = "install_as_horovod run LaunchError WorkerFailed FunctionFailed".split()
 
 TORCH_API = """
-    DistributedOptimizer broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object
+    DistributedOptimizer broadcast_parameters broadcast_optimizer_state
     Compression Compressor sparse_allreduce_async SyncBatchNorm convert_sync_batchnorm
 """.split()
 
