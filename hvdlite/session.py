@@ -22,6 +22,7 @@ from hvdlite.core.process_set import ProcessSet
 from hvdlite.core.topology import Placement
 from hvdlite.core.topology import group as group_by_host
 from hvdlite.dataplane.arena import Arena
+from hvdlite.dataplane.spin import spin_us
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
@@ -57,13 +58,15 @@ class Session:
                 self.placements = _placements(cards)
                 host_ids = [card["hostid"] for card in cards]
                 address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
-                connector = Connector(meeting.job, replace(settings, address=address), host_ids, str(number))
+                spin = _agreed_spin(settings, host_ids, swap)
+                connector = Connector(meeting.job, replace(settings, address=address, spin=spin), host_ids, str(number))
                 connector = connector.with_arena(swap, deadline)
                 connections = connector.connect(swap, deadline)
         finally:
             context.term()
         hosts = [card["host"] for card in cards]
         self.plane_name = connections.plane.name
+        self.spin_us = spin
         self.arena = connector.regions and connector.regions.arena
         self.sets = Registry(connector, connections, hosts)
         self.everyone = self.sets.everyone
@@ -129,7 +132,13 @@ def _begin(settings: Settings) -> Session:
         atexit.register(_at_exit)
     if settings.size == 1 and _completed == 1 and (doubt := doubt_about_size()):
         logger.warning("%s", doubt)
-    logger.info("rank %d of %d is ready, data plane %s", settings.rank, settings.size, _current.plane_name)
+    logger.info(
+        "rank %d of %d is ready, data plane %s, a waiting rank spins for %.0f µs",
+        settings.rank,
+        settings.size,
+        _current.plane_name,
+        _current.spin_us,
+    )
     return _current
 
 
@@ -265,6 +274,13 @@ def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
         told = ", ".join(f"rank {rank} has {card['version']}" for rank, card in enumerate(cards))
         raise HorovodInternalError(f"ranks have different versions of hvdlite: {told}. Install the same everywhere.")
     return group_by_host([card["hostid"] for card in cards])
+
+
+def _agreed_spin(settings: Settings, host_ids: Sequence[str], swap: Swap) -> float:
+    """How long this rank spins, in µs. The first rank of each host measures it while the others wait for its answer."""
+    own = [rank for rank, host_id in enumerate(host_ids) if host_id == host_ids[settings.rank]]
+    measured = swap(spin_us(settings, len(own)) if own[0] == settings.rank and settings.size > 1 else 0.0)
+    return settings.spin if settings.spin >= 0 else float(measured[own[0]])
 
 
 def _swapper(context: zmq.Context[Any], meeting: Meeting, settings: Settings, number: int, deadline: float) -> Swap:

@@ -24,8 +24,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from hvdlite.cgroups import oom_kills
+
 from .answers import Answerer, take_files
-from .cgroups import oom_kills
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
 from .guard import fork_guarded
 from .hello import Hello

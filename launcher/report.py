@@ -12,6 +12,7 @@ from hvdlite.errors import ENDED
 from hvdlite.settings import Settings, table
 
 from .plan import Plan
+from .software import examine
 from .supervisor import Failure
 
 _WIDTH: Final = 78
@@ -92,6 +93,8 @@ def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:
         marker = "" if value == spec.default else f"   (default {_text(spec.default)}{unit})"
         yield f"{' or '.join(spec.variables)} = {shown}{marker}"
         yield f"    {spec.meaning}" + (f": {', '.join(spec.choices)}" if spec.choices else "")
+        if spec.name == "spin" and (wakeup_us := examine().get("wakeup_us")):
+            yield f"    a wake-up takes {wakeup_us:.0f} µs on this host"
 
 
 def _quoted(name: str, value: str) -> str:

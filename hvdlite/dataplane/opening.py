@@ -143,6 +143,7 @@ def _open_ring(opening: Opening) -> DataPlane:
         chunk_bytes=settings.ring_chunk,
         window=settings.ring_window,
         connections=1 if is_one_host else settings.ring_connections,
+        spin_us=max(settings.spin, 0),
         progress_timeout_s=settings.progress_timeout,
         unreachable_s=2 * settings.peer_timeout,
         address=None if is_one_host else settings.address or LOOPBACK,

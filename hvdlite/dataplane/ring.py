@@ -70,6 +70,7 @@ class RingPlane(DataPlane):
         chunk_bytes: int,
         window: int,
         connections: int = 1,
+        spin_us: float = 0.0,
         progress_timeout_s: float,
         unreachable_s: float = 5.0,
         address: str | None = None,
@@ -96,7 +97,7 @@ class RingPlane(DataPlane):
         self.address: str = name_of(self._entrance)
         try:
             self._ring: ctypes.c_void_p | None = self._open(
-                session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt
+                session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt, spin_us
             )
         except BaseException:
             self._entrance.close()
@@ -182,7 +183,9 @@ class RingPlane(DataPlane):
         if ring is not None:
             self._library.hvd_ring_close(ring)
 
-    def _open(self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool) -> ctypes.c_void_p:
+    def _open(
+        self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool, spin_us: float
+    ) -> ctypes.c_void_p:
         ring = ctypes.c_void_p()
         status = self._library.hvd_ring_open(
             self.rank,
@@ -193,6 +196,7 @@ class RingPlane(DataPlane):
             self._neighbours.connections,
             has_checksums,
             _path_of_libcrypto() if encrypt else None,
+            round(spin_us * 1000),
             int(self._progress_timeout_s * 1e9),
             ctypes.byref(ring),
         )

@@ -29,7 +29,6 @@ from hvdlite.settings import Settings
 # docs/dataplanes.md has the measurements behind these.
 _CHUNK_BYTES = 256 << 10
 _CHUNK_BYTES_OVERSUBSCRIBED = 512 << 10
-_SPIN_NS = 50_000
 _SEGMENT_LIMIT_BYTES = 64 << 20
 
 
@@ -46,8 +45,8 @@ class Geometry(NamedTuple):
 def geometry(settings: Settings, cores: int) -> Geometry:
     """The geometry for ``settings.size`` ranks on ``cores`` cores: what the settings say, and defaults elsewhere.
 
-    Ranks that share cores never spin, since the peer they wait for may need theirs, and use longer chunks, since each
-    wait is a context switch. Many ranks get shorter chunks so that the segment stays below 64 MiB.
+    Ranks that share cores use longer chunks, since each wait is a context switch. Many ranks get shorter chunks so that
+    the segment stays below 64 MiB.
     Raises ValueError for settings that no segment can have.
     """
     size, slots, chunk_bytes = settings.size, settings.shm_slots, settings.shm_chunk
@@ -61,12 +60,7 @@ def geometry(settings: Settings, cores: int) -> Geometry:
             f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} are no segment for {size} ranks; "
             "chunks have 64 bytes to 1 GiB, slots are 2 to 1024, ranks of a host at most 1024"
         )
-    return Geometry(nbytes, chunk_bytes, slots, spin_ns(settings, size, cores), settings.progress_timeout)
-
-
-def spin_ns(settings: Settings, ranks: int, cores: int) -> int:
-    """How long one of ``ranks`` on the ``cores`` of a host spins before it sleeps."""
-    return round(settings.spin * 1000) if settings.spin >= 0 else 0 if ranks > cores else _SPIN_NS
+    return Geometry(nbytes, chunk_bytes, slots, round(max(settings.spin, 0) * 1000), settings.progress_timeout)
 
 
 class ShmPlane(HostPlane):

@@ -15,13 +15,14 @@ from hvdlite.runtime.wake import Wake
 class Inbox:
     """Descriptors of one link. What is added counts as something that came for as long as it is readable.
 
-    `fileno` is readable then, so the inbox of one link can be added to that of another. A driver looks for ``spin_ns``
-    nanoseconds before it sleeps.
+    `fileno` is readable then, so the inbox of one link can be added to that of another. A driver spins for ``spin_us``
+    before it sleeps, but not again after it has slept in vain: who waits for long costs nothing.
     """
 
-    def __init__(self, spin_ns: int = 0) -> None:
+    def __init__(self, spin_us: float = 0) -> None:
         self.wake = Wake()
-        self._spin_ns = spin_ns
+        self._spin_ns = round(max(spin_us, 0) * 1000)
+        self._may_spin = True
         self._sources = select.epoll()
         self._poll = select.epoll()
         self._poll.register(self.wake.fd, select.EPOLLIN)
@@ -64,10 +65,13 @@ class Inbox:
         poll.register(self._sources, select.POLLIN)
         poll.register(wake.fd, select.POLLIN)
         ready: list[tuple[int, int]] = []
-        until = time.monotonic_ns() + self._spin_ns if self._spin_ns else 0
-        while not ready and time.monotonic_ns() < until:
-            ready = poll.poll(0)
-        if any(fd == wake.fd for fd, _ in ready or poll.poll(timeout_ms)):
+        if self._spin_ns and self._may_spin:
+            until = time.monotonic_ns() + self._spin_ns
+            while not ready and time.monotonic_ns() < until:
+                ready = poll.poll(0)
+        ready = ready or poll.poll(timeout_ms)
+        self._may_spin = bool(ready)
+        if any(fd == wake.fd for fd, _ in ready):
             wake.clear()
 
     def close(self) -> None:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdlite.core.wire import Message, decode, encode
-from hvdlite.dataplane.shm import spin_ns
 from hvdlite.errors import ENDED, HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock
 from hvdlite.rendezvous.entrance import peer_of
@@ -57,7 +56,7 @@ class UnixLink(ControlLink):
     """
 
     def __init__(self, session: int, settings: Settings) -> None:
-        self.inbox = Inbox(spin_ns(settings, settings.local_size, len(os.sched_getaffinity(0))))
+        self.inbox = Inbox(spin_us=settings.spin)
         self._session = session
         self._sent = 0
         self._heartbeat_s = settings.heartbeat_interval

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 5 };
+enum { HVD_ABI_VERSION = 6 };
 
 typedef int32_t hvd_status;
 enum {
@@ -83,6 +83,10 @@ HVD_API void hvd_stream_copy(void* out, const void* in, uint64_t bytes);
 // that what is freed and asked for in each step does not come from the system each time. Less than was said before, or
 // beside settings of the user's in MALLOC_..._ or GLIBC_TUNABLES, it does nothing. Any thread.
 HVD_API void hvd_keep_freed(uint64_t bytes);
+
+// How late a thread that sleeps on another core runs after it was woken, in nanoseconds: the upper quartile of a few
+// tries, at most two milliseconds. 0 where there is but one core, or no thread to be had.
+HVD_API int64_t hvd_wakeup_ns(void);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped
 
@@ -170,7 +174,7 @@ typedef struct {
 // a shared object that is or links to OpenSSL's libcrypto, with which everything is encrypted and authenticated;
 // HVD_SYSTEM with ELIBACC if it is not. `connections`: how many there are to each neighbour, from 1 to 16.
 HVD_API hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t chunk_bytes, int32_t window,
-                                 int32_t connections, int32_t has_checksums, const char* crypto,
+                                 int32_t connections, int32_t has_checksums, const char* crypto, int64_t spin_ns,
                                  int64_t progress_timeout_ns, hvd_ring** out);
 
 // Connections: the left ones come from rank - 1, the right ones lead to rank + 1. `connection`, from 0 to one less than

@@ -56,11 +56,11 @@ bool fill_cells(const SpanList& list, const uint64_t* counts, const uint64_t* ce
 }  // namespace
 
 hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t chunk_bytes, int32_t window,
-                         int32_t connections, int32_t has_checksums, const char* crypto, int64_t progress_timeout_ns,
-                         hvd_ring** out) {
+                         int32_t connections, int32_t has_checksums, const char* crypto, int64_t spin_ns,
+                         int64_t progress_timeout_ns, hvd_ring** out) {
   const bool is_valid = size >= 2 && rank >= 0 && rank < size && chunk_bytes >= kMinChunkBytes &&
                         chunk_bytes <= kMaxChunkBytes && window >= 1 && connections >= 1 &&
-                        connections <= kMostConnections && progress_timeout_ns > 0 && out != nullptr;
+                        connections <= kMostConnections && spin_ns >= 0 && progress_timeout_ns > 0 && out != nullptr;
   if (!is_valid) return HVD_INVALID;
   auto handle = std::make_unique<hvd_ring>();
   if (crypto != nullptr && !handle->crypto.load(crypto)) {
@@ -68,11 +68,11 @@ hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t 
     return HVD_SYSTEM;
   }
   const uint64_t frames = static_cast<uint64_t>(window);
-  const std::chrono::nanoseconds timeout(progress_timeout_ns);
+  const hvd::ring::Patience patience{std::chrono::nanoseconds(spin_ns), std::chrono::nanoseconds(progress_timeout_ns)};
   const hvd::ring::Crypto* used = crypto != nullptr ? &handle->crypto : nullptr;
   const size_t wires = static_cast<size_t>(connections);
   handle->ring.reset(new hvd::ring::Ring{
-      rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, timeout, used, wires}});
+      rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, patience, used, wires}});
   // A block is allocated for each frame that is received; a third of their pages would be new again for every batch.
   hvd_keep_freed(4 * frames * chunk_bytes);
   const hvd_status status = outcome(handle->ring->link, handle->ring->link.status() == HVD_OK);

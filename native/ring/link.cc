@@ -24,10 +24,10 @@ constexpr std::chrono::milliseconds kLookForAnswersEvery{1000};
 // Of `window` frames in a row at most `share` go over the same connection. The neighbour acknowledges at least every
 // `share` frames of each, so one that has received all but `window` frames lacks the acknowledgements of less than
 // twice `share` on any connection, and never keeps this rank from sending.
-Link::Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
-           const Crypto* crypto, size_t connections)
+Link::Link(uint64_t session, uint64_t window, bool has_checksums, const Patience& patience, const Crypto* crypto,
+           size_t connections)
     : has_checksums_(has_checksums && crypto == nullptr),
-      progress_timeout_(progress_timeout),
+      patience_(patience),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   const uint64_t share = window / connections + (window % connections != 0);
   for (size_t i = 0; i < connections; ++i) {
@@ -184,7 +184,7 @@ void Link::wake() noexcept {
 // The first call of a collective sets its time limit.
 bool Link::enter() noexcept {
   if (!is_usable()) return false;
-  if (!is_in_collective_) time_limit_ = Clock::now() + progress_timeout_;
+  if (!is_in_collective_) time_limit_ = Clock::now() + patience_.progress_timeout;
   is_in_collective_ = true;
   return true;
 }
@@ -217,7 +217,7 @@ uint64_t Link::progress() const noexcept {
 bool Link::sleep(bool until_readable, bool until_acknowledged) {
   const uint64_t moved = progress();
   const Clock::time_point now = Clock::now();
-  if (moved != progress_) time_limit_ = now + progress_timeout_;
+  if (moved != progress_) time_limit_ = now + patience_.progress_timeout;
   progress_ = moved;
   if (now >= time_limit_) return fail(HVD_TIMED_OUT);
   const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time_limit_ - now);
@@ -231,9 +231,16 @@ bool Link::sleep(bool until_readable, bool until_acknowledged) {
     const int events = (until_acknowledged ? POLLIN : 0) | (senders_[i].can_write() ? POLLOUT : 0);
     outgoing[i] = {events != 0 ? senders_[i].fd() : -1, static_cast<short>(events), 0};
   }
+  const nfds_t count = 2 + senders_.size();
   mutex_.unlock();
   const int timeout = static_cast<int>(std::min(rest, kLookForAnswersEvery).count()) + 1;
-  const int ready = ::poll(fds, 2 + senders_.size(), timeout);
+  int ready = 0;
+  if (patience_.spin.count() > 0) {
+    do {
+      ready = ::poll(fds, count, 0);
+    } while (ready == 0 && Clock::now() - now < patience_.spin);
+  }
+  if (ready == 0) ready = ::poll(fds, count, timeout);
   const int error = errno;
   mutex_.lock();
   if (ready < 0 && error != EINTR) return fail(HVD_SYSTEM, error);

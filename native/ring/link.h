@@ -41,6 +41,12 @@
 
 namespace hvd::ring {
 
+// How a rank waits: it looks for `spin`, then sleeps, and gives up when no byte has moved for `progress_timeout`.
+struct Patience {
+  std::chrono::nanoseconds spin;
+  std::chrono::nanoseconds progress_timeout;
+};
+
 class Link {
  public:
   static constexpr size_t kMostConnections = 16;
@@ -48,8 +54,8 @@ class Link {
   // `window`: frames that a rank may be ahead of its neighbour, who need not have received any of them.
   // `crypto`: what encrypts every frame, which then needs no checksum; null for none. It has to outlive the link.
   // `connections`: how many there are to each neighbour, at most kMostConnections.
-  Link(uint64_t session, uint64_t window, bool has_checksums, std::chrono::nanoseconds progress_timeout,
-       const Crypto* crypto = nullptr, size_t connections = 1);
+  Link(uint64_t session, uint64_t window, bool has_checksums, const Patience& patience, const Crypto* crypto = nullptr,
+       size_t connections = 1);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -111,7 +117,7 @@ class Link {
   uint64_t progress() const noexcept;
 
   const bool has_checksums_;
-  const std::chrono::nanoseconds progress_timeout_;
+  const Patience patience_;
 
   std::mutex mutex_;  // guards all below but aborted_; never held while a thread sleeps
   std::deque<Sender> senders_;

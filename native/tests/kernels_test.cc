@@ -1,5 +1,7 @@
 // The kernels of every instruction set at hand against the plainest possible code, and against each other.
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -253,9 +255,25 @@ void test_copies_past_the_cache_begin_and_end_anywhere() {
   }
 }
 
+// How late it is depends on the machine, but nothing is measured for longer than two milliseconds a try.
+void test_a_wakeup_takes_some_time() {
+  cpu_set_t allowed;
+  CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+  const int64_t late_ns = hvd_wakeup_ns();
+  CHECK((CPU_COUNT(&allowed) > 1) == (late_ns > 0));
+  CHECK(late_ns <= 2'000'000);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+  CHECK(hvd_wakeup_ns() == 0);
+  CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
+}
+
 }  // namespace
 
 int main() {
+  test_a_wakeup_takes_some_time();
   test_every_half_survives();
   test_halves_round_to_nearest_even();
   test_instruction_sets_agree();

@@ -32,8 +32,10 @@ class Ranks {
   explicit Ranks(int32_t size, uint64_t window = 3, uint64_t chunk_bytes = kChunkBytes, size_t connections = 1)
       : connections_(connections), wires_(size * connections) {
     for (int32_t rank = 0; rank < size; ++rank) {
-      rings_.emplace_back(new Ring{
-          rank, size, chunk_bytes, window, {42, window, true, std::chrono::seconds(20), nullptr, connections}});
+      // One rank sleeps at once and the next one spins first, so each kind waits for the other.
+      const hvd::ring::Patience patience{std::chrono::microseconds(rank % 2 * 50), std::chrono::seconds(20)};
+      rings_.emplace_back(
+          new Ring{rank, size, chunk_bytes, window, {42, window, true, patience, nullptr, connections}});
     }
     for (int32_t rank = 0; rank < size; ++rank) {
       for (size_t connection = 0; connection < connections; ++connection) connect(rank, connection);

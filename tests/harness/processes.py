@@ -83,6 +83,8 @@ class ProcessRanks:
             self.job = job = Job.create()
             meeting = self._cleanup.enter_context(RendezvousServer(job, count))
             shared = {"HVDLITE_JOB": job.name, "HVDLITE_SECRET": job.secret, "HVDLITE_RENDEZVOUS": meeting.address}
+            if count > len(os.sched_getaffinity(0)):
+                shared["HVDLITE_SPIN"] = "0"  # hosts that are made up share the cores of this one and do not know it
             for rank, place in enumerate(_places([variables.get("HVDLITE_HOSTID", "") for variables in own])):
                 self._start(rank, {**shared, **place, **own[rank]}, (work.__module__, work.__qualname__, arguments))
             undo.pop_all()

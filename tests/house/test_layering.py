@@ -14,7 +14,7 @@ FRONT_ENDS = {"torch", "tensorflow", "keras"}
 
 # A layer may import itself, where LOWEST does not forbid it, and any layer before it.
 LAYERS = [
-    {"errors", "settings", "log", "version", "builds", "by_value", "compat", "engines"},
+    {"errors", "settings", "log", "version", "builds", "by_value", "compat", "engines", "cgroups"},
     {"core"},
     {"native"},
     {"dataplane", "rendezvous"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"bench", "horovod"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-LAUNCHER_MAY_IMPORT = ("errors", "settings", "log", "version", "compat", "rendezvous", "core.topology")
+LAUNCHER_MAY_IMPORT = ("errors", "settings", "log", "version", "cgroups", "compat", "rendezvous", "core.topology")
 MAY_IMPORT_LAUNCHER = ("running", "horovod")
 PURE_CORE_MUST_NOT_IMPORT = {
     "threading",

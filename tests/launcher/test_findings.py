@@ -37,6 +37,7 @@ SOFTWARE = {
     "abi": 1,
     "has_curve": True,
     "problem": "",
+    "wakeup_us": 62.3,
     "frameworks": {"torch": "2.5.1"},
 }
 
@@ -177,12 +178,14 @@ def test_the_report_is_aligned() -> None:
         "    Linux 6.1, 8 core(s), load 0.50, 60 GiB of 64 GiB memory free",
         "    65536 open files, any locked memory, 32 GiB in /dev/shm",
         "    hvdlite 0.1.0 (ABI 1), Python 3.11.7, torch 2.5.1",
+        "    a wake-up takes 62 µs",
         "    eth0: 10.0.0.1/24, 10 Gbit/s, MTU 1500  <- used: 10.0.0.1",
         "",
         "b: connected in 0.20 s",
         "    Linux 6.1, 8 core(s), load 0.50, 60 GiB of 64 GiB memory free",
         "    65536 open files, any locked memory, 32 GiB in /dev/shm",
         "    hvdlite 0.1.0 (ABI 1), Python 3.11.7, torch 2.5.1",
+        "    a wake-up takes 62 µs",
         "    eth0: 10.0.0.2/24, 10 Gbit/s, MTU 1500  <- used: 10.0.0.2",
         "",
         "From the host of a row to that of a column: round trip and bandwidth",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_settings_shows_every_row_and_what_was_changed(
     assert all(f"HVDLITE_{spec.name.upper()}" in shown and spec.meaning in shown for spec in table())
     assert "HVDLITE_CYCLE_TIME or HOROVOD_CYCLE_TIME = 2.5 ms   (default 0.0 ms)" in shown
     assert "f00d" not in shown
+    assert re.search(r"HVDLITE_SPIN = -1.0 µs\n.*\n    a wake-up takes \d+ µs on this host\n", shown)
 
 
 def test_check_build_names_what_is_missing_and_why(capfd: pytest.CaptureFixture[str]) -> None:

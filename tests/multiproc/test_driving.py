@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite import session
+from hvdlite.dataplane.spin import usable_cores
 from tests.harness import process_ranks
 
 _NO_TIMER = {"HVDLITE_HEARTBEAT_INTERVAL": "1000"}  # a rank that forgets to go on sleeps longer than the test waits
@@ -32,3 +34,23 @@ def test_a_step_needs_no_timer(size: int, hosts: int) -> None:
     host_of = {rank: {"HVDLITE_HOSTID": f"host {rank % hosts}"} for rank in range(size)}
     outcomes = process_ranks(size, _steps_in_pieces, 150, environ=_NO_TIMER, environ_by_rank=host_of, deadline_s=40.0)
     assert [outcome.result() for outcome in outcomes] == [150] * size
+
+
+def _spins_for() -> float:
+    hvd.init()
+    spin_us = session.current().spin_us
+    hvd.shutdown()
+    return spin_us
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_all_ranks_of_a_host_spin_as_long_as_its_first_one_measured(size: int) -> None:
+    outcomes = process_ranks(size, _spins_for)
+    (spin_us,) = {outcome.result() for outcome in outcomes}
+    assert 50 <= spin_us <= 2000 if size <= usable_cores() else spin_us == 0
+
+
+def test_a_rank_may_be_told_for_how_long_to_spin() -> None:
+    outcomes = process_ranks(2, _spins_for, environ_by_rank={1: {"HVDLITE_SPIN": "7"}})
+    assert 0 <= outcomes[0].result() != 7
+    assert outcomes[1].result() == 7

@@ -1,13 +1,16 @@
-"""How a driver waits on the control link: awake for a while, then asleep, and by its wake in either."""
+"""How long a rank spins before it sleeps, and how a driver waits on the control link."""
 
 from __future__ import annotations
 
 import time
+from unittest.mock import Mock
 
 import pytest
 
-from hvdlite.dataplane.shm import spin_ns
+from hvdlite.dataplane import spin
+from hvdlite.dataplane.spin import spin_us, usable_cores, wakeup_us
 from hvdlite.rendezvous.door import Door
+from hvdlite.runtime.inbox import Inbox
 from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
@@ -16,11 +19,35 @@ from tests.unit.links import LEFT, SESSION, next_from, soon
 _MINUTE_US = 60e6
 
 
-def test_only_ranks_with_cores_of_their_own_spin_unless_a_setting_says_so() -> None:
-    assert spin_ns(Settings(), ranks=2, cores=2) > 0
-    assert spin_ns(Settings(), ranks=3, cores=2) == 0
-    assert spin_ns(Settings(spin=7), ranks=3, cores=2) == 7000
-    assert spin_ns(Settings(spin=0), ranks=2, cores=2) == 0
+def _host(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, wakeup: float) -> None:
+    monkeypatch.setattr(spin.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(spin, "cores_limit", lambda: quota)
+    monkeypatch.setattr(spin, "wakeup_us", lambda: wakeup)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "quota", "wakeup", "expected"),
+    [
+        (2, 2, None, 300.0, 300.0),
+        (2, 2, None, 12.0, 50.0),  # a message takes longer than this wake-up
+        (1, 2, None, 300.0, 300.0),  # its peers are on other hosts
+        (3, 2, None, 300.0, 0.0),
+        (2, 8, 1.5, 300.0, 0.0),  # a container with the time of fewer cores than it sees
+        (2, 8, 2.0, 300.0, 300.0),
+        (1, 1, None, 0.0, 0.0),
+    ],
+)
+def test_a_rank_with_a_core_of_its_own_spins_as_long_as_a_wakeup_takes(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, cores: int, quota: float | None, wakeup: float, expected: float
+) -> None:
+    _host(monkeypatch, cores, quota, wakeup)
+    assert spin_us(Settings(), ranks) == expected
+    assert spin_us(Settings(spin=7), ranks) == 7
+    assert spin_us(Settings(spin=0), ranks) == 0
+
+
+def test_a_wakeup_is_measured_in_microseconds() -> None:
+    assert (usable_cores() >= 2) <= (0 < wakeup_us() <= 2000)
 
 
 @pytest.mark.parametrize("spin_us", [0, _MINUTE_US])
@@ -29,25 +56,27 @@ def test_a_driver_sees_messages_and_its_wake_whether_or_not_it_spins(spin_us: fl
         leaf = UnixLink.dial(door.address, b"token", SESSION, Settings(rank=1, size=2, spin=spin_us), soon())
         root = UnixLink.accept(door, SESSION, Settings(rank=0, size=2), soon())
     wake = Wake()
-    began = time.monotonic()
     wake.set()
     leaf.inbox.sleep_as_driver(None, wake)
     root.send(LEFT)
     leaf.inbox.sleep_as_driver(None, wake)
-    assert time.monotonic() - began < 10
     assert next_from(leaf) == (0, LEFT)
     for each in (leaf, root, wake):
         each.close()
 
 
-def test_a_driver_that_has_spun_in_vain_sleeps_until_its_time_is_over() -> None:
-    with Door(b"token") as door:
-        leaf = UnixLink.dial(door.address, b"token", SESSION, Settings(rank=1, size=2, spin=1000), soon())
-        root = UnixLink.accept(door, SESSION, Settings(rank=0, size=2), soon())
-    wake = Wake()
-    began, worked = time.monotonic(), time.thread_time()
-    leaf.inbox.sleep_as_driver(500, wake)
-    assert time.monotonic() - began >= 0.4
-    assert time.thread_time() - worked < 0.25
-    for each in (leaf, root, wake):
+def test_a_driver_spins_once_and_then_sleeps_until_something_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox, wake, clock = Inbox(spin_us=1000), Wake(), Mock(side_effect=time.monotonic_ns)
+    monkeypatch.setattr("hvdlite.runtime.inbox.time", Mock(monotonic_ns=clock))
+
+    def spins() -> bool:
+        """Whether the next sleep spins, which is all that looks at the clock."""
+        clock.reset_mock()
+        inbox.sleep_as_driver(1, wake)
+        return clock.called
+
+    assert [spins(), spins(), spins()] == [True, False, False]
+    wake.set()
+    assert [spins(), spins(), spins()] == [False, True, False]
+    for each in (inbox, wake):
         each.close()
