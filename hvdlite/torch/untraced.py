@@ -1,0 +1,82 @@
+"""Keeps `torch.compile` out of hvdlite: no function here becomes part of a graph, nor does what it calls.
+
+Dynamo meets our code in two ways. It *inlines* functions that a compiled one calls, unless they have the attribute that
+``torch.compiler.disable`` sets: then it ends the graph, and the compiled function calls them as they are. And while a
+compiled function runs, it looks at *every frame* that is entered, be it ours, from a hook of autograd, or of a library
+that we call, unless the frame's code says to leave it and all that is below alone.
+
+Both are marks that cost a call nothing, unlike ``torch.compiler.disable``, which wraps a function, and imports dynamo.
+Where torch cannot mark what is below (before 2.7), frames of our own are left alone, which have all the tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final, TypeVar
+
+import torch
+
+_PACKAGE: Final = __name__.partition(".")[0]
+_FOLDER: Final = f"{Path(__file__).resolve().parents[1]}/"
+_REASON: Final = "hvdlite's own code runs outside of graphs; see torch.compile in its docs/training.md"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_traceable: set[CodeType] = set()
+
+
+def traceable(function: Function) -> Function:
+    """Leaves ``function``, which was written for it, to dynamo."""
+    _traceable.add(function.__code__)
+    return function
+
+
+def leave_out_all() -> None:
+    """Marks all functions and methods of this package that are loaded."""
+    skip, seen = _code_marker(), set[type]()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == _PACKAGE:
+            for function in _functions_of(module, seen):
+                if function.__code__ not in _traceable:
+                    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+                    function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
+                for code in _codes_in(function.__code__):
+                    skip(code)
+
+
+def _code_marker() -> Callable[[CodeType], None]:
+    eval_frame: Any = torch._C._dynamo.eval_frame
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        skip = eval_frame._FrameAction.SKIP
+        strategy = eval_frame._FrameExecStrategy(skip, skip)
+        return lambda code: eval_frame.set_code_exec_strategy(code, strategy)
+    mark: Callable[[CodeType], None] = eval_frame.skip_code
+    return mark
+
+
+def _functions_of(owner: ModuleType | type, seen: set[type]) -> Iterator[FunctionType]:
+    """The functions in ``owner``, those in its classes that were not ``seen`` before, and those that they wrap."""
+    for value in list(vars(owner).values()):
+        if isinstance(value, type):
+            if value not in seen and value.__module__.partition(".")[0] == _PACKAGE:
+                seen.add(value)
+                yield from _functions_of(value, seen)
+        elif isinstance(value, property):
+            yield from (each for each in (value.fget, value.fset) if isinstance(each, FunctionType))
+        else:
+            function = getattr(value, "__func__", value)  # a bound, static or class method
+            while isinstance(function, FunctionType) and function.__module__.partition(".")[0] == _PACKAGE:
+                yield function
+                function = getattr(function, "__wrapped__", None)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """``code``, if it is ours, and that of the functions in it."""
+    if code.co_filename.startswith(_FOLDER) and code not in _traceable:
+        yield code
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from _codes_in(constant)
