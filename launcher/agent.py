@@ -27,6 +27,7 @@ from typing import Any, Final
 from hvdlite.cgroups import oom_kills
 
 from .answers import Answerer, take_files
+from .feed import Feed, open_pipe
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
 from .guard import fork_guarded
 from .hello import Hello
@@ -107,6 +108,9 @@ class Agent:
         if kind is Kind.FILES:
             take_files(payload)
             return
+        if kind is Kind.STDIN:
+            self._feed(*unpack_output(payload))
+            return
         message = unpack_message(payload)
         if kind is Kind.ASK:
             self._answerer.begin(message)
@@ -120,7 +124,7 @@ class Agent:
         elif kind is Kind.CLOSE:
             self._tunnel.close(message["channel"])
         elif kind is Kind.END:
-            self._end(message["grace_s"], message["patience_s"])
+            self._end(message["grace_s"], message.get("patience_s", 0.0))
 
     def _send_answers(self) -> None:
         for answer in self._answerer.finished():
@@ -134,7 +138,8 @@ class Agent:
             environment = inherited | message["environment"] | entry["environment"]
             rank = entry["rank"]
             try:
-                worker = self._workers.start(rank, message["command"], environment, message["cwd"])
+                start = self._start_reader if entry.get("stdin") else self._workers.start
+                worker = start(rank, message["command"], environment, message["cwd"])
             except (OSError, ValueError) as error:
                 self._outbox.send(pack_message(Kind.FAILED, rank=rank, reason=explain(error)))
                 continue
@@ -144,6 +149,27 @@ class Agent:
             # epoll reports descriptors in the order in which they became ready: the order of the deaths.
             if worker.pidfd is not None:
                 self._loop.watch(worker.pidfd, partial(self._finish, worker))
+
+    def _start_reader(self, rank: int, command: list[str], environment: dict[str, str], cwd: str) -> Worker:
+        """Starts a worker that reads what `_feed` gives it."""
+        stdin, written = open_pipe()
+        try:
+            worker = self._workers.start(rank, command, environment, cwd, stdin)
+        except (OSError, ValueError):
+            os.close(written)
+            raise
+        finally:
+            os.close(stdin)
+        worker.feed = Feed(self._loop, written, partial(self._report_taken, rank))
+        return worker
+
+    def _feed(self, rank: int, data: bytes) -> None:
+        for worker in self._workers:
+            if worker.rank == rank and worker.feed:
+                worker.feed.give(data)
+
+    def _report_taken(self, rank: int, count: int | None) -> None:
+        self._outbox.send(pack_message(Kind.TAKEN, rank=rank, count=count))
 
     def _signal(self, signum: int, everyone: bool) -> None:
         if not everyone:
@@ -199,6 +225,8 @@ class Agent:
             self._loop.unwatch(worker.pidfd)
             os.close(worker.pidfd)
             worker.pidfd = None
+        if worker.feed:
+            worker.feed.close()
         for pipe in tuple(worker.pipes):  # a process that it left behind may hold them open and write on
             self._read_output(worker, pipe, limit=_PIPE_BYTES)
         self._workers.forget_empty_groups()

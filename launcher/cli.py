@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -57,6 +57,20 @@ def _count(text: str) -> int:
     return int(digits)
 
 
+def _reader(text: str) -> str:
+    if text not in ("all", "none") and not re.fullmatch(r"\d{1,9}", text):
+        raise click.BadParameter(f"{text!r} is not a rank, 'all' or 'none'.")
+    return text
+
+
+def _readers(reader: str, size: int) -> Collection[int]:
+    if not reader.isdigit():
+        return range(size if reader == "all" else 0)
+    if int(reader) >= size:
+        raise click.UsageError(f"--stdin {reader}: there is no such rank; the job has {size}, numbered from 0.")
+    return (int(reader),)
+
+
 @click.command(
     cls=LaunchCommand,
     subcommands=_OTHERS,
@@ -76,6 +90,8 @@ def _count(text: str) -> int:
               help="Put the time before every line.")  # fmt: skip
 @click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
               help="Read flags from a YAML file, as Horovod does.")  # fmt: skip
+@click.option("--stdin", "reader", type=_reader, default="0", metavar="RANK|all|none",
+              help="Who reads hvdrun's stdin; rank 0 if nothing is said.")  # fmt: skip
 @click.option("--horovod-compat", "is_horovod", is_flag=True, help="In the workers 'import horovod' means hvdlite.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
@@ -94,6 +110,7 @@ def hvdrun(
     folder: str | None,
     has_timestamps: bool,
     config_file: str | None,
+    reader: str,
     is_horovod: bool,
     is_dry: bool,
     checks_build: bool,
@@ -129,15 +146,17 @@ def hvdrun(
         _say(f"there is no setting {wrong}; did you mean {right}?")
     if is_dry:
         plan = sketch(request, job)
+        _readers(reader, plan.size)
         _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh), is_verbose))
         return 0
     with Agents(where.ssh, _say) as agents:
         plan = prepare(request, job, agents, _say if is_verbose else _ignore)
+        readers = _readers(reader, plan.size)
         with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
             screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
             plan = plan.meeting_at(server.address)
             on_failure: FailureReport | None = click.get_current_context().obj
-            return execute(plan, agents, screen, logs, is_verbose=is_verbose, on_failure=on_failure)
+            return execute(plan, agents, screen, logs, readers=readers, is_verbose=is_verbose, on_failure=on_failure)
 
 
 def _say(line: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from .agents import Agents
 from .frames import FrameError, Kind, unpack_message, unpack_output
+from .input import Input
 from .lease import SILENCE_S, Lease
 from .link import AgentLink
 from .logs import Logs
@@ -39,14 +40,16 @@ def execute(
     screen: Screen,
     logs: Logs | None,
     *,
+    readers: Collection[int] = (),
     is_verbose: bool,
     on_failure: FailureReport | None = None,
 ) -> int:
     """Runs the job on ``agents``, one for each of its hosts, and returns hvdrun's exit code; all have ended then.
 
+    The ranks ``readers`` get what comes on stdin.
     ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines.
     """
-    execution = _Execution(plan, agents, screen, logs, is_verbose)
+    execution = _Execution(plan, agents, screen, logs, readers, is_verbose)
     code = execution.run()
     if on_failure is not None and execution.failure is not None:
         on_failure(execution.failure, screen.tail(execution.failure.rank))
@@ -54,13 +57,24 @@ def execute(
 
 
 class _Execution:
-    def __init__(self, plan: Plan, agents: Agents, screen: Screen, logs: Logs | None, is_verbose: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        agents: Agents,
+        screen: Screen,
+        logs: Logs | None,
+        readers: Collection[int],
+        is_verbose: bool,
+    ) -> None:
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
         self._agents, self._loop = agents, agents.loop
         self._links = {host: agents.links[host] for host in plan.hosts}
         self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic())
         self._lease = Lease([link for link in self._links.values() if link.is_remote], time.monotonic())
         self._ranks = {host: frozenset(plan.ranks_on(host)) for host in plan.hosts}
+        self._link_of = {rank: link for host, link in self._links.items() for rank in self._ranks[host]}
+        self._readers = frozenset(readers)
+        self._input = Input(self._loop, 0, self._readers, self._send_input, screen.answered)
         self._waiting: set[Sink] = set()
         self._warned_of_logs = False
 
@@ -81,6 +95,7 @@ class _Execution:
                     self._turn()
                 self._loop.unwatch(signals)
         finally:
+            self._input.close()
             self._watch_sinks(set())
             self._agents.close()
         return self._finish()
@@ -90,7 +105,10 @@ class _Execution:
             part = self._plan.on(host)
             self._tell(f"the way to the agent of {host} is process {link.pid} here; ranks start in {part.cwd}")
             link.services = part.services
-            workers = [{"rank": rank, "environment": dict(self._plan.of_rank[rank])} for rank in part.ranks]
+            workers = [
+                {"rank": rank, "environment": dict(self._plan.of_rank[rank]), "stdin": rank in self._readers}
+                for rank in part.ranks
+            ]
             link.send(
                 Kind.START,
                 cwd=part.cwd,
@@ -100,11 +118,15 @@ class _Execution:
                 listen={name: service for service, name in part.names.items()},
                 workers=workers,
             )
+        self._screen.asks = min(self._readers, default=None)
+        self._input.begin()
 
     def _turn(self) -> None:
-        deadlines = [when for when in (self._supervisor.deadline, self._lease.deadline) if when is not None]
+        times = (self._supervisor.deadline, self._lease.deadline, self._input.deadline, self._screen.deadline)
+        deadlines = [when for when in times if when is not None]
         self._loop.turn(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         now = time.monotonic()
+        self._input.tick(now)
         for link in self._lease.tick(now):
             self._act(
                 self._supervisor.host_lost(link.host, now, f"no sign of life from {link.host} for {SILENCE_S:.0f} s")
@@ -116,8 +138,24 @@ class _Execution:
     def _receive(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
         if kind in _STREAMS:
             self._show(link, kind, payload)
+        elif kind is Kind.TAKEN:
+            self._note_taken(link, payload)
         else:
             self._note(link, kind, payload)
+
+    def _send_input(self, rank: int, data: bytes) -> None:
+        self._link_of[rank].send_input(rank, data)
+        if not data:
+            self._screen.asks = None
+
+    def _note_taken(self, link: AgentLink, payload: bytes) -> None:
+        message = unpack_message(payload)
+        rank, count = int(message["rank"]), message["count"]
+        self._check(link, rank)
+        if count is None:
+            self._input.left(rank)
+        else:
+            self._input.taken(rank, int(count))
 
     def _check(self, link: AgentLink, rank: int) -> None:
         if rank not in self._ranks[link.host]:
@@ -155,9 +193,11 @@ class _Execution:
             self._tell(f"rank {rank} on {link.host} is process {message['pid']}")
         elif kind is Kind.FAILED:
             self._tell(f"rank {rank} on {link.host} could not be started: {message['reason']}")
+            self._input.left(rank)
             self._act(self._supervisor.not_started(rank, message["reason"], now))
         elif kind is Kind.EXITED:
             link.pids.pop(rank, None)
+            self._input.left(rank)
             self._screen.end(rank)
             self._tell(f"rank {rank} on {link.host} ended with code {message['code']}")
             self._act(

@@ -10,7 +10,8 @@ died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output,
 wrote before its end comes before the news of its end.
 
 ``LEASE`` tells an agent of another host that hvdrun lives, and is answered. ``OPEN``, ``DATA`` and ``CLOSE`` carry
-connections that the workers of such a host make to hvdrun.
+connections that the workers of such a host make to hvdrun. ``STDIN`` carries what a rank may read, of which the agent
+holds no more than a window; ``TAKEN`` opens it again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Kind(IntEnum):
     DATA = 14  # both: channel and bytes
     CLOSE = 15  # both: {"channel"}
     FILES = 16  # down: the next bytes of an archive
+    STDIN = 17  # down: rank and bytes, none for the end of the file
+    TAKEN = 18  # up: {"rank", "count"}: so many of these bytes are in the rank's pipe; null: nobody reads it
 
 
 _KINDS: Final = frozenset(Kind)

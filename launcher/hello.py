@@ -17,7 +17,7 @@ from hvdlite.version import NATIVE_ABI, __version__
 
 from .frames import FrameError
 
-PROTOCOL: Final = 2  # of the frames between hvdrun and agents
+PROTOCOL: Final = 3  # of the frames between hvdrun and agents
 _MAX_TEXT: Final = 4096
 
 

@@ -15,7 +15,17 @@ from typing import Any, Final
 
 from hvdlite.errors import CannotStart
 
-from .frames import GREETING, FrameError, FrameReader, Kind, pack, pack_message, unpack_message, unpack_output
+from .frames import (
+    GREETING,
+    FrameError,
+    FrameReader,
+    Kind,
+    pack,
+    pack_message,
+    pack_output,
+    unpack_message,
+    unpack_output,
+)
 from .hello import Hello
 from .hosts import Host
 from .loop import Loop
@@ -151,6 +161,10 @@ class AgentLink:
     def send_bytes(self, kind: Kind, data: bytes) -> None:
         """Sends bytes, under the same terms."""
         self._write(pack(kind, data))
+
+    def send_input(self, rank: int, data: bytes) -> None:
+        """Sends what ``rank`` may read from stdin, under the same terms."""
+        self._write(pack_output(Kind.STDIN, rank, data))
 
     def explain(self) -> str:
         """Why the agent is gone, in words for the user; ends its process if it is not."""

@@ -30,6 +30,11 @@ class LineAssembler:
         self._is_progress = False  # this line has had a carriage return
 
     @property
+    def unfinished(self) -> bytes:
+        """The line as far as it has come, if it is no progress bar: a prompt, for one."""
+        return b"" if self._is_progress else self._tail
+
+    @property
     def progress(self) -> bytes:
         """What a progress bar shows at present; empty if the unfinished line is none."""
         return (self._tail or self._state) if self._is_progress else b""

@@ -2,7 +2,7 @@
 
 On a terminal the progress bar of the lowest rank that has one is a transient last line, redrawn after every ordinary
 line. Elsewhere a bar leaves its last state, and a sign of life every few seconds. hvdrun's own messages come through
-here as well, so that they do not cut a line in two.
+here as well, so that they do not cut a line in two. A prompt of the rank that reads stdin has the last line for itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from .output import LineAssembler, Stream, prefix
+from .prompt import Prompt
 from .sink import Sink
 
 TAIL_LINES: Final = 20
@@ -42,6 +43,13 @@ class Screen:
         self._tails: dict[int, deque[bytes]] = {}
         self._drawn: dict[Sink, bytes] = {}
         self._warned: set[Sink] = set()
+        self._prompts = {stream: Prompt() for stream in Stream}
+        self.asks: int | None = None  # the rank whose unfinished lines may be prompts
+
+    @property
+    def deadline(self) -> float | None:
+        """When `redraw` has a prompt to show."""
+        return min((prompt.due for prompt in self._prompts.values() if prompt.due is not None), default=None)
 
     @property
     def waiting(self) -> list[Sink]:
@@ -56,6 +64,8 @@ class Screen:
         """Takes what ``rank`` wrote. Call `redraw` when all that has come was taken."""
         assembler = self._assemblers.setdefault((rank, stream), LineAssembler())
         self._print(rank, stream, assembler.feed(data))
+        if rank == self.asks:
+            self._prompts[stream].learn(rank, assembler.unfinished, time.monotonic())
         if assembler.progress and not self._terminal[stream]:
             now = time.monotonic()
             if now - self._shown_at.setdefault((rank, stream), now) >= _SIGN_OF_LIFE_S:
@@ -68,22 +78,30 @@ class Screen:
             if assembler := self._assemblers.pop((rank, stream), None):
                 self._print(rank, stream, assembler.end())
 
+    def answered(self) -> None:
+        """A person has entered a line, so the terminal's cursor is at the start of one."""
+        for prompt in self._prompts.values():
+            prompt.answer()
+
     def message(self, *lines: str) -> None:
         """Shows messages of hvdrun itself on stderr."""
         self._write(Stream.STDERR, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
     def redraw(self) -> None:
-        """Puts the progress bar below the lines, and warns once about a sink that loses what it is given."""
+        """Puts the prompt or progress bar below the lines, and warns once about a sink that loses what it is given."""
         for sink in self._all_sinks():
             if sink.problem and sink not in self._warned:
                 self._warned.add(sink)
                 self.message(f"hvdrun: {sink.name} cannot be written: {sink.problem}; the ranks go on without it")
+        for stream, prompt in self._prompts.items():
+            if text := prompt.show(time.monotonic(), self._terminal[stream]):
+                self._write(stream, text, prompt)
         bars = {self._sinks[stream]: b"" for stream in Stream if self._terminal[stream]}
         for (rank, stream), assembler in sorted(self._assemblers.items(), key=lambda item: item[0][0], reverse=True):
             if self._terminal[stream] and assembler.progress.strip():
                 bars[self._sinks[stream]] = self._bar(rank, stream, assembler.progress)
         for sink, bar in bars.items():
-            if bar != self._drawn.get(sink, b"") and not sink.waiting_bytes:
+            if bar != self._drawn.get(sink, b"") and not sink.waiting_bytes and not any(self._open_on(sink)):
                 sink.write((_CLEAR if sink in self._drawn else b"") + bar)
                 self._set_drawn(sink, bar)
 
@@ -105,11 +123,25 @@ class Screen:
             return
         if stream is Stream.STDERR:
             self._tails.setdefault(rank, deque(maxlen=TAIL_LINES)).extend(line[:_TAIL_BYTES] for line in lines)
+        prompt = self._prompts[stream]
+        if rank == prompt.rank:
+            rest, goes_on = prompt.finish(lines[0])
+            if goes_on:
+                self._write(stream, rest + b"\n", prompt)
+            lines[:1] = [rest] if not goes_on and (rest or not lines[0]) else []
         start = prefix(rank, stream, stamp=self._stamp(), is_coloured=self._is_coloured and self._terminal[stream])
         self._write(stream, b"".join(start + line + b"\n" for line in lines))
 
-    def _write(self, stream: Stream, data: bytes) -> None:
+    def _open_on(self, sink: Sink) -> Iterator[Prompt]:
+        return (each for stream, each in self._prompts.items() if each.is_open and self._sinks[stream] is sink)
+
+    def _write(self, stream: Stream, data: bytes, own: Prompt | None = None) -> None:
+        """Writes whole lines, or what belongs to the prompt ``own``."""
         sink = self._sinks[stream]
+        for prompt in tuple(self._open_on(sink)):
+            if prompt is not own:
+                prompt.cut_off()
+                data = b"\n" + data
         if sink in self._drawn:
             data = _CLEAR + data
             self._set_drawn(sink, b"")

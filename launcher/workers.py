@@ -1,8 +1,8 @@
 """The worker processes of one host: how they start, take signals, and are known to be gone.
 
-A worker leads a session of its own, reads nothing (its stdin is /dev/null) and writes to two pipes, and to a third one
-because of which rank its session ended, which is read when it is over (`hvdlite.runtime.report`). The process that uses
-this module is the subreaper of all of them, so one that left its worker's group is still its child in the end.
+A worker leads a session of its own, reads /dev/null or a pipe, and writes to two pipes, and to a third one because of
+which rank its session ended, which is read when it is over (`hvdlite.runtime.report`). The process that uses this
+module is the subreaper of all of them, so one that left its worker's group is still its child in the end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from .feed import Feed
 from .frames import Kind
 from .processes import Process, die_with_parent, ignores, processes, signal_group
 
@@ -34,13 +35,17 @@ _ADVICE: Final = {
 
 @dataclass(slots=True)
 class Worker:
-    """One rank's process. ``pipes`` are those still open, and which of its streams each is; ``report`` is the third."""
+    """One rank's process. ``pipes`` are those still open, and which of its streams each is; ``report`` is the third.
+
+    ``feed`` writes to its stdin, if that is a pipe.
+    """
 
     rank: int
     process: subprocess.Popen[bytes]
     pipes: dict[int, Kind]
     report: int
     pidfd: int | None = None
+    feed: Feed | None = None
 
     def read_report(self) -> list[object] | None:
         """The culprit and its fate, as the rank told last, or None; closes the pipe. Call it once, after the end."""
@@ -74,7 +79,9 @@ class Workers:
     def find(self, pid: int) -> Worker | None:
         return self._by_pid.get(pid)
 
-    def start(self, rank: int, command: list[str], environment: dict[str, str], cwd: str) -> Worker:
+    def start(
+        self, rank: int, command: list[str], environment: dict[str, str], cwd: str, stdin: int = subprocess.DEVNULL
+    ) -> Worker:
         """Starts the worker of ``rank``. Raises OSError or ValueError if that cannot be done."""
         ends: list[int] = []
         try:
@@ -87,7 +94,7 @@ class Workers:
                 env={**environment, "HVDLITE_REPORT": f"{written_report}:{os.fstat(written_report).st_ino}"},
                 pass_fds=(written_report,),
                 cwd=cwd,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=written_stdout,
                 stderr=written_stderr,
                 start_new_session=True,

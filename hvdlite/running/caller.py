@@ -35,7 +35,7 @@ class Call:
         self._job = Job(JOB, secrets.token_hex(32))
         self._environment = {**os.environ, **environment, "HVDLITE_RUN_SECRET": self._job.secret}
         worker = [sys.executable, "-m", "hvdlite.running.worker"]
-        self._arguments = ["-np", str(size), *words, "--", *worker]
+        self._arguments = ["-np", str(size), "--stdin", "none", *words, "--", *worker]
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}
         self._report = b""
 

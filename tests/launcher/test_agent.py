@@ -14,7 +14,16 @@ from pathlib import Path
 
 import psutil
 
-from hvdlite.launcher.frames import GREETING, FrameReader, Kind, pack_message, unpack_message, unpack_output
+from hvdlite.launcher.feed import WINDOW_BYTES
+from hvdlite.launcher.frames import (
+    GREETING,
+    FrameReader,
+    Kind,
+    pack_message,
+    pack_output,
+    unpack_message,
+    unpack_output,
+)
 from hvdlite.launcher.spawners.boot import boot_here
 from tests.launcher.hvdrun import DEADLINE_S, read_until
 
@@ -179,3 +188,38 @@ def test_workers_of_another_host_inherit_what_the_agent_has() -> None:
         )
         assert unpack_output(running.next(Kind.STDOUT))[1] == b"replaced j 0\n"
         assert unpack_message(running.next(Kind.EXITED))["code"] == 0
+
+
+def test_stdin_goes_no_further_than_the_pipe_of_a_rank_and_every_byte_is_told() -> None:
+    program = "head -c 1000 > /dev/null; read line; sleep 60"
+    with agent() as running:
+        workers = [{"rank": 0, "environment": {}, "stdin": True}]
+        running.send(
+            Kind.START, cwd="/", command=["sh", "-c", program], environment={"PATH": os.environ["PATH"]},
+            inherits=False, listen={}, workers=workers
+        )  # fmt: skip
+        assert running.process.stdin is not None
+        running.process.stdin.write(pack_output(Kind.STDIN, 0, b"x" * WINDOW_BYTES))
+        taken = 0
+        while taken < WINDOW_BYTES // 4:
+            taken += unpack_message(running.next(Kind.TAKEN))["count"]
+        running.process.stdin.write(pack_output(Kind.STDIN, 0, b""))
+        running.send(Kind.ASK, id=1, what="clock")
+        running.next(Kind.ANSWER)  # the agent goes on while the pipe is full
+        assert taken < WINDOW_BYTES
+        running.send(Kind.END, patience_s=0.0, grace_s=0.0)
+        assert unpack_message(running.next(Kind.EXITED))["code"] < 0
+
+
+def test_a_rank_that_closed_its_stdin_is_told_of() -> None:
+    with agent() as running:
+        workers = [{"rank": 0, "environment": {}, "stdin": True}]
+        command = ["sh", "-c", "exec <&-; echo closed; sleep 60"]
+        environment = {"PATH": os.environ["PATH"]}
+        running.send(
+            Kind.START, cwd="/", command=command, environment=environment, inherits=False, listen={}, workers=workers
+        )
+        running.next(Kind.STDOUT)
+        assert running.process.stdin is not None
+        running.process.stdin.write(pack_output(Kind.STDIN, 0, b"x"))
+        assert unpack_message(running.next(Kind.TAKEN)) == {"rank": 0, "count": None}

@@ -158,6 +158,26 @@ def test_nothing_that_an_agent_tells_a_doctor_steers_the_terminal(ssh: Path, mon
     assert "\33" not in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ({"rank": 1, "count": 1}, "has taken more of stdin than it got"),
+        ({"rank": 1, "count": -1}, "has taken more of stdin than it got"),
+        ({"rank": 1, "count": 10**30}, "has taken more of stdin than it got"),
+        ({"rank": 0, "count": 1}, "rank 0 is not one of its own"),
+        ({"rank": 1, "count": [1]}, "cannot be understood"),
+        ({"rank": 1}, "cannot be understood"),
+    ],
+)
+def test_what_a_rank_took_of_stdin_is_checked(ssh: Path, tmp_path: Path, lie: dict[str, Any], words: str) -> None:
+    ssh.write_text(LIAR)
+    (tmp_path / "lies").write_bytes(pack_message(Kind.TAKEN, **lie))
+    ended = run("-H", "localhost:1,liar:1", "--stdin", "1", "sleep", "600")
+    assert ended.returncode == 1
+    assert "rank 1 on liar was lost: its agent sent what cannot be understood: " in ended.stderr
+    assert words in ended.stderr
+
+
 @pytest.mark.parametrize("channel", [-1, 1 << 32, 1 << 80])
 def test_a_channel_without_a_proper_number_is_refused(ssh: Path, tmp_path: Path, channel: int) -> None:
     ssh.write_text(LIAR)
