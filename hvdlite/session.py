@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import zmq
-
 from hvdlite.compat import stands_for_horovod
 from hvdlite.core.process_set import ProcessSet
 from hvdlite.core.topology import Placement
@@ -50,20 +48,16 @@ class Session:
     def __init__(self, settings: Settings, number: int) -> None:
         self.settings = settings
         deadline = time.monotonic() + settings.start_timeout
-        context: zmq.Context[Any] = zmq.Context()
-        try:
-            with meet(settings, number, deadline) as meeting:
-                swap = _swapper(context, meeting, settings, number, deadline)
-                cards = swap(_card(settings, meeting.reach))
-                self.placements = _placements(cards)
-                host_ids = [card["hostid"] for card in cards]
-                address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
-                spin = _agreed_spin(settings, host_ids, swap)
-                connector = Connector(meeting.job, replace(settings, address=address, spin=spin), host_ids, str(number))
-                connector = connector.with_arena(swap, deadline)
-                connections = connector.connect(swap, deadline)
-        finally:
-            context.term()
+        with meet(settings, number, deadline) as meeting:
+            swap = _swapper(meeting, settings, number, deadline)
+            cards = swap(_card(settings, meeting.reach))
+            self.placements = _placements(cards)
+            host_ids = [card["hostid"] for card in cards]
+            address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
+            spin = _agreed_spin(settings, host_ids, swap)
+            connector = Connector(meeting.job, replace(settings, address=address, spin=spin), host_ids, str(number))
+            connector = connector.with_arena(swap, deadline)
+            connections = connector.connect(swap, deadline)
         hosts = [card["host"] for card in cards]
         self.plane_name = connections.plane.name
         self.spin_us = spin
@@ -283,14 +277,13 @@ def _agreed_spin(settings: Settings, host_ids: Sequence[str], swap: Swap) -> flo
     return settings.spin if settings.spin >= 0 else float(measured[own[0]])
 
 
-def _swapper(context: zmq.Context[Any], meeting: Meeting, settings: Settings, number: int, deadline: float) -> Swap:
+def _swapper(meeting: Meeting, settings: Settings, number: int, deadline: float) -> Swap:
     if settings.size == 1:
         return lambda card: [card]
     rounds = itertools.count(number * ROUNDS_OF_INIT)
 
     def swap(card: Any) -> Sequence[Any]:
         return exchange(
-            context,
             meeting,
             number=next(rounds),
             rank=settings.rank,

@@ -52,7 +52,7 @@ class Settings:
     hostname: str = _setting("", "name of this host in messages; empty: the system's", horovod=True)
     hostid: str = _setting("", "identity of this host; ranks with equal ids share memory; empty: the kernel's")
     job: str = _setting("", "name of the job, which no other job has at the same time")
-    rendezvous: str = _setting("", "ZeroMQ address where the ranks of the job find each other")
+    rendezvous: str = _setting("", "address where the ranks of the job find each other")
     coordinator: str = _setting(
         "", "HOST or HOST:PORT where rank 0 answers in a job on several hosts that hvdrun did not start"
     )
@@ -63,7 +63,7 @@ class Settings:
     report: str = _setting(
         "", "descriptor and inode of the pipe on which a rank tells hvdrun why its session ended, as in 7:81234"
     )
-    run_address: str = _setting("", "ZeroMQ address from which a rank of hvdlite.run() fetches its function")
+    run_address: str = _setting("", "address from which a rank of hvdlite.run() fetches its function")
     run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
 
     # Negotiation.

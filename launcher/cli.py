@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 import click
-import zmq
 
 from hvdlite.compat import python_path
 from hvdlite.errors import LaunchError
@@ -194,8 +193,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = str(error), _BAD_USAGE
     except OSError as error:
         message, code = f"{error.strerror}: {error.filename}." if error.filename else f"{error}.", 1
-    except zmq.ZMQError as error:
-        message, code = f"the ranks have no place to meet: {error.strerror}; see ulimit -n.", 1
     message = " ".join(message.split())
     stop = "" if message.endswith((".", "?")) else "."
     print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)

@@ -14,6 +14,7 @@ from typing import Final
 
 from hvdlite.core.topology import Placement, place
 from hvdlite.errors import BadHostSpec
+from hvdlite.rendezvous.entrance import UNIX
 from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
 
@@ -83,7 +84,7 @@ class Plan:
         services = tunnelled(environment, "HVDLITE_")
         names = {service: f"hvdlite-{secrets.token_hex(8)}" for service in services}
         environment = {name: value for name, value in environment.items() if self._travels(name)}
-        environment |= {service: f"ipc://@{name}" for service, name in names.items()}
+        environment |= {service: f"{UNIX}{name}" for service, name in names.items()}
         return HostPlan(self.ranks_on(host), cwd, environment, names, services)
 
     def _travels(self, name: str) -> bool:

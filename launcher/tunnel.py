@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from hvdlite.rendezvous.entrance import Entrance, peer_of
+from hvdlite.rendezvous.entrance import UNIX, Entrance, peer_of
 
 from .frames import NUMBERS, Kind, pack_message, pack_output
 from .loop import WRITE, Loop
@@ -154,7 +154,6 @@ def _connect(name: str) -> socket.socket | None:
 
 
 def tunnelled(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The variables called ``prefix`` and more that hold ZeroMQ's address of an abstract Unix socket, and its name."""
-    start = "ipc://@"
+    """The variables called ``prefix`` and more that hold the address of an abstract Unix socket, and its name."""
     found = {name: value for name, value in environment.items() if name.startswith(prefix)}
-    return {name: value.removeprefix(start) for name, value in found.items() if value.startswith(start)}
+    return {name: value.removeprefix(UNIX) for name, value in found.items() if value.startswith(UNIX)}

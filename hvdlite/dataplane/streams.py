@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from hvdlite.rendezvous import listening
-from hvdlite.rendezvous.entrance import Entrance
+from hvdlite.rendezvous.entrance import UNIX, Entrance
 
-_UNIX: Final = "unix://@"
 _KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
 _MOST_UNSENT_BYTES: Final = 256 << 10  # what lies in a second-level cache
 _SHORT_LINE_US: Final = 1000  # between hosts of one network
@@ -36,12 +35,12 @@ def listen(address: str | None, ports: range | None) -> Entrance:
 def name_of(entrance: Entrance) -> str:
     """What `dial` takes to reach ``entrance``."""
     where = entrance.name()
-    return f"{_UNIX}{where}" if isinstance(where, str) else listening.endpoint(*where)
+    return f"{UNIX}{where}" if isinstance(where, str) else listening.endpoint(*where)
 
 
 def dial(name: str) -> socket.socket:
     """A non-blocking socket that is connecting to ``name``. Raises OSError."""
-    family, where = _parse(name)
+    family, where = parse(name)
     link = socket.socket(family, socket.SOCK_STREAM)
     link.setblocking(False)
     prepare(link)
@@ -82,9 +81,10 @@ def leave_bbr(link: socket.socket) -> None:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
-def _parse(name: str) -> tuple[int, Any]:
-    if name.startswith(_UNIX):
-        return socket.AF_UNIX, "\0" + name.removeprefix(_UNIX)
+def parse(name: str) -> tuple[int, Any]:
+    """The family of what `name_of` returns, and what the system's sockets call it there. Raises OSError for others."""
+    if name.startswith(UNIX):
+        return socket.AF_UNIX, "\0" + name.removeprefix(UNIX)
     try:
         return listening.resolve(*listening.split(name))
     except ValueError as error:

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import zmq
-
 from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.calls import NobodyThere, Unanswered, ask
 from hvdlite.rendezvous.job import Job
 
 MAX_ROSTER_BYTES = 64 << 20
@@ -31,29 +30,35 @@ class Meeting:
     reach: str = ""
 
 
-def exchange(
-    context: zmq.Context[Any], meeting: Meeting, *, number: int, rank: int, size: int, card: Any, deadline: float
-) -> list[Any]:
+def exchange(meeting: Meeting, *, number: int, rank: int, size: int, card: Any, deadline: float) -> list[Any]:
     """Publishes this rank's ``card`` (JSON) in round ``number`` and returns the cards of all ranks in rank order.
 
     ``deadline`` is on the monotonic clock, in seconds. Raises HorovodInternalError that names the ranks that did not
     come in time, or says that nobody answers.
     """
-    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    timeout_s = max(0.0, deadline - time.monotonic())
+    request = {"round": number, "rank": rank, "size": size, "timeout_s": timeout_s, "card": card}
     try:
-        socket.linger = 0
-        socket.ipv6 = "[" in meeting.address
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_ROSTER_BYTES)
-        meeting.job.dial(socket)
-        socket.connect(meeting.address)
-        timeout_s = max(0.0, deadline - time.monotonic())
-        request = {"round": number, "rank": rank, "size": size, "timeout_s": timeout_s, "card": card}
-        socket.send(json.dumps(request).encode())
-        if not socket.poll(int((timeout_s + GRACE_S) * 1000)):
-            raise HorovodInternalError(f"rank {rank} got no answer at {meeting.address}; {meeting.silence}")
-        answer = json.loads(socket.recv())
-    finally:
-        socket.close()
+        answer = json.loads(
+            ask(
+                meeting.address,
+                meeting.job.key("rendezvous"),
+                json.dumps(request).encode(),
+                start_by=deadline,
+                answer_by=deadline + GRACE_S,
+                limit=MAX_ROSTER_BYTES,
+            )
+        )
+    except NobodyThere:
+        raise HorovodInternalError(
+            f"rank {rank} finds nobody at {meeting.address}, where the ranks of this job meet. Either who started it "
+            "has ended, or this rank is in another network namespace (unshare -n, ip netns exec, a container of its "
+            "own): start all ranks of a host in one network namespace, together with hvdrun if it starts them"
+        ) from None
+    except Unanswered as error:
+        raise HorovodInternalError(
+            f"rank {rank} got no answer at {meeting.address}: {error}; {meeting.silence}"
+        ) from None
     refuse(answer, rank, timeout_s, is_first=number % ROUNDS_OF_INIT == 0)
     cards: list[Any] = answer["cards"]
     return cards

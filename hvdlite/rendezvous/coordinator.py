@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-import zmq
-
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.client import GRACE_S, Meeting
+from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.listening import listen_at
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
 
@@ -43,12 +43,15 @@ class Coordinator(NamedTuple):
         """What ranks connect to."""
         return f"tcp://{_bracketed(self.ip)}:{self.port}"
 
-    @property
-    def listening(self) -> str:
-        """Where rank 0 listens. A host's own name may mean a loopback address there, where nobody else arrives."""
-        if ipaddress.ip_address(self.ip).is_loopback and self.host not in ("localhost", self.ip):
-            return f"tcp://*:{self.port}"
-        return self.address
+    def listen(self) -> Entrance:
+        """Where rank 0 listens. Raises OSError if it cannot.
+
+        A host's own name may mean a loopback address there, where nobody else arrives; then it listens on all.
+        """
+        ip = ipaddress.ip_address(self.ip)
+        if ip.is_loopback and self.host not in ("localhost", self.ip):
+            return listen_at("0.0.0.0" if ip.version == 4 else "::", self.port)
+        return listen_at(self.ip, self.port)
 
 
 def locate(text: str, job: str) -> Coordinator:
@@ -111,10 +114,10 @@ def meet_across_hosts(settings: Settings, number: int) -> Iterator[Meeting]:
         yield meeting
         return
     try:
-        server = RendezvousServer(job, settings.size, where.listening, linger_s=GRACE_S)
-    except zmq.ZMQError as error:
+        entrance = where.listen()
+    except OSError as error:
         raise HorovodInternalError(_refusal(where, error)) from None
-    with server:
+    with RendezvousServer(job, settings.size, entrance, linger_s=GRACE_S):
         yield meeting
 
 
@@ -125,7 +128,7 @@ def _silence(where: Coordinator) -> str:
     )
 
 
-def _refusal(where: Coordinator, error: zmq.ZMQError) -> str:
+def _refusal(where: Coordinator, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"rank 0 cannot listen: the port {where.port} of {where.host} is in use. Set HVDLITE_COORDINATOR="

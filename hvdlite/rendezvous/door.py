@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.entrance import Entrance, peer_of
+from hvdlite.rendezvous.entrance import Entrance, call_within_host
 
 _KNOCK_LIMIT_BYTES: Final = 4096
 
@@ -85,9 +85,7 @@ def knock(address: str, token: bytes, greeting: bytes, deadline: float) -> socke
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        link.settimeout(max(0.001, deadline - time.monotonic()))
-        link.connect("\0" + address)
-        if not peer_of(link).is_own:
+        if not call_within_host(link, address, deadline).is_own:
             raise HorovodInternalError(f"{address} belongs to another user; start the job anew")
         link.send(token + greeting)
     except BaseException:

@@ -17,10 +17,14 @@ import time
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+UNIX: Final = "unix://@"
+"""How the address of an abstract Unix socket begins."""
+
 _BURST: Final = 64  # callers who are turned away in one go
 _DEFER_S: Final = 1
 _REST_S: Final = 0.01  # when there is no descriptor in reserve either
 _SHORT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+_TIMEVAL: Final = struct.Struct("ll")
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred of Linux: only the process id has a sign
 
 
@@ -40,6 +44,19 @@ def peer_of(link: socket.socket) -> Peer:
     """What the kernel knows of the peer since it connected or listened, in the numbers of this process's namespaces."""
     pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
+
+
+def call_within_host(link: socket.socket, name: str, deadline: float) -> Peer:
+    """Connects ``link``, which then has a time-out at ``deadline`` (monotonic), to the abstract Unix socket ``name``.
+
+    While the queue there is full, of strangers perhaps, it waits for its turn. Raises OSError.
+    """
+    left_s = max(0.001, deadline - time.monotonic())
+    link.setblocking(True)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6)))
+    link.connect("\0" + name)
+    link.settimeout(max(0.001, deadline - time.monotonic()))
+    return peer_of(link)
 
 
 class Entrance:

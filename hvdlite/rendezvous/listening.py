@@ -39,10 +39,11 @@ def bind_within(bind: Callable[[int], T], address: str, ports: range | None) -> 
 
 def listen(address: str, ports: range | None) -> Entrance:
     """Listens on the IP address ``address`` at a port of ``ports``. Raises as `bind_within`."""
-    return bind_within(lambda port: _listen_at(address, port), address, ports)
+    return bind_within(lambda port: listen_at(address, port), address, ports)
 
 
-def _listen_at(address: str, port: int) -> Entrance:
+def listen_at(address: str, port: int) -> Entrance:
+    """Listens on the IP address ``address`` at ``port``. Raises OSError."""
     family, where = resolve(address, port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

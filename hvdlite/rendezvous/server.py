@@ -4,7 +4,8 @@ Where hvdrun has not started the job, rank 0 serves it while it is in ``init``.
 
 Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size", "timeout_s", "card"}`` and gets
 ``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of
-one passes first, or ``{"error": text}``. Frames are JSON, capped, and CURVE admits only peers with the job's key.
+one passes first, or ``{"error": text}``. A rank that does not wait for its answer any more has not come. Questions and
+answers are JSON, capped, and travel as `hvdlite.rendezvous.calls`, which admit only who has the job's key.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import json
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-import zmq
-
+from hvdlite.dataplane.streams import name_of
+from hvdlite.rendezvous.calls import Call, CallServer
+from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
 
-MAX_FRAME_BYTES = 64 << 10
+MAX_REQUEST_BYTES = 64 << 10
 _MAX_TIMEOUT_S: Final = 1e6
 
 
@@ -35,10 +37,10 @@ class Request(NamedTuple):
     card: str
 
 
-def read_request(frame: bytes) -> Request:
-    """The request in ``frame``. Raises ValueError if it is none."""
+def read_request(question: bytes | bytearray) -> Request:
+    """The request in ``question``. Raises ValueError if it is none."""
     try:
-        message = json.loads(frame)
+        message = json.loads(question)
         number, rank, size, timeout_s = (message[name] for name in ("round", "rank", "size", "timeout_s"))
         if not (type(number) is type(rank) is type(size) is int and 0 <= timeout_s <= _MAX_TIMEOUT_S):
             raise ValueError("a number cannot be")
@@ -48,39 +50,30 @@ def read_request(frame: bytes) -> Request:
 
 
 @dataclass(slots=True)
-class _Round:
-    cards: dict[int, str] = field(default_factory=dict)
-    waiting: dict[int, tuple[bytes, float]] = field(default_factory=dict)  # rank -> (peer, deadline)
+class _Waiting:
+    """A rank that has come, and when it gives up."""
+
+    card: str
+    call: Call
+    deadline: float
 
 
 class RendezvousServer:
     """Serves the rounds of one job of ``size`` ranks from a thread of its own until it is closed.
 
-    ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. By default it is an abstract Unix socket of this
-    host, which leaves no file behind. Closing waits up to ``linger_s`` until answers are on their way. Raises ZMQError
-    if ``address`` is taken, or not of this host.
+    It takes over ``entrance``, by default an abstract Unix socket of this host, which leaves no file behind;
+    ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. Closing waits up to ``linger_s`` until answers are
+    on their way.
     """
 
-    def __init__(self, job: Job, size: int, address: str | None = None, linger_s: float = 1.0) -> None:
+    def __init__(self, job: Job, size: int, entrance: Entrance | None = None, linger_s: float = 1.0) -> None:
         self._size = size
-        self._rounds: dict[int, _Round] = {}
-        self._context = zmq.Context()
-        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._router.linger = int(linger_s * 1000)
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        self._router.ipv6 = "[" in (address or "")
-        job.serve(self._router)
-        try:
-            self._router.bind(address or f"ipc://@hvdlite-{job.name}-{secrets.token_hex(4)}")
-        except zmq.ZMQError:
-            self._context.destroy(linger=0)
-            raise
-        self.address = cast(bytes, self._router.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self._stop: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        self._stopped: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        self._stop.bind("inproc://stop")
-        self._stopped.connect("inproc://stop")
+        self._linger_s = linger_s
+        self._rounds: dict[int, dict[int, _Waiting]] = {}  # by number, then by rank
+        entrance = entrance or Entrance.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
+        self.address = name_of(entrance)
+        self._server = CallServer(entrance, job.key("rendezvous"), MAX_REQUEST_BYTES)
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-rendezvous", daemon=True)
         self._thread.start()
 
@@ -94,63 +87,59 @@ class RendezvousServer:
 
     def close(self) -> None:
         """Stops serving and closes the address. May be called twice."""
-        if not self._stop.closed:
-            self._stop.send(b"")
+        if not self._is_closing:
+            self._is_closing = True
+            self._server.wake()
             self._thread.join()
-            self._stop.close(0)
-            self._context.term()
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._stopped, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll(self._milliseconds_to_next_deadline()))
-            if self._stopped in ready:
-                break
-            if self._router in ready:
-                peer, *frames = self._router.recv_multipart()
-                if len(frames) == 1:
-                    self._receive(peer, frames[0])
+        while not self._is_closing:
+            for call, question in self._server.turn(self._next_deadline()):
+                self._receive(call, question)
+            self._forget_who_left()
             self._expire(time.monotonic())
-        self._router.close()
-        self._stopped.close(0)
+        self._server.close(self._linger_s)
 
-    def _receive(self, peer: bytes, frame: bytes) -> None:
+    def _receive(self, call: Call, question: bytearray) -> None:
         try:
-            number, rank, size, timeout_s, card = read_request(frame)
+            number, rank, size, timeout_s, card = read_request(question)
         except ValueError:
-            self._reply(peer, {"error": "the request is malformed"})
+            _reply(call, {"error": "the request is malformed"})
             return
         if size != self._size or not 0 <= rank < size:
-            self._reply(peer, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
+            _reply(call, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
             return
-        current = self._rounds.setdefault(number, _Round())
-        if rank in current.cards:
-            self._reply(peer, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
+        current = self._rounds.setdefault(number, {})
+        if rank in current and not current[rank].call.has_ended:
+            _reply(call, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
             return
-        current.cards[rank] = card
-        current.waiting[rank] = (peer, time.monotonic() + timeout_s)
-        if len(current.cards) == self._size:
-            self._finish(number, current)
+        current[rank] = _Waiting(card, call, time.monotonic() + timeout_s)
+        if len(current) == self._size:
+            self._finish(number)
 
-    def _finish(self, number: int, current: _Round) -> None:
-        roster = f'{{"cards": [{", ".join(current.cards[rank] for rank in range(self._size))}]}}'.encode()
-        for peer, _ in current.waiting.values():
-            self._router.send_multipart([peer, roster])
-        del self._rounds[number]
+    def _finish(self, number: int) -> None:
+        current = self._rounds.pop(number)
+        roster = f'{{"cards": [{", ".join(current[rank].card for rank in range(self._size))}]}}'.encode()
+        for waiting in current.values():
+            waiting.call.answer(roster)
+
+    def _forget_who_left(self) -> None:
+        for current in self._rounds.values():
+            for rank in [rank for rank, waiting in current.items() if waiting.call.has_ended]:
+                del current[rank]
 
     def _expire(self, now: float) -> None:
         for number, current in list(self._rounds.items()):
-            if any(deadline <= now for _, deadline in current.waiting.values()):
-                missing = [rank for rank in range(self._size) if rank not in current.cards]
-                for peer, _ in current.waiting.values():
-                    self._reply(peer, {"missing": missing})
+            if any(waiting.deadline <= now for waiting in current.values()):
+                missing = [rank for rank in range(self._size) if rank not in current]
+                for waiting in current.values():
+                    _reply(waiting.call, {"missing": missing})
                 del self._rounds[number]
 
-    def _milliseconds_to_next_deadline(self) -> int | None:
-        deadlines = [deadline for current in self._rounds.values() for _, deadline in current.waiting.values()]
-        return int(max(0.0, min(deadlines) - time.monotonic()) * 1000) + 1 if deadlines else None
+    def _next_deadline(self) -> float:
+        waiting = (waiting for current in self._rounds.values() for waiting in current.values())
+        return min((each.deadline for each in waiting), default=float("inf"))
 
-    def _reply(self, peer: bytes, message: Any) -> None:
-        self._router.send_multipart([peer, json.dumps(message).encode()])
+
+def _reply(call: Call, message: Any) -> None:
+    call.answer(json.dumps(message).encode())

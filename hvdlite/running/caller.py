@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NoReturn
 
-import zmq
-
+from hvdlite.dataplane.streams import name_of
 from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
+from hvdlite.rendezvous.calls import Call as Question
+from hvdlite.rendezvous.calls import CallServer
+from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, preparation
-from hvdlite.running.worker import FAILURE, FETCH, JOB, RESULT
+from hvdlite.running.worker import FAILURE, FETCH, JOB, RESULT, split
 
 _READ_BYTES: Final = 64 << 10
 _END_S: Final = 15.0  # for hvdrun to end its ranks: more than it gives them
@@ -30,27 +33,24 @@ class Call:
             self._call = dump(call)
         except ValueError as error:
             raise ValueError(f"the function or its arguments {error}") from error
-        self._told = json.dumps(preparation(self._call)).encode()
+        self._told = json.dumps(preparation(self._call)).encode() + b"\n"
         self._size = size
         self._job = Job(JOB, secrets.token_hex(32))
         self._environment = {**os.environ, **environment, "HVDLITE_RUN_SECRET": self._job.secret}
         worker = [sys.executable, "-m", "hvdlite.running.worker"]
         self._arguments = ["-np", str(size), "--stdin", "none", *words, "--", *worker]
-        self._outcomes: dict[int, tuple[bytes, bytes]] = {}
+        self._outcomes: dict[int, tuple[bytes, memoryview]] = {}
         self._report = b""
+        self._has_ended = False
 
     def results(self) -> list[Any]:
         """Starts the ranks, waits for them and returns their results. Raises as `hvdlite.run` says."""
         with ExitStack() as stack:
-            router: zmq.Socket[bytes] = stack.enter_context(zmq.Context()).socket(zmq.ROUTER)
-            stack.callback(router.close, linger=0)
-            router.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
-            router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-            self._job.serve(router)
-            address = f"ipc://@hvdlite-run-{secrets.token_hex(16)}"
-            router.bind(address)
-            process, pipe = self._start(address, stack)
-            self._serve(router, pipe)
+            entrance = Entrance.within_host(f"hvdlite-run-{secrets.token_hex(16)}")
+            server = CallServer(entrance, self._job.key("run"), MAX_BYTES)
+            stack.callback(server.close, linger_s=0.0)
+            process, pipe = self._start(name_of(entrance), stack)
+            self._serve(server, pipe)
             code = process.wait(_END_S)
         self._raise_failure(code)
         return [load(self._outcomes[rank][1]) for rank in range(self._size)]
@@ -71,31 +71,30 @@ class Call:
         stack.callback(_end, process)
         return process, pipe
 
-    def _serve(self, router: zmq.Socket[bytes], pipe: int) -> None:
+    def _serve(self, server: CallServer, pipe: int) -> None:
         """Answers workers until the pipe ends; what they sent before that has been read by then."""
-        poller = zmq.Poller()
-        poller.register(router, zmq.POLLIN)
-        poller.register(pipe, zmq.POLLIN)
-        is_running = True
-        while is_running:
-            ready = dict(poller.poll())
-            if router in ready:
-                self._answer(router)
-            elif pipe in ready:
-                data = os.read(pipe, _READ_BYTES)
-                self._report += data
-                is_running = bool(data)
+        server.watch.set(pipe, select.POLLIN, lambda _: self._read_report(server, pipe))
+        while not self._has_ended:
+            for question, asked in server.turn(float("inf")):
+                self._answer(question, asked)
 
-    def _answer(self, router: zmq.Socket[bytes]) -> None:
-        peer, *frames = router.recv_multipart()
-        if len(frames) != 3 or not frames[1].isdigit() or int(frames[1]) >= self._size:
-            return
-        kind, rank, body = frames[0], int(frames[1]), frames[2]
-        if kind == FETCH:
-            router.send_multipart([peer, self._told, self._call], copy=False)
-        elif kind in (RESULT, FAILURE):
-            self._outcomes[rank] = kind, body
-            router.send_multipart([peer, b""])
+    def _read_report(self, server: CallServer, pipe: int) -> None:
+        data = os.read(pipe, _READ_BYTES)
+        self._report += data
+        if not data:
+            server.watch.let_go(pipe)
+            self._has_ended = True
+
+    def _answer(self, question: Question, asked: bytearray) -> None:
+        head, body = split(asked)
+        words = head.split()
+        if len(words) != 2 or not words[1].isdigit() or int(words[1]) >= self._size:
+            question.hang_up()
+        elif words[0] == FETCH:
+            question.answer(self._told, self._call)
+        elif words[0] in (RESULT, FAILURE):
+            self._outcomes[int(words[1])] = words[0], body
+            question.answer(b"")
 
     def _raise_failure(self, code: int) -> None:
         """Raises the error of a job that ended with ``code`` unless every rank has a result."""
@@ -115,9 +114,9 @@ class Call:
             error = {"ValueError": ValueError, "BadHostSpec": BadHostSpec}.get(report["error"], LaunchError)
             raise error(report["message"])
         rank, host = report["rank"], report["host"]
-        kind, body = self._outcomes.get(rank, (b"", b""))
+        kind, body = self._outcomes.get(rank, (b"", memoryview(b"")))
         if kind == FAILURE:
-            raise FunctionFailed(rank, host, body.decode(errors="replace"))
+            raise FunctionFailed(rank, host, bytes(body).decode(errors="replace"))
         raise WorkerFailed(rank, host, report["code"], report["last_lines"])
 
 

@@ -36,7 +36,7 @@ def dump(value: Any) -> bytes:
     return data
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes | memoryview) -> Any:
     """The value that `dump` was given, in a process that `prepare` has made ready. Use it on a job's own data only."""
     return pickle.loads(data)
 

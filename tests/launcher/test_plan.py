@@ -85,11 +85,11 @@ def test_what_the_user_set_wins_over_defaults_but_not_over_the_job() -> None:
 def test_a_plan_knows_its_hosts_in_order_and_where_its_ranks_meet() -> None:
     placements = place_ranks((Host("localhost", 1), Host("127.0.0.1", 2)), None, {})
     cores = {"localhost": 1, "127.0.0.1": 1}
-    plan = make_plan(["true"], placements, cores, {}, Job.create(), master_port=5).meeting_at("ipc://@here")
+    plan = make_plan(["true"], placements, cores, {}, Job.create(), master_port=5).meeting_at("unix://@here")
     assert plan.size == 3
     assert plan.hosts == ("localhost", "127.0.0.1")
     assert plan.ranks_on("127.0.0.1") == (1, 2)
-    assert plan.environment["HVDLITE_RENDEZVOUS"] == "ipc://@here"
+    assert plan.environment["HVDLITE_RENDEZVOUS"] == "unix://@here"
     assert plan.on("127.0.0.1").environment == plan.environment
 
 
@@ -107,13 +107,13 @@ def test_another_host_gets_what_belongs_to_the_job_and_meets_through_a_socket_of
         named={"WANTED"},
         of_host={"localhost": {"HVDLITE_ADDRESS": "10.0.0.1"}, "far": {"HVDLITE_ADDRESS": "10.0.0.2"}},
         folders={"far": "/over/there"},
-    ).meeting_at("ipc://@here")
+    ).meeting_at("unix://@here")
     near, far = plan.on("localhost"), plan.on("far")
     assert near.environment.keys() >= base.keys() | kept_here.keys()
-    assert (near.environment["HVDLITE_RENDEZVOUS"], near.services, near.names) == ("ipc://@here", {}, {})
+    assert (near.environment["HVDLITE_RENDEZVOUS"], near.services, near.names) == ("unix://@here", {}, {})
     assert far.environment.keys() >= base.keys()
     assert not far.environment.keys() & kept_here.keys()
-    assert far.environment["HVDLITE_RENDEZVOUS"] == f"ipc://@{far.names['HVDLITE_RENDEZVOUS']}" != "ipc://@here"
+    assert far.environment["HVDLITE_RENDEZVOUS"] == f"unix://@{far.names['HVDLITE_RENDEZVOUS']}" != "unix://@here"
     assert far.services == {"HVDLITE_RENDEZVOUS": "here"}
     assert (near.environment["HVDLITE_ADDRESS"], far.environment["HVDLITE_ADDRESS"]) == ("10.0.0.1", "10.0.0.2")
     assert near.environment["MASTER_ADDR"] == far.environment["MASTER_ADDR"] == "10.0.0.1"

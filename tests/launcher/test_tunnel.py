@@ -169,5 +169,9 @@ def test_a_name_that_is_taken_is_an_error(ends: Ends) -> None:
 
 
 def test_only_abstract_sockets_of_hvdlites_variables_are_carried() -> None:
-    environment = {"HVDLITE_RENDEZVOUS": "ipc://@here", "HVDLITE_RUN_ADDRESS": "tcp://127.0.0.1:5", "OTHER": "ipc://@x"}
+    environment = {
+        "HVDLITE_RENDEZVOUS": "unix://@here",
+        "HVDLITE_RUN_ADDRESS": "tcp://127.0.0.1:5",
+        "OTHER": "unix://@x",
+    }
     assert tunnelled(environment, "HVDLITE_") == {"HVDLITE_RENDEZVOUS": "here"}

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
-import zmq
 
 import hvdlite as hvd
 from hvdlite.rendezvous.client import exchange
@@ -98,7 +97,8 @@ def test_init_across_hosts_names_the_rank_that_did_not_come(across: dict[str, st
 def test_init_across_hosts_says_where_rank_0_should_be(across: dict[str, str]) -> None:
     for outcome in _init_without(0, across, HOSTS):
         assert outcome.error == "HorovodInternalError"
-        assert f"no answer at tcp://{across['HVDLITE_COORDINATOR']}; rank 0 should be on 127.0.0.1" in outcome.message
+        assert f"got no answer at tcp://{across['HVDLITE_COORDINATOR']}: Connection refused; rank 0 " in outcome.message
+        assert "rank 0 should be on 127.0.0.1" in outcome.message
 
 
 def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> None:
@@ -175,9 +175,9 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
     settings = [Settings(rank=rank, size=2, secret=KEY, coordinator=coordinator) for rank in range(2)]
 
     def card_of_both(rank: int) -> list[str]:
-        with zmq.Context() as context, meet_across_hosts(settings[1], 0) as meeting:
+        with meet_across_hosts(settings[1], 0) as meeting:
             deadline = time.monotonic() + 10
-            return exchange(context, meeting, number=0, rank=rank, size=2, card=f"card {rank}", deadline=deadline)
+            return exchange(meeting, number=0, rank=rank, size=2, card=f"card {rank}", deadline=deadline)
 
     with meet_across_hosts(settings[0], 0), socket.create_connection((host, int(port)), timeout=10) as stranger:
         stranger.sendall(b'{"round": 0, "rank": 1, "size": 2, "timeout_s": 9, "card": {}}' * 100)
@@ -185,7 +185,7 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
         said = b""
         with suppress(ConnectionResetError):
             said = stranger.recv(4096)
-    assert len(said) <= 64, "more than a greeting of ZeroMQ"
+    assert said == b""
 
 
 def test_a_port_in_use_is_named(across: dict[str, str]) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from typing import Any
 
 import pytest
-import zmq
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.calls import ask
 from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
@@ -29,13 +26,6 @@ BAD = {
 }
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def test_a_good_request_is_read() -> None:
     assert read_request(json.dumps(GOOD).encode()) == Request(0, 0, 1, 5.0, json.dumps(GOOD["card"]))
 
@@ -46,19 +36,16 @@ def test_what_cannot_be_is_no_request(name: str) -> None:
         read_request(BAD[name].encode())
 
 
-def test_the_server_refuses_them_and_goes_on(context: zmq.Context[Any]) -> None:
+def test_the_server_refuses_them_and_goes_on() -> None:
     job = Job.create()
     with RendezvousServer(job, 1) as server:
-        with closing(context.socket(zmq.DEALER)) as liar:
-            job.dial(liar)
-            liar.connect(server.address)
-            for text in BAD.values():
-                liar.send(text.encode())
-                assert liar.poll(5000)
-                assert json.loads(liar.recv()) == {"error": "the request is malformed"}
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 20.0
+        times = {"start_by": deadline, "answer_by": deadline, "limit": 1 << 20}
+        for text in BAD.values():
+            answer = ask(server.address, job.key("rendezvous"), text.encode(), **times)  # type: ignore[arg-type]
+            assert json.loads(answer) == {"error": "the request is malformed"}
         meeting = Meeting(job, server.address)
-        cards = exchange(context, meeting, number=0, rank=0, size=1, card=GOOD["card"], deadline=deadline)
+        cards = exchange(meeting, number=0, rank=0, size=1, card=GOOD["card"], deadline=deadline)
     assert cards == [GOOD["card"]]
 
 
@@ -70,10 +57,10 @@ def test_the_server_refuses_them_and_goes_on(context: zmq.Context[Any]) -> None:
         (ROUNDS_OF_INIT, "rank(s) 1 did not call it"),
     ],
 )
-def test_who_is_missing_has_called_init_or_not(number: int, words: str, context: zmq.Context[Any]) -> None:
+def test_who_is_missing_has_called_init_or_not(number: int, words: str) -> None:
     job = Job.create()
     with RendezvousServer(job, 2) as server:
         meeting, deadline = Meeting(job, server.address), time.monotonic() + 0.2
         with pytest.raises(HorovodInternalError) as raised:
-            exchange(context, meeting, number=number, rank=0, size=2, card="", deadline=deadline)
+            exchange(meeting, number=number, rank=0, size=2, card="", deadline=deadline)
     assert words in str(raised.value)

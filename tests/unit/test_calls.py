@@ -1,0 +1,159 @@
+"""Questions and answers between a program and the processes of its job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hvdlite.dataplane.handshake import Caller
+from hvdlite.dataplane.streams import name_of
+from hvdlite.dataplane.talk import Talk
+from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.calls import Call, CallServer, NobodyThere, Unanswered, _pieces, ask
+from hvdlite.rendezvous.client import Meeting, exchange
+from hvdlite.rendezvous.entrance import Entrance
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.listening import listen
+from hvdlite.rendezvous.server import RendezvousServer
+from tests.harness import thread_ranks
+
+SECRET = bytes(range(32))
+LIMIT = 8 << 20
+
+
+def echo(call: Call, question: bytearray) -> None:
+    call.answer(b"you said ", bytes(question))
+
+
+@contextmanager
+def serving(entrance: Entrance, answer: Callable[[Call, bytearray], None] = echo) -> Iterator[str]:
+    server = CallServer(entrance, SECRET, LIMIT)
+    is_over = threading.Event()
+
+    def serve() -> None:
+        while not is_over.is_set():
+            for call, question in server.turn(float("inf")):
+                answer(call, question)
+        server.close(1.0)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield name_of(entrance)
+    finally:
+        is_over.set()
+        server.wake()
+        thread.join()
+
+
+def within_host() -> Entrance:
+    return Entrance.within_host(f"hvdlite-test-{secrets.token_hex(8)}")
+
+
+def tcp() -> Entrance:
+    return listen("127.0.0.1", None)
+
+
+def question(
+    address: str, *parts: bytes, secret: bytes = SECRET, patience_s: float = 20.0, limit: int = LIMIT
+) -> bytes:
+    by = time.monotonic() + patience_s
+    return bytes(ask(address, secret, *parts, start_by=by, answer_by=by, limit=limit))
+
+
+@pytest.mark.parametrize("entrance", [within_host, tcp], ids=lambda each: each.__name__)
+def test_answers_come_to_who_asked(entrance: Callable[[], Entrance]) -> None:
+    large = os.urandom(5 << 20)
+    with serving(entrance()) as address:
+        assert question(address) == b"you said "
+        assert question(address, b"a", b"", b"b") == b"you said ab"
+        said = thread_ranks(4, lambda rank: question(address, b"%d" % rank, large))
+    assert said == [b"you said %d" % rank + large for rank in range(4)]
+
+
+@pytest.mark.parametrize("entrance", [within_host, tcp], ids=lambda each: each.__name__)
+def test_who_has_another_secret_gets_no_answer_and_hears_that_it_is_that(entrance: Callable[[], Entrance]) -> None:
+    with serving(entrance()) as address:
+        with pytest.raises(Unanswered, match="it hung up in the middle of the handshake, as on one that does not have"):
+            question(address, b"let me in", secret=bytes(32), patience_s=0.2)
+        assert question(address, b"x") == b"you said x"
+
+
+def test_what_is_too_long_is_not_read() -> None:
+    with serving(within_host()) as address:
+        with pytest.raises(Unanswered):
+            question(address, bytes(LIMIT + 1))
+        with pytest.raises(Unanswered, match=r"a message of 19 bytes is longer than 10"):
+            question(address, bytes(10), limit=10)
+        assert question(address, b"x") == b"you said x"
+
+
+@pytest.mark.parametrize("altered", [None, 0, 8, 20, -1])
+def test_a_question_that_is_altered_on_its_way_is_dropped(altered: int | None) -> None:
+    with serving(within_host()) as address, socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(10.0)
+        link.connect("\0" + address.removeprefix("unix://@"))
+        caller = Caller(SECRET, 0, 0, 0)
+        link.sendall(caller.hello)
+        assert Talk(link, caller, 0.0).go_on()
+        message = bytearray(b"".join(_pieces(caller.keys, b"question", (b"sixteen bytes...",))))
+        if altered is not None:
+            message[altered] ^= 1
+        link.sendall(message)
+        link.shutdown(socket.SHUT_WR)
+        assert (link.recv(1) == b"") == (altered is not None)
+
+
+def test_nobody_who_listens_within_a_host_is_found_out_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(NobodyThere):
+        question("unix://@hvdlite-test-nobody", patience_s=60.0)
+    meeting = Meeting(Job.create(), "unix://@hvdlite-test-nobody")
+    with pytest.raises(HorovodInternalError, match=r"rank 1 finds nobody at unix://.* another network namespace"):
+        exchange(meeting, number=0, rank=1, size=2, card="", deadline=began + 60)
+    assert time.monotonic() - began < 5.0
+
+
+def test_who_does_not_listen_yet_over_tcp_is_waited_for() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    said: list[bytes] = []
+    early = threading.Thread(target=lambda: said.append(question(f"tcp://127.0.0.1:{port}", b"early")))
+    early.start()
+    with serving(listen("127.0.0.1", range(port, port + 1))):
+        early.join(20.0)
+    assert said == [b"you said early"]
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_longer_than_asked() -> None:
+    with serving(within_host(), lambda call, question: None) as address, pytest.raises(Unanswered, match="in time"):
+        question(address, patience_s=0.2)
+    with (
+        serving(within_host(), lambda call, question: call.hang_up()) as address,
+        pytest.raises(Unanswered, match="the connection ended"),
+    ):
+        question(address)
+
+
+def test_a_rank_that_left_before_the_others_came_may_come_again() -> None:
+    """As after an init() that was interrupted: its card is taken back with its connection."""
+    job = Job.create()
+    with RendezvousServer(job, 2) as server:
+        meeting = Meeting(job, server.address)
+        by = time.monotonic() + 20.0
+        request = b'{"round": 0, "rank": 1, "size": 2, "timeout_s": 20, "card": "first"}'
+        with pytest.raises(Unanswered):
+            ask(server.address, job.key("rendezvous"), request, start_by=by, answer_by=time.monotonic() + 0.2, limit=99)
+
+        def come(rank: int) -> list[str]:
+            return exchange(meeting, number=0, rank=rank, size=2, card=f"card {rank}", deadline=by)
+
+        assert thread_ranks(2, come) == [["card 0", "card 1"]] * 2
