@@ -189,6 +189,7 @@ class _Execution:
         self._check(link, rank)
         if kind is Kind.STARTED:
             link.pids[rank] = int(message["pid"])
+            self._screen.name(rank, link.pids[rank])
             self._supervisor.started(rank)
             self._tell(f"rank {rank} on {link.host} is process {message['pid']}")
         elif kind is Kind.FAILED:
@@ -253,10 +254,12 @@ class _Execution:
     def _finish(self) -> int:
         for rank in range(self._plan.size):
             self._screen.end(rank)
+        self._screen.settle()
         failure = self._supervisor.failure
         if failure:
-            log = self._logs.path(failure.to_look_at, Stream.STDERR) if self._logs else None
-            self._screen.message(*describe_failure(failure, self._screen.tail(failure.to_look_at), log))
+            stream = self._screen.stream_of_tail(failure.to_look_at)
+            log = self._logs.path(failure.to_look_at, stream) if self._logs else None
+            self._screen.message(*describe_failure(failure, self._screen.tail(failure.to_look_at), log, stream))
         if self._logs and self._logs.lost_bytes:
             self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
         interrupted = failure is None and self._supervisor.exit_code != 0

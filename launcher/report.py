@@ -11,6 +11,7 @@ from typing import Final
 from hvdlite.errors import ENDED
 from hvdlite.settings import Settings, table
 
+from .output import Stream
 from .plan import Plan
 from .software import examine
 from .supervisor import Failure
@@ -23,8 +24,10 @@ _HINTS: Final = {
 }
 
 
-def describe_failure(failure: Failure, last_lines: Sequence[str], log: Path | None) -> Iterator[str]:
-    """The lines of the box: which rank is to blame, why, what it wrote last to stderr and where the rest is."""
+def describe_failure(
+    failure: Failure, last_lines: Sequence[str], log: Path | None, stream: Stream = Stream.STDERR
+) -> Iterator[str]:
+    """The lines of the box: which rank is to blame, why, what it wrote last to ``stream`` and where the rest is."""
     culprit = failure.culprit
     if culprit and culprit.fate:
         yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
@@ -35,7 +38,7 @@ def describe_failure(failure: Failure, last_lines: Sequence[str], log: Path | No
         yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
         yield from _details(failure)
     if last_lines:
-        yield "| the last lines of its stderr:"
+        yield f"| the last lines of its {stream.value}:"
         yield from (f"|   {line}" for line in last_lines)
     if log is not None:
         yield f"| its log: {log}"

@@ -16,6 +16,7 @@ from typing import Final
 
 from .output import LineAssembler, Stream, prefix
 from .prompt import Prompt
+from .repeats import Line, Repeats, Same
 from .sink import Sink
 
 TAIL_LINES: Final = 20
@@ -40,16 +41,18 @@ class Screen:
         self._sinks = {Stream.STDOUT: out, Stream.STDERR: err}
         self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
         self._shown_at: dict[tuple[int, Stream], float] = {}
-        self._tails: dict[int, deque[bytes]] = {}
+        self._tails: dict[tuple[int, Stream], deque[bytes]] = {}
         self._drawn: dict[Sink, bytes] = {}
         self._warned: set[Sink] = set()
         self._prompts = {stream: Prompt() for stream in Stream}
+        self._repeats = {stream: Repeats() for stream in Stream}
         self.asks: int | None = None  # the rank whose unfinished lines may be prompts
 
     @property
     def deadline(self) -> float | None:
-        """When `redraw` has a prompt to show."""
-        return min((prompt.due for prompt in self._prompts.values() if prompt.due is not None), default=None)
+        """When `redraw` has something to show although nothing has come."""
+        times = [prompt.due for prompt in self._prompts.values()] + [each.deadline for each in self._repeats.values()]
+        return min((when for when in times if when is not None), default=None)
 
     @property
     def waiting(self) -> list[Sink]:
@@ -57,8 +60,17 @@ class Screen:
         return [sink for sink in self._all_sinks() if sink.waiting_bytes]
 
     def tail(self, rank: int) -> list[str]:
-        """The last lines that ``rank`` wrote to stderr."""
-        return [line.decode(errors="replace") for line in self._tails.get(rank, ())]
+        """The last lines that ``rank`` wrote to `stream_of_tail`."""
+        return [line.decode(errors="replace") for line in self._tails.get((rank, self.stream_of_tail(rank)), ())]
+
+    def stream_of_tail(self, rank: int) -> Stream:
+        """stderr, or stdout if ``rank`` wrote nothing to stderr."""
+        return Stream.STDERR if (rank, Stream.STDERR) in self._tails else Stream.STDOUT
+
+    def name(self, rank: int, pid: int) -> None:
+        """Process ``pid`` is ``rank``."""
+        for repeats in self._repeats.values():
+            repeats.name(rank, pid)
 
     def show(self, rank: int, stream: Stream, data: bytes) -> None:
         """Takes what ``rank`` wrote. Call `redraw` when all that has come was taken."""
@@ -77,6 +89,12 @@ class Screen:
         for stream in Stream:
             if assembler := self._assemblers.pop((rank, stream), None):
                 self._print(rank, stream, assembler.end())
+            self._print_some(stream, self._repeats[stream].end(rank, time.monotonic()))
+
+    def settle(self) -> None:
+        """Shows what was held back."""
+        for stream, repeats in self._repeats.items():
+            self._print_some(stream, repeats.flush(time.monotonic()))
 
     def answered(self) -> None:
         """A person has entered a line, so the terminal's cursor is at the start of one."""
@@ -93,6 +111,8 @@ class Screen:
             if sink.problem and sink not in self._warned:
                 self._warned.add(sink)
                 self.message(f"hvdrun: {sink.name} cannot be written: {sink.problem}; the ranks go on without it")
+        for stream, repeats in self._repeats.items():
+            self._print_some(stream, repeats.tick(time.monotonic()))
         for stream, prompt in self._prompts.items():
             if text := prompt.show(time.monotonic(), self._terminal[stream]):
                 self._write(stream, text, prompt)
@@ -121,14 +141,27 @@ class Screen:
         lines = list(lines)
         if not lines:
             return
-        if stream is Stream.STDERR:
-            self._tails.setdefault(rank, deque(maxlen=TAIL_LINES)).extend(line[:_TAIL_BYTES] for line in lines)
+        tail = self._tails.setdefault((rank, stream), deque(maxlen=TAIL_LINES))
+        tail.extend(line[:_TAIL_BYTES] for line in lines[-TAIL_LINES:])
         prompt = self._prompts[stream]
         if rank == prompt.rank:
             rest, goes_on = prompt.finish(lines[0])
             if goes_on:
                 self._write(stream, rest + b"\n", prompt)
             lines[:1] = [rest] if not goes_on and (rest or not lines[0]) else []
+        if self._repeats[stream].concerns(rank, lines):
+            self._print_some(stream, self._repeats[stream].feed(rank, lines, time.monotonic()))
+        elif lines:
+            self._print_lines(rank, stream, lines)
+
+    def _print_some(self, stream: Stream, shown: Iterable[Line | Same]) -> None:
+        for each in shown:
+            if isinstance(each, Line):
+                self._print_lines(each.rank, stream, [each.text])
+            else:
+                self._write(stream, f"{each}\n".encode())
+
+    def _print_lines(self, rank: int, stream: Stream, lines: Iterable[bytes]) -> None:
         start = prefix(rank, stream, stamp=self._stamp(), is_coloured=self._is_coloured and self._terminal[stream])
         self._write(stream, b"".join(start + line + b"\n" for line in lines))
 

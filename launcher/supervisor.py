@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-INTERRUPT_GRACE_S: Final = 10.0  # between SIGINT and SIGTERM
+INTERRUPT_GRACE_S: Final = 5.0  # between SIGINT and SIGTERM
 GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL
 START_S: Final = 30.0  # for an agent to start its workers
 LAST_WAIT_S: Final = 2.0  # for processes to vanish after SIGKILL

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from hvdlite.launcher.supervisor import INTERRUPT_GRACE_S
 from tests.launcher.hvdrun import pids_in, python, read_until, started, still_alive
@@ -101,7 +100,6 @@ def test_a_program_behind_a_shell_that_dies_at_once_has_its_time_too(tmp_path: P
 DEAF = "echo $$ > {folder}/pid.$RANK; trap '' INT; trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"
 
 
-@pytest.mark.faults
 def test_what_is_deaf_to_it_gets_sigterm(tmp_path: Path) -> None:
     with started("-np", "2", "sh", "-c", DEAF.format(folder=tmp_path)) as process:
         interrupt(process, 2)

@@ -1,0 +1,55 @@
+"""What a mistake that all ranks make looks like."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.launcher.hvdrun import run
+
+SCRIPT = """
+import os, sys, time, traceback
+rank, folder = int(os.environ["RANK"]), os.path.dirname(__file__)
+def wait_for(count):
+    while sum(name.startswith("done.") for name in os.listdir(folder)) < count: time.sleep(0.01)
+def mistake():
+    raise ValueError(f"rank {rank}, process {os.getpid()}, {object()}")
+wait_for(min(rank, 1))
+try:
+    mistake()
+except ValueError:
+    traceback.print_exc()
+open(os.path.join(folder, f"done.{rank}"), "w").close()
+wait_for(5)
+sys.exit(1)
+"""
+
+
+def test_it_is_shown_once_and_files_have_all_of_it(tmp_path: Path) -> None:
+    script, logs = tmp_path / "train.py", tmp_path / "logs"
+    script.write_text(SCRIPT)
+    ended = run("-np", "5", "--output-filename", str(logs), sys.executable, "-S", str(script))
+    assert ended.returncode == 1
+    above, box = ended.stderr.split("+-- hvdrun", 1)
+    lines = above.splitlines()
+    assert [line for line in lines if "<stderr>:ValueError" in line and line.startswith("[0]")]
+    assert all(line.startswith("[0]<stderr>:") for line in lines[:-1])
+    assert lines[-1] == "[1-4]: the same"
+    assert len(ended.stderr.splitlines()) < 30
+    assert "ValueError" in box
+    for rank in range(5):
+        text = (logs / f"rank.{rank}/stderr").read_text()
+        assert text.startswith("Traceback (most recent call last):\n")
+        assert f"ValueError: rank {rank}, process " in text
+
+
+def test_the_box_has_the_end_of_stdout_where_stderr_is_empty(tmp_path: Path) -> None:
+    program = "seq 1 30; echo only here; exit 3"
+    ended = run("-np", "1", "--output-filename", str(tmp_path), "sh", "-c", program)
+    lines = ended.stderr.splitlines()
+    assert "| the last lines of its stdout:" in lines
+    assert "|   only here" in lines
+    assert f"| its log: {tmp_path}/rank.0/stdout" in lines
+    ended = run("-np", "1", "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert "| the last lines of its stderr:\n|   err\n" in ended.stderr
+    assert "|   out" not in ended.stderr
