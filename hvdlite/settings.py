@@ -95,6 +95,11 @@ class Settings:
         120.0, "a running batch that moves no byte for this long fails; the last resort", unit="s", at_least=1
     )
 
+    # Training.
+    check_parameters: bool = _setting(
+        True, "warn when ranks take the first step of an optimizer with different parameters"
+    )
+
     # Data planes.
     plane: str = _setting(
         "auto",

@@ -55,6 +55,11 @@ class Group:
         number = next(self._names[(kind, *between)])
         return f"{kind}.noname.{self._joins}.{number}" if self._joins else f"{kind}.noname.{number}"
 
+    @property
+    def joins(self) -> int:
+        """How often all ranks have joined: the same on every rank that is in no join."""
+        return self._joins
+
     def count_anew(self) -> None:
         """Begins all counts of automatic names again, because ranks had different numbers of tensors up to here.
 

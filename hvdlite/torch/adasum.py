@@ -18,6 +18,7 @@ import torch
 
 from hvdlite.errors import HvdError
 from hvdlite.torch.naming import Named, ParamGroup, group_names, horovod_names, known_as
+from hvdlite.torch.parameter_check import ParameterCheck
 from hvdlite.torch.reduction import Reduction
 from hvdlite.torch.wrapping import Closure, DistributedStep, positive_passes
 
@@ -31,16 +32,21 @@ class DeltaReducer:
     def __init__(self, reduction: Reduction) -> None:
         self._reduction = reduction
         self._buckets: list[list[Named]] = []
+        self._check = ParameterCheck(reduction.process_set)
 
     def watch(self, members: Sequence[Named]) -> None:
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
         if self._reduction.process_set.included():
             self._buckets.append(known_as(self._reduction.process_set, "delta", members))
+            self._check.watch(members, self._buckets[-1])
 
     def starts(self) -> list[Start]:
         """Where the next step starts. Empty if there is nobody to combine it with."""
         starts: list[Start] = []
-        for bucket in self._buckets if self._buckets and self._reduction.is_needed else []:
+        if not self._buckets or not self._reduction.is_needed:
+            return starts
+        self._check.read()
+        for bucket in self._buckets:
             moving = [(name, parameter) for name, parameter in bucket if parameter.requires_grad]
             if moving:
                 parameters = [parameter.detach() for _, parameter in moving]
@@ -57,7 +63,11 @@ class DeltaReducer:
         for _, parameters, copies in starts:
             for parameter, copy in zip(parameters, copies, strict=True):
                 parameter.sub_(copy)
-        waits = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
+        if not starts:
+            return
+        with self._reduction.burst():
+            self._check.submit()
+            waits = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
         failures = []
         for (_, parameters, copies), wait in zip(starts, waits, strict=True):
             try:
@@ -67,6 +77,7 @@ class DeltaReducer:
                 deltas = [None] * len(parameters)
             for parameter, copy, delta in zip(parameters, copies, deltas, strict=True):
                 parameter.copy_(copy if delta is None else copy + delta)
+        self._check.conclude()
         if failures:
             raise failures[0]
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -26,6 +28,7 @@ from hvdlite.errors import HvdError
 from hvdlite.ops import group_of
 from hvdlite.session import local_size, size
 from hvdlite.torch.naming import Named, known_as
+from hvdlite.torch.parameter_check import ParameterCheck
 from hvdlite.torch.places import Place, keep_what_is_freed
 from hvdlite.torch.reduction import Reduction, Wait
 
@@ -139,18 +142,23 @@ class GradientReducer:
         self._buckets: list[_Bucket] = []
         self._nbytes = 0  # of all gradients that have places
         self._gradients: dict[str, _Gradient] = {}
+        self._check = ParameterCheck(reduction.process_set)
         self._group: object = None  # of this step, asked once, and whether it has peers
         self._has_peers = False
         self._ready: deque[_Bucket] = deque()  # complete, and not submitted
         self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
         self._submitted: deque[_Bucket] = deque()  # of this step, in the order in which they come back
+        self._thread = 0  # in which this step's hooks run
+        _reducers.add(self)
 
     def watch(self, members: Sequence[Named]) -> None:
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
         if not self._reduction.process_set.included():
             return
-        bucket = _Bucket(known_as(self._reduction.process_set, "gradient", members), self._passes)
+        named = known_as(self._reduction.process_set, "gradient", members)
+        self._check.watch(members, named)
+        bucket = _Bucket(named, self._passes)
         self._buckets.append(bucket)
         for gradient in bucket.gradients:
             self._gradients[gradient.name] = gradient
@@ -180,9 +188,7 @@ class GradientReducer:
 
         Waits for what is ready or in flight, for which other ranks wait, and forgets the results.
         """
-        with contextlib.suppress(HvdError, ValueError):  # there may be no session any more
-            if self._ready and group_of(self._reduction.process_set) is self._group:  # or another one
-                self._submit_ready()
+        self._flush()
         self._ready.clear()
         self._ready_bytes = 0
         self._submitted.clear()
@@ -209,7 +215,9 @@ class GradientReducer:
             others = (bucket for bucket in self._buckets if bucket.flight is None)
             self._ready = deque(dict.fromkeys([*self._ready, *others]))
             failures += self._submit_ready()
+            self._flush_others()
             failures += _failures(self._finish, _taken(self._submitted))
+            self._check.conclude()
         for gradient in self._gradients.values():
             if gradient.hook is None:  # frozen when it was added
                 self._hook(gradient)
@@ -241,6 +249,7 @@ class GradientReducer:
             return
         if self._group is None:
             self._group, self._has_peers = group_of(self._reduction.process_set), self._reduction.is_needed
+            self._thread = threading.get_ident()
         if self._has_peers:
             gradient.settle(self._reduction)
             bucket = gradient.bucket
@@ -254,10 +263,25 @@ class GradientReducer:
     def _submit_ready(self) -> list[Exception]:
         if not self._ready:
             return []
-        self._burst_bytes = self._burst_bytes or _burst_bytes()
+        if not self._burst_bytes:
+            self._burst_bytes = _burst_bytes()
+            self._check.read()
         self._ready_bytes = 0
         with self._reduction.burst():
+            self._check.submit()  # before the gradients, so that it has come when they have
             return list(_failures(self._submit, _taken(self._ready)))
+
+    def _flush(self) -> None:
+        """Submits what is ready where that can be done. What cannot be submitted is for `synchronize` to tell."""
+        with contextlib.suppress(HvdError, ValueError):  # there may be no session any more
+            if self._ready and group_of(self._reduction.process_set) is self._group:  # or another one
+                self._submit_ready()
+
+    def _flush_others(self) -> None:
+        """To be called before waiting, because other ranks may step their optimizers in another order."""
+        for other in tuple(_reducers):
+            if other is not self and other._thread == threading.get_ident():
+                other._flush()
 
     def _submit(self, bucket: _Bucket) -> None:
         gradients = [each for each in bucket.gradients if each.parameter.requires_grad or each not in bucket.waiting]
@@ -288,6 +312,9 @@ class GradientReducer:
                 gradient.parameter.grad = reduced
             elif reduced is not value:
                 value.copy_(reduced)
+
+
+_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
 def _burst_bytes() -> int:

@@ -140,6 +140,19 @@ def two_optimizers_without_names_reduce_in_one_backward() -> None:
 
 
 @scenario
+def ranks_may_step_two_optimizers_in_opposite_order() -> None:
+    """Gradients that are complete do not wait for the step of their own optimizer."""
+    models = [two_layers(), two_layers()]
+    optimizers = [sgd(model) for model in models]
+    expected = averaged_gradients(models[0])
+    sum(own_loss(model) for model in models).backward()
+    for optimizer in optimizers if hvd.rank() == 0 else reversed(optimizers):
+        optimizer.step()
+    for model in models:
+        assert_gradients(model, expected)
+
+
+@scenario
 def schedulers_take_the_wrapped_and_the_bare_optimizer() -> None:
     for is_made_first in (False, True):
         model = two_layers()

@@ -1,0 +1,296 @@
+"""Ranks that begin with different parameters are told so once, by one of them, and nobody waits for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from tests.frontends.scenarios import Report, Scenarios
+from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
+
+scenario = Scenarios(ranks=[1, 2, 3, 4])
+STEPS = 3
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@contextmanager
+def warnings_of_all_ranks() -> Iterator[Callable[[], list[list[str]]]]:
+    """What each rank has warned about since the beginning of the context."""
+    heard = _Heard()
+    logger = logging.getLogger("hvdlite")
+    logger.addHandler(heard)
+    try:
+        yield lambda: hvd.allgather_object([text for text in heard.texts if "different parameters" in text])
+    finally:
+        logger.removeHandler(heard)
+
+
+def model_of(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def wrapped(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+
+
+def take_steps(model: nn.Module, *optimizers: torch.optim.Optimizer, count: int = STEPS, passes: int = 1) -> None:
+    for _ in range(count):
+        for optimizer in optimizers:
+            for _ in range(passes):
+                model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def expect(told: Sequence[Sequence[str]], *patterns: str, on: int = 0) -> None:
+    """Rank ``on`` warned once for each of ``patterns``, and nobody else; there is nothing to warn about alone."""
+    wanted = patterns if hvd.size() > 1 else ()
+    assert [len(texts) for texts in told] == [len(wanted) * (rank == on) for rank in range(hvd.size())], told
+    assert all(re.search(pattern, text) for pattern, text in zip(wanted, told[on], strict=True)), told
+
+
+def others() -> str:
+    return ", ".join(map(str, range(1, hvd.size())))
+
+
+@scenario
+def a_forgotten_broadcast() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(hvd.rank())
+        take_steps(model, wrapped(model))
+        expect(
+            told(),
+            rf"^ranks begin to train with different parameters: '0.weight' is different, as are 3 more; rank\(s\) "
+            rf"{others()} do not have those of rank 0. Call hvd.broadcast_parameters\(model.state_dict\(\), "
+            r"root_rank=0\) before the first step, .* HVDLITE_CHECK_PARAMETERS=0 turns this check off$",
+        )
+
+
+@scenario
+def it_has_come_with_the_gradients_of_the_first_step() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(hvd.rank())
+        take_steps(model, wrapped(model), count=1)
+        expect(told(), "'0.weight'")
+
+
+@scenario
+def only_one_rank_and_only_one_parameter() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(1)
+        if hvd.rank() == hvd.size() - 1:
+            with torch.no_grad():
+                model[1].bias[1] += 1e-6
+        take_steps(model, wrapped(model))
+        expect(told(), rf"'1.bias' is different; rank\(s\) {hvd.size() - 1} do not have those of rank 0")
+
+
+@scenario
+def nothing_after_a_broadcast() -> None:
+    with warnings_of_all_ranks() as told:
+        for options in ({}, {"groups": 2}, {"op": hvd.Adasum}, {"op": hvd.Sum}):
+            model = model_of(hvd.rank())
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            take_steps(model, wrapped(model, **options))
+        expect(told())
+
+
+@scenario
+def with_every_kind_of_reduction() -> None:
+    for options in (
+        {"op": hvd.Adasum},
+        {"groups": 1},
+        {"compression": hvd.Compression.fp16},
+        {"gradients_in_shared_memory": False},
+        {"named_parameters": None},
+    ):
+        with warnings_of_all_ranks() as told:
+            model = model_of(hvd.rank())
+            named = options.pop("named_parameters", model.named_parameters())
+            bare = torch.optim.SGD(model.parameters(), lr=0.1)
+            take_steps(model, hvd.DistributedOptimizer(bare, named, **options))
+            expect(told(), "'0.weight'" if named else r"'noname\.0\.0'")
+
+
+@scenario
+def several_passes_per_step() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(hvd.rank())
+        take_steps(model, wrapped(model, backward_passes_per_step=3), passes=3)
+        expect(told(), "'0.weight'")
+
+
+@scenario
+def frozen_parameters_may_differ() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(hvd.rank())
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(False)
+        hvd.broadcast_parameters(model[1].state_dict(), root_rank=0)
+        take_steps(model, wrapped(model))
+        expect(told())
+
+
+@scenario
+def parameters_of_every_dtype_and_layout() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        for differs in (False, True):
+            with warnings_of_all_ranks() as told:
+                weights = {str(size): nn.Parameter(torch.ones(size, dtype=dtype)) for size in (0, 1, 3, 5, 16)}
+                weights["images"] = nn.Parameter(torch.ones(2, 3, 4, 5, dtype=dtype))
+                with torch.no_grad():
+                    weights["images"].copy_(torch.arange(120).view(2, 3, 4, 5))
+                    if hvd.rank() == 0:  # the same values, in another order in memory
+                        weights["images"].data = weights["images"].data.contiguous(memory_format=torch.channels_last)
+                    weights["5"][4] += differs * hvd.rank()
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights.values(), lr=0.1), list(weights.items()))
+                sum(weight.sum() for weight in weights.values()).backward()
+                optimizer.step()
+                hvd.barrier()
+                expect(told(), *["'5' is different; "] * differs)
+
+
+@scenario
+def two_optimizers_that_step_in_opposite_order() -> None:
+    with warnings_of_all_ranks() as told:
+        models = [model_of(7), model_of(hvd.rank())]
+        optimizers = [wrapped(model) for model in models]
+        for _ in range(STEPS):
+            for model in models:
+                model(torch.ones(1, 3)).sum().backward()
+            for optimizer in optimizers if hvd.rank() % 2 else reversed(optimizers):
+                optimizer.step()
+                optimizer.zero_grad()
+        expect(told(), "'0.weight' is different, as are 3 more")
+
+
+@scenario
+def two_optimizers_of_one_rank_are_told_one_by_one() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(hvd.rank())
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), list(layer.named_parameters(name)))
+            for name, layer in (("front", model[0]), ("back", model[1]))
+        ]
+        for _ in range(STEPS):
+            model(torch.ones(1, 3)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        expect(told(), r"'front\.weight'", r"'back\.weight'")
+
+
+@scenario
+def ranks_outside_the_process_set_take_no_part() -> None:
+    if hvd.size() < 3:
+        return
+    members = hvd.add_process_set([1, 2])
+    with warnings_of_all_ranks() as told:
+        model = model_of(hvd.rank())
+        take_steps(model, wrapped(model, process_set=members))
+        expect(told(), r"rank\(s\) 2 do not have those of rank 1", on=1)
+    with warnings_of_all_ranks() as told:
+        model = model_of(min(hvd.rank(), 1))  # rank 0 has others than the members
+        take_steps(model, wrapped(model, process_set=members))
+        expect(told())
+    hvd.remove_process_set(members)
+
+
+@scenario
+def a_rank_that_has_joined_takes_no_part() -> None:
+    """The first rank has no data in the first step; zeros that it adds are no parameters."""
+    with warnings_of_all_ranks() as told:
+        model = model_of(1)
+        optimizer = wrapped(model)
+        if hvd.rank() > 0 or hvd.size() == 1:
+            take_steps(model, optimizer)
+        hvd.join()
+        expect(told())
+    with warnings_of_all_ranks() as told:  # now it has the parameters of before
+        take_steps(model, optimizer)
+        expect(told(), rf"'0.weight' is .* rank\(s\) {others()} do not have those of rank 0")
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    with warnings_of_all_ranks() as told:
+        take_steps(model, optimizer)
+        hvd.join()
+        take_steps(model, optimizer)
+        expect(told())
+
+
+@scenario
+def a_rank_whose_first_step_is_after_a_join_meets_the_others() -> None:
+    """A difference is told by the first of those that are there."""
+    if hvd.size() < 3:
+        return
+    with warnings_of_all_ranks() as told:
+        model = model_of(hvd.rank())
+        optimizer = wrapped(model)
+        if hvd.rank() > 0:
+            take_steps(model, optimizer, count=hvd.rank())
+        hvd.join()
+        expect(told(), "do not have those of rank 1", on=1)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        take_steps(model, optimizer)
+        expect(told(), "do not have those of rank 1", on=1)
+
+
+@scenario
+def ranks_with_other_parameters_altogether_are_told_by_the_gradients() -> None:
+    if hvd.size() == 1:
+        return
+    model = nn.Linear(3, 2 + hvd.rank() % 2, bias=False)
+    optimizer = wrapped(model)
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(hvd.Mismatch, match="gradient.weight"):
+        optimizer.step()
+    first = nn.Linear(3, 2)
+    if hvd.rank() == 0:
+        first.bias.requires_grad_(False)
+    second = wrapped(first)
+    (first.weight.sum() + hvd.rank()).backward()
+    second._reducer._submit_ready()  # ranks compare other numbers of parameters, which is no error of the gradients
+    hvd.barrier()
+    first.bias.requires_grad_(False)
+    second.step()
+
+
+def test_torch_parameter_check(report: Report, name: str) -> None:
+    assert report[name] == ""
+
+
+def unequal_settings(settings: Sequence[str]) -> list[list[str]]:
+    """Steps of ranks of which some do not check; those that do wait for nobody."""
+    rank = int(os.environ["HVDLITE_RANK"])
+    os.environ["HVDLITE_CHECK_PARAMETERS"] = settings[rank]
+    hvd.init()
+    with warnings_of_all_ranks() as told:
+        model = model_of(rank)
+        take_steps(model, wrapped(model))
+        heard: list[list[str]] = told()
+    hvd.shutdown()
+    return heard
+
+
+@pytest.mark.parametrize("settings", [("0", "0"), ("0", "1"), ("1", "0")], ids="-".join)
+def test_a_setting_turns_it_off(settings: Sequence[str]) -> None:
+    for outcome in process_ranks(2, unequal_settings, settings, deadline_s=60.0, server=TORCH):
+        assert outcome.result() == [[], []]
