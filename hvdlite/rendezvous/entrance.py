@@ -129,6 +129,12 @@ class Entrance:
             self._reserve = -1
             self._reserve = os.eventfd(0, os.EFD_CLOEXEC)
 
+    def hand_over(self) -> int:
+        """The descriptor of the listener, for ZeroMQ to accept and close; nothing is left here but what `name` told."""
+        os.close(self._reserve)
+        self._reserve = -1
+        return self._listener.detach()
+
     def close(self) -> None:
         """Listens no more, also where a forked child has a copy of the descriptor."""
         with suppress(OSError):

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
-
-import zmq
+from collections.abc import Iterable
+from typing import Any
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.entrance import Entrance
 
 LOOPBACK = "127.0.0.1"
 
-T = TypeVar("T")
 
-
-def bind_within(bind: Callable[[int], T], address: str, ports: range | None) -> T:
-    """What ``bind`` returns for a port of ``ports`` that is free, or for 0, which stands for any.
+def listen(address: str, ports: range | None) -> Entrance:
+    """Listens on the IP address ``address`` at the first of ``ports`` that is free, None for any.
 
     Raises HorovodInternalError that says what to change if the system lets it have none.
     """
     candidates: Iterable[int] = (0,) if ports is None else ports
     for port in candidates:
         try:
-            resolve(address, port)  # ZeroMQ would take the name of an interface too, which the others cannot dial
-            return bind(port)
-        except (OSError, zmq.ZMQError) as error:
+            return listen_at(address, port)
+        except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise HorovodInternalError(
                     f"cannot listen on {address} port {port or 'any'}: {error.strerror}. Choose an address of this "
@@ -35,11 +30,6 @@ def bind_within(bind: Callable[[int], T], address: str, ports: range | None) -> 
                 ) from None
     told = "any port" if ports is None else f"ports {ports[0]}-{ports[-1]}"
     raise HorovodInternalError(f"cannot listen on {address}: {told} are all in use; choose a wider --port-range")
-
-
-def listen(address: str, ports: range | None) -> Entrance:
-    """Listens on the IP address ``address`` at a port of ``ports``. Raises as `bind_within`."""
-    return bind_within(lambda port: listen_at(address, port), address, ports)
 
 
 def listen_at(address: str, port: int) -> Entrance:

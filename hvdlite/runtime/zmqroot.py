@@ -7,11 +7,12 @@ is believed to be open only from the one that says so to the one that says it is
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
@@ -20,11 +21,13 @@ from hvdlite.core.stream import MAX_FRUITLESS, Attempts, Stream
 from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import LOOPBACK, bind_within, endpoint, resolve, split
+from hvdlite.rendezvous.listening import LOOPBACK, endpoint, listen, resolve, split
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqlink import ZmqLink
 from hvdlite.settings import Settings
+
+_MOST_STRANGERS: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -55,17 +58,19 @@ class ZmqRootLink(ZmqLink):
         self._by_fd: dict[int, _Peer] = {}
         self._absent: set[int] = set()
         self._open_fds: set[int] = set()
-        self._strange_fds: set[int] = set()  # those of them that have not said hello
+        self._strange_fds: dict[int, None] = {}  # those of them that have not said hello, the oldest first
         self._has_begun_message = False  # its name is sent, and the rest is not
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             job.serve(self._socket)
-            bind_within(lambda port: self._socket.bind(endpoint(address, port or "*")), address, settings.ports)
+            entrance = listen(address, settings.ports)
+            self._port = int(entrance.name()[1])
+            self.card = endpoint(address, self._port)
+            self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
+            self._socket.bind(self.card)
         except BaseException:
             self.close()
             raise
-        bound = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self.card = endpoint(address, bound.rpartition(":")[2])
 
     def accept(self, cards: Mapping[int, str], deadline: float) -> None:
         """Waits until every rank that dials has said hello; ``cards`` are theirs, by rank.
@@ -188,7 +193,7 @@ class ZmqRootLink(ZmqLink):
             return
         self._detach(peer)
         self._read_events()
-        self._strange_fds.discard(fd)
+        self._strange_fds.pop(fd, None)
         peer.name, peer.fd = name, fd
         self._by_name[name] = peer
         if (former := self._by_fd.pop(fd, None)) is not None:
@@ -229,7 +234,7 @@ class ZmqRootLink(ZmqLink):
         for event, value in self._watched.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._open_fds.add(value)
-                self._strange_fds.add(value)
+                self._strange_fds[value] = None
                 continue
             self._open_fds.discard(value)
             if (peer := self._by_fd.pop(value, None)) is not None:
@@ -239,7 +244,20 @@ class ZmqRootLink(ZmqLink):
                     "somebody connected to rank 0 and did not prove to be of this job: a process with another key, "
                     "a port scanner, or a network that breaks connections"
                 )
-            self._strange_fds.discard(value)
+            self._strange_fds.pop(value, None)
+        for fd in list(self._strange_fds)[:-_MOST_STRANGERS]:
+            self._show_out(fd)
+
+    def _show_out(self, fd: int) -> None:
+        """Ends a connection that ZeroMQ has not known for a peer's yet, of which it limits the time but not the number.
+
+        ZeroMQ may have closed it just now. Another file of this number is left alone, and so is what is a peer's.
+        """
+        del self._strange_fds[fd]
+        with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as stranger:
+            own = stranger.getsockname()
+            if isinstance(own, tuple) and own[1] == self._port:
+                stranger.shutdown(socket.SHUT_RDWR)
 
     def _transmit(self, name: bytes, frame: bytes) -> None:
         if self._has_begun_message:  # a signal's handler raised in the middle of it
