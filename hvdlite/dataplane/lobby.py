@@ -70,9 +70,9 @@ class Lobby:
         self._watch.set(link, select.POLLIN, lambda _: self._listen_to(talk))
         self._listen_to(talk)
         if not self._entrance.is_within_host:
-            strangers = [talk for talk in self._guests if not talk.party.knows_secret]
-            for talk in strangers[:-_MOST_STRANGERS]:
-                self._dismiss(talk)
+            strangers = [guest for guest in self._guests if not guest.party.knows_secret]
+            for stranger in strangers[:-_MOST_STRANGERS]:
+                self._dismiss(stranger)
 
     def _listen_to(self, talk: Talk[Callee]) -> None:
         try:

@@ -75,6 +75,15 @@ def test_a_caller_of_the_job_outlasts_any_number_of_strangers(house: House, said
         assert [talk.party.connection for talk in house.admitted] == [0]
 
 
+def test_strangers_who_leave_by_themselves_are_forgotten(house: House) -> None:
+    with ExitStack() as stack:
+        for _ in range(100):
+            house.dial(stack, b"G")
+            house.turn()
+    house.turn(110)
+    assert (house.lobby.refused, house.lobby.due) == (100, float("inf"))
+
+
 def test_who_says_nothing_valid_leaves_in_time_and_then_nobody_waits(house: House) -> None:
     with ExitStack() as stack:
         began = time.monotonic()
