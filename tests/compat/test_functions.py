@@ -13,6 +13,7 @@ import pytest
 
 from hvdlite.running import functions
 from tests.compat import calls
+from tests.harness.patience import PATIENCE_S
 
 _SCRIPT = """
 import sys
@@ -73,7 +74,7 @@ def test_the_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_a_script_may_send_its_own_functions_and_classes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from hvdlite.compat import FOLDER, python_path
 from hvdlite.compat.names import MODULES
+from tests.harness.patience import PATIENCE_S
 
 INSTALL = "from hvdlite.compat import install_as_horovod; install_as_horovod()\n"
 
@@ -18,7 +19,7 @@ INSTALL = "from hvdlite.compat import install_as_horovod; install_as_horovod()\n
 def python(*arguments: str, **environ: str) -> str:
     """What a fresh interpreter prints. Fails with its errors if it fails."""
     ended = subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments], env={**os.environ, **environ}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
 from tests.harness.programs import output_of
 from tests.house.tree import ROOT
 from tests.launcher.hvdrun import COMMAND
 
 SCRIPTS = ROOT / "tests/compat/scripts"
-DEADLINE_S = 110
 pytestmark = pytest.mark.usefixtures("torch_fork_server")
 
 
@@ -30,7 +30,7 @@ def launch(ranks: int, *command: str, cwd: Path) -> str:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -14,6 +14,7 @@ from hvdlite.core.topology import by_host
 from hvdlite.dataplane.base import DataPlane
 from tests.contract import oracle
 from tests.harness import thread_ranks
+from tests.harness.patience import PATIENCE_S
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Group:
         self.planes = planes
         self.size = len(planes)
 
-    def run(self, work: Callable[[DataPlane], T], deadline_s: float = 20.0) -> list[T]:
+    def run(self, work: Callable[[DataPlane], T], deadline_s: float = PATIENCE_S) -> list[T]:
         """``work(plane)`` on all ranks at once; the values in rank order, or the first error."""
         return thread_ranks(self.size, lambda rank: work(self.planes[rank]), deadline_s)
 

@@ -13,6 +13,7 @@ from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HorovodInternalError, PeerLost
 from tests.contract.joined import PLANES
 from tests.contract.planes import Group, PlaneUnderTest, receiving, spans_of
+from tests.harness.patience import PATIENCE_S
 
 WITH_PEERS = [kind for kind in PLANES if 3 in kind.sizes]
 
@@ -45,24 +46,21 @@ def test_abort_ends_a_waiting_rank_with_its_error(trio: Group, collective: str) 
         "alltoall": lambda: plane.alltoall(nothing, cells, matrix),
         "barrier": plane.barrier,
     }
-    raised: list[tuple[BaseException, float]] = []
+    raised: list[BaseException] = []
 
     def wait_for_peers_that_never_come() -> None:
         try:
             calls[collective]()
         except HorovodInternalError as caught:
-            raised.append((caught, time.monotonic()))
+            raised.append(caught)
 
     waiter = threading.Thread(target=wait_for_peers_that_never_come)
     waiter.start()
     waiter.join(0.1)
     assert waiter.is_alive()
-    aborted_at = time.monotonic()
     plane.abort(error)
-    assert time.monotonic() - aborted_at < 0.5, "abort must not block"
-    waiter.join(5)
-    assert raised[0][0] is error
-    assert raised[0][1] - aborted_at < 1.0
+    waiter.join(PATIENCE_S)
+    assert raised == [error]
     for call in calls.values():
         with pytest.raises(PeerLost) as caught:
             call()
@@ -85,7 +83,7 @@ def test_silence_ends_with_a_timeout(kind: PlaneUnderTest) -> None:
         began = time.monotonic()
         with pytest.raises(HorovodInternalError, match="HVDLITE_PROGRESS_TIMEOUT"):
             planes[1].barrier()
-        assert 0.25 < time.monotonic() - began < 3.0
+        assert 0.25 < time.monotonic() - began < PATIENCE_S
         with pytest.raises(HorovodInternalError):
             planes[1].barrier()
 

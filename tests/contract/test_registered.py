@@ -15,9 +15,9 @@ from tests.contract import oracle
 from tests.contract.joined import shm
 from tests.contract.joined.registered import PLANE, StagingPlane, open_staging
 from tests.contract.planes import Array, Group, spans_of
+from tests.harness.patience import PATIENCE_S
 
 _COUNT = 50_001
-_TIMEOUT_S = 15.0
 
 
 def reduced(plane: DataPlane, own: Array, dtype: DType = DType.FLOAT32) -> Array:
@@ -41,7 +41,7 @@ def copied_bytes(plane: DataPlane) -> int:
 @pytest.mark.parametrize("stages", [(True, False), (False, True), (True, False, True), (False, False, False, True)])
 def test_ranks_that_have_registered_and_that_have_not_reduce_together(stages: tuple[bool, ...]) -> None:
     size, rng = len(stages), np.random.default_rng(5)
-    with open_staging(size, _TIMEOUT_S, stages) as planes:
+    with open_staging(size, PATIENCE_S, stages) as planes:
         group = Group(PLANE, planes)
         for count in (100, 3000, _COUNT, 1025, 40_000):  # in one round and through slots, in turn
             inputs = [oracle.random(rng, DType.FLOAT32, count) for _ in range(size)]
@@ -54,7 +54,7 @@ def test_ranks_that_have_registered_and_that_have_not_reduce_together(stages: tu
 def test_a_program_of_both_kinds_keeps_the_ranks_together() -> None:
     """Which ranks have registered changes with every batch, and other collectives come between."""
     rng = np.random.default_rng(6)
-    with open_staging(3, _TIMEOUT_S) as planes:
+    with open_staging(3, PATIENCE_S) as planes:
         group = Group(PLANE, planes)
         for turn in range(40):
             for plane in planes:
@@ -70,16 +70,16 @@ def test_a_program_of_both_kinds_keeps_the_ranks_together() -> None:
 def test_bits_are_those_of_the_slots_and_nothing_is_copied(dtype: DType) -> None:
     rng = np.random.default_rng(int(dtype))
     inputs = [oracle.random(rng, dtype, _COUNT) for _ in range(3)]
-    with shm.PLANE.open(3, _TIMEOUT_S) as planes:
+    with shm.PLANE.open(3, PATIENCE_S) as planes:
         through_slots = Group(shm.PLANE, planes).run(lambda plane: reduced(plane, inputs[plane.rank], dtype))
-    with open_staging(3, _TIMEOUT_S) as planes:
+    with open_staging(3, PATIENCE_S) as planes:
         directly = Group(PLANE, planes).run(lambda plane: reduced(plane, inputs[plane.rank], dtype))
         assert [copied_bytes(plane) for plane in planes] == [0, 0, 0]
     assert [array.tobytes() for array in directly] == [array.tobytes() for array in through_slots]
 
 
 def test_offsets_may_differ_from_rank_to_rank_and_rows_lie_anywhere() -> None:
-    with open_staging(2, _TIMEOUT_S, (False, False)) as planes:
+    with open_staging(2, PATIENCE_S, (False, False)) as planes:
 
         def work(plane: DataPlane) -> Array:
             assert isinstance(plane, StagingPlane)
@@ -98,7 +98,7 @@ def test_offsets_may_differ_from_rank_to_rank_and_rows_lie_anywhere() -> None:
 
 @pytest.mark.parametrize("which", ["in", "out", "one row"])
 def test_what_lies_only_partly_in_the_arena_goes_through_the_slots(which: str) -> None:
-    with open_staging(2, _TIMEOUT_S, (False, False)) as planes:
+    with open_staging(2, PATIENCE_S, (False, False)) as planes:
 
         def work(plane: DataPlane) -> Array:
             assert isinstance(plane, StagingPlane)
@@ -117,7 +117,7 @@ def test_what_lies_only_partly_in_the_arena_goes_through_the_slots(which: str) -
 
 
 def test_a_failed_rank_keeps_its_arrays_to_itself() -> None:
-    with open_staging(2, _TIMEOUT_S, (False, False)) as planes:
+    with open_staging(2, PATIENCE_S, (False, False)) as planes:
         first, second = planes
         kept, other = in_arena(first, np.full(_COUNT, 7)), in_arena(second, np.full(_COUNT, 8))
         small = in_arena(first, np.full(3, 5))
@@ -135,7 +135,7 @@ def test_a_failed_rank_keeps_its_arrays_to_itself() -> None:
         assert waiter.is_alive()  # its offer stands
         error = PeerLost(1, "here", "it was stopped")
         first.abort(error)
-        waiter.join(5)
+        waiter.join(PATIENCE_S)
         assert raised == [error]
         assert not first.arena.is_shared
         assert second.arena.is_shared

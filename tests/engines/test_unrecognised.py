@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
+
 PROGRAM = """
 import hvdlite as hvd
 for _ in range(2):
@@ -20,7 +22,7 @@ for _ in range(2):
 
 def run(environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM]
-    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_a_batch_script_of_slurm_is_a_job_of_one_that_warns_once() -> None:

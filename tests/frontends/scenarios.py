@@ -77,7 +77,7 @@ def launch(ranks: int, module: str) -> Report:
     """
     if ranks == 1:
         return run(module)
-    reports = [outcome.result() for outcome in process_ranks(ranks, run, module, deadline_s=90.0, server=TORCH)]
+    reports = [outcome.result() for outcome in process_ranks(ranks, run, module, server=TORCH)]
     return {name: "\n".join(report[name] for report in reports if report[name]) for name in reports[0]}
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
 from tests.harness.programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 90.0
 
 
 def command(ranks: int, example: str, *options: str) -> str:
@@ -22,7 +22,7 @@ def command(ranks: int, example: str, *options: str) -> str:
     launcher = [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks)] if ranks > 1 else []
     arguments = [*launcher, sys.executable, f"examples/{example}.py", *options]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of a small model cost more than they do
-    ended = subprocess.run(arguments, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=DEADLINE_S)
+    ended = subprocess.run(arguments, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -25,10 +25,10 @@ from typing import Final
 import psutil
 
 from tests.harness import network
+from tests.harness.patience import PATIENCE_S
 
 ID_BYTES: Final = 4
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_PATIENCE_S: Final = 60.0  # the imports of a server take that long at most, on a machine that is busy
 
 
 class ForkServer:
@@ -40,7 +40,7 @@ class ForkServer:
 
     def __enter__(self) -> ForkServer:
         self._socket, there = socket.socketpair()
-        self._socket.settimeout(_PATIENCE_S)
+        self._socket.settimeout(PATIENCE_S)
         with there:
             worker = ["-m", "tests.harness.worker", str(there.fileno()), *self._modules]
             self._process = subprocess.Popen(

@@ -25,9 +25,9 @@ from typing import Any, Self
 import psutil
 
 from tests.harness.hostfiles import Keys, files_of
+from tests.harness.patience import PATIENCE_S, PROMPT_S
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
 _PACKAGES = {"ip": "iproute2", "nft": "nftables", "ss": "iproute2", "ssh": "openssh-client", "sshd": "openssh-server"}
 _SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _HOST_INIT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_init.py")))
@@ -81,7 +81,7 @@ class _Namespaces:
 
     def close(self) -> None:
         try:
-            self._holder.communicate(timeout=5.0)
+            self._holder.communicate(timeout=PROMPT_S)
         except subprocess.TimeoutExpired:
             self._holder.kill()
             self._holder.communicate()
@@ -118,7 +118,7 @@ class Host:
         return [*self._enter, "--", "env", "-C", str(cwd), *arguments]
 
     def run(
-        self, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S
+        self, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
         with self.popen(*arguments, cwd=cwd, env=env) as process:

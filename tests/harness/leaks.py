@@ -1,7 +1,10 @@
 """What this process holds, so that a test which leaves something behind fails by name.
 
-A `Holdings` is a set of (kind, description): descendants, threads, descriptors, shared memory that is mapped, and files
-in /dev/shm. Orphans stay descendants: the process adopts them (`adopt_orphans`), and on a test host its process 1 does.
+A `Holdings` is a set of (kind, description): descendants, threads, descriptors, and shared memory that is mapped.
+Orphans stay descendants: the process adopts them (`adopt_orphans`), and on a test host its process 1 does. So nothing
+in it is anybody else's. Files in /dev/shm would be, for they do not tell who made them; a test host has a folder of its
+own there, and `networks` looks into that.
+
 It is taken twice for each test, so it is cheap and holds no more than what identifies a thing. What tells more, the
 command of a process or the address of a socket, is looked up for what was left; a process that starts has none yet.
 """
@@ -21,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.harness.patience import PROMPT_S
+
 Holdings = frozenset[tuple[str, str]]
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -39,12 +44,11 @@ def holdings() -> Holdings:
         "thread": _threads(),
         "descriptor": _descriptors(),
         "mapped memory": _mappings(),
-        "shared memory file": set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set(),
     }
     return frozenset((kind, text) for kind, texts in kinds.items() for text in texts)
 
 
-def left_since(before: Holdings, patience_s: float = 2.0) -> list[str]:
+def left_since(before: Holdings, patience_s: float = PROMPT_S) -> list[str]:
     """What is held now and was not ``before``, as lines to print.
 
     Threads of a closed ZeroMQ context and killed processes need a moment to go: a leak is what is still there after
@@ -65,7 +69,7 @@ def kill_children_since(before: Holdings) -> None:
         if ("process", f"pid {child.pid}") not in before:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGKILL)
-                child.wait(2.0)
+                child.wait(PROMPT_S)
 
 
 def _processes() -> set[str]:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.hosts import Network, missing
-
-_PATIENCE_S = 3.0  # for sshd to notice that a client is gone
+from tests.harness.patience import PROMPT_S
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +38,7 @@ def own_network() -> Iterator[Network]:
 
 def check_left_as_found(network: Network) -> None:
     """Fails the test that leaves anything on hosts which others share, and removes it."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PROMPT_S
     while left := network.leftovers():
         if time.monotonic() > deadline:
             network.clean()

@@ -26,8 +26,9 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from tests.harness.forkserver import PLAIN, ForkServer
 from tests.harness.outcome import Outcome
+from tests.harness.patience import LAST_RESORTS, PATIENCE_S, PROMPT_S
 
-_STACK_DUMP_S = 5.0
+_STACK_DUMP_S = PROMPT_S
 
 
 class RanksTimedOut(AssertionError):
@@ -69,7 +70,7 @@ class ProcessRanks:
         count: int,
         work: Callable[..., Any],
         *arguments: Any,
-        deadline_s: float = 30.0,
+        deadline_s: float = PATIENCE_S,
         environ: Mapping[str, str] | None = None,
         environ_by_rank: Mapping[int, Mapping[str, str]] | None = None,
         server: ForkServer = PLAIN,
@@ -85,6 +86,7 @@ class ProcessRanks:
             shared = {"HVDLITE_JOB": job.name, "HVDLITE_SECRET": job.secret, "HVDLITE_RENDEZVOUS": meeting.address}
             if count > len(os.sched_getaffinity(0)):
                 shared["HVDLITE_SPIN"] = "0"  # hosts that are made up share the cores of this one and do not know it
+            shared |= LAST_RESORTS
             for rank, place in enumerate(_places([variables.get("HVDLITE_HOSTID", "") for variables in own])):
                 self._start(rank, {**shared, **place, **own[rank]}, (work.__module__, work.__qualname__, arguments))
             undo.pop_all()

@@ -11,8 +11,6 @@ from hvdlite.compat import install_as_horovod
 from tests.harness.forkserver import TORCH
 from tests.harness.processes import process_ranks
 
-DEADLINE_S = 90.0
-
 
 def output_of(ranks: int, program: Path, *options: str, cwd: Path, as_horovod: bool = False) -> str:
     """What ``program`` prints on all ranks, rank by rank; for one ``as_horovod`` hvdlite stands for Horovod.
@@ -20,7 +18,7 @@ def output_of(ranks: int, program: Path, *options: str, cwd: Path, as_horovod: b
     Fails when the program does not end with exit code 0 on every rank.
     """
     task = (str(program), options, str(cwd), as_horovod)
-    outcomes = process_ranks(ranks, _run_as_main, *task, deadline_s=DEADLINE_S, server=TORCH)
+    outcomes = process_ranks(ranks, _run_as_main, *task, server=TORCH)
     printed = "".join(outcome.output for outcome in outcomes)
     assert [outcome.result() for outcome in outcomes] == [0] * ranks, printed
     return printed

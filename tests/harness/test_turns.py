@@ -7,9 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests.harness.patience import PATIENCE_S
 from tests.harness.turns import turn
-
-PATIENCE_S = 10.0
 
 
 def _wait_until_somebody_waits(folder: Path) -> None:

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.harness.patience import PATIENCE_S
+
 T = TypeVar("T")
 
 
-def thread_ranks(count: int, work: Callable[[int], T], deadline_s: float = 20.0) -> list[T]:
+def thread_ranks(count: int, work: Callable[[int], T], deadline_s: float = PATIENCE_S) -> list[T]:
     """Runs ``work(rank)`` for ``count`` ranks at once and returns their values in rank order.
 
     Re-raises the error that happened first. Raises TimeoutError with every thread's stack when a rank has not ended

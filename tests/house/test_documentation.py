@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
 from tests.house import flags_page, settings_page
 from tests.house.blocks import Block, anchors, links, runnable_blocks
 from tests.house.tree import ROOT, files
 
 PAGES = [ROOT / path for path in files(".md")]
 BLOCKS = [block for page in PAGES for block in runnable_blocks(page)]
-DEADLINE_S = 90
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -25,7 +25,7 @@ def test_the_block_runs(block: Block, tmp_path: Path) -> None:
     environ = {**os.environ, "PATH": programs, "MPLBACKEND": "Agg", "TMPDIR": str(tmp_path)}
     interpreter = [sys.executable, "-"] if block.language == "python" else ["bash", "-euo", "pipefail", "-s"]
     ended = subprocess.run(
-        interpreter, input=block.text, text=True, capture_output=True, cwd=ROOT, env=environ, timeout=DEADLINE_S
+        interpreter, input=block.text, text=True, capture_output=True, cwd=ROOT, env=environ, timeout=PATIENCE_S
     )
     assert ended.returncode == 0, f"{block}:\n{block.text}\n{ended.stdout}\n{ended.stderr}"
 

@@ -16,6 +16,7 @@ import hvdlite.torch
 from hvdlite.compat import FOLDER
 from hvdlite.launcher.cli import hvdrun
 from hvdlite.settings import table
+from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
 
 PAGE = ROOT / "docs/horovod.md"
@@ -90,7 +91,7 @@ def resolved() -> dict[str, list[str] | None]:
         env={**os.environ, "PYTHONPATH": FOLDER},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert ended.returncode == 0, ended.stderr
     found: dict[str, list[str] | None] = json.loads(ended.stdout)

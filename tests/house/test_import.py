@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.harness.patience import PATIENCE_S
+
 # What imports in milliseconds where hvdlite's own modules take tenths of them.
 _COSTLY = {
     "asyncio",
@@ -22,7 +24,7 @@ _COSTLY = {
 def _imported_by(statement: str) -> set[str]:
     """Names of the modules that a fresh process has after ``statement``."""
     program = f"import sys; {statement}; print(*sys.modules)"
-    return set(subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60).split())
+    return set(subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE_S).split())
 
 
 def test_importing_the_package_imports_no_framework_and_nothing_costly() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from hvdlite import native
 from hvdlite.core import dtypes
+from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
 
 HEADER = re.sub(r"//.*", "", (ROOT / "native/include/hvdlite.h").read_text())
@@ -84,5 +85,5 @@ def test_the_reduction_structure_has_the_fields_of_the_header() -> None:
 
 def test_the_library_exports_these_functions_and_nothing_else() -> None:
     command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(native.LIBRARY)]
-    symbols = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()
+    symbols = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout.split()
     assert set(symbols) == set(FUNCTIONS)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.harness.patience import PATIENCE_S
+
 COMMAND = (sys.executable, "-m", "hvdlite.launcher.cli")
-DEADLINE_S = 30.0
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +26,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
     )
 
 
@@ -50,7 +51,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def read_until(descriptor: int, is_enough: Callable[[bytes], bool]) -> bytes:
     """What comes out of ``descriptor`` until it ``is_enough``. Fails at the deadline or at the end of the stream."""
-    deadline, found = time.monotonic() + DEADLINE_S, b""
+    deadline, found = time.monotonic() + PATIENCE_S, b""
     while not is_enough(found):
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         piece = b""

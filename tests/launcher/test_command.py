@@ -13,6 +13,7 @@ import pytest
 
 from hvdlite.launcher.cli import hvdrun, main
 from hvdlite.launcher.options.command import SECTIONS, sections
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import run
 
 
@@ -69,7 +70,7 @@ def _completed(line: str) -> set[str]:
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     ended = subprocess.run(
-        ["bash", "-c", program], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=30
+        ["bash", "-c", program], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.stderr == ""
     return set(ended.stdout.split("\n")) - {""}

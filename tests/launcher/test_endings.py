@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND, pids_in, read_until, run, started, still_alive
 
 # A worker with a child in its group and one that left it, both deaf to SIGTERM.
@@ -201,7 +202,7 @@ def test_a_stopped_agent_does_not_keep_hvdrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [10, 16, 18])
 def test_no_descriptors_left_is_one_line(limit: int) -> None:
     command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *COMMAND, "-np", "2", "true"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 1
     assert "Too many open files" in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -16,6 +16,7 @@ from hvdlite.cgroups import cores_limit, memory_limit
 from hvdlite.launcher.machine import describe_machine
 from hvdlite.launcher.software import examine
 from hvdlite.version import __version__
+from tests.harness.patience import PATIENCE_S
 
 
 def groups(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
@@ -110,4 +111,4 @@ def test_what_agents_answer_needs_the_standard_library_alone(module: str) -> Non
         "    sys.modules[name] = types.ModuleType(name); sys.modules[name].__path__ = [path]\n"
         f"import hvdlite.launcher.{module}\n"
     )
-    subprocess.run([sys.executable, "-I", "-S", "-c", program, *folders], check=True, timeout=30)
+    subprocess.run([sys.executable, "-I", "-S", "-c", program, *folders], check=True, timeout=PATIENCE_S)

@@ -12,6 +12,7 @@ import pytest
 from hvdlite.launcher.frames import GREETING
 from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.spawners import SshOptions, spawner_of, ssh, ways_to
+from tests.harness.patience import PATIENCE_S
 
 HOST = Host("far", 2, "me")
 
@@ -36,13 +37,15 @@ def test_the_remote_line_takes_the_same_python_as_here_and_else_python3(shell: s
     assert sys.executable in line
     elsewhere = line.replace(sys.executable, "/no/such/python")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    found = subprocess.run([shell, "-c", elsewhere], env=environment, capture_output=True, text=True, timeout=30)
+    found = subprocess.run(
+        [shell, "-c", elsewhere], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert found.stdout == "this one: -I -S\n"
 
 
 def test_an_agent_elsewhere_finds_the_package_that_its_python_has(tmp_path: Path) -> None:
     python = ["env", "-i", "sh", "-c", ssh.agent_command(HOST, SshOptions(python=sys.executable))[-1]]
-    ended = subprocess.run(python, input=b"", capture_output=True, cwd=tmp_path, timeout=30)
+    ended = subprocess.run(python, input=b"", capture_output=True, cwd=tmp_path, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert ended.stdout.startswith(GREETING)
 

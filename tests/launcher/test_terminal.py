@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND, python, read_until, run, started
 
 BAR = """
@@ -106,7 +107,7 @@ def test_a_reader_that_does_not_read_does_not_hold_up_the_job() -> None:
 def test_both_outputs_in_one_pipe_keep_lines_whole() -> None:
     program = "import os\nfor i in range(300): os.write(1, b'o' * 999 + b'\\n'); os.write(2, b'e' * 999 + b'\\n')"
     ended = subprocess.run(
-        [*COMMAND, "-np", "2", *python(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30
+        [*COMMAND, "-np", "2", *python(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S
     )
     assert set(ended.stdout.splitlines()) == {
         b"[%d]<%s>:%s" % (rank, stream, letter * 999)

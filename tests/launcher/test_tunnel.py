@@ -15,8 +15,8 @@ import pytest
 from hvdlite.launcher.frames import FrameReader, Kind, unpack_message, unpack_output
 from hvdlite.launcher.loop import Loop
 from hvdlite.launcher.tunnel import Tunnel, tunnelled
+from tests.harness.patience import PATIENCE_S
 
-DEADLINE_S = 20.0
 NOBODY = 65534
 
 
@@ -30,7 +30,7 @@ class Ends:
     server: socket.socket  # where the service is
 
     def turn_until(self, is_done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not is_done():
             assert time.monotonic() < deadline
             self.loop.turn(0.01)

@@ -25,9 +25,8 @@ from hvdlite.bench.timing import BLOCKS, Candidate, measure
 from hvdlite.launcher.answers import free_port
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND
-
-DEADLINE_S = 100.0
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def _bench(ranks: int, file: Path, *arguments: str) -> tuple[list[str], list[Row
     command = [*COMMAND, "-np", str(ranks), sys.executable, "-m", "hvdlite.bench", *arguments, "--json", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     printed = ended.stdout.splitlines()
@@ -210,7 +209,7 @@ def _bench_with_torch(file: Path, *arguments: str) -> tuple[list[str], list[Row]
     here = "127.0.0.1"
     for_gloo = {"MASTER_ADDR": here, "MASTER_PORT": str(free_port({"address": here, "ports": None}))}
     options = (*arguments, "--json", str(file))
-    outcomes = process_ranks(2, main, options, environ=for_gloo, deadline_s=DEADLINE_S, server=TORCH)
+    outcomes = process_ranks(2, main, options, environ=for_gloo, server=TORCH)
     assert [outcome.result() for outcome in outcomes] == [0, 0], outcomes[0].output
     assert outcomes[1].output == ""
     printed = outcomes[0].output.splitlines()

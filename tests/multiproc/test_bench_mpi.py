@@ -14,9 +14,8 @@ from hvdlite.bench.mpi import environment
 from hvdlite.bench.mpi.environment import bin_folder, environ, folder_of
 from hvdlite.bench.mpi.libraries import LIBRARIES, Unavailable
 from hvdlite.bench.peers import parse_peers
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND, read_until, started, still_alive
-
-DEADLINE_S = 100.0
 
 MPIEXEC = f"""#!/bin/sh
 exec "{sys.executable}" -c '
@@ -70,7 +69,7 @@ def _bench(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, "-np", "2", sys.executable, "-m", "hvdlite.bench", "--sizes", "1K,64K", *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache)}
     return subprocess.run(
-        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
+        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 

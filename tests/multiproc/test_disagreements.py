@@ -100,7 +100,7 @@ def _listed(ranks: Sequence[int], value: Any) -> str:
 )
 def test_all_ranks_hear_who_wants_what(size: int, members: list[int], cache: int) -> None:
     environ = {"HVDLITE_CACHE_CAPACITY": str(cache), "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "10"}
-    outcomes = process_ranks(size, _disagree, members, environ=environ, deadline_s=60)
+    outcomes = process_ranks(size, _disagree, members, environ=environ)
     told = [outcome.result() for outcome in outcomes]
     for number, row in enumerate(rows(members)):
         sides = f"{_listed(members[:-1], row.our_text)}; {_listed(members[-1:], row.their_text)}"

@@ -32,7 +32,7 @@ def _steps_in_pieces(rounds: int) -> int:
 @pytest.mark.parametrize(("size", "hosts"), [(2, 1), (3, 1), (2, 2), (3, 2)])
 def test_a_step_needs_no_timer(size: int, hosts: int) -> None:
     host_of = {rank: {"HVDLITE_HOSTID": f"host {rank % hosts}"} for rank in range(size)}
-    outcomes = process_ranks(size, _steps_in_pieces, 150, environ=_NO_TIMER, environ_by_rank=host_of, deadline_s=40.0)
+    outcomes = process_ranks(size, _steps_in_pieces, 150, environ=_NO_TIMER, environ_by_rank=host_of)
     assert [outcome.result() for outcome in outcomes] == [150] * size
 
 

@@ -128,7 +128,7 @@ def _failures(size: int, plane: str, hosts: str = "") -> Failures:
     by_rank = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
     by_kind: Failures = defaultdict(list)
     step = PRIME if size == 4 and not hosts else 1  # one plane does with four ranks what it does with three
-    for outcome in process_ranks(size, run_grid, step, environ=environ, environ_by_rank=by_rank, deadline_s=60):
+    for outcome in process_ranks(size, run_grid, step, environ=environ, environ_by_rank=by_rank):
         for kind, lines in outcome.result().items():
             by_kind[kind] += lines
     return by_kind

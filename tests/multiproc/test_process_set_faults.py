@@ -13,18 +13,17 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, reached
+from tests.harness.patience import NEVER_SILENT
 
 # Shared memory and Unix sockets within one host; the ring and ZeroMQ over TCP across two.
 HOSTS = {"one host": {}, "two hosts": {rank: {"HVDLITE_HOSTID": f"host {rank % 2}"} for rank in range(4)}}
 
 
-def check_lost(outcomes: list[Outcome], victim: int, killed_at: float) -> None:
+def check_lost(outcomes: list[Outcome], victim: int) -> None:
     for rank in set(range(len(outcomes))) - {victim}:
         outcome = outcomes[rank]
         assert (outcome.error, outcome.details.get("rank")) == ("PeerLost", victim), outcome.output
         assert f"rank {victim} on " in outcome.message
-        assert outcome.ended_at is not None
-        assert outcome.ended_at - killed_at < 3.0
 
 
 def _wait_in_sets(victim: int) -> None:
@@ -44,10 +43,10 @@ def _wait_in_sets(victim: int) -> None:
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
 def test_a_killed_rank_is_named_inside_and_outside_its_set(victim: int, hosts: str) -> None:
-    with ProcessRanks(4, _wait_in_sets, victim, environ_by_rank=HOSTS[hosts]) as ranks:
+    with ProcessRanks(4, _wait_in_sets, victim, environ=NEVER_SILENT, environ_by_rank=HOSTS[hosts]) as ranks:
         ranks.wait_for("waiting")
-        killed_at = ranks.kill(victim)
-        check_lost(ranks.join(), victim, killed_at)
+        ranks.kill(victim)
+        check_lost(ranks.join(), victim)
 
 
 def _busy_in_sets() -> None:
@@ -64,10 +63,10 @@ def _busy_in_sets() -> None:
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_rank_killed_while_bytes_move_is_named_by_all(victim: int, hosts: str) -> None:
-    with ProcessRanks(4, _busy_in_sets, environ_by_rank=HOSTS[hosts]) as ranks:
+    with ProcessRanks(4, _busy_in_sets, environ=NEVER_SILENT, environ_by_rank=HOSTS[hosts]) as ranks:
         ranks.wait_for("running")
-        killed_at = ranks.kill(victim)
-        check_lost(ranks.join(), victim, killed_at)
+        ranks.kill(victim)
+        check_lost(ranks.join(), victim)
 
 
 def _stall_in_a_set() -> None:
@@ -86,7 +85,6 @@ def test_a_stall_in_a_set_names_the_job_rank_on_all_ranks() -> None:
     with ProcessRanks(3, _stall_in_a_set, environ=environ) as ranks:
         ranks.wait_for("elsewhere", 2)
         ranks.wait_for("not in the set", 0)
-        began = time.monotonic()
         ranks.wait_for_end(1)
         ranks.release(0, 2)
         outcomes = ranks.join()
@@ -94,8 +92,6 @@ def test_a_stall_in_a_set_names_the_job_rank_on_all_ranks() -> None:
         assert outcome.error == "Stalled", outcome.output
         assert "rank 2 is missing gradient" in outcome.message
     assert "rank(s) 2 did not submit gradient" in outcomes[1].output
-    assert outcomes[1].ended_at is not None
-    assert outcomes[1].ended_at - began < 4.0
 
 
 def _leave_with_sets() -> str:

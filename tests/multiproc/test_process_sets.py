@@ -277,5 +277,5 @@ def _again_and_again(times: int) -> str:
 
 @pytest.mark.parametrize("place", ["shm", "ring"])
 def test_a_hundred_sets_leave_nothing_behind(place: str) -> None:
-    outcomes = process_ranks(3, _again_and_again, 100, environ_by_rank=PLACES[place], deadline_s=60)
+    outcomes = process_ranks(3, _again_and_again, 100, environ_by_rank=PLACES[place])
     assert [outcome.result() for outcome in outcomes] == ["ok"] * 3

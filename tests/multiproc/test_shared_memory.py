@@ -268,5 +268,5 @@ def _reduce_two_gibibytes() -> bool:
 
 
 def test_arrays_of_more_than_two_gibibytes() -> None:
-    for outcome in process_ranks(2, _reduce_two_gibibytes, deadline_s=90):
+    for outcome in process_ranks(2, _reduce_two_gibibytes):
         assert outcome.result()

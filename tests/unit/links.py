@@ -16,13 +16,14 @@ from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
 from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
+from tests.harness.patience import PATIENCE_S
 
 SIZE = 3
 SESSION = 77
 LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = PATIENCE_S) -> float:
     return time.monotonic() + seconds
 
 
@@ -64,7 +65,7 @@ def receive(link: ControlLink) -> list[tuple[int, Message] | Lost]:
 _came: WeakKeyDictionary[ControlLink, deque[tuple[int, Message] | Lost]] = WeakKeyDictionary()
 
 
-def next_from(link: ControlLink, *others: ControlLink, within_s: float = 10.0) -> tuple[int, Message] | Lost:
+def next_from(link: ControlLink, *others: ControlLink, within_s: float = PATIENCE_S) -> tuple[int, Message] | Lost:
     """What comes next to ``link``, while ``others`` are looked after too."""
     came = _came.setdefault(link, deque())
     deadline = soon(within_s)

@@ -21,6 +21,7 @@ from hvdlite.runtime.unixlink import UnixLink
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
 from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
+from tests.harness.patience import PATIENCE_S
 from tests.unit.links import LEFT, SESSION, close, next_from, settings, soon, zmq_links
 
 BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i in range(20_000))),))
@@ -84,9 +85,9 @@ def test_the_wake_ends_the_sleep(links: list[ControlLink]) -> None:
     timer = threading.Timer(0.05, root.inbox.wake.set)
     timer.start()
     began = time.monotonic()
-    root.inbox.sleep(5000)
+    root.inbox.sleep(1000 * PATIENCE_S)
     assert list(root.receive()) == []
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < PATIENCE_S
     timer.join()
 
 

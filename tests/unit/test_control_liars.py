@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,6 +22,7 @@ from hvdlite.rendezvous.listening import split
 from hvdlite.runtime.control import Lost
 from hvdlite.runtime.zmqleaf import ZmqLeafLink
 from hvdlite.runtime.zmqroot import ZmqRootLink
+from tests.harness.patience import PATIENCE_S
 from tests.unit.links import SESSION, close, next_from, receive, settings, soon, zmq_links
 
 
@@ -32,7 +32,7 @@ def context() -> Iterator[Any]:
         yield context
 
 
-def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = 5.0) -> BaseException | None:
+def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = PATIENCE_S) -> BaseException | None:
     """What a process hears that dials the root."""
     with ThreadPoolExecutor() as pool:
         joining = pool.submit(liar.join, root.card, soon(within_s))
@@ -167,19 +167,17 @@ STRANGERS = {
 def test_strangers_are_dropped_and_the_links_go_on(context: Any, words: bytes) -> None:
     links = root, leaf, other = zmq_links(context)
     assert isinstance(leaf, ZmqLeafLink)
-    strangers = [socket.create_connection(split(root.card), timeout=5) for _ in range(20)]  # type: ignore[attr-defined]
-    strangers += [socket.create_connection(split(leaf._beacon.endpoint), timeout=5) for _ in range(20)]
+    strangers = [socket.create_connection(split(root.card), timeout=PATIENCE_S) for _ in range(20)]  # type: ignore[attr-defined]
+    strangers += [socket.create_connection(split(leaf._beacon.endpoint), timeout=PATIENCE_S) for _ in range(20)]
     for stranger in strangers:
         stranger.sendall(words)
     leaf.send(Ready(0, 1, ()))
     assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
-    began = time.monotonic()
     for stranger in strangers:
         stranger.settimeout(0.05)
         while not has_ended(stranger):
             receive(leaf)
         stranger.close()
-    assert time.monotonic() - began < 5.0  # the kernel keeps who says nothing for one, and a handshake may take two
     close(links)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hvdlite.engines.detect import doubt
 from hvdlite.engines.slurm import first_host, tasks_of_nodes
 from hvdlite.settings import Settings
+from tests.harness.patience import PATIENCE_S
 from tests.unit import engine_environments as recorded
 
 KEY = "ab" * 32
@@ -91,7 +92,7 @@ def test_ranks_of_mpich_on_one_host_are_told_apart_by_what_started_them() -> Non
     )
     script = ["-c", nested, "-c", program]
     environ = {**os.environ, **recorded.HYDRA}
-    ended = subprocess.run([sys.executable, *script], env=environ, capture_output=True, text=True, timeout=30)
+    ended = subprocess.run([sys.executable, *script], env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.stdout.splitlines()[1:] == [f"MPICH {os.getpid()}"], ended.stderr
 
 

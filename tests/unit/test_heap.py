@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
+
 _LENGTH, _COUNT, _ROUNDS = 16 << 20, 6, 3
 _PAGES = _ROUNDS * _COUNT * _LENGTH // os.sysconf("SC_PAGE_SIZE")
 
@@ -53,7 +55,9 @@ for kept in (0, {_COUNT * _LENGTH}, 1):
 )
 def test_what_is_freed_stays_unless_the_user_says_otherwise(environment: dict[str, str], keeps: bool) -> None:
     command, variables = [sys.executable, "-c", _SCRIPT], os.environ | environment
-    printed = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True).stdout
+    printed = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    ).stdout
     before, then, after_less_was_said = map(int, printed.split())
     assert before > _PAGES // 2
     for faults in (then, after_less_was_said):

@@ -12,6 +12,7 @@ from hvdlite.rendezvous.calls import ask
 from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
+from tests.harness.patience import PATIENCE_S
 
 GOOD = {"round": 0, "rank": 0, "size": 1, "timeout_s": 5.0, "card": {"host": "node7"}}
 BAD = {
@@ -39,7 +40,7 @@ def test_what_cannot_be_is_no_request(name: str) -> None:
 def test_the_server_refuses_them_and_goes_on() -> None:
     job = Job.create()
     with RendezvousServer(job, 1) as server:
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + PATIENCE_S
         times = {"start_by": deadline, "answer_by": deadline, "limit": 1 << 20}
         for text in BAD.values():
             answer = ask(server.address, job.key("rendezvous"), text.encode(), **times)  # type: ignore[arg-type]

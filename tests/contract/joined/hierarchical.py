@@ -15,6 +15,7 @@ from hvdlite.dataplane.opening import Opening, open_plane
 from hvdlite.settings import Settings
 from tests.contract.planes import PlaneUnderTest
 from tests.harness import thread_ranks
+from tests.harness.patience import PATIENCE_S
 
 # The host of each rank, by the number of ranks. With one lane or several, ranks of a host side by side or apart.
 HOSTS: Final = {2: "ab", 3: "aab", 4: "abab", 5: "abbac", 6: "aaabbb"}
@@ -35,16 +36,16 @@ def open_on(
         def swap(card: str) -> list[str]:
             on_swap(rank)
             cards[rank] = card
-            everyone.wait(10)
+            everyone.wait(PATIENCE_S)
             swapped = cards.copy()
-            everyone.wait(10)  # before anybody gives the next card
+            everyone.wait(PATIENCE_S)  # before anybody gives the next card
             return swapped
 
         settings = Settings(
             rank=rank, size=size, shm_chunk=4096, ring_chunk=4096, ring_window=3, progress_timeout=progress_timeout_s
         )
         return open_plane(
-            "hierarchical", Opening(settings, hosts, range(size), bytes(32), 1, swap, time.monotonic() + 10)
+            "hierarchical", Opening(settings, hosts, range(size), bytes(32), 1, swap, time.monotonic() + PATIENCE_S)
         )
 
     with ExitStack() as stack:

@@ -10,6 +10,7 @@ from hvdlite.dataplane.base import DataPlane
 from hvdlite.dataplane.ring import RingPlane
 from tests.contract.planes import PlaneUnderTest
 from tests.harness import thread_ranks
+from tests.harness.patience import PATIENCE_S
 
 _SECRET = bytes(range(32))
 
@@ -37,7 +38,7 @@ def open_ring(
         ]
         for plane in planes:
             stack.enter_context(closing(plane))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         thread_ranks(size, lambda rank: planes[rank].connect(planes[(rank + 1) % size].address, deadline))
         yield planes
 
