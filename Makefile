@@ -19,9 +19,11 @@ CPUS := $(shell nproc)
 # site-packages comes first.
 ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/hvdlite-source.pth", "w").write("$(CURDIR)\n")'
 
+RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults soak check format docs native test-native wheel bench bench-targets bench-hosts clean
+.PHONY: help demo test test-busy test-faults soak check format docs native test-native wheel bench bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,7 +36,11 @@ demo: $(VENV)/.for-demo native ## train on handwritten digits with $(NP) ranks
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run all tests
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(RUN_TESTS)
+
+test-busy: export PYTHONDONTWRITEBYTECODE =
+test-busy: $(VENV)/.for-development native ## run all tests while other processes keep the cores busy
+	$(BIN)/python -m tests.harness.load $(RUN_TESTS)
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
 	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security $(PYTEST_ARGS)

@@ -1,9 +1,13 @@
-"""What holds for every test: it leaves nothing behind, no setting of the caller reaches it, and it may be alone."""
+"""What holds for every test: it leaves nothing behind, no setting of the caller reaches it, and it may be alone.
+
+A run ends with a line about what was skipped.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -22,6 +26,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Around all of a test, with its fixtures and its time limit, which so does not count what it waits for here."""
     with turns.turn(item.config.cache.mkdir("turns"), item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for all skipped tests: how many for want of what."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        counted = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"skipped: {counted}", yellow=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

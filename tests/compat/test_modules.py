@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,9 +83,7 @@ def test_there_is_no_mpi() -> None:
 
 def test_run_takes_what_horovods_does() -> None:
     expected = [(0, 2, 3.0), (1, 2, 3.0)]
-    began = time.monotonic()
     assert run(calls.add_up, (1.0,), num_proc=2, use_gloo=True, network_interfaces=["lo"], verbose=False) == expected
-    assert time.monotonic() - began < 30
     with pytest.warns(DeprecationWarning, match="use num_proc"):
         assert run(calls.add_up, (1.0,), hosts="localhost:2", np=2) == expected
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import pytest
 from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
 from hvdlite.running import run
 from tests.compat import calls
+from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
-from tests.launcher.hvdrun import DEADLINE_S, read_until, still_alive
-
-SECONDS = 10.0  # within which a failure is known, with all ranks ended
+from tests.launcher.hvdrun import read_until, still_alive
 
 
 def test_results_come_in_rank_order() -> None:
@@ -50,7 +48,7 @@ def test_a_thread_may_call_it_and_so_may_a_worker() -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.extend(run(calls.nest, np=2)))
     thread.start()
-    thread.join(DEADLINE_S)
+    thread.join(PATIENCE_S)
     assert results == [[(0, 2, 3.0), (1, 2, 3.0)]] * 2
 
 
@@ -61,10 +59,8 @@ def test_what_ranks_print_is_shown(capfd: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_an_error_of_the_function_is_told_with_rank_and_traceback() -> None:
-    began = time.monotonic()
     with pytest.raises(FunctionFailed, match=r"failed on rank 1 on localhost") as caught:
         run(calls.on_rank_one, ("raise",), np=2)
-    assert time.monotonic() - began < SECONDS
     assert (caught.value.rank, caught.value.host) == (1, "localhost")
     assert 'raise KeyError("no such thing")' in caught.value.traceback
     assert caught.value.traceback in str(caught.value) + "\n"
@@ -73,10 +69,8 @@ def test_an_error_of_the_function_is_told_with_rank_and_traceback() -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("kill", 137), ("3", 3)])
 def test_a_rank_that_ends_is_told_with_its_code(how: str, code: int) -> None:
-    began = time.monotonic()
     with pytest.raises(WorkerFailed, match=f"rank 1 on localhost ended with code {code}") as caught:
         run(calls.on_rank_one, (how,), np=2)
-    assert time.monotonic() - began < SECONDS
     assert (caught.value.rank, caught.value.code) == (1, code)
 
 
@@ -129,8 +123,8 @@ def test_the_end_of_the_caller_is_the_end_of_its_ranks(signum: int) -> None:
         assert {int(pid) for pid in workers} <= {member.pid for member in family}
         assert not [member for member in family if set(workers.values()) & set(" ".join(member.cmdline()).split())]
         caller.send_signal(signum)
-        assert still_alive([member.pid for member in family], SECONDS) == []
-        errors = caller.communicate(timeout=SECONDS)[1]
+        assert still_alive([member.pid for member in family], PATIENCE_S) == []
+        errors = caller.communicate(timeout=PATIENCE_S)[1]
     finally:
         caller.kill()
         caller.communicate()
@@ -141,6 +135,6 @@ def test_the_end_of_the_caller_is_the_end_of_its_ranks(signum: int) -> None:
 def test_a_script_without_a_guard_is_told_so_and_starts_nothing_more(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text("import hvdlite\ndef f():\n    return 1\nprint(hvdlite.run(f, np=2))\n")
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 1
     assert 'put the call under if __name__ == "__main__":' in ended.stderr

@@ -9,10 +9,9 @@ import pytest
 import hvdlite as hvd
 from tests.harness import process_ranks
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 GIB = 1 << 30
 BLOCK = 61 << 20  # no power of two, so that what wraps around meets another value
-DEADLINE_S = 240.0
 HOSTS = {"shm": "aa", "ring": "aa", "hierarchical": "abb"}
 
 
@@ -49,7 +48,6 @@ def _run(plane: str, sizes: list[int]) -> None:
         sizes,
         environ={"HVDLITE_PLANE": plane, "HVDLITE_FUSION_THRESHOLD": str(8 * GIB)},
         environ_by_rank={rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)},
-        deadline_s=DEADLINE_S,
     )
     for outcome in outcomes:
         assert outcome.result() == [-1] * len(sizes)

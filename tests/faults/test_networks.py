@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ def test_who_reads_along_sees_no_key_and_tensors_only_if_they_are_not_encrypted(
         assert sniffer.stdout.readline() == b"ready\n"
         with training(network, "a:1,b:1", length=8 << 10, options=options) as job:
             key = job.rank(1).environ()["HVDLITE_SECRET"]
-            job.wait_for_steps(100, 20.0)
+            job.wait_for_steps(100)
             assert job.finish().code == 0
     seen = capture.read_bytes()
     assert len(seen) > 100 * 8 << 10
@@ -66,8 +65,6 @@ def test_ranks_listen_on_free_ports_of_the_range(network: Network) -> None:
 def test_a_range_without_a_free_port_is_an_error_that_names_it(network: Network) -> None:
     command = ("-H", "a:1,b:1", "--port-range", "40000-40009", sys.executable, "-c", "import hvdlite as h; h.init()")
     with faults.occupy(network["a"], range(40000, 40010)), faults.occupy(network["b"], range(40000, 40010)):
-        begun = time.monotonic()
         ended = hvdrun(network["a"], *command)
     assert ended.returncode == 1
     assert "40000-40009" in ended.stderr
-    assert time.monotonic() - begun < 15.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def test_a_full_disk_under_the_logs_costs_the_logs_only(network: Network, tmp_pa
     with faults.small_disk(network["a"], logs, "64k"):
         network["a"].run("dd", "if=/dev/zero", f"of={logs}/full", "bs=4k", "count=12")
         with training(network, length=1 << 10, options=("--output-filename", str(logs))) as job:
-            job.wait_for_steps(1000, 30.0)
+            job.wait_for_steps(1000)
             ended = job.finish()
     assert_exact(ended)
     assert ended.said.count("No space left on device") == 1
@@ -53,7 +52,7 @@ def test_a_small_dev_shm_is_enough(network: Network) -> None:
         faults.small_disk(network["b"], shm, "1m"),
         training(network, length=16 << 20) as job,
     ):
-        job.wait_for_steps(2, 20.0)
+        job.wait_for_steps(2)
         assert_exact(job.finish())
 
 
@@ -65,21 +64,19 @@ def test_clocks_that_differ_and_jump_change_nothing(network: Network, tmp_path: 
         assert ["LD_PRELOAD" in job.rank(rank).environ() for rank in range(4)] == [False, False, True, True]
         for shift_s in (-90, 7200, 0):
             clock.set(shift_s)
-            job.wait_for_steps(10, 10.0)
+            job.wait_for_steps(10)
         assert_exact(job.finish())
 
 
 @pytest.mark.faults
 def test_few_descriptors_are_enough(network: Network) -> None:
     with training(network, program=("prlimit", "--nofile=64")) as job:
-        job.wait_for_steps(5, 10.0)
+        job.wait_for_steps(5)
         assert_exact(job.finish())
 
 
 def test_too_few_descriptors_are_an_error_that_says_what_to_raise(network: Network) -> None:
     program = "import hvdlite as hvd\nhvd.init()"
-    begun = time.monotonic()
     ended = hvdrun(network["a"], "-H", "a:2,b:2", "prlimit", "--nofile=32", sys.executable, "-c", program)
-    assert time.monotonic() - begun < 15.0
     assert ended.returncode == 1
     assert "Too many open files. Raise the limit: ulimit -n" in ended.stderr

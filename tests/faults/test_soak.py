@@ -18,7 +18,7 @@ import pytest
 from tests.faults import acts
 from tests.faults.training import Ended, Training, training
 from tests.harness.hosts import Network
-from tests.hosts.endings import gone_within
+from tests.hosts.endings import still_on
 
 LAYOUTS: Final = ("a:1,b:1", "a:2,b:2", "b:2,c:1", "a:1,b:2,c:1", "c:1,b:1,a:1")
 LENGTHS: Final = (1 << 10, 1 << 20, 16 << 20)
@@ -78,7 +78,7 @@ def _run_one(network: Network, chance: Chance, number: int) -> None:
             print(f"  kill rank {victim}", flush=True)
             with acts.kill(victim)(job):
                 _check_loss(job.end(15.0), size, victim)
-    assert gone_within(10.0, network) == []
+    assert still_on(network) == []
 
 
 def _holdings(job: Training, size: int) -> list[tuple[int, int]]:

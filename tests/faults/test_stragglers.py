@@ -17,9 +17,9 @@ def test_a_rank_with_a_tenth_of_a_core_is_named_within_20_steps(network: Network
     if reason := acts.missing_for(act):
         pytest.skip(reason)
     with training(network, "a:2,b:2", length=8 << 20) as job:
-        job.wait_for_steps(20, 30.0)
+        job.wait_for_steps(20)
         with act(job):
-            job.wait_for_steps(22, 60.0)  # in the first of them it begins, in the last the warning is on its way
+            job.wait_for_steps(22)  # in the first of them it begins, in the last the warning is on its way
         ended = job.finish()
     assert ended.code == 0, ended.said
     assert sorted(ended.reports) == [0, 1, 2, 3]

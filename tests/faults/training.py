@@ -17,10 +17,10 @@ import psutil
 
 from tests.faults.worker import Report
 from tests.harness.hosts import HostProcess, Network
+from tests.harness.patience import LAST_RESORTS, PATIENCE_S
 from tests.launcher.hvdrun import COMMAND
 
 _WORKER = "tests.faults.worker"
-START_S = 40.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Training:
         """The steps that rank 0 has told of."""
         return self._out.count(b"<stdout>:step ")
 
-    def wait_for_steps(self, more: int, within_s: float) -> None:
+    def wait_for_steps(self, more: int, within_s: float = PATIENCE_S) -> None:
         """Returns when the ranks have made ``more`` steps from now. Fails if they end before, or do not in time."""
         self._read(0.0)
         wanted, deadline = self.steps + more, time.monotonic() + within_s
@@ -58,12 +58,12 @@ class Training:
             if not self._read(max(0.0, deadline - time.monotonic())):
                 raise AssertionError(f"no {more} steps within {within_s} s\n{self._shown()}")
 
-    def finish(self, within_s: float = 20.0) -> Ended:
+    def finish(self, within_s: float = PATIENCE_S) -> Ended:
         """Has the ranks stop after their present step, and returns how the job ended."""
         self._stop_file.touch()
         return self.end(within_s)
 
-    def end(self, within_s: float) -> Ended:
+    def end(self, within_s: float = PATIENCE_S) -> Ended:
         """How the job ended by itself. Fails if it does not in time."""
         deadline = time.monotonic() + within_s
         while self._read(max(0.0, deadline - time.monotonic())):
@@ -71,7 +71,7 @@ class Training:
         if time.monotonic() >= deadline:
             raise AssertionError(f"the job has not ended within {within_s} s\n{self._shown()}")
         reports = [Report(**json.loads(line)) for line in self._lines() if line.startswith("{")]
-        code = self.process.wait(5.0)
+        code = self.process.wait(PATIENCE_S)
         return Ended(code, self._err.decode(), {report.rank: report for report in reports})
 
     def _lines(self) -> list[str]:
@@ -115,7 +115,7 @@ def training(
         stop_file = Path(folder, "stop")
         worker = (*program, sys.executable, "-m", _WORKER, str(length), str(stop_file))
         command = (*COMMAND, "-H", hosts, *options, *worker)
-        with network["a"].popen(*command, env=environment) as process:
+        with network["a"].popen(*command, env={**LAST_RESORTS, **(environment or {})}) as process:
             job = Training(network, process, stop_file)
-            job.wait_for_steps(3, START_S)
+            job.wait_for_steps(3)
             yield job

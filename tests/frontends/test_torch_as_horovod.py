@@ -18,6 +18,7 @@ from hvdlite.compat import FOLDER, install_as_horovod
 from tests.frontends.scenarios import AsHorovod, Report
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
+from tests.harness.patience import PATIENCE_S
 
 scenario = AsHorovod(ranks=[2, 3])
 
@@ -190,7 +191,7 @@ def before_init() -> None:
 
 
 def test_before_init() -> None:
-    (outcome,) = process_ranks(1, before_init, deadline_s=60.0, server=TORCH)
+    (outcome,) = process_ranks(1, before_init, server=TORCH)
     outcome.result()
 
 
@@ -207,7 +208,7 @@ def test_the_launcher_is_a_module_that_runs() -> None:
         env={**os.environ, "PYTHONPATH": FOLDER},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE_S,
     )
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["[0]<stdout>:2", "[1]<stdout>:2"]

@@ -9,6 +9,8 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
+
 NOBODY: Final = 65534
 LARGE: Final = 2**31 + 5  # a number that has a sign where it should not
 
@@ -17,7 +19,7 @@ Result = TypeVar("Result")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 
 
-def in_child(work: Callable[..., Result], *arguments: Any, uid: int | None = None, deadline_s: float = 60.0) -> Result:
+def in_child(work: Callable[..., Result], *arguments: Any, uid: int | None = None) -> Result:
     """What ``work`` returns in a forked process, of user ``uid`` if that is given. Raises what it raises."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
@@ -33,13 +35,14 @@ def in_child(work: Callable[..., Result], *arguments: Any, uid: int | None = Non
     process = context.Process(target=child)
     process.start()
     try:
-        assert here.poll(deadline_s), "the child gave no answer"
+        assert here.poll(PATIENCE_S), "the child gave no answer"
         result, error = here.recv()
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
     finally:
-        process.join(5.0)
+        process.kill()  # it has answered, or never will
+        process.join()
         process.close()
         here.close()
         there.close()

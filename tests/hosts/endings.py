@@ -8,11 +8,12 @@ from collections.abc import Iterable
 import psutil
 
 from tests.harness.hosts import Host, command_line
+from tests.harness.patience import PATIENCE_S
 
 
-def gone_within(seconds: float, hosts: Iterable[Host], besides: str | None = None) -> list[str]:
-    """What still runs on ``hosts`` ``seconds`` from now, ``besides`` this; returns as soon as nothing does."""
-    deadline = time.monotonic() + seconds
+def still_on(hosts: Iterable[Host], besides: str | None = None) -> list[str]:
+    """What still runs on ``hosts``, ``besides`` this, after all patience; returns as soon as nothing does."""
+    deadline = time.monotonic() + PATIENCE_S
     while left := [process for host in hosts for process in host.processes(besides=besides)]:
         if time.monotonic() > deadline:
             return [f"{process.pid}: {line}" for process in left if (line := command_line(process))]

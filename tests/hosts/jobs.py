@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from subprocess import CompletedProcess
 
 from tests.harness.hosts import Host, HostProcess
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND, read_until
 
 SAY_READY = "echo ready; exec sleep 600"
@@ -47,8 +48,8 @@ def reported(ended: CompletedProcess[str]) -> list[dict[str, str]]:
     return [json.loads(line) for (line,) in lines_by_rank(ended).values()]
 
 
-def rest_of(process: HostProcess, within_s: float) -> tuple[int, str]:
-    """The exit code and what was still written to stderr, once the process has ended, which must be in time."""
-    code = process.wait(within_s)
+def rest_of(process: HostProcess) -> tuple[int, str]:
+    """The exit code and what was still written to stderr, once the process has ended."""
+    code = process.wait(PATIENCE_S)
     assert process.stderr is not None
     return code, process.stderr.read().decode()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.faults import cut, on_port
 from tests.harness.hosts import Network
-from tests.hosts.endings import gone_within
+from tests.hosts.endings import still_on
 from tests.hosts.jobs import SAY_READY, rest_of, running
 
 # A rank with a child in its group and one that left it, both deaf to SIGTERM.
@@ -19,14 +19,12 @@ setsid sh -c 'trap "" TERM; echo ready; while :; do sleep 600; done' &
 wait
 """
 AGENT = "hvdlite.launcher.agent"
-LEASE_S = 10.0  # within which ranks end that no longer hear of hvdrun
-GRACE_S = 6.0  # within which hvdrun ends deaf ranks
 
 
 def test_killing_hvdrun_leaves_nobody_on_any_host(network: Network) -> None:
     with running(network["a"], "-H", "a:1,b:1,c:1", "sh", "-c", FAMILY, ranks=3) as process:
         process.kill()
-        assert gone_within(5.0, network) == []
+        assert still_on(network) == []
 
 
 # Who is killed, on which host: ssh itself, the session at its other end, the agent.
@@ -40,24 +38,22 @@ def test_killing_hvdrun_leaves_nobody_on_any_host(network: Network) -> None:
 )
 def test_a_lost_agent_ends_the_job(network: Network, host: str, victim: str) -> None:
     with running(network["a"], "-H", "a:1,b:1", "sh", "-c", FAMILY, ranks=2) as process:
-        begun = time.monotonic()
         youngest = max(network[host].processes(victim), key=lambda found: found.pid)  # an agent, not its guard
         youngest.kill()
-        code, said = rest_of(process, within_s=7.0)
-        assert time.monotonic() - begun < 7.0
+        code, said = rest_of(process)
     assert code == 1
     assert "rank 1 on b was lost" in said
-    assert gone_within(5.0, network) == []
+    assert still_on(network) == []
 
 
 def test_a_killed_rank_elsewhere_ends_the_job(network: Network) -> None:
     with running(network["a"], "-H", "a:1,b:1", "sh", "-c", SAY_READY, ranks=2) as process:
         (rank,) = network["b"].processes("sleep 600")
         rank.kill()
-        code, said = rest_of(process, within_s=7.0)
+        code, said = rest_of(process)
     assert code == 128 + signal.SIGKILL
     assert "rank 1 on b was ended by signal 9" in said
-    assert gone_within(1.0, network) == []
+    assert still_on(network) == []
 
 
 @pytest.mark.parametrize(
@@ -66,12 +62,12 @@ def test_a_killed_rank_elsewhere_ends_the_job(network: Network) -> None:
 def test_a_network_that_drops_everything_ends_both_sides(network: Network, which: tuple[str, ...]) -> None:
     a, b = network["a"], network["b"]
     with running(a, "-H", "a:1,b:1", "sh", "-c", FAMILY, ranks=2) as process, cut(a, b, which):
-        assert gone_within(LEASE_S, [b], besides="sshd") == []
-        code, said = rest_of(process, within_s=GRACE_S)
+        assert still_on([b], besides="sshd") == []
+        code, said = rest_of(process)
     assert code == 1
     assert "rank 1 on b was lost" in said
     assert "no sign of life" in said
-    assert gone_within(1.0, [a]) == []
+    assert still_on([a]) == []
     for session in b.processes("sshd: root"):  # it waits for answers that were lost
         session.kill()
 
@@ -81,11 +77,11 @@ def test_a_stopped_agent_is_given_up(network: Network) -> None:
     with running(network["a"], "-H", "a:1,b:1", "sh", "-c", SAY_READY, ranks=2) as process:
         _, agent = network["b"].processes(AGENT)  # the first is its guard
         agent.suspend()
-        code, said = rest_of(process, within_s=LEASE_S + 5.0)
+        code, said = rest_of(process)
         assert code == 1
         assert "rank 1 on b was lost" in said
         agent.resume()
-        assert gone_within(5.0, network) == []
+        assert still_on(network) == []
 
 
 @pytest.mark.faults
@@ -94,4 +90,4 @@ def test_an_hvdrun_that_is_stopped_for_long_goes_on(network: Network) -> None:
         process.send_signal(signal.SIGTSTP)
         time.sleep(10.5)  # longer than any lease
         process.send_signal(signal.SIGCONT)
-        assert rest_of(process, within_s=10.0) == (0, "")
+        assert rest_of(process) == (0, "")

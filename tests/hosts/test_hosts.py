@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.harness.hosts import ROOT, Network, missing
+from tests.harness.patience import PATIENCE_S
 
 
 def test_hosts_reach_each_other_over_ssh(network: Network) -> None:
@@ -54,7 +55,7 @@ def test_signals_reach_the_command_itself_and_its_code_comes_back(network: Netwo
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signum)
-        assert process.wait(5.0) == -signum
+        assert process.wait(PATIENCE_S) == -signum
 
 
 def test_hosts_end_with_the_process_that_made_them() -> None:
@@ -79,5 +80,5 @@ with Network("a", "b") as network:
         members = [psutil.Process(int(pid)) for pid in line.split()]
         assert len(members) >= 4
         os.kill(process.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(members, timeout=5.0)
+    _, alive = psutil.wait_procs(members, timeout=PATIENCE_S)
     assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []

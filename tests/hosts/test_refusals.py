@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +22,9 @@ def marks(tmp_path: Path) -> Iterator[Path]:
     assert list(folder.iterdir()) == []
 
 
-def refused(network: Network, marks: Path, *options: str, within_s: float = 10.0, **environment: str) -> str:
+def refused(network: Network, marks: Path, *options: str, **environment: str) -> str:
     """What hvdrun says, in one line, about a job that it refuses."""
-    begun = time.monotonic()
     ended = hvdrun(network["a"], *options, "sh", "-c", f"touch {marks}/$RANK", **environment)
-    assert time.monotonic() - begun < within_s
     assert (ended.returncode, ended.stdout) == (1, ""), ended.stderr
     assert "Traceback" not in ended.stderr
     line = ended.stderr.splitlines()[-1]
@@ -53,7 +50,7 @@ def test_a_host_that_cannot_be_reached(
 
 def test_a_host_that_does_not_answer(network: Network, marks: Path) -> None:
     with drop(network["c"], source=network["a"]):
-        line = refused(network, marks, "-H", "a:1,b:1,c:1", "--ssh-args", "-o ConnectTimeout=2", within_s=8.0)
+        line = refused(network, marks, "-H", "a:1,b:1,c:1", "--ssh-args", "-o ConnectTimeout=2")
     assert "host c" in line or " c:" in line
     assert "timed out" in line
 

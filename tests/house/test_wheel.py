@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT, files, module_name
 
 VERSIONS = ("3.11", "3.13")
-COMMAND_S = 240
-pytestmark = pytest.mark.timeout(COMMAND_S + 60)
 _PROGRAM = """
 import ctypes, numpy, hvdlite, hvdlite.launcher
 from hvdlite import native
@@ -51,7 +50,7 @@ def _pip(python: str) -> list[str]:
 
 def _run(command: list[str], cwd: Path = ROOT, **environ: str) -> str:
     ended = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=COMMAND_S
+        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
@@ -71,7 +70,9 @@ def _interpreter(version: str) -> str:
         found = shutil.which(candidate)
         if found is None:
             continue
-        answer = subprocess.run([found, "-c", question], capture_output=True, text=True, timeout=30).stdout.strip()
+        answer = subprocess.run(
+            [found, "-c", question], capture_output=True, text=True, timeout=PATIENCE_S
+        ).stdout.strip()
         if answer == version:
             return found
     pytest.skip(f"no CPython {version} with venv on this machine")
@@ -115,7 +116,7 @@ def test_the_wheel_works_without_a_compiler(
 def test_without_a_compiler_the_build_says_what_to_do_in_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "--quiet", "build", "--build-base", str(tmp_path)]
     environ = {**os.environ, "CXX": "no-such-compiler"}
-    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 1
     assert (
         ended.stderr.strip()

@@ -25,7 +25,8 @@ from hvdlite.launcher.frames import (
     unpack_output,
 )
 from hvdlite.launcher.spawners.boot import boot_here
-from tests.launcher.hvdrun import DEADLINE_S, read_until
+from tests.harness.patience import PATIENCE_S
+from tests.launcher.hvdrun import read_until
 
 
 class Agent:
@@ -65,7 +66,7 @@ class Agent:
 
 
 def wait_for_zombie(pid: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         os.sched_yield()
@@ -76,8 +77,11 @@ def agent() -> Iterator[Agent]:
     process = subprocess.Popen([sys.executable, *boot_here()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     try:
         yield Agent(process)
+    except BaseException:
+        process.kill()  # at its end, it could only hide why the test failed
+        raise
     finally:
-        process.communicate(timeout=DEADLINE_S)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_the_agent_loads_nothing_but_the_standard_library() -> None:
@@ -128,7 +132,7 @@ def test_what_is_no_frame_ends_the_agent_and_its_workers() -> None:
         assert running.process.stdin is not None
         running.process.stdin.write(b"GET / HTTP/1.1\r\n\r\n")
         assert unpack_message(running.next(Kind.EXITED))["code"] == -signal.SIGTERM
-        assert running.process.wait(DEADLINE_S) == 0
+        assert running.process.wait(PATIENCE_S) == 0
         assert not psutil.pid_exists(pid)
 
 
@@ -165,7 +169,7 @@ def test_an_agent_whose_lease_runs_out_ends_its_workers() -> None:
         running.send(Kind.LEASE, sent=1.5, for_s=0.2)
         assert unpack_message(running.next(Kind.LEASE))["sent"] == 1.5
         assert unpack_message(running.next(Kind.EXITED))["code"] == -signal.SIGKILL
-        assert running.process.wait(DEADLINE_S) == 0
+        assert running.process.wait(PATIENCE_S) == 0
 
 
 def test_a_signal_for_the_ranks_passes_by_what_they_started() -> None:

@@ -16,6 +16,7 @@ from hvdlite.launcher.agents import Agents
 from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.link import AgentLink
 from hvdlite.launcher.spawners import SshOptions
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import still_alive
 
 FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
@@ -46,7 +47,7 @@ def test_hosts_keep_their_order_and_leave_nothing_behind(agents: Agents) -> None
     own = sorted(below() - before)
     assert len(own) >= 6  # an agent and its guard on each
     agents.close()
-    assert still_alive(own, within_s=2.0) == []
+    assert still_alive(own, within_s=PATIENCE_S) == []
 
 
 def test_no_more_than_so_many_handshakes_at_once(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 import hvdlite
 from hvdlite.horovod.runner import run as horovod_run
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import pids_in, read_until, run, started, still_alive
 
 FAKES = Path(__file__).resolve().parents[1] / "harness" / "fakes"
@@ -71,7 +71,7 @@ def test_hosts_that_get_no_rank_are_not_connected(log: Path) -> None:
     assert "refused" not in log.read_text()
 
 
-# Where nothing may be started: what the user reads, within which time.
+# Where nothing may be started: what the user reads.
 @pytest.mark.parametrize(
     ("host", "message"),
     [
@@ -88,9 +88,7 @@ def test_hosts_that_get_no_rank_are_not_connected(log: Path) -> None:
 def test_a_host_that_cannot_start_is_one_line_and_nothing_runs_anywhere(
     host: str, message: str, tmp_path: Path
 ) -> None:
-    begun = time.monotonic()
     ended = run("-H", f"localhost:1,{host}:1,far:1", "sh", "-c", f"touch {tmp_path}/started.$RANK")
-    assert time.monotonic() - begun < 15
     assert ended.returncode == 1
     assert message in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
@@ -183,8 +181,8 @@ def test_a_signal_ends_ranks_elsewhere_too(name: str, code: int, tmp_path: Path)
         assert process.stdout is not None
         read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 2)
         process.send_signal(signal.Signals[f"SIG{name}"])
-        assert process.wait(7) == code
-    assert still_alive(pids_in(tmp_path), within_s=1.0) == []
+        assert process.wait(PATIENCE_S) == code
+    assert still_alive(pids_in(tmp_path), within_s=PATIENCE_S) == []
 
 
 @pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", -signal.SIGTERM), ("KILL", -signal.SIGKILL)])
@@ -195,8 +193,8 @@ def test_a_signal_while_hosts_are_connected_ends_all_ssh(name: str, code: int) -
         below = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         assert below
         process.send_signal(signal.Signals[f"SIG{name}"])
-        assert process.wait(7) == code
-        assert still_alive(below, within_s=5.0) == []
+        assert process.wait(PATIENCE_S) == code
+        assert still_alive(below, within_s=PATIENCE_S) == []
 
 
 def test_signals_for_the_ranks_reach_them_on_every_host() -> None:
@@ -206,4 +204,4 @@ def test_signals_for_the_ranks_reach_them_on_every_host() -> None:
         read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 2)
         process.send_signal(signal.SIGUSR1)
         read_until(process.stdout.fileno(), lambda found: found.count(b"first") == 2)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0

@@ -15,6 +15,7 @@ import pytest
 from hvdlite.launcher.network import probe_greeting as greeting
 from hvdlite.launcher.network.probe import Prober
 from hvdlite.launcher.network.probe_listener import PING_BYTES
+from tests.harness.patience import PATIENCE_S
 
 HERE = "127.0.0.1"
 TOKEN = "c0ffee" * 8
@@ -28,13 +29,13 @@ def listening() -> Iterator[Prober]:
 
 
 def listen(prober: Prober, **fields: Any) -> dict[str, Any]:
-    usual = {"token": TOKEN, "host": 7, "addresses": [HERE], "ports": None, "lifetime_s": 20.0}
+    usual = {"token": TOKEN, "host": 7, "addresses": [HERE], "ports": None, "lifetime_s": PATIENCE_S}
     return prober.listen(usual | fields)
 
 
 def dial(port: int, host: int = 7, **fields: Any) -> dict[str, Any]:
     target = {"host": host, "address": HERE, "port": port}
-    (result,) = Prober().dial({"token": TOKEN, "targets": [target], "timeout_s": 1.0, **fields})["results"]
+    (result,) = Prober().dial({"token": TOKEN, "targets": [target], "timeout_s": PATIENCE_S, **fields})["results"]
     return dict(result)
 
 
@@ -57,7 +58,7 @@ def test_a_round_trip_is_measured_and_the_bandwidth_if_asked_for(listening: Prob
 def test_ipv6_works_alike(listening: Prober) -> None:
     port = listen(listening, addresses=["::1"])["ports"]["::1"]
     target = {"host": 7, "address": "::1", "port": port}
-    (result,) = Prober().dial({"token": TOKEN, "targets": [target], "timeout_s": 1.0})["results"]
+    (result,) = Prober().dial({"token": TOKEN, "targets": [target], "timeout_s": PATIENCE_S})["results"]
     assert "rtt_us" in result
 
 
@@ -100,7 +101,7 @@ def test_a_listener_with_another_token_is_a_stranger(listening: Prober) -> None:
 
 def test_a_dialler_without_the_token_gets_no_further_than_the_challenge(listening: Prober) -> None:
     port = listen(listening)["ports"][HERE]
-    with socket.create_connection((HERE, port), timeout=5.0) as line:
+    with socket.create_connection((HERE, port), timeout=PATIENCE_S) as line:
         line.sendall(greeting.hello())
         assert len(line.recv(4096)) == greeting.CHALLENGE_BYTES
         line.sendall(bytes(greeting.PROOF_BYTES))
@@ -110,12 +111,12 @@ def test_a_dialler_without_the_token_gets_no_further_than_the_challenge(listenin
 def test_a_proof_is_worth_nothing_on_another_connection(listening: Prober) -> None:
     port = listen(listening)["ports"][HERE]
     hello = greeting.hello()
-    with socket.create_connection((HERE, port), timeout=5.0) as line:
+    with socket.create_connection((HERE, port), timeout=PATIENCE_S) as line:
         line.sendall(hello)
         _, proof = greeting.answer(bytes.fromhex(TOKEN), hello, line.recv(4096))
         line.sendall(proof + bytes(PING_BYTES))
         assert line.recv(4096) == bytes(PING_BYTES)
-    with socket.create_connection((HERE, port), timeout=5.0) as line:
+    with socket.create_connection((HERE, port), timeout=PATIENCE_S) as line:
         line.sendall(hello)
         line.recv(4096)
         line.sendall(proof)
@@ -133,7 +134,7 @@ def test_a_proof_is_worth_nothing_on_another_connection(listening: Prober) -> No
 )
 def test_garbage_is_dropped_without_a_word_and_the_listener_goes_on(listening: Prober, garbage: bytes) -> None:
     port = listen(listening)["ports"][HERE]
-    with socket.create_connection((HERE, port), timeout=5.0) as line:
+    with socket.create_connection((HERE, port), timeout=PATIENCE_S) as line:
         try:
             line.sendall(garbage)
         except (BrokenPipeError, ConnectionResetError):
@@ -147,8 +148,8 @@ def test_a_crowd_that_says_nothing_is_dropped_and_keeps_nobody_out(listening: Pr
     port = listen(listening)["ports"][HERE]
     with ExitStack() as stack:
         before = psutil.Process().memory_info().rss
-        crowd = [stack.enter_context(socket.create_connection((HERE, port), timeout=10.0)) for _ in range(600)]
-        assert "rtt_us" in dial(port, timeout_s=10.0)
+        crowd = [stack.enter_context(socket.create_connection((HERE, port), timeout=PATIENCE_S)) for _ in range(600)]
+        assert "rtt_us" in dial(port, timeout_s=PATIENCE_S)
         assert psutil.Process().memory_info().rss - before < 8 << 20
         assert all(is_closed(line) for line in crowd)
 
@@ -164,6 +165,6 @@ def test_only_the_given_addresses_are_listened_on(listening: Prober) -> None:
 def test_a_listener_ends_at_the_end_of_its_lifetime(listening: Prober) -> None:
     port = listen(listening, lifetime_s=0.05)["ports"][HERE]
     assert listening._listener is not None
-    listening._listener._thread.join(5.0)
+    listening._listener._thread.join(PATIENCE_S)
     assert not listening._listener._thread.is_alive()
     assert dial(port) == {"problem": "refused"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import python, read_until, run, started
 
 
@@ -77,7 +78,7 @@ def test_the_secret_is_in_no_command_line() -> None:
         assert any("sleep" in line for line in lines)
         assert not [line for line in lines if secret in line]
         process.terminate()
-        assert process.wait(10) == 143
+        assert process.wait(PATIENCE_S) == 143
 
 
 def test_log_files_hold_what_each_rank_wrote_and_the_terminal_shows_it_too(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_rank_may_end_early(tmp_path: Path) -> None:
         read_until(process.stderr.fileno(), lambda found: b"rank 1 on localhost ended with code 0" in found)
         (tmp_path / "go").touch()
         assert b"[0]<stdout>:late" in process.stdout.read()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_the_workers_meet_through_the_launcher() -> None:

@@ -48,14 +48,14 @@ def on_terminal(*arguments: str, **environment: str) -> Iterator[tuple[subproces
 def test_a_terminal_has_colours() -> None:
     with on_terminal("-np", "1", "echo", "x") as (process, terminal):
         shown = read_until(terminal, lambda found: b"x\r\n" in found)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert re.fullmatch(rb"\x1b\[\d+m\[0\]<stdout>:\x1b\[0mx\r\n", shown)
 
 
 def test_no_color_is_respected() -> None:
     with on_terminal("-np", "1", "echo", "x", NO_COLOR="1") as (process, terminal):
         assert read_until(terminal, lambda found: b"x\r\n" in found) == b"[0]<stdout>:x\r\n"
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_progress_bar_stays_below_ordinary_lines(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_progress_bar_stays_below_ordinary_lines(tmp_path: Path) -> None:
         fifo.write_text("\n")
         rest = read_until(terminal, lambda found: found.endswith(b"\n"))
         assert rest.endswith(b"\r\x1b[K[0]<stderr>:100%\r\n")
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_ctrl_c_on_the_terminal_ends_the_job() -> None:
@@ -77,7 +77,7 @@ def test_ctrl_c_on_the_terminal_ends_the_job() -> None:
         read_until(terminal, lambda found: found.count(b"ready") == 2)
         os.write(terminal, b"\x03")
         shown = read_until(terminal, lambda found: b"SIGINT" in found and found.endswith(b"\n"))
-        assert process.wait(10) == 130
+        assert process.wait(PATIENCE_S) == 130
         assert b"Traceback" not in shown
 
 
@@ -88,7 +88,7 @@ def test_a_reader_that_leaves_does_not_end_the_job() -> None:
         assert process.stderr is not None
         process.stdout.close()
         said = process.stderr.read().decode()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert "[0]<stderr>:finished\n" in said
     assert said.count("stdout cannot be written: Broken pipe; the ranks go on without it") == 1
     assert re.search(r"hvdrun: \d+ bytes for stdout were dropped: Broken pipe", said)
@@ -101,7 +101,7 @@ def test_a_reader_that_does_not_read_does_not_hold_up_the_job() -> None:
         assert process.stderr is not None
         read_until(process.stderr.fileno(), lambda found: b"finished" in found)
         assert len(process.stdout.read()) == 64 * (16384 + len("[0]<stdout>:"))
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_both_outputs_in_one_pipe_keep_lines_whole() -> None:

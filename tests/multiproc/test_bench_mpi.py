@@ -83,7 +83,7 @@ def test_mpi_is_a_system_like_others(tmp_path: Path) -> None:
     ]
     assert all(0 < row["min_us"] <= row["median_us"] for row in rows)
     assert "# impi is Fake MPI 1.0\n" in ended.stdout
-    assert still_alive([int(path.read_text()) for path in pids.glob("pid.*")], within_s=2) == []
+    assert still_alive([int(path.read_text()) for path in pids.glob("pid.*")], within_s=PATIENCE_S) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_no_rank_of_mpi_outlives_a_killed_hvdrun(tmp_path: Path, monkeypatch: py
         ranks = [int(path.read_text()) for path in pids.glob("pid.*")]
         assert len(ranks) == 2
         hvdrun.kill()
-        assert still_alive(ranks, within_s=10) == []
+        assert still_alive(ranks, within_s=PATIENCE_S) == []
 
 
 def test_an_environment_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

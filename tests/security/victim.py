@@ -100,9 +100,9 @@ class Victim:
 
 
 @contextmanager
-def victim(deadline_s: float = 60.0, **environ: str) -> Iterator[Victim]:
+def victim(**environ: str) -> Iterator[Victim]:
     """A job of four ranks on what counts as two hosts, which talk over TCP."""
-    options: dict[str, Any] = {"environ": environ, "environ_by_rank": TWO_HOSTS, "deadline_s": deadline_s}
+    options: dict[str, Any] = {"environ": environ, "environ_by_rank": TWO_HOSTS}
     with ProcessRanks(SIZE, reduce_until_released, **options) as ranks:
         ranks.wait_for("running")
         ranks.wait_for("waiting")

@@ -18,6 +18,7 @@ from hvdlite.launcher.tunnel import Tunnel
 from hvdlite.rendezvous.door import Door, knock
 from hvdlite.rendezvous.entrance import Entrance, peer_of
 from hvdlite.rendezvous.listening import listen
+from tests.harness.patience import PATIENCE_S
 from tests.harness.users import LARGE, NOBODY, in_child, needs_root
 
 
@@ -36,8 +37,8 @@ def through_an_entrance() -> int:
 
 
 def through_a_door() -> int:
-    with Door(b"token") as door, knock(door.address, b"token", b"", time.monotonic() + 10) as link:
-        guest, _ = next(door.admit(time.monotonic() + 10))
+    with Door(b"token") as door, knock(door.address, b"token", b"", time.monotonic() + PATIENCE_S) as link:
+        guest, _ = next(door.admit(time.monotonic() + PATIENCE_S))
         guest.close()
         return peer_of(link).uid
 
@@ -106,7 +107,7 @@ def at_the_limit(open_entrance: Callable[[], Entrance]) -> list[str]:
             while True:
                 hoard.append(os.dup(0))
         for caller in callers[:4]:
-            caller.settimeout(5.0)
+            caller.settimeout(PATIENCE_S)
             caller.connect("\0" + where if isinstance(where, str) else where)
             caller.send(b"x")
             assert entrance.accept() is None
