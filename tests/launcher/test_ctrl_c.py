@@ -98,7 +98,10 @@ def test_a_program_behind_a_shell_that_dies_at_once_has_its_time_too(tmp_path: P
     assert (tmp_path / "saved").exists()
 
 
-DEAF = "echo $$ > {folder}/pid.$RANK; trap '' INT; trap 'touch {folder}/ended.$RANK; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+DEAF = (
+    "echo $$ > {folder}/pid.$RANK; trap '' INT; trap 'touch {folder}/ended.$RANK; exit 0' TERM; "
+    "echo ready; while :; do sleep 0.1; done"
+)
 
 
 def test_what_is_deaf_to_it_gets_sigterm(tmp_path: Path) -> None:

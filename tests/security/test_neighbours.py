@@ -5,8 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,32 +23,40 @@ from tests.security.victim import victim
 
 pytestmark = needs_root
 
-PLACES = (
-    *(f"/proc/[0-9]*/{name}" for name in ("cmdline", "environ", "maps", "mem", "fd/*", "status", "comm")),
-    *("/dev/shm/**", "/tmp/**", "/run/**"),
-)
+OF_PROCESSES = [f"/proc/[0-9]*/{name}" for name in ("cmdline", "environ", "maps", "mem", "fd/*", "status", "comm")]
+FOLDERS = ("/dev/shm", "/tmp", "/run")
 
 
-def holders(key: bytes, *folders: Path) -> list[str]:
-    """The files that hold ``key``, of those that a snooping user would try."""
+def candidates(since: float, folders: Iterable[str]) -> Iterator[str]:
+    """What a snooping user would try: of all processes but this one, and files that were changed ``since`` then."""
+    for pattern in OF_PROCESSES:
+        yield from (path for path in glob.iglob(pattern) if not path.startswith(f"/proc/{os.getpid()}/"))
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for path in (os.path.join(parent, name) for name in names):
+                with suppress(OSError):
+                    status = os.stat(path)
+                    if stat.S_ISREG(status.st_mode) and status.st_mtime >= since - 1.0:
+                        yield path
+
+
+def holders(key: bytes, since: float, *folders: Path) -> list[str]:
+    """The files that hold ``key``, of the `candidates`."""
     found = []
-    for place in (*PLACES, *(f"{folder}/**" for folder in folders)):
-        for path in glob.iglob(place, recursive=True):
-            if path.startswith(f"/proc/{os.getpid()}/") or not (path.startswith("/proc/") or os.path.isfile(path)):
-                continue
-            with suppress(OSError):
-                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                try:
-                    if key in os.read(descriptor, 1 << 20):
-                        found.append(path)
-                finally:
-                    os.close(descriptor)
+    for path in candidates(since, (*FOLDERS, *map(str, folders))):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                if key in os.read(descriptor, 1 << 20):
+                    found.append(path)
+            finally:
+                os.close(descriptor)
     return found
 
 
 def test_the_key_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    logs = tmp_path / "logs"
+    logs, begun = tmp_path / "logs", time.time()
     program = "import os, signal, sys; print(os.getpid()); print('warm', file=sys.stderr); signal.pause()"
     with started("-np", "2", "--verbose", "--output-filename", str(logs), *python(program)) as hvdrun:
         assert hvdrun.stdout is not None
@@ -52,7 +64,7 @@ def test_the_key_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
         output = read_until(hvdrun.stdout.fileno(), lambda text: text.count(b"<stdout>") == 2)
         rank = psutil.Process(int(output.rpartition(b":")[2]))
         key = rank.environ()["HVDLITE_SECRET"].encode()
-        found = in_child(holders, key, logs, uid=NOBODY)
+        found = in_child(holders, key, begun, logs, uid=NOBODY)
         hvdrun.terminate()
         told, complained = hvdrun.communicate()
     assert found == []
@@ -61,9 +73,15 @@ def test_the_key_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
 
 
 def test_the_search_finds_a_key_that_is_there_to_be_seen(tmp_path: Path) -> None:
-    key = b"0123456789abcdef" * 4
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()", key.decode()], stdin=subprocess.PIPE) as careless:
-        assert f"/proc/{careless.pid}/cmdline" in in_child(holders, key, uid=NOBODY)
+    key, begun = b"0123456789abcdef" * 4, time.time()
+    with (
+        tempfile.NamedTemporaryFile(dir="/tmp") as file,
+        subprocess.Popen([sys.executable, "-S", "-c", "input()", key.decode()], stdin=subprocess.PIPE) as careless,
+    ):
+        os.chmod(file.name, 0o644)
+        file.write(key)
+        file.flush()
+        assert {f"/proc/{careless.pid}/cmdline", file.name} <= set(in_child(holders, key, begun, uid=NOBODY))
         careless.kill()
 
 
