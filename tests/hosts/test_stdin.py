@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from tests.harness.hosts import Network
-from tests.hosts.endings import gone_within
+from tests.harness.patience import PATIENCE_S
+from tests.hosts.endings import still_on
 from tests.launcher.hvdrun import COMMAND, python, read_until
 
 HASH = "import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
@@ -33,12 +34,12 @@ def test_a_rank_that_never_reads_holds_it_up(network: Network, tmp_path: Path) -
         assert process.stdout is not None
         read_until(process.stdout.fileno(), lambda found: b"ready" in found)
         (source,) = network["a"].processes("yes", besides="hvdlite")
-        deadline, before = time.monotonic() + 30, -1
+        deadline, before = time.monotonic() + PATIENCE_S, -1
         while (now := source.io_counters().write_chars) != before:
             assert time.monotonic() < deadline
             before = now
             time.sleep(0.5)
         assert now <= (64 << 10) + (64 << 10) + (16 << 10)  # what is ahead, the pipe of yes, and its last write
         door.write_text("go\n")
-        assert process.wait(20) == 0
-    assert gone_within(2.0, network) == []
+        assert process.wait(PATIENCE_S) == 0
+    assert still_on(network) == []

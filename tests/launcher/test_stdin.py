@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND, python, read_until
 from tests.launcher.test_terminal import on_terminal
 
@@ -39,7 +40,7 @@ def hvdrun(*arguments: str, given: bytes | None = None, **options: object) -> su
         [*COMMAND, *arguments],
         input=given,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         **options,  # type: ignore[call-overload]
     )
 
@@ -71,7 +72,9 @@ def test_every_byte_of_a_file_and_of_a_pipe_comes_through_in_order(tmp_path: Pat
     (tmp_path / "file").write_bytes(data)
     program = "import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
     with open(tmp_path / "file", "rb") as file:
-        of_file = subprocess.run([*COMMAND, "-np", "2", *python(program)], stdin=file, capture_output=True, timeout=60)
+        of_file = subprocess.run(
+            [*COMMAND, "-np", "2", *python(program)], stdin=file, capture_output=True, timeout=PATIENCE_S
+        )
     of_pipe = hvdrun("-np", "2", "--stdin", "all", *python(program), given=data)
     (digest,) = {line.split(":")[1] for line in lines(of_pipe.stdout)}
     assert f"[0]<stdout>:{digest}" in lines(of_file.stdout)
@@ -81,7 +84,7 @@ def test_every_byte_of_a_file_and_of_a_pipe_comes_through_in_order(tmp_path: Pat
 @pytest.mark.parametrize("redirection", ["< /dev/null", "<&-", "0> /dev/null"])
 def test_what_cannot_be_read_is_at_its_end(redirection: str) -> None:
     command = ["sh", "-c", f'"$@" {redirection}', "sh", *COMMAND, "-np", "1", *python(TELL)]
-    ended = subprocess.run(command, capture_output=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"[0]<stdout>:''\n", b"")
 
 
@@ -102,14 +105,14 @@ def test_a_rank_that_never_reads_neither_fills_the_memory_nor_keeps_hvdrun(tmp_p
     written = psutil.Process(source.pid).io_counters().write_chars
     assert written <= (64 << 10) + (64 << 10) + (16 << 10)  # what is ahead, the pipe of yes, and its last write
     door.write_text("go\n")
-    assert job.wait(20) == 0
-    assert source.wait(20) == -signal.SIGPIPE
+    assert job.wait(PATIENCE_S) == 0
+    assert source.wait(PATIENCE_S) == -signal.SIGPIPE
     job.stdout.close()
 
 
 def wait_until_blocked(pid: int) -> None:
     """Waits until a process that writes all the time has written nothing for half a second."""
-    deadline, before = time.monotonic() + 30, -1
+    deadline, before = time.monotonic() + PATIENCE_S, -1
     while (now := psutil.Process(pid).io_counters().write_chars) != before:
         assert time.monotonic() < deadline
         before = now
@@ -135,7 +138,7 @@ def test_input_asks_and_is_answered() -> None:
         shown = read_until(terminal, lambda found: b"hello" in found and found.endswith(b"\n"))
         assert shown.startswith(b"Eve\r\n")
         assert shown.endswith(b"[1]<stdout>:\x1b[0mhello Eve\r\n")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_debugger_takes_commands_while_the_other_rank_waits(tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def test_a_debugger_takes_commands_while_the_other_rank_waits(tmp_path: Path) ->
         os.write(terminal, b"c\n")
         rest = read_until(terminal, lambda found: b"sum" in found and found.endswith(b"\n"))
         assert rest.endswith(b"[0]<stdout>:sum 3.0\r\n")
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert b"hvdlite" not in said + rest
     assert b"<stderr>" not in said + rest
 
@@ -165,7 +168,7 @@ def test_a_line_of_another_rank_does_not_run_into_a_prompt(tmp_path: Path) -> No
         door.write_text("go\n")
         assert read_until(terminal, lambda found: found.endswith(b"Go? ")) == b"\r\n[1]<stdout>:other\r\nGo? "
         os.write(terminal, b"\n")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_ctrl_d_is_the_end() -> None:
@@ -173,7 +176,7 @@ def test_ctrl_d_is_the_end() -> None:
         read_until(terminal, lambda found: b"ready\r\n" in found)
         os.write(terminal, b"line\n\x04")
         read_until(terminal, lambda found: b"[0]<stdout>:'line\\n'\r\n" in found)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @contextmanager
