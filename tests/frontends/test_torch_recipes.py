@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hvdlite.torch as hvd
 from tests.frontends.scenarios import Report, Scenarios, assert_close
@@ -206,6 +207,62 @@ def an_overflow_on_one_rank_makes_the_gradient_scaler_skip_the_step_on_all() -> 
         stayed = [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
         assert stayed == [has_overflow] * 4
     assert scaler.get_scale() == 4.0
+
+
+@scenario
+def a_backward_through_another_optimizers_model() -> None:
+    """As in a GAN: the generator's loss leaves gradients in the discriminator, whose optimizer does not step."""
+    generator, discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), list(model.named_parameters(name)))
+        for name, model in (("generator", generator), ("discriminator", discriminator))
+    ]
+    discriminator(generator(torch.ones(1, 2))).sum().backward()
+    optimizers[0].step()
+    with pytest.raises(AssertionError, match=r"zero_grad\(\) was called while ranks are reducing .* call step\(\) or"):
+        optimizers[1].zero_grad()
+    with pytest.raises(AssertionError, match="'gradient.discriminator.* more than backward_passes_per_step = 1 times"):
+        discriminator(generator(torch.ones(1, 2)).detach()).sum().backward()
+    with pytest.raises(AssertionError, match="'gradient.discriminator.* was changed while ranks were reducing it"):
+        optimizers[1].synchronize()
+    optimizers[1].zero_grad()
+    discriminator(generator(torch.ones(1, 2))).sum().backward(inputs=list(generator.parameters()))
+    optimizers[0].step()
+    optimizers[1].zero_grad()
+
+
+@scenario
+def clearing_gradients_that_another_optimizer_reduces() -> None:
+    for set_to_none in (True, False):
+        model = two_layers()
+        optimizer = sgd(model)
+        other = torch.optim.SGD(model.parameters(), lr=0.1)
+        for clear in (model.zero_grad, other.zero_grad):
+            own_loss(model).backward()
+            clear(set_to_none=set_to_none)
+            with pytest.raises(AssertionError, match="'gradient.* was changed while ranks were reducing it"):
+                optimizer.step()
+            optimizer.zero_grad()
+        assert_averages(model, optimizer)
+
+
+@scenario
+def a_shared_layer_under_checkpointing() -> None:
+    for use_reentrant in (True, False):
+        first, shared = nn.Linear(3, 3), nn.Linear(3, 3)
+        model = nn.ModuleList([first, shared])
+        optimizer = sgd(model)
+        outputs = first(torch.ones(1, 3))
+        for _ in range(2):
+            outputs = checkpoint(shared, outputs, use_reentrant=use_reentrant)
+        if use_reentrant:
+            with pytest.raises(AssertionError, match=r"'gradient.1\..* more than backward_passes_per_step = 1 times"):
+                outputs.sum().backward()
+            with pytest.raises(AssertionError, match="was changed while ranks were reducing it"):
+                optimizer.synchronize()
+        else:
+            outputs.sum().backward()
+            optimizer.step()
 
 
 @scenario

@@ -1,7 +1,8 @@
 """Finds the code blocks and links of a Markdown page.
 
 A block is run unless its opening line says ``illustration``, as in ```` ```python illustration ````. In ``console``
-blocks only the lines that begin with ``$ `` are commands.
+blocks only the lines that begin with ``$ `` are commands. What says ``ranks`` runs on two of them, after the first such
+block of its page.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class Block:
         return f"{self.path.name}:{self.line}"
 
 
-def runnable_blocks(path: Path) -> Iterator[Block]:
-    """The blocks in python, console or bash that are to be run."""
+def runnable_blocks(path: Path, on_ranks: bool = False) -> Iterator[Block]:
+    """The blocks in python, console or bash that are to be run, in a process of their own or ``on_ranks``."""
     page = path.read_text()
     for match in _BLOCK.finditer(page):
         language, text = match["language"], match["text"]
         if "illustration" in match["marks"] or language not in ("python", "console", "bash"):
+            continue
+        if ("ranks" in match["marks"].split()) != on_ranks:
             continue
         if language == "console":
             text = "".join(line[2:] for line in text.splitlines(keepends=True) if line.startswith("$ "))
