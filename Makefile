@@ -5,13 +5,15 @@ PYTHON ?= python3
 VENV ?= .venv
 NP ?= 2
 PYTEST_ARGS ?=
-# How many processes share the tests. Each of them waits much of its time, and has up to four busy ranks at others.
-TEST_PROCESSES ?= 2
+# How many processes share the tests. Each of them waits half of its time, and has up to four busy ranks at others.
+TEST_PROCESSES ?= $(shell echo $$(($(CPUS) < 4 ? 2 * $(CPUS) : 8)))
 MINUTES ?= 10
 BENCH_ARGS ?= --compare gloo
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+# What a stage does, and about how long that takes.
+SAY := printf '== %s\n'
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 REQUIREMENTS := setup.cfg setup.py pyproject.toml constraints.txt
 CPUS := $(shell nproc)
@@ -30,16 +32,20 @@ help: ## print this list
 	@echo "  PYTHON=python3.12 picks the interpreter of a new $(VENV); NP=4 the ranks of demo and bench."
 
 demo: $(VENV)/.for-demo native ## train on handwritten digits with $(NP) ranks
+	@$(SAY) 'training on handwritten digits with $(NP) ranks: some seconds'
 	$(IN_VENV) hvdrun -np $(NP) python examples/torch_digits.py
 
 # Tests start thousands of processes, which would each compile the sources if they were not allowed to keep the result.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run all tests
+	@$(SAY) 'building and running the native tests with sanitizers: about a minute at first'
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
+	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about ten minutes on two cores'
 	$(RUN_TESTS)
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
 test-busy: $(VENV)/.for-development native ## run all tests while other processes keep the cores busy
+	@$(SAY) 'running all tests beside processes that keep the cores busy: about half an hour on two cores'
 	$(BIN)/python -m tests.harness.load $(RUN_TESTS)
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
@@ -63,6 +69,7 @@ docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.m
 	$(BIN)/python -m tests.house.flags_page
 
 native: $(VENV)/.build-tools ## build the native library in place
+	@$(SAY) 'building the native library, if it has changed: up to half a minute'
 	$(BIN)/python setup.py --quiet build_native --inplace
 
 test-native: ## run the native tests under ASan with UBSan, and under TSan
@@ -94,6 +101,7 @@ clean: ## remove everything that was built, except $(VENV)
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "hvdlite needs Python 3.11 or newer, and '$(PYTHON)' is not; name one with 'make PYTHON=...'." >&2; exit 2; }
+	@$(SAY) 'making an environment in $(VENV): some seconds, once'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
@@ -101,11 +109,13 @@ $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.for-demo: $(REQUIREMENTS) $(VENV)/.build-tools
+	@$(SAY) 'installing hvdlite, PyTorch and what the examples need: two minutes, once; most of it is fetching PyTorch'
 	$(PIP) --no-build-isolation --editable '.[torch,examples]'
 	$(ON_PATH)
 	@touch $@
 
 $(VENV)/.for-development: $(REQUIREMENTS) $(VENV)/.build-tools
+	@$(SAY) 'installing hvdlite, PyTorch and what tests and checks need: two minutes, once'
 	$(PIP) --no-build-isolation --editable '.[torch,examples,test,dev]'
 	$(ON_PATH)
 	@touch $@
