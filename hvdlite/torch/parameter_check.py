@@ -3,7 +3,9 @@
 Each rank sends a checksum of every parameter in the burst that carries the first gradients of its first step, and
 looks at the sum over all ranks when it has come, without ever waiting for it. Whoever submits gradients submits
 checksums with them, so they are complete whenever the gradients are. Ranks that have joined come back with the
-parameters of earlier steps, and some take their first step only then, so there is a first step after every join.
+parameters of earlier steps, and some take their first step only then, so the next step of each rank is a first one
+again. All ranks count joins alike, and by this number alone decide whether they compare: scripts that join in every
+step, to have a barrier, compare ever more rarely.
 
 Ranks that have joined add zeros to sums, and run nothing but sums. So a checksum c travels as c and as its square: n
 values are equal exactly where n times the sum of their squares is the square of their sum.
@@ -37,6 +39,7 @@ from hvdlite.torch.tensors import TensorAdapter, dense
 Checksums = npt.NDArray[np.uint64]
 Vector = npt.NDArray[np.int64]
 
+_EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
 _ODD: Final = 0x9E3779B97F4A7C15  # spreads all bits of a sum over the upper ones
 _MASK: Final = (1 << 64) - 1
 _ADAPTER: Final = TensorAdapter()
@@ -68,7 +71,7 @@ class ParameterCheck:
             return
         self._first_step_in = begun
         self._ready = self._handle = None
-        if current().settings.check_parameters:
+        if current().settings.check_parameters and _compares_after(group.joins):
             moving = [(name, parameter) for name, parameter in self._members if parameter.requires_grad]
             self._names = [name for name, _ in moving]
             self._ready = _packed([_checksum(parameter) for _, parameter in moving], group.rank, group.size)
@@ -99,6 +102,10 @@ class ParameterCheck:
             self._has_told = True
             if group.rank == live[0]:
                 logger.warning("%s", _warning(self._names, differ, models, group.ranks))
+
+
+def _compares_after(joins: int) -> bool:
+    return joins <= _EACH_OF_JOINS or joins & (joins - 1) == 0
 
 
 def _checksum(parameter: torch.Tensor) -> int:

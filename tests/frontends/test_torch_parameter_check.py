@@ -216,6 +216,26 @@ def ranks_outside_the_process_set_take_no_part() -> None:
 
 
 @scenario
+def ranks_with_other_parameters_altogether_are_told_by_the_gradients() -> None:
+    if hvd.size() == 1:
+        return
+    model = nn.Linear(3, 2 + hvd.rank() % 2, bias=False)
+    optimizer = wrapped(model)
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(hvd.Mismatch, match="gradient.weight"):
+        optimizer.step()
+    first = nn.Linear(3, 2)
+    if hvd.rank() == 0:
+        first.bias.requires_grad_(False)
+    second = wrapped(first)
+    (first.weight.sum() + hvd.rank()).backward()
+    second._reducer._submit_ready()  # ranks compare other numbers of parameters, which is no error of the gradients
+    hvd.barrier()
+    first.bias.requires_grad_(False)
+    second.step()
+
+
+@scenario
 def a_rank_that_has_joined_takes_no_part() -> None:
     """The first rank has no data in the first step; zeros that it adds are no parameters."""
     with warnings_of_all_ranks() as told:
@@ -254,23 +274,23 @@ def a_rank_whose_first_step_is_after_a_join_meets_the_others() -> None:
 
 
 @scenario
-def ranks_with_other_parameters_altogether_are_told_by_the_gradients() -> None:
-    if hvd.size() == 1:
-        return
-    model = nn.Linear(3, 2 + hvd.rank() % 2, bias=False)
+def joins_as_barriers_cost_ever_less() -> None:
+    """Ranks compare by the number of joins alone, so they always do so together."""
+    model = model_of(1)
     optimizer = wrapped(model)
-    model(torch.ones(1, 3)).sum().backward()
-    with pytest.raises(hvd.Mismatch, match="gradient.weight"):
-        optimizer.step()
-    first = nn.Linear(3, 2)
-    if hvd.rank() == 0:
-        first.bias.requires_grad_(False)
-    second = wrapped(first)
-    (first.weight.sum() + hvd.rank()).backward()
-    second._reducer._submit_ready()  # ranks compare other numbers of parameters, which is no error of the gradients
-    hvd.barrier()
-    first.bias.requires_grad_(False)
-    second.step()
+    check = optimizer._reducer._check
+    compared = []
+    for _ in range(130):
+        hvd.join()
+        take_steps(model, optimizer, count=1)
+        check._first_step_in = None
+        if hvd.size() > 1:
+            check.read()
+            compared.append(check._ready is not None)
+            check._ready = None
+    joins = hvd.allgather_object(compared)
+    assert all(each == joins[0] for each in joins)
+    assert hvd.size() == 1 or 60 <= sum(compared) <= 66
 
 
 def test_torch_parameter_check(report: Report, name: str) -> None:
