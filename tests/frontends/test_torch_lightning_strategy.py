@@ -60,8 +60,11 @@ def batch_loss(model: nn.Module, rank: int, batch: int) -> torch.Tensor:
     return loss_on(model, rank + 7 * batch)
 
 
-def fit(passes: int, clip: float) -> None:
-    """Trains by the strategy, and in this process alone on the batches of all ranks; both end with the same weights."""
+def fit(passes: int, clip: float, steps_in_each_pass: bool = False) -> None:
+    """Trains by the strategy, and in this process alone on the batches of all ranks; both end with the same weights.
+
+    Lightning steps in each pass where the strategy says that it takes care of accumulation, as Horovod's does.
+    """
     model, alone = two_layers(), two_layers()
     strategy = Strategy(model, [sgd(list(model.parameters()))], passes)
     (optimizer,) = strategy.optimizers
@@ -86,7 +89,7 @@ def fit(passes: int, clip: float) -> None:
         return evaluate
 
     for batch in range(STEPS * passes):
-        if (batch + 1) % passes:
+        if (batch + 1) % passes and not steps_in_each_pass:
             closure(batch)()
         else:
             losses.append(optimizer.step(closure=closure_of_step(batch)))
@@ -98,8 +101,9 @@ def fit(passes: int, clip: float) -> None:
         bare.zero_grad()
         for batch in range(step * passes, (step + 1) * passes):
             (sum(batch_loss(alone, rank, batch) for rank in range(hvd.size())) / hvd.size() / passes).backward()
-        nn.utils.clip_grad_norm_(alone.parameters(), clip)
-        bare.step()
+            if steps_in_each_pass or (batch + 1) % passes == 0:
+                nn.utils.clip_grad_norm_(alone.parameters(), clip)
+                bare.step()
     for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
         assert_close(ours.detach(), expected.detach(), 1e-4)
     everywhere = hvd.allgather(torch.cat([each.detach().flatten() for each in model.parameters()]).unsqueeze(0))
@@ -120,6 +124,8 @@ def with_clipping() -> None:
 def with_accumulation() -> None:
     fit(passes=3, clip=1e9)
     fit(passes=2, clip=0.5)
+    fit(passes=2, clip=1e9, steps_in_each_pass=True)
+    fit(passes=3, clip=0.5, steps_in_each_pass=True)
 
 
 @scenario
