@@ -312,5 +312,5 @@ def unequal_settings(settings: Sequence[str]) -> list[list[str]]:
 
 @pytest.mark.parametrize("settings", [("0", "0"), ("0", "1"), ("1", "0")], ids="-".join)
 def test_a_setting_turns_it_off(settings: Sequence[str]) -> None:
-    for outcome in process_ranks(2, unequal_settings, settings, deadline_s=60.0, server=TORCH):
+    for outcome in process_ranks(2, unequal_settings, settings, server=TORCH):
         assert outcome.result() == [[], []]

@@ -138,7 +138,7 @@ from hvdlite.settings import Settings
 settings = Settings.read()
 meeting = Meeting(Job(settings.job, settings.secret), settings.rendezvous)
 cards = exchange(meeting, number=0, rank=settings.rank, size=settings.size, card=settings.rank * 10,
-                 deadline=time.monotonic() + 20)
+                 deadline=time.monotonic() + 300)
 print(cards)
 """
     ended = run("-np", "2", "python", "-c", program, PATH=f"{Path(python('')[0]).parent}:{os.environ['PATH']}")

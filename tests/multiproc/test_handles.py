@@ -12,6 +12,7 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+from tests.harness.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -120,11 +121,11 @@ def _what_a_handle_keeps_alive() -> str:
             np.testing.assert_array_equal(result, 3)
             result_is_freed = _freed(result)
             del result
-            assert result_is_freed.wait(5)
+            assert result_is_freed.wait(PATIENCE_S)
             assert hvd.synchronize(handle) is None
             del handle
-        assert source_is_freed.wait(5)
-        assert handle_is_freed.wait(5)
+        assert source_is_freed.wait(PATIENCE_S)
+        assert handle_is_freed.wait(PATIENCE_S)
     hvd.shutdown()
     return "ok"
 

@@ -216,7 +216,7 @@ def _overlapping() -> str:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     hvd.barrier()
     hvd.shutdown()
     assert not errors, errors

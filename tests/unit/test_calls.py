@@ -23,6 +23,7 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import listen
 from hvdlite.rendezvous.server import RendezvousServer
 from tests.harness import thread_ranks
+from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))
 LIMIT = 8 << 20
@@ -98,7 +99,7 @@ def test_what_is_too_long_is_not_read() -> None:
 @pytest.mark.parametrize("altered", [None, 0, 8, 20, -1])
 def test_a_question_that_is_altered_on_its_way_is_dropped(altered: int | None) -> None:
     with serving(within_host()) as address, socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(10.0)
+        link.settimeout(PATIENCE_S)
         link.connect("\0" + address.removeprefix("unix://@"))
         caller = Caller(SECRET, 0, 0, 0)
         link.sendall(caller.hello)
@@ -114,11 +115,11 @@ def test_a_question_that_is_altered_on_its_way_is_dropped(altered: int | None) -
 def test_nobody_who_listens_within_a_host_is_found_out_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(NobodyThere):
-        question("unix://@hvdlite-test-nobody", patience_s=60.0)
+        question("unix://@hvdlite-test-nobody", patience_s=2 * PATIENCE_S)
     meeting = Meeting(Job.create(), "unix://@hvdlite-test-nobody")
     with pytest.raises(HorovodInternalError, match=r"rank 1 finds nobody at unix://.* another network namespace"):
-        exchange(meeting, number=0, rank=1, size=2, card="", deadline=began + 60)
-    assert time.monotonic() - began < 5.0
+        exchange(meeting, number=0, rank=1, size=2, card="", deadline=began + 2 * PATIENCE_S)
+    assert time.monotonic() - began < PATIENCE_S
 
 
 def test_who_does_not_listen_yet_over_tcp_is_waited_for() -> None:
@@ -129,7 +130,7 @@ def test_who_does_not_listen_yet_over_tcp_is_waited_for() -> None:
     early = threading.Thread(target=lambda: said.append(question(f"tcp://127.0.0.1:{port}", b"early")))
     early.start()
     with serving(listen("127.0.0.1", range(port, port + 1))):
-        early.join(20.0)
+        early.join(PATIENCE_S)
     assert said == [b"you said early"]
 
 
@@ -148,7 +149,7 @@ def test_a_rank_that_left_before_the_others_came_may_come_again() -> None:
     job = Job.create()
     with RendezvousServer(job, 2) as server:
         meeting = Meeting(job, server.address)
-        by = time.monotonic() + 20.0
+        by = time.monotonic() + PATIENCE_S
         request = b'{"round": 0, "rank": 1, "size": 2, "timeout_s": 20, "card": "first"}'
         with pytest.raises(Unanswered):
             ask(server.address, job.key("rendezvous"), request, start_by=by, answer_by=time.monotonic() + 0.2, limit=99)

@@ -198,7 +198,7 @@ def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors(context: 
     before, most = descriptors(), 0
     with contextlib.ExitStack() as stack:
         for number in range(300):
-            stranger = stack.enter_context(socket.create_connection(split(root.card), timeout=5))
+            stranger = stack.enter_context(socket.create_connection(split(root.card), timeout=PATIENCE_S))
             stranger.sendall(STRANGERS["ZMTP 3 without a key"][:11])
             assert list(root.receive()) == []
             most = max(most, descriptors() - before - number - 1)

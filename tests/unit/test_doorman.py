@@ -13,6 +13,7 @@ from hvdlite.dataplane.doorman import Doorman
 from hvdlite.dataplane.handshake import Callee, Caller
 from hvdlite.dataplane.streams import dial, listen, name_of
 from hvdlite.dataplane.watch import Watch
+from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))
 RECEIVED = 5
@@ -53,7 +54,7 @@ class House:
         """A call of the neighbour, who has said everything that proves who it is, and has not been answered yet."""
         link, caller = dial(self.name), Caller(SECRET, 1, 0, 1, connection, connections)
         link.setblocking(True)
-        link.settimeout(5.0)
+        link.settimeout(PATIENCE_S)
         link.sendall(caller.hello)
         for _ in range(3):
             self.turn()
