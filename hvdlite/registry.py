@@ -23,6 +23,7 @@ import zmq
 from hvdlite.core.messages import ORDERLY, End, EndKind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.errors import HorovodInternalError, HvdError, Mismatch
+from hvdlite.runtime.apart import Interruption, run_apart
 from hvdlite.runtime.connecting import SWAPS, Connections, Connector
 from hvdlite.runtime.engine import Engine
 from hvdlite.runtime.group import Group
@@ -71,10 +72,13 @@ class Registry:
         """Registers all of ``process_sets``, on all ranks of the job together.
 
         Raises ValueError for ranks that are not in the job or that another set has, Mismatch if ranks do not give the
-        same sets, and HorovodInternalError if a member could not connect: the same on all ranks.
+        same sets, and HorovodInternalError if a member could not connect, or was interrupted: the same on all ranks.
         """
+        run_apart(lambda interruption: self._add(process_sets, interruption), "adding a process set")
+
+    def _add(self, process_sets: Sequence[ProcessSet], interruption: Interruption) -> None:
         size = self.everyone.size
-        with self._lock, self._ending_if_interrupted("adding a process set"):
+        with self._lock, self._ending_if_it_fails("adding a process set"):
             self._agree("adds " + ", ".join(str(process_set.ranks) for process_set in process_sets))
             for process_set in process_sets:
                 if not process_set.ranks or process_set.ranks[-1] >= size:
@@ -83,16 +87,20 @@ class Registry:
                     )
             self._refuse_duplicates(process_sets)
             for process_set in process_sets:
-                self._open(process_set)
+                self._open(process_set, interruption)
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Takes back `add`, on all ranks together. False for the set of all ranks and for one that is not registered.
 
-        Raises ValueError for what is no process set, and Mismatch if ranks do not give the same one.
+        Raises ValueError for what is no process set, and Mismatch if ranks do not give the same one. It goes on if the
+        caller is interrupted.
         """
         if not isinstance(process_set, ProcessSet):
             raise ValueError(f"process_set must be a ProcessSet, not {process_set!r:.60}")
-        with self._lock, self._ending_if_interrupted("removing a process set"):
+        return run_apart(lambda _: self._remove(process_set), "removing a process set")
+
+    def _remove(self, process_set: ProcessSet) -> bool:
+        with self._lock, self._ending_if_it_fails("removing a process set"):
             number = process_set.process_set_id
             if number not in self._sets:
                 return False
@@ -128,12 +136,12 @@ class Registry:
                 raise ValueError(f"there is a process set of ranks {list(ranks)} already, {known[ranks]}; use that one")
             known[ranks] = "earlier in the same list"
 
-    def _open(self, process_set: ProcessSet) -> None:
+    def _open(self, process_set: ProcessSet, interruption: Interruption) -> None:
         members = tuple(process_set.ranks or ())
         number = next(number for number in itertools.count(1) if number not in self._sets)
         opening = next(self._openings)
         connector = self._connector.among(members, opening) if self._rank in members else None
-        connections = self._connect(members, connector)
+        connections = self._connect(members, connector, interruption)
         if connector is not None and connections is not None:
             group = self._start(members, connector, connections, self._end_everyone)
             self.groups = {**self.groups, number: group}
@@ -142,8 +150,14 @@ class Registry:
         self._sets[number] = process_set
         process_set.register(number, members, self._rank)
 
-    def _connect(self, members: Sequence[int], connector: Connector | None) -> Connections | None:
-        """What ``connector`` connects; None without one. Raises HorovodInternalError on all ranks if one cannot."""
+    def _connect(
+        self, members: Sequence[int], connector: Connector | None, interruption: Interruption
+    ) -> Connections | None:
+        """What ``connector`` connects; None without one.
+
+        Raises HorovodInternalError on all ranks if one cannot, or if the call of one was interrupted before it told the
+        others how it went.
+        """
         swaps = iter(range(SWAPS))
         connections, failure = None, ""
 
@@ -162,12 +176,12 @@ class Registry:
         try:
             for _ in swaps:  # what this rank did not need, or not get to: all ranks swap equally often
                 self._swap(None)
-            failures = self._swap(failure)
+            failures = self._swap(interruption.cause or failure)
             if any(failures):
                 told = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(failures) if each)
                 raise HorovodInternalError(
-                    f"process set {list(members)} was not added, because members could not connect (they count ranks "
-                    f"within the set here): {told}"
+                    f"process set {list(members)} was not added (members that cannot connect count ranks within the "
+                    f"set): {told}"
                 )
         except BaseException:
             if connections is not None:
@@ -197,13 +211,13 @@ class Registry:
             self.everyone.engine.end(end)
 
     @contextmanager
-    def _ending_if_interrupted(self, what: str) -> Iterator[None]:
+    def _ending_if_it_fails(self, what: str) -> Iterator[None]:
         """Ends the job if this rank stops in the middle of what others go on with."""
         try:
             yield
         except (HvdError, ValueError):  # all ranks raise it
             raise
         except BaseException as error:
-            cause = f"{what} was interrupted by {type(error).__name__}"
+            cause = f"{what} failed: {type(error).__name__}: {error}"
             self.everyone.engine.end(End(EndKind.FAILED, self._rank, self._hosts[self._rank], cause))
             raise

@@ -26,10 +26,11 @@ class Entry(Handle):
     ``source`` is the address that is read, of ``nbytes`` bytes, and ``target`` the one that is written; they are the
     same for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes it. ``owner`` has
     the memory that is read, unless ``output`` does. A handle that is done, and that its caller keeps, has neither
-    ``owner`` nor ``allocate``.
+    ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose blocking
+    call it was submitted, or 0: nobody else ever has its handle.
     """
 
-    __slots__ = ("allocate", "nbytes", "owner", "request", "source", "target")
+    __slots__ = ("allocate", "caller", "nbytes", "owner", "request", "source", "target", "was_taken_up")
 
     def __init__(
         self,
@@ -53,7 +54,8 @@ class Entry(Handle):
         self.output = output
         self.rows = ()
         self.error = None
-        self.waiters = None
+        self.caller = 0
+        self.was_taken_up = False
         self.is_done = False
         self.is_taken = False
 

@@ -20,25 +20,27 @@ class InFlightIn(Protocol):
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done."""
 
+    def count_anew(self) -> None:
+        """Begins all counts of automatic names again."""
+
 
 class Handle:
     """State of one submitted collective. Opaque to users: pass it to ``poll`` and ``synchronize``.
 
     Every handle is an `hvdlite.core.entry.Entry`, which makes it; this is what its caller knows of it.
 
-    Invariants: ``is_done`` goes from False to True once, after ``output`` or ``error`` is set. ``waiters`` are
-    released when it does. ``is_taken`` is set when the result has been handed out. ``group`` is where it is in flight.
-    ``rows`` are the rows that came from each rank, where they may differ.
+    Invariants: ``is_done`` goes from False to True once, after ``output`` or ``error`` is set. ``is_taken`` is set when
+    the result has been handed out. ``group`` is where it is in flight. ``rows`` are the rows that came from each rank,
+    where they may differ.
     """
 
-    __slots__ = ("__weakref__", "error", "group", "is_done", "is_taken", "name", "output", "rows", "waiters")
+    __slots__ = ("__weakref__", "error", "group", "is_done", "is_taken", "name", "output", "rows")
 
     name: str
     group: InFlightIn | None
     output: Any
     rows: tuple[int, ...]
     error: HvdError | None
-    waiters: list[Waiter] | None
     is_done: bool
     is_taken: bool
 

@@ -38,22 +38,49 @@ def poll(handle: Handle | GroupHandle) -> bool:
 
 
 def synchronize(handle: Handle | GroupHandle) -> Any:
-    """Waits for a handle and returns its result, or raises what made it fail. None if it was synchronized already."""
+    """Waits for a handle and returns its result, or raises what made it fail. None if it was synchronized already.
+
+    If a signal handler raises meanwhile, the handle stays as it is and can be synchronized again.
+    """
     if not isinstance(handle, Handle):
         if not isinstance(handle, GroupHandle):
             raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
-        return None if handle.is_taken else synchronize_all(handle.handles)
+        if handle.is_taken:
+            return None
+        for each in handle.handles:  # all of them first, because an interrupt must find none taken
+            _wait(each)
+        outputs = [each.output for each in handle.handles]
+        try:
+            return synchronize_all(handle.handles)
+        except HvdError:
+            raise
+        except BaseException:
+            for each, output in zip(handle.handles, outputs, strict=True):
+                each.output, each.is_taken = output, False
+            raise
     if handle.is_taken:
         return None
+    _wait(handle)
+    result = handle.output
+    try:
+        handle.is_taken = True
+        handle.output = None
+        if handle.error is not None:
+            # Handles may share an error, but not the traceback that raising it adds.
+            raise copy.copy(handle.error) from handle.error.__cause__
+        return result
+    except HvdError:
+        raise
+    except BaseException:
+        handle.output = result
+        handle.is_taken = False
+        raise
+
+
+def _wait(handle: Handle) -> None:
     if not handle.is_done:
         assert handle.group is not None  # only what no user has a handle of is in no group
         handle.group.wait(handle)
-    handle.is_taken = True
-    result, handle.output = handle.output, None
-    if handle.error is not None:
-        # Handles may share an error, but not the traceback that raising it adds.
-        raise copy.copy(handle.error) from handle.error.__cause__
-    return result
 
 
 def synchronize_all(handles: Iterable[Handle | GroupHandle]) -> list[Any]:

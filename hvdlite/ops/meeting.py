@@ -21,12 +21,14 @@ def join(device: int = -1) -> int:
 
     Until then this rank takes part in every allreduce of the others with zeros. An average still divides by the number
     of all ranks. Only allreduce with op Average or Sum can run meanwhile; anything else is an error on the ranks that
-    call it. ``device`` is there for scripts of Horovod.
+    call it. When the call is interrupted, this rank has joined all the same; called again, it goes on waiting.
+    ``device`` is there for scripts of Horovod.
     """
     group = group_of(global_process_set)
-    entry = entry_of(group, "", Kind.JOIN, NOTHING)
-    entry.rename(JOIN_NAME, is_cacheable=False)
-    group.submit(entry, will_wait=True)
+    entry = group.interrupted(JOIN_NAME)
+    if entry is None:
+        entry = entry_of(group, "", Kind.JOIN, NOTHING)
+        entry.rename(JOIN_NAME, is_cacheable=False)
+        group.submit(entry, will_wait=True)
     last: int = synchronize(entry)
-    group.count_anew()
     return last

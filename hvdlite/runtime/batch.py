@@ -161,6 +161,8 @@ def _join(work: Work, plane: DataPlane) -> None:
     """Nothing moves: what the ranks wait for is that everything before was run."""
     for entry, rows in zip(work.entries, work.rows, strict=True):
         entry.output = rows[0]
+        if entry.group is not None:
+            entry.group.count_anew()  # here, because the call may have been interrupted
 
 
 _RUNNERS: dict[Kind, Callable[[Work, DataPlane], None]] = {

@@ -4,7 +4,8 @@ The coordinator's thread sleeps until a message comes or something was submitted
 thread runs the batches. That is how tensors move beside a computation. A thread that has nothing to do but wait for a
 result *drives* instead: it takes the turns and runs the batches itself, and sleeps on the control link while the
 coordinator's thread does not look there. So a blocking collective switches between no threads on its way, which is most
-of its time. While a driver is inside a native call, the coordinator's thread watches the peers again.
+of its time. While a driver is inside a native call, the coordinator's thread watches the peers again. For the main
+thread, which signal handlers interrupt, a `Deputy` drives.
 
 One thread drives at a time; others that wait sleep until their handle is done.
 """
@@ -22,6 +23,7 @@ from hvdlite.errors import HvdError, ShutDown
 from hvdlite.log import logger
 from hvdlite.runtime.connecting import Connections
 from hvdlite.runtime.coordinator import Coordinator
+from hvdlite.runtime.deputy import Deputy
 from hvdlite.runtime.executor import Executor
 from hvdlite.runtime.inflight import InFlight
 from hvdlite.runtime.wake import Wake
@@ -36,7 +38,6 @@ class _Driver:
     def __init__(self) -> None:
         self.wake = Wake()
         self.is_asleep = False
-        self.thread: int | None = None
 
     def release(self) -> None:
         if self.is_asleep:
@@ -46,7 +47,8 @@ class _Driver:
 class Engine:
     """A rank's threads in one group and the state that they share, until `shut_down`.
 
-    ``submit``, ``submit_all`` and ``burst`` are those of `InFlight`. ``known`` has what the cache knows of each name.
+    ``submit``, ``submit_all``, ``interrupted`` and ``burst`` are those of `InFlight`. ``known`` has what the cache
+    knows of each name.
     """
 
     def __init__(
@@ -75,31 +77,40 @@ class Engine:
         )
         self.submit = self._in_flight.submit
         self.submit_all = self._in_flight.submit_all
+        self.interrupted = self._in_flight.interrupted
         self.known = self._coordinator.known
         self._turn_lock = threading.Lock()
         self._driving = threading.Lock()
         self._driver = _Driver()
+        self._deputy = Deputy(self._in_flight, self._wait, self._inbox.wake.set)
+        self._main_thread = threading.main_thread().ident
         self._turns = 0
         self._is_alert = False  # the coordinator's thread looks after the peers every heartbeat
         self._failure: HvdError | None = None  # of a batch, on its way from the thread that ran it to the next turn
         self._posted: End | None = None  # what ended another group and is to end this one in the next turn
         self._leaving: EndKind | None = None
         self._is_stopping = False
-        self._must_close = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
         self._thread.start()
 
     def wait(self, handle: Handle) -> None:
-        """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle."""
+        """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle.
+
+        What a signal handler raises in the main thread ends the wait, and changes nothing else.
+        """
+        if threading.get_ident() == self._main_thread:
+            self._deputy.wait(handle)
+        else:
+            self._wait(handle)
+            if not handle.is_done:  # the process is about to end
+                self._in_flight.wait(handle)
+
+    def _wait(self, handle: Handle) -> None:
         if self._driving.acquire(blocking=False):
             try:
-                self._driver.thread = threading.get_ident()
                 self._drive(handle)
             finally:
-                self._driver.thread = None
                 self._driving.release()
-                if self._must_close:
-                    self._close()
         else:
             self._inbox.wake.set()
             self._in_flight.wait(handle)
@@ -126,11 +137,10 @@ class Engine:
             self._plane.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
             self._executor.close(time.monotonic() + 1)
         self._stop()
-        if self._driver.thread == threading.get_ident():  # a signal's handler calls this in the middle of a wait
-            self._must_close = True
-        else:
-            with self._driving:  # whoever drives sees its handle end
-                self._close()
+        with self._driving:  # whoever drives sees its handle end
+            self._connections.close()
+            self._driver.wake.close()
+            self._deputy.close()
 
     def stop_at_exit(self, deadline: float) -> None:
         """Ends the threads of a process that is about to end, and tells nobody: its end will.
@@ -148,11 +158,9 @@ class Engine:
     def _stop(self) -> None:
         self._is_stopping = True
         self._inbox.wake.set()
+        self._driver.wake.set()
         self._thread.join(_STOP_S)
-
-    def _close(self) -> None:
-        self._connections.close()
-        self._driver.wake.close()
+        self._deputy.stop(_STOP_S)
 
     # ---- the coordinator's thread
 
@@ -187,9 +195,6 @@ class Engine:
                     self._is_stopping = True  # not even the end can be told
                 else:
                     self._coordinator.fail(cause)
-            except BaseException as error:  # a signal's handler raised it in the middle of a turn of the user's thread
-                self._coordinator.fail(f"it was interrupted by {type(error).__name__}")
-                raise
 
     def _milliseconds_to_sleep(self, is_alert: bool) -> int | None:
         timer = self._next_timer
@@ -222,7 +227,7 @@ class Engine:
             self._inbox.wake.set()
         try:
             self._turn()
-            while not handle.is_done:
+            while not (handle.is_done or self._is_stopping):
                 if not self._executor.run_here(until=handle):
                     self._sleep_as_driver(handle)
                 elif self._coordinator.has_agreed:  # there is room for the next batch now

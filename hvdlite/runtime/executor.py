@@ -97,17 +97,11 @@ class Executor:
 
     def _run_first(self) -> None:
         work = self._unfinished[0]
-        # What stands if a signal's handler raises in a thread of the user, after the native call.
-        error: HvdError | None = HorovodInternalError(
-            "a collective was interrupted by an exception of a signal handler"
-        )
-        try:
-            error = self._run(work)
-        finally:
-            self._in_flight.finish(work.entries, error)
-            self._unfinished.popleft()
-            if error is not None:
-                self._on_failure(error)
+        error = self._run(work)
+        self._in_flight.finish(work.entries, error)
+        self._unfinished.popleft()
+        if error is not None:
+            self._on_failure(error)
 
     def _run(self, work: Work) -> HvdError | None:
         try:

@@ -26,7 +26,7 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit``, ``submit_all``, ``burst``, ``wait`` and ``known`` are the engine's.
+    ``submit``, ``submit_all``, ``interrupted``, ``burst``, ``wait`` and ``known`` are the engine's.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
@@ -36,6 +36,7 @@ class Group:
         self.engine = engine
         self.submit = engine.submit
         self.submit_all = engine.submit_all
+        self.interrupted = engine.interrupted
         self.burst = engine.burst
         self.wait = engine.wait
         self.known = engine.known
@@ -63,7 +64,7 @@ class Group:
     def count_anew(self) -> None:
         """Begins all counts of automatic names again, because ranks had different numbers of tensors up to here.
 
-        Every rank calls it at the same place. Names that are still in flight do not come again.
+        Every rank calls it with the same batch. Names that are still in flight do not come again.
         """
         self._joins += 1
         self._names.clear()

@@ -27,6 +27,8 @@ class Inbox:
         self._poll = select.epoll()
         self._poll.register(self.wake.fd, select.EPOLLIN)
         self._poll.register(self._sources, select.EPOLLIN)
+        self._poll_of_driver = select.poll()
+        self._poll_of_driver.register(self._sources, select.POLLIN)
 
     def fileno(self) -> int:
         return self._sources.fileno()
@@ -61,9 +63,8 @@ class Inbox:
 
     def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
         """Returns when something has come, ``wake`` is set, or the time is over."""
-        poll = select.poll()
-        poll.register(self._sources, select.POLLIN)
-        poll.register(wake.fd, select.POLLIN)
+        poll = self._poll_of_driver
+        poll.register(wake.fd, select.POLLIN)  # the same each time
         ready: list[tuple[int, int]] = []
         if self._spin_ns and self._may_spin:
             until = time.monotonic_ns() + self._spin_ns

@@ -1,7 +1,15 @@
 """The tensors in flight on this rank, between the user's threads, which submit and wait, and ours, which finish them.
 
-One lock guards the table. The first of several submits wakes the coordinator, and the next wake is due only after that
-has taken what was submitted. In a `burst`, which may let the GIL go between two submits, the wake comes at the end.
+The first of several submits wakes the coordinator, and the next wake is due only after that has taken what was
+submitted. In a `burst`, which may let the GIL go between two submits, the wake comes at the end.
+
+A signal handler may raise in the main thread between any two steps; a lock held by the thread would then stay locked.
+So submitting and waiting take no lock. Each step is one operation of a built-in container, and a submit that is
+interrupted either did not happen or happened completely (`InFlight._settle`). The one lock is for the threads that
+finish entries, which are ours.
+
+An interrupted call leaves its entry in flight, because the other ranks make the same call. The next call of that name
+by the same thread does not fail with DuplicateName: it is submitted once that entry is done.
 """
 
 from __future__ import annotations
@@ -22,12 +30,14 @@ class InFlight:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._lock = threading.Lock()
         self._by_name: dict[str, Entry] = {}
         self._new: list[Entry] = []
+        self._behind: list[Sequence[Entry]] = []  # calls to submit once interrupted ones of their names are done
+        self._waiters: dict[Handle, list[Waiter]] = {}
         self._is_awake = False  # the coordinator was woken and has not taken the new ones yet
-        self._bursts = 0
+        self._bursts: list[None] = []  # one for each that is open
         self._error: HvdError | None = None
+        self._lock = threading.Lock()  # for those who finish entries
 
     def __bool__(self) -> bool:
         """Whether anything is in flight."""
@@ -41,43 +51,98 @@ class InFlight:
         Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
         and the session's error once it has ended.
         """
-        with self._lock:
-            by_name, name = self._by_name, entry.name
-            if self._error is not None or JOIN_NAME in by_name or name in by_name:
+        by_name, name = self._by_name, entry.name
+        try:
+            ended_by = self._error
+            if ended_by is not None or JOIN_NAME in by_name:
                 raise self._refusal(name)
-            by_name[name] = entry
-            self._new.append(entry)
-            wakes = not (self._is_awake or will_wait) and self._must_wake()
-        if wakes:
-            self._wake()
-        return entry
+            if will_wait:
+                entry.caller = threading.get_ident()
+            if by_name.setdefault(name, entry) is entry:
+                self._new.append(entry)
+            else:
+                self._put_behind((entry,))
+            if self._error is not None:  # it ended meanwhile, perhaps without this entry
+                self._withdraw((entry,))
+                self.end(self._error)
+                raise self._refusal()
+            if not (self._is_awake or will_wait or self._bursts):
+                self._is_awake = True
+                self._wake()
+            return entry
+        except (HvdError, DuplicateName):
+            raise
+        except BaseException:
+            self._settle((entry,))
+            raise
 
     def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
         """Puts all of ``entries`` in flight or none, like `submit`."""
-        with self._lock:
-            by_name = self._by_name
-            if self._error is not None or JOIN_NAME in by_name:
+        by_name = self._by_name
+        try:
+            ended_by = self._error
+            if ended_by is not None or JOIN_NAME in by_name:
                 raise self._refusal()
+            if will_wait:
+                for entry in entries:
+                    entry.caller = threading.get_ident()
+            if all(by_name.setdefault(entry.name, entry) is entry for entry in entries):
+                self._new.extend(entries)
+            else:
+                self._put_behind(entries)
+            if self._error is not None:
+                self._withdraw(entries)
+                self.end(self._error)
+                raise self._refusal()
+            if not (self._is_awake or will_wait or self._bursts):
+                self._is_awake = True
+                self._wake()
+        except (HvdError, DuplicateName):
+            raise
+        except BaseException:
+            self._settle(entries)
+            raise
+
+    def _put_behind(self, entries: Sequence[Entry]) -> None:
+        """Has `take_new` submit ``entries`` when their names are free, if interrupted calls of this thread have them.
+
+        Raises DuplicateName if others do.
+        """
+        self._withdraw(entries)
+        caller, names = threading.get_ident(), {entry.name for entry in entries}
+        waiting = [other for call in self._behind for other in call if other.name in names]
+        holding = [self._by_name.get(name) for name in names]
+        for other in (*holding, *waiting):
+            if other is not None and other.caller != caller:
+                raise self._refusal(other.name)
+        if len(names) < len(entries):
+            raise self._refusal(entries[0].name)
+        self._behind.append(entries)
+
+    def _withdraw(self, entries: Iterable[Entry]) -> None:
+        """Takes back what no turn has seen."""
+        for entry in entries:
+            if self._by_name.get(entry.name) is entry:
+                self._by_name.pop(entry.name, None)
+
+    def _settle(self, entries: Sequence[Entry]) -> None:
+        """After an interrupt: takes ``entries`` back, or leaves them in flight, if they are there, to nobody."""
+        first = next(iter(entries), None)
+        if first is None:
+            return
+        # In the order in which an entry moves on.
+        if any(first in call for call in self._behind) or first in self._new or first.was_taken_up:
             for entry in entries:
-                name = entry.name
-                if name in by_name:
-                    for earlier in entries[: entries.index(entry)]:
-                        del by_name[earlier.name]
-                    raise self._refusal(name)
-                by_name[name] = entry
-            self._new += entries
-            wakes = not (self._is_awake or will_wait) and self._must_wake()
-        if wakes:
-            self._wake()
+                entry.caller = threading.get_ident()
+        else:
+            self._withdraw(entries)
+        self._wake()
 
     def _refusal(self, name: str = "") -> HvdError | DuplicateName:
         if self._error is not None:
             return copy.copy(self._error)
         if JOIN_NAME in self._by_name:
-            return HorovodInternalError(
-                "this rank has joined, so it submits nothing until hvd.join() returns; "
-                "join once all threads have submitted what they have"
-            )
+            return _has_joined()
         return DuplicateName(
             f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
         )
@@ -85,37 +150,57 @@ class InFlight:
     @contextmanager
     def burst(self) -> Iterator[None]:
         """A context in which what is submitted, by any thread, wakes the coordinator once, at the end."""
-        with self._lock:
-            self._bursts += 1
+        self._bursts.append(None)
         try:
             yield
         finally:
-            with self._lock:
-                self._bursts -= 1
-                wakes = bool(self._new) and self._must_wake()
-            if wakes:
+            self._bursts.pop()
+            if self._new and not (self._is_awake or self._bursts):
+                self._is_awake = True
                 self._wake()
 
-    def _must_wake(self) -> bool:
-        if self._bursts or self._is_awake:
-            return False
-        self._is_awake = True
-        return True
-
     def take_new(self) -> list[Entry]:
-        """What was submitted since the last call, in order."""
-        with self._lock:
-            new, self._new = self._new, []
-            self._is_awake = False
-            return new
+        """What was submitted since the last call, in order. For a turn."""
+        self._is_awake = False
+        if self._behind:
+            self._submit_freed()
+        new = self._new[:]
+        for entry in new:
+            entry.was_taken_up = True
+        del self._new[: len(new)]
+        if JOIN_NAME in self._by_name:
+            return self._before_join(new)
+        return new
+
+    def _submit_freed(self) -> None:
+        """Submits what was behind calls that are done now; calls of one name in their order."""
+        waiting: set[str] = set()
+        for call in self._behind[:]:
+            names = {entry.name for entry in call}
+            if waiting.isdisjoint(names) and self._by_name.keys().isdisjoint(names):
+                self._by_name.update((entry.name, entry) for entry in call)
+                self._new.extend(call)
+                self._behind.remove(call)
+            waiting |= names
+
+    def _before_join(self, new: list[Entry]) -> list[Entry]:
+        """``new`` without what another thread submitted just as this one joined."""
+        join = self._by_name[JOIN_NAME]
+        kept = new[: new.index(join) + 1] if join in new else []
+        self.finish(new[len(kept) :], _has_joined())
+        return kept
 
     def find(self, name: str) -> Entry | None:
         """The entry of this name."""
         return self._by_name.get(name)
 
-    def finish(self, entries: Iterable[Entry], error: HvdError | None = None) -> None:
-        """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them."""
-        waiters = []
+    def interrupted(self, name: str) -> Entry | None:
+        """The entry of this name, if it was submitted by a blocking call of this thread, which has been interrupted."""
+        entry = self._by_name.get(name)
+        return entry if entry is not None and entry.caller == threading.get_ident() else None
+
+    def finish(self, entries: Sequence[Entry], error: HvdError | None = None) -> None:
+        """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them. For our threads only."""
         with_memory = []
         with self._lock:
             by_name = self._by_name
@@ -128,37 +213,50 @@ class InFlight:
                 entry.is_done = True
                 if entry.owner is not None or entry.allocate is not None:
                     with_memory.append(entry)
-                if entry.waiters is not None:
-                    waiters += entry.waiters
         for entry in with_memory:  # without the lock: whatever is freed here may take its time, or submit
             entry.owner = entry.allocate = None
-        for waiter in waiters:
-            waiter.release()
+        if self._waiters:  # looked at after `is_done` was set, while those who come to wait look the other way round
+            self._release(entries)
+        if self._behind:
+            self._wake()
+
+    def _release(self, handles: Iterable[Handle]) -> None:
+        for handle in handles:
+            for waiter in self._waiters.pop(handle, ()):
+                waiter.release()
 
     def end(self, error: HvdError) -> None:
         """Refuses new entries with ``error``. The first error stays."""
-        with self._lock:
-            self._error = self._error or error
+        self._error = self._error or error
+        while self._behind:
+            call = self._behind.pop()
+            for entry in call:
+                entry.error = error
+                entry.is_done = True
+            self._release(call)
 
     def all(self) -> list[Entry]:
         """Every entry that is not finished."""
-        with self._lock:
-            return list(self._by_name.values())
+        return list(self._by_name.values())
 
     def watch(self, handle: Handle, waiter: Waiter) -> bool:
         """Has ``waiter`` released when ``handle`` is done; False if it is done already."""
-        with self._lock:
-            if handle.is_done:
-                return False
-            if handle.waiters is None:
-                handle.waiters = [waiter]
-            else:
-                handle.waiters.append(waiter)
-            return True
+        self._waiters.setdefault(handle, []).append(waiter)
+        if handle.is_done:
+            self._release((handle,))  # whoever finished it may have looked before
+            return False
+        return True
 
     def wait(self, handle: Handle) -> None:
-        """Sleeps until ``handle`` is done."""
+        """Sleeps until ``handle`` is done. Not for the main thread, which must see signals."""
         waiter = threading.Lock()
         waiter.acquire()
         if self.watch(handle, waiter):
             waiter.acquire()
+
+
+def _has_joined() -> HorovodInternalError:
+    return HorovodInternalError(
+        "this rank has joined, so it submits nothing until hvd.join() returns; "
+        "join once all threads have submitted what they have"
+    )

@@ -1,9 +1,10 @@
-"""Wakes a thread that sleeps in a poll."""
+"""Wakes a thread that sleeps."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 
 # Called with the GIL held, unlike os.eventfd_write: it never blocks, and a submitter that let the GIL go here would
 # hand it to the coordinator in the middle of a burst, for one tensor at a time. So the coordinator runs when the
@@ -27,3 +28,34 @@ class Wake:
     def close(self) -> None:
         fd, self.fd = self.fd, -1  # a late `set` then fails, and does not write to whatever has the number next
         os.close(fd)
+
+
+class Bell:
+    """Wakes one thread, even if it rang before `wait` was called, or rang for an earlier wait.
+
+    It lasts as long as anybody has it, or until `close`. It lets the GIL go where it rings, because whoever rings has
+    no more to do.
+    """
+
+    _fd = -1
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._fd, select.EPOLLIN | select.EPOLLET)  # by edges: the count is never read
+
+    def release(self) -> None:
+        """Ends the next or the present `wait`."""
+        os.eventfd_write(self._fd, 1)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Returns when the bell has rung since the last call, or the time is over. Signal handlers run meanwhile."""
+        self._poll.poll(timeout_s)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            self._poll.close()
+
+    __del__ = close

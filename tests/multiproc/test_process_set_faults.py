@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import threading
 import time
 
@@ -228,32 +227,6 @@ def _no_descriptors(victim: int) -> str:
 def test_a_set_that_one_member_cannot_open_is_added_nowhere(victim: int) -> None:
     outcomes = process_ranks(3, _no_descriptors, victim, environ={"HVDLITE_START_TIMEOUT": "3"})
     assert [outcome.result() for outcome in outcomes] == ["ok"] * 3
-
-
-def _interrupted() -> str:
-    hvd.init()
-    if hvd.rank() == 0:
-        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            hvd.add_process_set([0, 1])
-        timer.join()
-        reached("interrupted")
-        pattern = "adding a process set was interrupted by KeyboardInterrupt"
-    else:
-        pause_at("late")
-        pattern = "rank 0 on .* failed: adding a process set was interrupted by KeyboardInterrupt"
-    with pytest.raises(hvd.HorovodInternalError, match=pattern):
-        hvd.add_process_set([0, 1])
-    hvd.shutdown()
-    return "ok"
-
-
-def test_a_registration_that_is_interrupted_ends_the_session_for_all() -> None:
-    with ProcessRanks(3, _interrupted) as ranks:
-        ranks.wait_for("interrupted", 0)
-        ranks.release(1, 2)
-        assert [outcome.result() for outcome in ranks.join()] == ["ok"] * 3
 
 
 def _idle() -> float:

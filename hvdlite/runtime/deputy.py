@@ -1,0 +1,77 @@
+"""Drives for the main thread, in which Python runs signal handlers.
+
+A handler may raise between any two steps of the main thread. In the middle of a turn, or of a batch, that would leave
+this rank's state half changed. So the main thread never takes turns and never runs batches: while it waits, a thread of
+ours drives for it (`hvdlite.runtime.engine`), and an exception ends the wait and nothing else.
+
+The price is one switch from thread to thread at the beginning of a wait and one at its end. Both let the GIL go before
+they wake the other thread, which otherwise would be woken twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from hvdlite.core.handle import Handle
+from hvdlite.runtime.inflight import InFlight
+from hvdlite.runtime.wake import Bell
+
+_LOOK_S = 0.2  # a signal that another thread of the process received does not end the system call of this one
+
+
+class Deputy:
+    """The thread, from the first `wait` to `stop`.
+
+    ``drive`` is called in it with each handle that the main thread waits for, and ``wake`` in the main thread when it
+    waits while ``drive`` is busy with what is not done: because the wait was interrupted, or a handler waits, too.
+    """
+
+    def __init__(self, in_flight: InFlight, drive: Callable[[Handle], None], wake: Callable[[], None]) -> None:
+        self._in_flight = in_flight
+        self._drive = drive
+        self._wake = wake
+        self._asked: deque[Handle] = deque()  # the first is being driven for
+        self._call = Bell()
+        self._bells = [Bell()]  # that no wait uses; the first is there even when descriptors have run out
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def wait(self, handle: Handle) -> None:
+        """Returns when ``handle`` is done. For the main thread; a wait may be nested in another one."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="hvdlite-deputy", daemon=True)
+            self._thread.start()
+        bell = self._bells.pop() if self._bells else Bell()
+        try:
+            if not self._in_flight.watch(handle, bell):
+                return
+            for other in tuple(self._asked):
+                if not other.is_done:
+                    self._wake()
+            self._asked.append(handle)
+            self._call.release()
+            while not handle.is_done:
+                bell.wait(_LOOK_S)
+        finally:
+            self._bells.append(bell)
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread once ``drive`` returns."""
+        self._is_stopping = True
+        self._call.release()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def close(self) -> None:
+        """Gives the descriptors back, but that of a wait which a signal handler has not yet returned to."""
+        self._bells.clear()
+        self._call.close()
+
+    def _serve(self) -> None:
+        while not self._is_stopping:
+            self._call.wait()
+            while self._asked and not self._is_stopping:
+                self._drive(self._asked[0])
+                self._asked.popleft()

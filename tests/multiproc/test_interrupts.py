@@ -1,0 +1,347 @@
+"""What a signal handler raises while a rank waits reaches the caller, and that is all.
+
+The handler runs before every bytecode in turn, in every function of hvdlite that the main thread enters on its way to a
+result. Python itself runs handlers at some of these places only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite import registry
+from hvdlite.runtime import executor
+from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+
+_OURS = os.path.dirname(hvd.__file__)
+_RETURN = dis.opmap["RETURN_VALUE"]  # before which Python runs no handler, and no function can undo what it did
+_LAST = 1000.0
+
+
+class _Interrupt(BaseException):
+    pass
+
+
+def _raise(*_: Any) -> None:
+    raise _Interrupt
+
+
+class _At:
+    """A context in which the signal comes before bytecode ``number``. ``where`` tells which, if there was one."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.where = ""
+
+    def __enter__(self) -> None:
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] != _RETURN:
+            self._left -= 1
+            if self._left == -1:
+                sys.settrace(None)
+                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                signal.raise_signal(signal.SIGUSR1)
+        return self._trace
+
+
+def _array(value: float) -> Any:
+    return np.full(8, value, np.float32)
+
+
+# Each gives the sum of what the ranks give: 0, but on the rank that is interrupted.
+_CALLS: dict[str, Callable[[float], float]] = {
+    "allreduce": lambda value: float(hvd.allreduce(_array(value), name="blocking", op=hvd.Sum)[0]),
+    "allreduce_": lambda value: float(hvd.allreduce_(_array(value), name="in place", op=hvd.Sum)[0]),
+    "grouped_allreduce": lambda value: float(
+        hvd.grouped_allreduce([_array(0), _array(value)], name="grouped", op=hvd.Sum)[1][0]
+    ),
+    "allgather": lambda value: float(hvd.allgather(_array(value), name="gathered").sum() / 8),
+}
+
+
+def _interrupted_everywhere(what: str) -> int:
+    """How many places there were. The interrupted call gives 1 and the same call again 2."""
+    hvd.init()
+    call, number, is_over = _CALLS[what], 0, False
+    if hvd.rank() == 0:
+        signal.signal(signal.SIGUSR1, _raise)
+        while not is_over:
+            at = _At(number)
+            began = time.monotonic()
+            with contextlib.suppress(_Interrupt), at:
+                assert call(1.0) == 1.0
+            is_over = not at.where
+            assert time.monotonic() - began < 5.0, at.where
+            assert call(_LAST if is_over else 2.0) == (_LAST if is_over else 2.0), at.where
+            number += 1
+    else:
+        while call(0.0) != _LAST:
+            number += 1
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == hvd.size()
+    hvd.shutdown()
+    return number
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("what", _CALLS)
+def test_a_blocking_call_is_interrupted_at_every_bytecode(what: str, size: int) -> None:
+    numbers = [outcome.result() for outcome in process_ranks(size, _interrupted_everywhere, what, deadline_s=120)]
+    assert numbers[0] > 200
+
+
+def _synchronized_again() -> int:
+    hvd.init()
+    signal.signal(signal.SIGUSR1, _raise)
+    number = is_over = 0
+    while not is_over:
+        handles = [
+            hvd.allreduce_async(_array(1), name="one", op=hvd.Sum),
+            hvd.grouped_allreduce_async([_array(1), _array(2)], name="many", op=hvd.Sum),
+        ]
+        at, results = _At(number), []
+        for handle in handles:
+            try:
+                with at:
+                    result = hvd.synchronize(handle)
+            except _Interrupt:
+                result = hvd.synchronize(handle)
+            assert hvd.synchronize(handle) is None
+            results.append(result)
+        np.testing.assert_array_equal(results[0], hvd.size(), err_msg=at.where)
+        np.testing.assert_array_equal(results[1], [_array(hvd.size()), _array(2 * hvd.size())], err_msg=at.where)
+        is_over = hvd.allreduce(np.array([int(not at.where)]), op=hvd.Min, name="over")[0]
+        number += 1
+    hvd.shutdown()
+    return number
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_handle_is_synchronized_again_after_an_interrupt_at_every_bytecode(size: int) -> None:
+    for outcome in process_ranks(size, _synchronized_again, deadline_s=120):
+        assert outcome.result() > 200
+
+
+def _storm(rounds: int) -> int:
+    """All ranks are interrupted at any time, in steps of several batches."""
+    hvd.init()
+    signal.signal(signal.SIGALRM, _raise)
+    chance, interrupts = random.Random(hvd.rank()), 0
+    tensors = [np.ones(1 << size, np.float32) for size in (4, 10, 18, 18)]
+    for turn in range(rounds):
+        handles = [hvd.allreduce_async(tensor, name=f"{number}", op=hvd.Sum) for number, tensor in enumerate(tensors)]
+        for handle in handles:
+            result = None
+            while result is None:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.002))
+                    result = hvd.synchronize(handle)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except _Interrupt:
+                    interrupts += 1
+                    if handle.is_taken:  # just after the call
+                        break
+            assert result is None or result[0] == hvd.size(), turn
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    hvd.shutdown()
+    return interrupts
+
+
+@pytest.mark.parametrize("environ", [{}, {"HVDLITE_PLANE": "ring"}, {"HVDLITE_HOSTID": "of each"}])
+def test_interrupts_at_any_time_on_all_ranks(environ: dict[str, str]) -> None:
+    hosts = {rank: {"HVDLITE_HOSTID": f"host {rank}"} for rank in range(2)} if "HVDLITE_HOSTID" in environ else None
+    outcomes = process_ranks(2, _storm, 100, environ=environ, environ_by_rank=hosts, deadline_s=120)
+    assert sum(outcome.result() for outcome in outcomes) > 20
+
+
+def _stops_in_a_batch() -> str:
+    """Rank 1 stops itself when it would move the bytes of a batch, so that rank 0 waits for it in native code."""
+    hvd.init()
+    if hvd.rank() == 1:
+        run = executor.run
+
+        def stop_and_run(*arguments: Any) -> None:
+            executor.run = run
+            reached("stopping")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            run(*arguments)
+
+        executor.run = stop_and_run
+    else:
+        signal.signal(signal.SIGALRM, _raise)
+        signal.setitimer(signal.ITIMER_REAL, 0.7)
+    handle = hvd.allreduce_async(np.ones(1 << 16), name="x", op=hvd.Sum)
+    if hvd.rank() == 0:
+        began = time.monotonic()
+        with pytest.raises(_Interrupt):
+            hvd.synchronize(handle)
+        assert time.monotonic() - began < 0.7 + 0.5
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        began = time.monotonic()
+        with pytest.raises(_Interrupt):
+            hvd.allreduce(np.ones(3), name="y")
+        assert time.monotonic() - began < 0.2 + 0.5
+        reached("interrupted")
+    assert hvd.synchronize(handle)[0] == 2.0
+    for _ in range(1 + hvd.rank()):  # the call of rank 0 that was interrupted takes part as well
+        assert hvd.allreduce(np.ones(3), name="y")[0] == 1.0
+    hvd.shutdown()
+    return "ok"
+
+
+@pytest.mark.parametrize("plane", ["shm", "ring"])
+def test_a_batch_that_waits_for_a_stopped_rank_is_interrupted_and_goes_on(plane: str) -> None:
+    environ = {"HVDLITE_PLANE": plane, "HVDLITE_PEER_TIMEOUT": "20"}
+    with ProcessRanks(2, _stops_in_a_batch, environ=environ) as ranks:
+        ranks.wait_for("interrupted", 0)
+        os.kill(ranks.pid(1), signal.SIGCONT)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
+def _interrupted_join() -> str:
+    hvd.init()
+    hvd.allreduce(np.ones(2))
+    if hvd.rank() == 0:
+        signal.signal(signal.SIGALRM, _raise)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(_Interrupt):
+            hvd.join()
+        with pytest.raises(hvd.HorovodInternalError, match="has joined"):
+            hvd.allreduce(np.ones(2))
+        reached("interrupted")
+    else:
+        pause_at("late")
+        assert hvd.allreduce(np.ones(2), op=hvd.Sum)[0] == 1.0
+    assert hvd.join() == 1
+    assert hvd.allreduce(np.ones(2), op=hvd.Sum)[0] == 2.0  # without a name: counted alike
+    hvd.shutdown()
+    return "ok"
+
+
+def test_a_join_that_was_interrupted_is_called_again() -> None:
+    with ProcessRanks(2, _interrupted_join) as ranks:
+        ranks.wait_for("interrupted", 0)
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
+def _shut_down_in_a_handler(rounds: int) -> float:
+    """The longest time that it took. The other rank goes on reducing, and hears of it."""
+    took = 0.0
+    for turn in range(rounds):
+        hvd.init()
+        tensor = np.ones(1 << 22, np.float32)
+        if hvd.rank() == 0:
+
+            def leave(*_: Any) -> None:
+                nonlocal took
+                began = time.monotonic()
+                hvd.shutdown()
+                took = max(took, time.monotonic() - began)
+
+            signal.signal(signal.SIGALRM, leave)
+            signal.setitimer(signal.ITIMER_REAL, 0.05 + turn / 1000)
+        with contextlib.suppress(hvd.HorovodInternalError):  # because of the shutdown, on both
+            while True:
+                hvd.allreduce_(tensor, name="x", op=hvd.Min)
+        assert hvd.is_initialized() == (_own_rank() == 1)
+        hvd.shutdown()
+    return took
+
+
+@pytest.mark.parametrize("plane", ["shm", "ring"])
+def test_a_handler_shuts_down_while_batches_move(plane: str) -> None:
+    outcomes = process_ranks(2, _shut_down_in_a_handler, 8, environ={"HVDLITE_PLANE": plane})
+    assert outcomes[0].result() < 1.0
+    assert outcomes[1].result() == 0
+
+
+def _add_interrupted(moment: str) -> str:
+    """Rank 0 is interrupted before the others come, or while the members connect."""
+    hvd.init()
+    texts = []
+    if hvd.rank() == 0:
+        signal.signal(signal.SIGALRM, _raise)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        began = time.monotonic()
+        with pytest.raises(_Interrupt):
+            hvd.add_process_set([0, 1])
+        assert time.monotonic() - began < 0.2 + 0.5
+        reached("interrupted")
+    else:
+        if moment == "early":
+            pause_at("late")
+        elif hvd.rank() == 1:
+            connect = registry.Registry._connect
+
+            def wait_and_connect(*arguments: Any) -> Any:
+                pause_at("late")
+                return connect(*arguments)
+
+            registry.Registry._connect = wait_and_connect
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.add_process_set([0, 1])
+        texts.append(str(caught.value))
+        if moment != "early" and hvd.rank() == 1:
+            registry.Registry._connect = connect
+    pair = hvd.add_process_set([0, 1])
+    if pair.included():
+        assert hvd.allreduce(np.ones(3), op=hvd.Sum, process_set=pair)[0] == 2
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == 3
+    hvd.shutdown()
+    return "".join(texts)
+
+
+@pytest.mark.parametrize("moment", ["early", "connecting"])
+def test_a_process_set_whose_registration_is_interrupted_is_added_nowhere(moment: str) -> None:
+    with ProcessRanks(3, _add_interrupted, moment) as ranks:
+        ranks.wait_for("interrupted", 0)
+        ranks.release(*([1, 2] if moment == "early" else [1]))
+        _, *texts = [outcome.result() for outcome in ranks.join()]
+    assert len(set(texts)) == 1
+    assert "rank 0: adding a process set was interrupted by _Interrupt" in texts[0]
+
+
+def _interrupted_init() -> str:
+    """Rank 0 is interrupted while it waits for a rank that does not come."""
+    if _own_rank() == 0:
+        descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        signal.signal(signal.SIGALRM, _raise)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        began = time.monotonic()
+        with pytest.raises(_Interrupt):
+            hvd.init()
+        assert time.monotonic() - began < 0.3 + 0.5
+        assert not hvd.is_initialized()
+        assert threading.active_count() == threads
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    return "ok"
+
+
+def _own_rank() -> int:
+    return int(os.environ["HVDLITE_RANK"])
+
+
+def test_init_that_is_interrupted_leaves_no_session() -> None:
+    assert [outcome.result() for outcome in process_ranks(2, _interrupted_init)] == ["ok", "ok"]
