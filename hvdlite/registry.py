@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -112,6 +113,10 @@ class Registry:
                 deadline = time.monotonic() + self._connector.settings.shutdown_timeout
                 group.engine.shut_down(deadline, EndKind.REMOVED)
             return True
+
+    def let_go(self) -> None:
+        """Gives up the memory of this host after the last collective, which would wait for the garbage collector."""
+        self._connector = replace(self._connector, regions=None)
 
     def forget(self) -> None:
         """Makes all process sets unregistered on this rank; their groups stay as they are."""

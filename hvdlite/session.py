@@ -26,9 +26,10 @@ from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
 from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
 from hvdlite.rendezvous.coordinator import own_address
-from hvdlite.rendezvous.hostid import kernel_host_id
+from hvdlite.rendezvous.hostid import kernel_host_id, network_namespace
 from hvdlite.rendezvous.meeting import meet
 from hvdlite.runtime.connecting import Connector
+from hvdlite.runtime.descriptors import check_descriptors
 from hvdlite.runtime.engine import Engine
 from hvdlite.settings import Settings, doubt_about_size
 from hvdlite.version import __version__
@@ -48,6 +49,7 @@ class Session:
     def __init__(self, settings: Settings, number: int) -> None:
         self.settings = settings
         deadline = time.monotonic() + settings.start_timeout
+        check_descriptors(1, 1)
         with meet(settings, number, deadline) as meeting:
             swap = _swapper(meeting, settings, number, deadline)
             cards = swap(_card(settings, meeting.reach))
@@ -79,6 +81,8 @@ class Session:
             engine.shut_down(deadline)
         if self.arena is not None:
             self.arena.leave()
+            self.arena = None
+            self.sets.let_go()
 
     def stop_at_exit(self) -> None:
         """Ends the threads; connections stay open until the process ends."""
@@ -257,7 +261,8 @@ def _card(settings: Settings, reach: str) -> dict[str, Any]:
     return {
         "version": __version__,
         "host": settings.hostname or socket.gethostname(),
-        "hostid": settings.hostid or kernel_host_id(),
+        "hostid": settings.hostid or (kernel_host_id() if settings.size > 1 else ""),
+        "network": network_namespace() if settings.size > 1 else 0,
         "reach": reach,
     }
 
@@ -267,6 +272,15 @@ def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
     if len(versions) > 1:
         told = ", ".join(f"rank {rank} has {card['version']}" for rank, card in enumerate(cards))
         raise HorovodInternalError(f"ranks have different versions of hvdlite: {told}. Install the same everywhere.")
+    networks: dict[str, tuple[int, int]] = {}
+    for rank, card in enumerate(cards):
+        first, network = networks.setdefault(card["hostid"], (rank, card["network"]))
+        if network != card["network"]:
+            raise HorovodInternalError(
+                f"ranks {first} and {rank} are on one host and in different network namespaces, between "
+                "which they cannot talk. Start all ranks of a host in one, or give the ranks of each an HVDLITE_HOSTID "
+                "and an HVDLITE_ADDRESS of its own"
+            )
     return group_by_host([card["hostid"] for card in cards])
 
 

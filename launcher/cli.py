@@ -6,6 +6,7 @@ user typed is one line on stderr and exit code 2, before anything has been start
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -178,8 +179,8 @@ def _open_missing_streams() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvdrun and returns its exit code; errors of the user's and of starting are one line on stderr."""
-    _open_missing_streams()
     try:
+        _open_missing_streams()
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
     except click.Abort:
         return 130
@@ -193,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = str(error), _BAD_USAGE
     except OSError as error:
         message, code = f"{error.strerror}: {error.filename}." if error.filename else f"{error}.", 1
+        if error.errno == errno.EMFILE:
+            message = f"{error.strerror}; raise the limit with ulimit -n."
     message = " ".join(message.split())
     stop = "" if message.endswith((".", "?")) else "."
     print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)

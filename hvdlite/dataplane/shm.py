@@ -184,6 +184,7 @@ class ShmPlane(HostPlane):
             handle, self._handle = self._handle, None
         if handle is not None and os.getpid() == self._owner_pid:
             self._library.hvd_shm_close(handle)
+            self._arena = None
 
     def _usable_handle(self, what: str) -> ctypes.c_void_p:
         if self._error is not None:
@@ -200,8 +201,8 @@ class ShmPlane(HostPlane):
         return _as_rows(np.concatenate(spans)), np.array([len(rows) for rows in spans], np.uint64)
 
     def _check(self, status: int, what: str) -> None:
-        if status != native.OK and self._arena is not None:
-            self._arena.stop_sharing()  # a peer may still be writing
+        if status != native.OK and (arena := self._arena) is not None:
+            arena.stop_sharing()  # a peer may still be writing
         native.check(status, f"{what} on rank {self._name}", self._error)
 
 

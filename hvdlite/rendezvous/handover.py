@@ -15,17 +15,20 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.door import Door, knock
+from hvdlite.rendezvous.hostid import network_namespace
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
 
 _PACKET_BYTES: Final = 1 << 20  # many missing ranks
 _RETRY_S: Final = 0.02
+_LOOK_S: Final = 1.0
 
 
 @contextmanager
@@ -109,11 +112,30 @@ def _ask(settings: Settings, address: str, token: bytes, deadline: float) -> dic
 
 
 def _knock_until_open(rank: int, address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
-    began = time.monotonic()
+    began = look_at = time.monotonic()
     while True:
         try:
             return knock(address, token, greeting, deadline)
         except OSError:
             if time.monotonic() >= deadline:
                 raise absent([0], rank, deadline - began) from None
+        if time.monotonic() >= look_at:
+            if _is_elsewhere(address):
+                raise HorovodInternalError(
+                    f"rank {rank} is in another network namespace than rank 0 (unshare -n, ip netns exec, a container "
+                    "of its own), so they cannot meet; start all ranks of a host in one"
+                )
+            look_at = time.monotonic() + _LOOK_S
         time.sleep(_RETRY_S)  # the kernel tells nobody that a name has appeared
+
+
+def _is_elsewhere(address: str) -> bool:
+    """Whether the door ``address`` is in another network namespace of this host, where this rank cannot call."""
+    seen = {network_namespace()}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(OSError, HorovodInternalError):  # it has ended, or is another user's
+            if (namespace := network_namespace(pid)) not in seen:
+                seen.add(namespace)
+                if f"@{address}" in Path(f"/proc/{pid}/net/unix").read_text():
+                    return True
+    return False

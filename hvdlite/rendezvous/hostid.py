@@ -6,14 +6,28 @@ import os
 import socket
 from pathlib import Path
 
+from hvdlite.errors import HorovodInternalError
+
 
 def kernel_host_id() -> str:
     """The same for two processes exactly if they run on one kernel and in one network namespace.
 
-    The namespace matters because memory is handed over abstract Unix sockets, which end at it.
+    The namespace matters because memory is handed over abstract Unix sockets, which end at it. Raises
+    HorovodInternalError where it cannot be told.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot = socket.gethostname()
-    return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"
+    return f"{boot}-{network_namespace()}"
+
+
+def network_namespace(pid: int | None = None) -> int:
+    """The number of the network namespace of a process, by default this one. Raises as `kernel_host_id`."""
+    try:
+        return os.stat(f"/proc/{pid or 'self'}/ns/net").st_ino
+    except OSError as error:
+        raise HorovodInternalError(
+            "cannot tell which ranks share a host: this process sees no /proc "
+            f"({error.strerror}); mount it: mount -t proc proc /proc"
+        ) from None

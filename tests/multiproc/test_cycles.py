@@ -1,0 +1,55 @@
+"""Sessions one after the other: what one held is given back with its end, and not when the garbage is collected."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite.errors import HorovodInternalError
+from hvdlite.session import _placements
+from hvdlite.version import __version__
+from tests.harness import process_ranks
+
+CYCLES = 20
+TWO_HOSTS = {rank: {"HVDLITE_HOSTID": f"host {rank // 2}"} for rank in range(4)}
+
+
+def descriptors() -> Counter[str]:
+    """How many there are of each kind."""
+    found = Counter[str]()
+    for name in os.listdir("/proc/self/fd"):
+        if os.path.islink(path := f"/proc/self/fd/{name}"):
+            found[os.readlink(path).split(":")[0]] += 1
+    return found
+
+
+def begin_and_end_often() -> dict[str, int]:
+    gc.disable()
+    before: Counter[str] = Counter()
+    for cycle in range(CYCLES + 1):
+        hvd.init()
+        members = hvd.add_process_set([0, 1])
+        hvd.allreduce(np.ones(5), name="x")
+        hvd.remove_process_set(members)
+        hvd.shutdown()
+        if cycle == 0:
+            before = descriptors()
+    return dict(descriptors() - before)
+
+
+@pytest.mark.parametrize(("count", "hosts"), [(3, {}), (4, TWO_HOSTS)], ids=["one host", "two hosts"])
+def test_twenty_sessions_leave_no_descriptor(count: int, hosts: dict[int, dict[str, str]]) -> None:
+    for outcome in process_ranks(count, begin_and_end_often, environ_by_rank=hosts, deadline_s=90):
+        assert outcome.result() == {}
+
+
+def test_ranks_of_one_host_in_two_network_namespaces_are_refused_when_they_meet() -> None:
+    cards = [{"version": __version__, "host": "node", "hostid": "h", "network": network} for network in (1, 1, 2)]
+    with pytest.raises(HorovodInternalError, match="ranks 0 and 2 are on one host and in different network namespaces"):
+        _placements(cards)
+    assert len(_placements([{**card, "hostid": str(card["network"])} for card in cards])) == 3
