@@ -84,6 +84,7 @@ from hvdlite.session import (
     shutdown,
     size,
 )
+from hvdlite.tracebacks import install as _install
 from hvdlite.version import __version__
 
 __all__ = [
@@ -173,3 +174,5 @@ __all__ = [
     "size",
     "synchronize",
 ]
+
+_install()

@@ -131,6 +131,11 @@ class Settings:
         choices=("trace", "debug", "info", "warning", "error", "fatal"),
     )
     log_hide_time: bool = _setting(False, "no time stamp in messages", horovod=True)
+    traceback: str = _setting(
+        "short",
+        "short: an error of the user's that ends the program has no frames of hvdlite below the user's call",
+        choices=("short", "full"),
+    )
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -31,7 +31,7 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGENT_DIED: Final = "the process that started it died"
 
 
-FailureReport = Callable[[Failure, Sequence[str]], None]
+FailureReport = Callable[[Failure, Sequence[str]], bool]
 
 
 def execute(
@@ -47,13 +47,10 @@ def execute(
     """Runs the job on ``agents``, one for each of its hosts, and returns hvdrun's exit code; all have ended then.
 
     The ranks ``readers`` get what comes on stdin.
-    ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines.
+    ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines, and
+    returns whether the user is to be told here.
     """
-    execution = _Execution(plan, agents, screen, logs, readers, is_verbose)
-    code = execution.run()
-    if on_failure is not None and execution.failure is not None:
-        on_failure(execution.failure, screen.tail(execution.failure.rank))
-    return code
+    return _Execution(plan, agents, screen, logs, readers, is_verbose, on_failure).run()
 
 
 class _Execution:
@@ -65,7 +62,9 @@ class _Execution:
         logs: Logs | None,
         readers: Collection[int],
         is_verbose: bool,
+        on_failure: FailureReport | None,
     ) -> None:
+        self._on_failure = on_failure
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
         self._agents, self._loop = agents, agents.loop
         self._links = {host: agents.links[host] for host in plan.hosts}
@@ -77,10 +76,6 @@ class _Execution:
         self._input = Input(self._loop, 0, self._readers, self._send_input, screen.answered)
         self._waiting: set[Sink] = set()
         self._warned_of_logs = False
-
-    @property
-    def failure(self) -> Failure | None:
-        return self._supervisor.failure
 
     def run(self) -> int:
         self._agents.attend(self._receive, self._show_line, self._lose)
@@ -256,7 +251,7 @@ class _Execution:
             self._screen.end(rank)
         self._screen.settle()
         failure = self._supervisor.failure
-        if failure:
+        if failure and (self._on_failure is None or self._on_failure(failure, self._screen.tail(failure.rank))):
             stream = self._screen.stream_of_tail(failure.to_look_at)
             log = self._logs.path(failure.to_look_at, stream) if self._logs else None
             self._screen.message(*describe_failure(failure, self._screen.tail(failure.to_look_at), log, stream))

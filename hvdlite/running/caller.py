@@ -8,7 +8,7 @@ import secrets
 import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NoReturn
 
@@ -33,7 +33,8 @@ class Call:
             self._call = dump(call)
         except ValueError as error:
             raise ValueError(f"the function or its arguments {error}") from error
-        self._told = json.dumps(preparation(self._call)).encode() + b"\n"
+        told = {**preparation(self._call), "has_files": "--output-filename" in words}
+        self._told = json.dumps(told).encode() + b"\n"
         self._size = size
         self._job = Job(JOB, secrets.token_hex(32))
         self._environment = {**os.environ, **environment, "HVDLITE_RUN_SECRET": self._job.secret}
@@ -116,8 +117,22 @@ class Call:
         rank, host = report["rank"], report["host"]
         kind, body = self._outcomes.get(rank, (b"", memoryview(b"")))
         if kind == FAILURE:
-            raise FunctionFailed(rank, host, bytes(body).decode(errors="replace"))
+            failed = FunctionFailed(rank, host, bytes(body).decode(errors="replace"))
+            for other, text in self._other_failures(failed):
+                failed.add_note(f"rank {other} failed as well: {text}")
+            raise failed
         raise WorkerFailed(rank, host, report["code"], report["last_lines"])
+
+    def _other_failures(self, first: FunctionFailed) -> Iterator[tuple[int, str]]:
+        """Ranks whose functions failed otherwise than the ``first``, and with what."""
+        known = _last_line(first.traceback)
+        for rank, (kind, body) in sorted(self._outcomes.items()):
+            if kind == FAILURE and (text := _last_line(bytes(body).decode(errors="replace"))) != known:
+                yield rank, text
+
+
+def _last_line(text: str) -> str:
+    return (text.splitlines() or [""])[-1]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

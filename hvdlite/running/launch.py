@@ -21,6 +21,7 @@ from hvdlite.launcher.cli import hvdrun
 from hvdlite.launcher.network.attempts import HostsUnreached
 from hvdlite.launcher.processes import die_with_parent
 from hvdlite.launcher.supervisor import Failure
+from hvdlite.running.worker import DELIVERED
 
 
 def main(caller: int, pipe: int, arguments: Sequence[str]) -> int:
@@ -29,8 +30,9 @@ def main(caller: int, pipe: int, arguments: Sequence[str]) -> int:
     def report(**fields: Any) -> None:
         os.write(pipe, json.dumps(fields).encode() + b"\n")
 
-    def report_failure(failure: Failure, last_lines: Sequence[str]) -> None:
+    def report_failure(failure: Failure, last_lines: Sequence[str]) -> bool:
         report(rank=failure.rank, host=failure.host, code=failure.code, last_lines=list(last_lines))
+        return bool(failure.code != DELIVERED)
 
     die_with_parent(signal.SIGTERM, caller)
     try:

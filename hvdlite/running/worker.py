@@ -18,10 +18,12 @@ from hvdlite.rendezvous.calls import Unanswered, ask
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, prepare
 from hvdlite.settings import Settings
+from hvdlite.tracebacks import shorten
 
 FETCH: Final = b"fetch"
 RESULT: Final = b"result"
 FAILURE: Final = b"failure"
+DELIVERED: Final = 113  # the exit code of a rank whose failure the caller knows
 JOB: Final = "hvdlite.run"
 
 
@@ -33,7 +35,7 @@ def main() -> int:
     told, call = split(_ask(settings, FETCH, b"", settings.start_timeout))
     kind, outcome = _call(json.loads(told), call, settings.rank)
     _ask(settings, kind, outcome, settings.progress_timeout)
-    return 0 if kind == RESULT else 1
+    return 0 if kind == RESULT else DELIVERED
 
 
 def split(message: bytearray) -> tuple[bytes, memoryview]:
@@ -60,15 +62,18 @@ def _call(told: dict[str, Any], call: memoryview, rank: int) -> tuple[bytes, byt
         result = func(*args, **kwargs)
     except Exception as error:  # whatever it is, it is the caller's to see
         error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-        return FAILURE, _print("".join(traceback.format_exception(error)))
+        shorten(error)
+        return FAILURE, _keep("".join(traceback.format_exception(error)), told)
     try:
         return RESULT, dump(result)
     except ValueError as error:
-        return FAILURE, _print(f"the result of rank {rank}, a {type(result).__name__}, {error}\n")
+        return FAILURE, _keep(f"the result of rank {rank}, a {type(result).__name__}, {error}\n", told)
 
 
-def _print(text: str) -> bytes:
-    print(text, end="", file=sys.stderr, flush=True)
+def _keep(text: str, told: dict[str, Any]) -> bytes:
+    """``text`` for the caller, and for the rank's own files if there are any."""
+    if told["has_files"]:
+        print(text, end="", file=sys.stderr, flush=True)
     return text.encode(errors="backslashreplace")
 
 

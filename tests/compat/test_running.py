@@ -58,6 +58,22 @@ def test_what_ranks_print_is_shown(capfd: pytest.CaptureFixture[str], tmp_path: 
     assert (tmp_path / "rank.1/stdout").read_text() == "hello\n"
 
 
+def test_an_error_of_the_function_is_told_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(FunctionFailed):
+        run(calls.on_rank_one, ("raise",), np=2)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(FunctionFailed):
+        run(calls.on_rank_one, ("raise",), np=2, output_filename=str(tmp_path))
+    assert "KeyError" in (tmp_path / "rank.1/stderr").read_text()
+    program = "import hvdlite; from tests.compat import calls; hvdlite.run(calls.on_rank_one, ('raise',), np=2)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ended.stderr.count("KeyError: 'no such thing'") == 1
+    assert ended.stderr.count("Traceback") == 2
+    assert "hvdlite/running" not in ended.stderr
+
+
 def test_an_error_of_the_function_is_told_with_rank_and_traceback() -> None:
     with pytest.raises(FunctionFailed, match=r"failed on rank 1 on localhost") as caught:
         run(calls.on_rank_one, ("raise",), np=2)

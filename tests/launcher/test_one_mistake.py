@@ -53,3 +53,24 @@ def test_the_box_has_the_end_of_stdout_where_stderr_is_empty(tmp_path: Path) -> 
     ended = run("-np", "1", "sh", "-c", "echo out; echo err >&2; exit 3")
     assert "| the last lines of its stderr:\n|   err\n" in ended.stderr
     assert "|   out" not in ended.stderr
+
+
+DISAGREES = """
+import hvdlite as hvd, numpy as np
+hvd.init()
+def train():
+    hvd.allreduce(np.ones(3 + hvd.rank()), name="loss")
+train()
+"""
+
+
+def test_hvdlites_own_frames_are_no_part_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DISAGREES)
+    ended = run("-np", "3", sys.executable, str(script))
+    assert "ranks disagree about the shape of tensor 'loss'" in ended.stderr
+    assert "in train" in ended.stderr
+    assert "hvdlite/" not in ended.stderr
+    assert len(ended.stderr.splitlines()) < 2 * 6 + 6
+    full = run("-np", "3", sys.executable, str(script), HVDLITE_TRACEBACK="full")
+    assert "hvdlite/ops/handles.py" in full.stderr
