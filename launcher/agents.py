@@ -28,6 +28,7 @@ from .spawners import SshOptions
 MAX_HANDSHAKES: Final = 64  # at once
 HELLO_S: Final = 30.0  # from the start of ssh to the agent's hello
 ANSWER_S: Final = 20.0
+_REASON_S: Final = 0.5  # for ssh to end after it has said why
 _END_S: Final = 2.0  # for an agent that has closed its output to end
 
 
@@ -39,7 +40,10 @@ class Agents:
 
     def __init__(self, options: SshOptions, say: Callable[[str], None]) -> None:
         self.loop = Loop()
-        self._listener = Listener(_ignore_frame, lambda link, line: say(f"{link.host}: {line}"), _ignore_end)
+        self._say = say
+        self._said: dict[AgentLink, list[str]] = {}  # before the hello of the agent, and not shown yet
+        self._say_at: float | None = None  # when that is shown
+        self._listener = Listener(_ignore_frame, self._hear, _ignore_end)
         self.links: dict[str, AgentLink] = {}
         self.failures: dict[str, str] = {}
         self._options = options
@@ -82,12 +86,19 @@ class Agents:
                 self.links[host.name] = link
                 shaking.add(link)
             if shaking:
-                self.loop.turn(max(0.0, min(link.started for link in shaking) + HELLO_S - time.monotonic()))
+                until = min(link.started for link in shaking) + HELLO_S
+                until = until if self._say_at is None else min(until, self._say_at)
+                self.loop.turn(max(0.0, until - time.monotonic()))
             for link in tuple(shaking):
                 if (reason := _outcome(link, own)) is not None:
                     shaking.discard(link)
                     if reason:
                         self._give_up(link, reason)
+                    self._pass_on(link, reason)
+            if self._say_at is not None and time.monotonic() >= self._say_at:
+                self._say_at = None
+                for link in tuple(self._said):
+                    self._pass_on(link)
         self.links = {name: self.links[name] for name in order if name in self.links}
 
     def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S) -> dict[str, Any]:
@@ -130,6 +141,19 @@ class Agents:
             if remaining_s <= 0:
                 return
             self.loop.turn(remaining_s)
+
+    def _hear(self, link: AgentLink, line: str) -> None:
+        """Shows what ssh or a login script said; in the first moment it may be the reason of a failure to come."""
+        self._said.setdefault(link, []).append(line)
+        if link.hello is not None:
+            self._pass_on(link)
+        elif self._say_at is None:
+            self._say_at = time.monotonic() + _REASON_S
+
+    def _pass_on(self, link: AgentLink, reason: str = "") -> None:
+        for line in self._said.pop(link, ()):
+            if line.strip().rstrip(".") not in reason:
+                self._say(f"{link.host}: {line}")
 
     def _give_up(self, link: AgentLink, reason: str) -> None:
         del self.links[link.host]

@@ -32,6 +32,11 @@ def is_folder(question: Fields) -> bool:
     return path.is_dir() and os.access(path, os.X_OK)
 
 
+def is_there(question: Fields) -> bool:
+    """Whether there is a file or folder ``path``."""
+    return Path(question["path"]).exists()
+
+
 def free_port(question: Fields) -> int:
     """A TCP port that is free on ``address``; the last such of ``ports`` ([first, last], or None for any).
 
@@ -85,6 +90,7 @@ def _software(question: Fields) -> dict[str, Any]:
 
 ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
     "is_folder": is_folder,
+    "is_there": is_there,
     "free_port": free_port,
     "unpack": lambda question: _archive().unpack(question),
     "network": _network,

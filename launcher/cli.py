@@ -26,7 +26,7 @@ from .agents import Agents
 from .check_build import describe_build
 from .doctor.command import doctor
 from .execute import FailureReport, execute
-from .hosts import is_local
+from .hosts import Host, is_local
 from .logs import Logs
 from .network.attempts import HostsUnreached
 from .options.command import LaunchCommand, complete_command
@@ -34,10 +34,10 @@ from .options.completion import completion
 from .options.config_file import read_config
 from .options.flags import SETTINGS, resolve
 from .options.hosts import HostOptions, host_options
-from .options.program import check_meaning, check_program
+from .options.program import check_meaning, check_program, check_script
 from .options.spelling import misspelt
 from .options.table import horovod_options, typed_flags
-from .plan import wanted_hosts
+from .plan import Plan, wanted_hosts
 from .preparation import Request, prepare, sketch
 from .report import describe_plan, describe_settings
 from .screen import Screen
@@ -134,6 +134,7 @@ def hvdrun(
     _check_folder()
     if any(is_local(host.name) for host in hosts):
         check_program(command, path)
+        check_script(command)
     if encrypts:
         environment["HVDLITE_ENCRYPT_DATA"] = "1"
     if where.ports:
@@ -147,11 +148,13 @@ def hvdrun(
     if is_dry:
         plan = sketch(request, job)
         _readers(reader, plan.size)
+        _print_notes(_without_ranks(hosts, plan))
         _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh), is_verbose))
         return 0
     with Agents(where.ssh, _say) as agents:
         plan = prepare(request, job, agents, _say if is_verbose else _ignore)
         readers = _readers(reader, plan.size)
+        _print_notes(_without_ranks(hosts, plan))
         with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
             screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
             plan = plan.meeting_at(server.address)
@@ -220,6 +223,13 @@ def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horov
     if is_horovod:
         environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
     return environment
+
+
+def _without_ranks(hosts: Sequence[Host], plan: Plan) -> list[str]:
+    idle = list(dict.fromkeys(host.name for host in hosts if host.name not in plan.hosts))
+    if not idle:
+        return []
+    return [f"no rank runs on {', '.join(idle)}: {', '.join(plan.hosts)} can take all {plan.size}"]
 
 
 def _check_folder() -> None:

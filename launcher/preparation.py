@@ -21,6 +21,7 @@ from .answers import free_port
 from .hosts import Host, is_local
 from .network.candidates import network_environment
 from .network.connect_test import choose_addresses
+from .options.program import script_of
 from .plan import Plan, make_plan, place_ranks
 from .sync import copy_folder
 
@@ -80,6 +81,7 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
     folders = _folders(request, agents, hosts, tell)
+    _check_script(request.command, agents, hosts, folders)
     of_host = _networks(request, agents, hosts, tell) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
@@ -113,6 +115,21 @@ def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Calla
         if has_it is not True:
             raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
     return {}
+
+
+def _check_script(command: Sequence[str], agents: Agents, hosts: Sequence[str], folders: Mapping[str, str]) -> None:
+    """Raises CannotStart if the script that Python is to run is not on another host."""
+    script = script_of(command)
+    if script is None:
+        return
+    remote = [host for host in hosts if agents.links[host].is_remote]
+    paths = {host: str(Path(folders.get(host, Path.cwd()), script)) for host in remote}
+    for host, is_there in agents.ask("is_there", {host: {"path": path} for host, path in paths.items()}).items():
+        if is_there is not True:
+            advice = (
+                "git would not commit it, so --sync left it out" if host in folders else "use --sync, or the same path"
+            )
+            raise CannotStart(host, f"there is no file {paths[host]}; {advice}.")
 
 
 def _networks(

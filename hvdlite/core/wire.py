@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from hvdlite.core.dtypes import OP_NAMES, DType
 from hvdlite.core.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import DuplicateName, HorovodInternalError
 
 MAX_FRAME_BYTES = 64 << 20
 MAX_NAME_CHARACTERS = 4096
@@ -134,6 +134,8 @@ def message_of(header: Header, frame: bytes) -> Message:
 def _message(kind: int, frame: bytes) -> Message:
     try:
         return _DECODERS[kind](frame, _HEADER.size)
+    except DuplicateName:  # a signal came meanwhile, and its handler submitted a tensor twice
+        raise
     except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a control frame is malformed: {error}") from None
 

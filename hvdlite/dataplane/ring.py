@@ -218,8 +218,13 @@ class RingPlane(DataPlane):
         if status == native.OK:
             return
         neighbours = self._neighbours
-        between = f"between ranks {neighbours.left} and {neighbours.right}"
-        what = f"{collective} on rank {neighbours.rank} of the ring, {between},"
+        beside = {neighbours.left, neighbours.right}  # of two ranks each is the other's neighbour on both sides
+        where = (
+            f"between ranks {neighbours.left} and {neighbours.right}"
+            if len(beside) > 1
+            else f"next to rank {neighbours.left}"
+        )
+        what = f"{collective} on rank {neighbours.rank} of the ring, {where},"
         try:
             native.check(status, what, self._error)
         except HvdError as error:

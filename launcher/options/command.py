@@ -6,6 +6,7 @@ so that a program of the same name can still be started: ``hvdrun -np 2 doctor``
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
@@ -24,6 +25,13 @@ SECTIONS: Final[Mapping[str, str]] = {
     "About": "check-build settings version help",
 }
 
+_OTHERS_OPTIONS: Final = {  # of torchrun and mpirun
+    "--nproc-per-node": "the number of processes is -np N, or -ppn N on each of several hosts",
+    "--nnodes": "the hosts are -H HOST:N,...",
+    "--np": "the number of processes is -np N",
+    "--host": "the hosts are -H HOST:N,...",
+    "--standalone": "leave it out, hvdrun needs no rendezvous",
+}
 _NAMES_WIDTH: Final = 28  # the descriptions of all sections begin in one column
 _FILE: Final = CompletionItem("", type="file")  # the shell's own completion of files
 
@@ -39,6 +47,8 @@ class LaunchCommand(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """The context of the command that the words ``args`` are for."""
+        if args and args[0] == "help" and not shutil.which("help"):
+            args = [*(word for word in args[1:2] if word in self.subcommands), "--help"]
         if args and (command := self.subcommands.get(args[0])) is not None:
             extra = {"help_option_names": ["-h", "--help"], **extra}
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
@@ -50,6 +60,10 @@ class LaunchCommand(click.Command):
         try:
             return super().parse_args(ctx, rest)
         except click.NoSuchOption as error:
+            if meant := _OTHERS_OPTIONS.get(error.option_name.replace("_", "-").partition("=")[0]):
+                raise click.NoSuchOption(
+                    error.option_name, f"No such option: {error.option_name}; {meant}", ctx=ctx
+                ) from None
             word = args[len(args) - len(rest) - 1]
             if len(word) == 2 or word.startswith("--"):
                 raise

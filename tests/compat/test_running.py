@@ -67,7 +67,7 @@ def test_an_error_of_the_function_is_told_once(capfd: pytest.CaptureFixture[str]
     assert "KeyError" in (tmp_path / "rank.1/stderr").read_text()
     program = "import hvdlite; from tests.compat import calls; hvdlite.run(calls.on_rank_one, ('raise',), np=2)"
     ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.stderr.count("KeyError: 'no such thing'") == 1
     assert ended.stderr.count("Traceback") == 2

@@ -29,6 +29,8 @@ def refused(network: Network, marks: Path, *options: str, **environment: str) ->
     assert "Traceback" not in ended.stderr
     line = ended.stderr.splitlines()[-1]
     assert line.startswith("hvdrun: ")
+    for said in ("Connection refused", "Could not resolve"):
+        assert ended.stderr.count(said) == (said in line)
     return line
 
 
@@ -100,6 +102,16 @@ def test_no_such_folder_there(network: Network, marks: Path, tmp_path: Path) -> 
     assert str(folder) in ended.stderr
     assert "--sync" in ended.stderr
     assert " b" in ended.stderr
+
+
+def test_no_such_script_there(network: Network, marks: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").write_text(f"open({str(marks / '0')!r}, 'w')\n")
+    command = (sys.executable, "-m", "hvdlite.launcher.cli", "-H", "a:1,b:1", sys.executable, "work/train.py")
+    with hide(network["b"], tmp_path / "work"):
+        ended = network["a"].run(*command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 1
+    assert f"cannot start on b: there is no file {tmp_path}/work/train.py; use --sync" in ended.stderr
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "a;touch x", "b$(touch x)", "b`touch x`", "b touch"])

@@ -35,6 +35,14 @@ BAD = {
     "a plan for hosts whose cores are not known": (["-H", "a,b:2", "--dry-run", "true"], "cores of a are unknown"),
     "one host more, behind a space": (["-H", "a:2", "b:2", "true"], "no spaces: -H a:2,b:2"),
     "a space after the comma": (["-H", "a,", "b", "true"], "no spaces: -H a,b"),
+    "hosts with spaces and without slots": (["-H", "a", "b", "c", "true"], "no spaces: -H a,b,c"),
+    "torchrun's number of processes": (["--nproc-per-node", "2", "true"], "is -np N, or -ppn N"),
+    "the same in its other spelling": (["--nproc_per_node=2", "true"], "is -np N, or -ppn N"),
+    "a script that is not there": (["-np", "2", "python3", "-u", "-W", "ignore", "trian.py"], "did you mean train.py?"),
+    "one that is nothing like any": (
+        ["-np", "2", "--dry-run", "python3", "x/y.py", "train.py"],
+        "no file 'x/y.py' in /",
+    ),
     "a long option behind one dash": (["-host", "a,b", "true"], "'-host'. Did you mean '--hosts'?"),
     "hosts of the doctor without -H": (["doctor", "a,b", "c"], "hvdrun doctor -H a,b,c"),
     "a mistyped command of hvdrun": (["doktor", "-H", "a"], "did you mean hvdrun doctor?"),
@@ -81,3 +89,36 @@ def test_a_mistyped_setting_is_one_line_and_no_error(
     assert main(["-np", "1", "--dry-run", "true"]) == 0
     line = "hvdrun: there is no setting HVDLITE_PEER_TIMOUT; did you mean HVDLITE_PEER_TIMEOUT?\n"
     assert capfd.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python3", "-c", "pass", "missing.py"],
+        ["python3", "-m", "this", "missing.py"],
+        ["python3", "-uc", "pass"],
+        ["python3", "-"],
+        ["python3"],
+        ["python3", "--version", "-W", "ignore", "train.py", "missing.py"],
+        ["sh", "missing.py"],
+    ],
+)
+def test_what_runs_no_script_is_not_looked_for(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["-np", "1", "--dry-run", *command]) == 0
+
+
+@pytest.mark.parametrize(("words", "usage"), [([], "Usage: hvdrun [OPTIONS]"), (["doctor"], "Usage: hvdrun doctor")])
+def test_help_is_a_word_too(words: list[str], usage: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", *words]) == 0
+    assert capfd.readouterr().out.startswith(usage)
+
+
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_a_host_without_a_rank_is_told(is_dry: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["-np", "2", "-H", "localhost:2,far:2", *(["--dry-run"] if is_dry else []), "true"]
+    assert main(words) == 0
+    assert capfd.readouterr().err == "hvdrun: no rank runs on far: localhost can take all 2\n"

@@ -93,6 +93,8 @@ def test_a_host_that_cannot_start_is_one_line_and_nothing_runs_anywhere(
     assert message in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
     assert list(tmp_path.glob("started.*")) == []
+    for said in ("Connection refused", "Permission denied"):
+        assert ended.stderr.count(said) == (said in ended.stderr)
 
 
 def test_what_a_login_writes_is_no_output_of_a_rank() -> None:
@@ -205,3 +207,18 @@ def test_signals_for_the_ranks_reach_them_on_every_host() -> None:
         process.send_signal(signal.SIGUSR1)
         read_until(process.stdout.fileno(), lambda found: found.count(b"first") == 2)
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_script_that_does_not_come_along_is_missed_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work/venv").mkdir(parents=True)
+    (tmp_path / "work/venv/train.py").write_text("print('it runs')\n")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    ended = run("-H", "localhost:1,far:1", "--sync", "python3", "venv/train.py")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "cannot start on far: there is no file " in ended.stderr
+    assert "--sync left it out" in ended.stderr
+    shared = run("-H", "localhost:1,far:1", "python3", "venv/train.py")
+    assert sorted(shared.stdout.splitlines()) == ["[0]<stdout>:it runs", "[1]<stdout>:it runs"], shared.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from types import FrameType
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from hvdlite.core.dtypes import OP_NAMES, DType
 from hvdlite.core.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
 from hvdlite.core.wire import Message, ProtocolError, Type, decode, encode
+from hvdlite.errors import DuplicateName
 from tests.unit.ranks import request
 
 SCALES = st.floats(allow_nan=False)
@@ -81,6 +84,21 @@ def test_noise_is_refused(noise: bytes) -> None:
             decode(HEADER[:3] + bytes([kind]) + HEADER[4:] + noise, 1, 2)
     with pytest.raises(ProtocolError):
         decode(noise, 1, 2)
+
+
+def test_what_a_signals_handler_raises_meanwhile_is_not_taken_for_damage() -> None:
+    def handler(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_name == "_decode_ready":
+            raise DuplicateName("tensor 'vote' is already in flight")
+
+    frame = encode(Ready(0, 0, (request("t"),)), 0, 0)
+    before = sys.gettrace()
+    sys.settrace(handler)
+    try:
+        with pytest.raises(DuplicateName):
+            decode(frame, 0, 0)
+    finally:
+        sys.settrace(before)
 
 
 @pytest.mark.parametrize(("number", "session"), [(2, 2), (0, 2), (1, 3)])
