@@ -104,6 +104,17 @@ def is_iterable(x: Any) -> bool:
     return True
 
 
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version is at least ``target``, which has three parts. Raises ValueError for other arguments."""
+    from packaging import version
+
+    if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
+        raise ValueError(
+            f"a version, and one as in '1.2.3' to compare it with, are expected, not {ver!r} and {target!r}"
+        )
+    return version.parse(ver) >= version.parse(target)
+
+
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741 - Horovod's name
     """``l`` in ``n`` parts whose lengths differ by at most one, the longer ones first."""
     length, longer = divmod(len(l), n)
@@ -142,6 +153,7 @@ __all__ = [
     "gloo_built",
     "gpu_available",
     "is_iterable",
+    "is_version_greater_equal_than",
     "mpi_built",
     "nccl_built",
     "num_rank_is_power_2",

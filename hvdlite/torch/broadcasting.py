@@ -42,10 +42,10 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives every rank the state and hyper-parameters that ``root_rank`` has, without taking a step.
 
-    Every rank ends by loading the same state dict, as from a checkpoint. The optimizer may be wrapped or bare.
-    ``model`` is there for scripts of Horovod, which needed it; it is not used. Where hvdlite stands for Horovod, the
-    gradients of an optimizer that had no state are zeros afterwards, as there. Raises ValueError for LBFGS, whose state
-    is that of the last step on one rank's own data.
+    Every rank ends by loading the same state dict, as from a checkpoint. The optimizer may be wrapped or bare. Where
+    hvdlite stands for Horovod, the gradients of an optimizer that had no state are zeros afterwards, as there, and
+    sparse ones for the sparse embeddings of ``model``, which is not used otherwise. Raises ValueError for LBFGS, whose
+    state is that of the last step on one rank's own data.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
@@ -63,16 +63,19 @@ def broadcast_optimizer_state(
     _broadcast_all(named, root_rank, process_set)
     optimizer.load_state_dict(state)
     if leaves_zeros:
-        _zero_gradients(optimizer)
+        _zero_gradients(optimizer, model)
 
 
-def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
+def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
     """What remains of the step on zeros by which Horovod makes the state of an optimizer."""
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Embedding)] if model is not None else []
+    sparse = {layer.weight for layer in layers if layer.sparse and isinstance(optimizer, torch.optim.SGD)}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad:
                 zeros = torch.zeros_like(parameter)
-                parameter.grad = zeros.to_sparse(1) if isinstance(optimizer, torch.optim.SparseAdam) else zeros
+                is_sparse = isinstance(optimizer, torch.optim.SparseAdam) or parameter in sparse
+                parameter.grad = zeros.to_sparse(1) if is_sparse else zeros
 
 
 def _named(params: Any) -> list[Named]:

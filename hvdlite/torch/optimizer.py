@@ -185,22 +185,30 @@ def DistributedOptimizer(
     take either. Raises ValueError for arguments that cannot be, and before ``init``.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
-    names = names_of(optimizer.param_groups, named_parameters)
+    given = None if named_parameters is None else list(named_parameters)
+    names = names_of(optimizer.param_groups, given)
     buckets = in_buckets(names, merged(groups, num_groups))
     passes = positive_passes(backward_passes_per_step)
     factor = float(gradient_predivide_factor)
     reduction = Reduction(compression, op, 1 / factor, factor, sparse_as_dense, process_set)
-    shared = dict(_parameter_names=horovod_names(names))
+    all_names = {**names, **{parameter: name for name, parameter in given or ()}}
+    shared = dict(_parameter_names=horovod_names(all_names))
+    choices = dict(
+        op=op,
+        gradient_predivide_factor=factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
     if op == Adasum:
         deltas = DeltaReducer(reduction)
         for bucket in buckets:
             deltas.watch(bucket)
-        return wrap(optimizer, AdasumStep, _deltas=deltas, _passes=passes, **shared)
+        return wrap(optimizer, AdasumStep, choices, _deltas=deltas, _passes=passes, **shared)
     reducer = GradientReducer(reduction, passes, gradients_in_shared_memory)
     for bucket in buckets:
         reducer.watch(bucket)
     state = dict(_reducer=reducer, _is_synchronized=False, _skips_synchronize=False)
-    wrapped = wrap(optimizer, _GradientStep, **state, **shared)
+    wrapped = wrap(optimizer, _GradientStep, choices, **state, **shared)
     weakref.finalize(wrapped, reducer.close).atexit = False  # another optimizer may take the parameters over
     return wrapped
 

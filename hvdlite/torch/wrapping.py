@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -49,12 +49,15 @@ class DistributedStep(torch.optim.Optimizer):
         )
 
 
-def wrap(optimizer: torch.optim.Optimizer, front: type[Front], **attributes: Any) -> Front:
-    """An optimizer that is a ``front`` and of the class of ``optimizer``, shares its attributes, and has more."""
+def wrap(optimizer: torch.optim.Optimizer, front: type[Front], choices: Mapping[str, Any], **attributes: Any) -> Front:
+    """An optimizer that is a ``front`` and of the class of ``optimizer``, shares its attributes, and has more.
+
+    ``choices`` are attributes of its class, so that the user's optimizer may have others of these names.
+    """
     user_class = type(optimizer)
     # Scripts tell by the name of the class or its module whether an optimizer was wrapped.
     module = "horovod.torch.optimizer" if stands_for_horovod() else "hvdlite.torch.optimizer"
-    namespace = {"__doc__": user_class.__doc__, "__module__": module}
+    namespace = {**choices, "__doc__": user_class.__doc__, "__module__": module}
     subclass = type(user_class.__name__, (front, user_class), namespace)
     wrapped: Front = object.__new__(subclass)
     shared = vars(optimizer)

@@ -42,6 +42,13 @@ def test_small_questions() -> None:
     assert [checks.is_iterable(thing) for thing in ([], "a", 3, None)] == [True, True, False, False]
     assert [number for number in range(9) if checks.num_rank_is_power_2(number)] == [1, 2, 4, 8]
     assert not checks.gpu_available("torch")
+    assert [checks.is_version_greater_equal_than(ver, "2.10.0") for ver in ("2.9.1", "2.10.0+cpu", "2.11.0a1")] == [
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(ValueError, match="'1.2.3' to compare it with"):
+        checks.is_version_greater_equal_than("1.0", "1.0")
     assert checks.extension_available("torch")
     assert not checks.extension_available("tensorflow", verbose=True)
     checks.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")

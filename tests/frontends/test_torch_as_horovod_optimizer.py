@@ -48,11 +48,21 @@ def parameter_names() -> None:
     for options in ({}, {"op": hvd.Adasum}):
         optimizer = wrapped(model, **options)
         assert optimizer._parameter_names == {model.weight: "weight", model.bias: "bias"}
+        part = hvd.DistributedOptimizer(torch.optim.SGD([model.bias], lr=0.1), model.named_parameters(), **options)
+        assert part._parameter_names == {model.weight: "weight", model.bias: "bias"}
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
         assert optimizer._parameter_names == {model.weight: "allreduce.noname.0.0", model.bias: "allreduce.noname.0.1"}
         more = linear()
         optimizer.add_param_group({"params": [more.bias]})
         assert optimizer._parameter_names[more.bias] == "allreduce.noname.1.0"
+
+
+@scenario
+def choices_are_attributes() -> None:
+    optimizer = wrapped(linear(), gradient_predivide_factor=2.0, sparse_as_dense=True, backward_passes_per_step=3)
+    assert (optimizer.op, optimizer.gradient_predivide_factor, optimizer.sparse_as_dense) == (hvd.Average, 2.0, True)
+    assert (optimizer.process_set, optimizer.backward_passes_per_step) == (hvd.global_process_set, 3)
+    assert wrapped(linear(), op=hvd.Adasum).op == hvd.Adasum
 
 
 @scenario
@@ -177,6 +187,9 @@ def sparse_gradients_after_broadcast_optimizer_state() -> None:
     assert embedding.weight.grad.is_sparse
     embedding(torch.tensor([1])).sum().backward()
     optimizer.step()
+    for model in (None, embedding):
+        hvd.broadcast_optimizer_state(torch.optim.SGD(embedding.parameters(), lr=0.1), 0, model)
+        assert embedding.weight.grad.is_sparse == (model is not None)
 
 
 @scenario
