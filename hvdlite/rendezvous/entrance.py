@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 UNIX: Final = "unix://@"
@@ -24,6 +25,7 @@ _BURST: Final = 64  # callers who are turned away in one go
 _DEFER_S: Final = 1
 _REST_S: Final = 0.01  # when there is no descriptor in reserve either
 _SHORT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+_ALL_USERS: Final = ("0", "0", str(2**32 - 1))  # what a system maps that has no user namespaces
 _TIMEVAL: Final = struct.Struct("ll")
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred of Linux: only the process id has a sign
 
@@ -36,7 +38,7 @@ class Peer(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is of this process's user."""
+        """Whether it is of this process's user, as far as `tells_users_apart`."""
         return self.uid == os.geteuid()
 
 
@@ -44,6 +46,20 @@ def peer_of(link: socket.socket) -> Peer:
     """What the kernel knows of the peer since it connected or listened, in the numbers of this process's namespaces."""
     pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
+
+
+def tells_users_apart() -> bool:
+    """Whether the kernel does for this process.
+
+    In a user namespace, all users that it does not map have one number there. A process of one of them takes all of
+    them for its own: a key has to tell what the kernel does not.
+    """
+    try:
+        nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        maps = [tuple(line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except OSError:
+        return True
+    return os.geteuid() != nobody or maps == [_ALL_USERS]
 
 
 def call_within_host(link: socket.socket, name: str, deadline: float) -> Peer:

@@ -21,6 +21,7 @@ from typing import Any, Final
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.door import Door, knock
+from hvdlite.rendezvous.entrance import tells_users_apart
 from hvdlite.rendezvous.hostid import network_namespace
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
@@ -34,6 +35,12 @@ _LOOK_S: Final = 1.0
 @contextmanager
 def meet_on_one_host(settings: Settings, number: int, deadline: float) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init; rank 0 serves it. Raises HorovodInternalError if ranks do not come."""
+    if not tells_users_apart():
+        raise HorovodInternalError(
+            f"rank {settings.rank} runs as a user that its user namespace does not map, so it cannot tell the ranks of "
+            "this job from other processes. Map the user (unshare --map-root-user), start them with hvdrun, or give "
+            "all of them HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
+        )
     name = hashlib.blake2b(f"{os.geteuid()} {number} {settings.job}".encode(), digest_size=16)
     address, token = f"hvdlite-meeting-{name.hexdigest()}", name.digest()
     if settings.rank > 0:

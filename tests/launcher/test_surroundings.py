@@ -64,6 +64,28 @@ def test_ranks_need_no_dev_null() -> None:
     assert ended.stdout.count("sum 2.0") == 2, ended.stderr
 
 
+@pytest.mark.parametrize("around", ["unshare --user --map-root-user", "unshare --user"])
+@needs_root
+def test_a_rank_in_a_user_namespace_of_its_own_is_of_the_job(around: str) -> None:
+    """Mapped to another number than outside, or not mapped at all: the kernel knows both sides for one user."""
+    in_rank_1 = f'[ $HVDLITE_RANK = 0 ] && exec "$@"; exec {around} "$@"'
+    ended = hvdrun("sh", "-c", in_rank_1, "sh", sys.executable, "-c", SUM)
+    assert ended.stdout.count("sum 2.0") == 2, ended.stderr
+
+
+@needs_root
+def test_ranks_that_only_their_user_would_admit_need_one_that_the_kernel_tells_from_others() -> None:
+    settings = {"HVDLITE_JOB": f"unmapped {os.getpid()}", "HVDLITE_SIZE": "2", "HVDLITE_LOCAL_SIZE": "2"}
+    ended = subprocess.run(
+        ["unshare", "--user", sys.executable, "-c", SUM],
+        env={**os.environ, **settings, "HVDLITE_RANK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert "rank 0 runs as a user that its user namespace does not map" in ended.stderr
+
+
 IN_HVDRUN = {
     "no /dev/null": ('exec unshare --mount sh -c "mount -t tmpfs none /dev; exec \\"\\$@\\"" sh "$@"', ": /dev/null"),
     "6 descriptors": ('ulimit -n 6; exec "$@"', "Too many open files; raise the limit with ulimit -n"),
