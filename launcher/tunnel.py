@@ -3,7 +3,7 @@
 Workers of another host meet over hvdrun's sockets, which are abstract Unix sockets of hvdrun's host: no port is opened
 for them anywhere. On the other host the agent listens on an abstract Unix socket of that host, lets in nobody but its
 own user, and carries the bytes of each connection as a numbered *channel*; hvdrun connects each channel to the socket
-of the *service* that was asked for. The bytes are CURVE's, encrypted from end to end.
+of the *service* that was asked for. The bytes are those of `hvdlite.rendezvous.calls`.
 
 Both ends hold their channels in a `Tunnel`. What a socket does not take is kept up to a limit, beyond which its channel
 is closed; sockets are read only while the stream has room (`hold`).
