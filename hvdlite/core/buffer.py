@@ -1,20 +1,20 @@
-"""One view of a tensor for everything below the front ends: address, bytes, element type, shape."""
+"""One view of a tensor for everything below the front ends: address, element type, shape, owner."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.core.dtypes import BY_NUMPY, DType, from_numpy
+from hvdlite.core.dtypes import BY_NUMPY, ElementType, element_type
 
-Buffer = tuple[int, int, DType, tuple[int, ...]]
-"""Contiguous memory of one tensor: address, bytes, element type, shape. A plain tuple, because every submit makes one.
-It does not keep the memory alive. The shape may be of a front end's own kind of tuple."""
+Buffer = tuple[int, ElementType, tuple[int, ...], Any]
+"""Contiguous memory of one tensor: address, element type, shape, owner. A plain tuple, because every submit makes one.
+The owner keeps the memory alive: an array, or a `Storage`. The shape may be of a front end's own kind of tuple."""
 
 Spans = npt.NDArray[np.uint64]
 """Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""
@@ -23,11 +23,33 @@ Matrix = npt.NDArray[np.uint64]
 """Bytes from each rank to each other; shape ``(size, size)``, row by sender."""
 
 
-def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
-    """The buffer of a C-contiguous numpy array.
+class Storage(Protocol):
+    """Memory that its user may still resize, which moves it."""
 
-    Raises ValueError for an unsupported dtype, for memory that is not contiguous and aligned, and for read-only memory
-    that is to be written.
+    def data_ptr(self) -> int:
+        """Where the memory begins now."""
+
+    def nbytes(self) -> int:
+        """How long it is now."""
+
+
+def holds(owner: Any, address: int, nbytes: int) -> bool:
+    """Whether ``owner`` still has the ``nbytes`` at ``address``. Arrays do: numpy refuses to resize them meanwhile."""
+    if owner is None or isinstance(owner, np.ndarray):
+        return True
+    begin = owner.data_ptr()
+    return bool(begin <= address and address + nbytes <= begin + owner.nbytes())
+
+
+class NotAnArray(ValueError):
+    """What was passed is no tensor of the front end."""
+
+
+def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
+    """The buffer of a numpy array: of its memory, or of a copy if it is not C-contiguous and aligned.
+
+    Raises NotAnArray, or ValueError for a dtype without a fixed size and for memory that is to be written and is
+    read-only or not contiguous.
     """
     try:  # most arrays pass: their memory is contiguous and may be written
         dtype, address = BY_NUMPY[array.dtype], _address_of(_first_byte_of(array))
@@ -35,7 +57,7 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
         pass  # what is raised below is not to be raised in the course of this
     else:
         if not (address & 7 and address % dtype.itemsize):  # no element is longer than 8 bytes
-            return address, array.nbytes, dtype, array.shape
+            return address, dtype, array.shape, array
     return _looked_at(array, is_written)
 
 
@@ -58,13 +80,18 @@ def _advice(thing: object) -> str:
 
 def _looked_at(array: npt.NDArray[Any], is_written: bool) -> Buffer:
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"expected a numpy array, got {type(array).__name__}; {_advice(array)}")
-    shape, flags = array.shape, array.flags
-    if not (flags.c_contiguous and flags.aligned):
-        raise ValueError(f"tensor of shape {shape} is not contiguous; pass numpy.ascontiguousarray(tensor) instead")
+        raise NotAnArray(f"expected a numpy array, got {type(array).__name__}; {_advice(array)}")
+    dtype, flags = element_type(array.dtype), array.flags
     if is_written and not flags.writeable:
         raise ValueError("the array is read-only, so nothing can be written in place; use the form without _ or a copy")
-    return int(array.ctypes.data), array.nbytes, from_numpy(array.dtype), shape
+    if not (flags.c_contiguous and flags.aligned):
+        if is_written:
+            raise ValueError(
+                f"an array of shape {array.shape} that is not contiguous and aligned cannot be written in place; "
+                "use the form without _, or numpy.ascontiguousarray(array)"
+            )
+        array = np.array(array, order="C")
+    return int(array.ctypes.data), dtype, array.shape, array
 
 
 def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:

@@ -123,10 +123,11 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What one rank knows of a tensor: the bit that stands for exactly the request, and everybody's rows."""
+    """What one rank knows of a tensor: the bit that stands for exactly the request, its bytes, and everybody's rows."""
 
     bit: int
     request: Request
+    nbytes: int
     rows: tuple[int, ...]
 
 
@@ -148,7 +149,7 @@ class Cache:
 
     def remember(self, bit: int, request: Request, rows: tuple[int, ...]) -> None:
         """From now on ``bit`` stands for ``request``, with everybody's ``rows``."""
-        self.known[request.name] = self.by_bit[bit] = Known(bit, request, rows)
+        self.known[request.name] = self.by_bit[bit] = Known(bit, request, request.nbytes, rows)
 
     def begin(self, generation: int) -> bool:
         """Forgets everything if ``generation`` is a new one, and says so."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import cache
-from typing import Any, Final
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,42 @@ class DType(IntEnum):
 
 _ITEMSIZE: Final = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1)
 
+MAX_DTYPE_CHARACTERS: Final = 256
+MAX_ITEMSIZE: Final = 1 << 20
+
+
+class Opaque(NamedTuple):
+    """An element type that is moved as bytes. Ranks agree about its name; only complex numbers are also added."""
+
+    name: str
+    itemsize: int
+
+    @property
+    def is_floating(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ElementType = DType | Opaque
+
+_PARTS: Final = {
+    Opaque("complex32", 4): DType.FLOAT16,
+    Opaque("complex64", 8): DType.FLOAT32,
+    Opaque("complex128", 16): DType.FLOAT64,
+}
+
+
+def is_complex(dtype: ElementType) -> bool:
+    return dtype in _PARTS
+
+
+def added_as(dtype: ElementType) -> DType | None:
+    """What sums of ``dtype`` are made of: itself, the parts of a complex number, None if it has no sums."""
+    return dtype if isinstance(dtype, DType) else _PARTS.get(dtype)
+
+
 # Plain ints, as Horovod has them, so that scripts that compare or store them keep working.
 Average: Final = 0
 Sum: Final = 1
@@ -52,15 +88,31 @@ OP_NAMES: Final = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min",
 @cache
 def from_numpy(dtype: np.dtype[np.generic]) -> DType:
     """The DType of a numpy dtype (``bfloat16`` by name, as ml_dtypes registers it). Raises ValueError if none."""
-    found = _BY_NAME.get(dtype.name)
+    found = BY_NAME.get(dtype.name)
     if found is None or not dtype.isnative:
-        supported = ", ".join(_BY_NAME)
-        raise ValueError(f"dtype {dtype} is not supported; hvdlite takes native-endian {supported}")
+        raise ValueError(f"dtype {dtype} is not supported; hvdlite takes native-endian {', '.join(BY_NAME)}")
     return found
 
 
-_BY_NAME: Final = {str(dtype): dtype for dtype in DType}
+@lru_cache(maxsize=1024)
+def element_type(dtype: np.dtype[Any]) -> ElementType:
+    """The element type of any numpy dtype of a fixed size. Raises ValueError for one without."""
+    if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEMSIZE:
+        raise ValueError(
+            f"dtype {dtype} is not supported: its elements are not bytes of a fixed size; "
+            "hvd.broadcast_object and hvd.allgather_object take any object that pickles"
+        )
+    is_plain = dtype.isnative and dtype.names is None and dtype.kind not in "SUV"  # of which numpy's names say all
+    if is_plain and dtype.name in BY_NAME:
+        return BY_NAME[dtype.name]
+    name = dtype.name if is_plain else str(dtype)
+    if len(name) > MAX_DTYPE_CHARACTERS:
+        raise ValueError(f"dtype {name:.60}... has a description of {len(name)} characters; pass array.view('V')")
+    return Opaque(name, dtype.itemsize)
+
+
+BY_NAME: Final = {str(dtype): dtype for dtype in DType}
 BY_NUMPY: Final[dict[np.dtype[Any], DType]] = {
-    np.dtype(name): dtype for name, dtype in _BY_NAME.items() if dtype is not DType.BFLOAT16
+    np.dtype(name): dtype for name, dtype in BY_NAME.items() if dtype is not DType.BFLOAT16
 }
 """What `from_numpy` says of numpy's own dtypes, for who asks often."""

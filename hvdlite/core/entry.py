@@ -5,7 +5,6 @@ An entry is the handle of its caller, too: one object for each tensor to make, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,10 @@ class Entry(Handle):
     """A tensor in flight.
 
     ``source`` is the address that is read, of ``nbytes`` bytes, and ``target`` the one that is written; they are the
-    same for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes it. ``owner`` has
-    the memory that is read, unless ``output`` does. A handle that is done, and that its caller keeps, has neither
-    ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose blocking
-    call it was submitted, or 0: nobody else ever has its handle.
+    same for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes it. ``owner``
+    keeps the memory that is read: an array, or a `Storage`. A handle that is done, and that its caller keeps, has
+    neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose
+    blocking call it was submitted, or 0: nobody else ever has its handle.
     """
 
     __slots__ = ("allocate", "caller", "nbytes", "owner", "request", "source", "target", "was_taken_up")
@@ -65,10 +64,35 @@ class Entry(Handle):
         self.name = name
 
 
+class Converted(Entry):
+    """An entry whose result ``convert`` makes of the output."""
+
+    __slots__ = ("convert",)
+
+    def __init__(self, entry: Entry, convert: Callable[[Any], Any]) -> None:
+        super().__init__(
+            entry.request, entry.group, entry.source, entry.target, entry.nbytes, entry.owner, None, entry.allocate
+        )
+        self.convert = convert
+        self.output = entry.output
+
+    def _result(self) -> Any:
+        held = _held.__get__(self)
+        return None if held is None else self.convert(held)
+
+    def _hold(self, output: Any) -> None:
+        _held.__set__(self, output)
+
+    output: Any = property(_result, _hold)
+
+
+_held: Any = Handle.__dict__["output"]
+
+
 def stand_in(request: Request) -> Entry:
     """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
     if request.kind is not Kind.ALLREDUCE:
         return Entry(request, None)
-    zeros = np.zeros(math.prod(request.shape) * request.dtype.itemsize, np.uint8)
+    zeros = np.zeros(request.nbytes, np.uint8)
     address = address_of(zeros)
     return Entry(request, None, address, address, zeros.nbytes, zeros)

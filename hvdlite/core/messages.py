@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
 
-from hvdlite.core.dtypes import DType
+from hvdlite.core.dtypes import ElementType
 
 
 class Kind(IntEnum):
@@ -27,6 +28,9 @@ class Kind(IntEnum):
         return self.name.lower()
 
 
+REDUCTIONS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.REDUCE})
+"""The kinds that calculate with elements. All others move bytes."""
+
 JOIN_NAME = "hvdlite.join"
 
 
@@ -40,7 +44,7 @@ class Request(NamedTuple):
 
     name: str
     kind: Kind
-    dtype: DType
+    dtype: ElementType
     shape: tuple[int, ...]
     op: int
     prescale: float
@@ -49,6 +53,11 @@ class Request(NamedTuple):
     cacheable: bool
     splits: tuple[int, ...] = ()
     peer: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Response(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hvdlite.core.dtypes import Adasum
-from hvdlite.core.messages import JOIN_NAME, Kind, Request
+from hvdlite.core.dtypes import Adasum, Average, Sum, added_as, is_complex
+from hvdlite.core.messages import JOIN_NAME, REDUCTIONS, Kind, Request
 
 
 def rows_of(requests: Sequence[Request]) -> tuple[int, ...]:
@@ -64,6 +64,10 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
     if (kind is Kind.JOIN) != (request.name == JOIN_NAME) or (kind in _NOT_BY_ALL and request.cacheable):
         return False
     if request.op == Adasum and not (kind is Kind.ALLREDUCE and request.dtype.is_floating):
+        return False
+    if kind in REDUCTIONS and (
+        added_as(request.dtype) is None or (is_complex(request.dtype) and request.op not in (Sum, Average))
+    ):
         return False
     if kind is Kind.SEND:
         return 0 <= request.peer < size and request.root != request.peer and rank in (request.root, request.peer)

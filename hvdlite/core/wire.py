@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from hvdlite.core.dtypes import OP_NAMES, DType
+from hvdlite.core.dtypes import BY_NAME, MAX_DTYPE_CHARACTERS, MAX_ITEMSIZE, OP_NAMES, DType, ElementType, Opaque
 from hvdlite.core.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
 from hvdlite.errors import DuplicateName, HorovodInternalError
 
@@ -30,8 +30,9 @@ MAX_FRAME_BYTES = 64 << 20
 MAX_NAME_CHARACTERS = 4096
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 56
+MAX_BYTES = 8 * MAX_ELEMENTS
 
-_VERSION = 2
+_VERSION = 3
 _HEADER = struct.Struct("<2sBBQQQ")
 _READY = struct.Struct("<III")
 _RUN = struct.Struct("<II")
@@ -228,13 +229,15 @@ def _request(row: Any) -> Request:
         _expect(_is_int(extent) and 0 <= extent <= MAX_ELEMENTS, "an extent")
         elements *= extent
         _expect(elements <= MAX_ELEMENTS, "a shape is too large")
+    element = _element_type(dtype)
+    _expect(elements * element.itemsize <= MAX_BYTES, "a tensor is too large")
     _expect(_is_int(op) and op in OP_NAMES and _is_int(root) and root >= 0 and isinstance(cacheable, bool), "a request")
     _expect(isinstance(prescale, (int, float)) and isinstance(postscale, (int, float)), "a scale")
     _expect(_are_counts(splits) and _is_int(peer) and peer >= -1, "splits")
     return Request(
         name,
         Kind(kind),
-        DType(dtype),
+        element,
         tuple(shape),
         op,
         float(prescale),
@@ -244,6 +247,15 @@ def _request(row: Any) -> Request:
         tuple(splits),
         peer,
     )
+
+
+def _element_type(value: Any) -> ElementType:
+    if not isinstance(value, list):
+        return DType(value)
+    name, itemsize = value
+    _expect(isinstance(name, str) and 0 < len(name) <= MAX_DTYPE_CHARACTERS and name not in BY_NAME, "a dtype")
+    _expect(_is_int(itemsize) and 0 < itemsize <= MAX_ITEMSIZE, "an element")
+    return Opaque(name, itemsize)
 
 
 def _response(row: Any) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hvdlite.core.buffer import Buffer
@@ -14,17 +14,20 @@ class Adapter(Protocol[T]):
     """A front end's tensors."""
 
     def buffer(self, tensor: T, is_written: bool = False) -> Buffer:
-        """The memory of ``tensor``.
+        """The memory of ``tensor``, or of a contiguous copy unless it ``is_written``.
 
-        Raises ValueError if it is no tensor, not contiguous and aligned, of an unknown dtype, or ``is_written`` and
-        read-only.
+        Raises NotAnArray if it is no tensor, and ValueError if it has no memory, if its elements have no fixed size,
+        and if it ``is_written`` and is read-only or not contiguous.
         """
 
-    def address(self, tensor: T) -> int:
-        """Where the memory of a contiguous tensor begins; called from any thread."""
+    def of_number(self, value: Any) -> tuple[T, Callable[[T], Any]] | None:
+        """A tensor without dimensions of a number, and how to make a number of such a tensor; None for what is none.
 
-    def empty(self, shape: Sequence[int], like: T) -> T:
-        """A new contiguous tensor with the dtype of ``like``; called from any thread."""
+        Raises ValueError for a number that is not taken.
+        """
+
+    def empty(self, shape: Sequence[int], like: T) -> tuple[T, int]:
+        """A new contiguous tensor with the dtype of ``like``, and where its memory begins; called from any thread."""
 
     def counts(self, values: Sequence[int]) -> T:
         """A new one-dimensional int32 tensor of ``values``; called from any thread."""

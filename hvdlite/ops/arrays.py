@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,23 @@ import numpy.typing as npt
 
 from hvdlite.core.buffer import address_of, of_array
 from hvdlite.ops import Collectives
+from hvdlite.ops.numbers import array_of, as_it_was
 
 Array = npt.NDArray[Any]
 
 
 class _NumpyAdapter:
-    """C-contiguous numpy arrays."""
+    """Numpy arrays."""
 
     buffer = staticmethod(of_array)
-    address = staticmethod(address_of)
 
-    def empty(self, shape: Sequence[int], like: Array) -> Array:
-        return np.empty(shape, like.dtype)
+    def of_number(self, value: Any) -> tuple[Array, Callable[[Array], Any]] | None:
+        array = array_of(value)
+        return None if array is None else (array, as_it_was(value))
+
+    def empty(self, shape: Sequence[int], like: Array) -> tuple[Array, int]:
+        output = np.empty(shape, like.dtype)
+        return output, address_of(output)
 
     def counts(self, values: Sequence[int]) -> Array:
         return np.array(values, np.int32)

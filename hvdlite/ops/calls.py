@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from hvdlite.core.buffer import Buffer
-from hvdlite.core.dtypes import OP_NAMES, Adasum, Average, DType, Sum
-from hvdlite.core.entry import Allocate, Entry
+from hvdlite.core.buffer import Buffer, NotAnArray, holds
+from hvdlite.core.dtypes import BY_NAME, OP_NAMES, Adasum, Average, DType, ElementType, Sum, added_as, is_complex
+from hvdlite.core.entry import Allocate, Converted, Entry
 from hvdlite.core.handle import Handle
-from hvdlite.core.messages import Kind, Request
+from hvdlite.core.messages import REDUCTIONS, Kind, Request
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.errors import HorovodInternalError
@@ -62,26 +62,36 @@ class Calls(Generic[T]):
         self, group: Group, kind: Kind, is_in_place: bool, reduction: Reduction, root: int, name: str | None, tensor: T
     ) -> Entry:
         """The entry of a collective whose output has the shape and dtype of its input."""
-        source = self._adapter.buffer(tensor, is_in_place)
+        try:
+            source = self._adapter.buffer(tensor, is_in_place)
+        except NotAnArray as refusal:
+            scalar, convert = self._of_number(tensor, refusal)
+            if is_in_place:
+                raise ValueError("a number cannot be written in place; use the form without _") from None
+            return Converted(self._alike(group, kind, False, reduction, root, name, scalar), convert)
         if is_in_place:
-            address, _, _, _ = source
-            return entry_of(group, name, kind, source, None, address, tensor, reduction, root)
-        _, _, _, shape = source
-        output = self._adapter.empty(shape, tensor)
-        return entry_of(group, name, kind, source, tensor, self._adapter.address(output), output, reduction, root)
+            return entry_of(group, name, kind, source, source[0], tensor, reduction, root)
+        output, target = self._adapter.empty(source[2], tensor)
+        return entry_of(group, name, kind, source, target, output, reduction, root)
+
+    def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:
+        """See `Adapter.of_number`; raises ``refusal`` for what is no number."""
+        found = self._adapter.of_number(value)
+        if found is None:
+            raise refusal
+        return found
 
     def _rows_buffer(self, tensor: T, what: str) -> tuple[Buffer, tuple[int, ...]]:
         """The memory and the shape of a tensor that is divided or joined along its first dimension."""
         source = self._adapter.buffer(tensor)
-        _, _, _, shape = source
+        _, _, shape, _ = source
         if not shape:
             raise ValueError(f"{what} needs a tensor with at least one dimension; reshape a scalar to (1,)")
         return source, shape
 
     def _allocator(self, like: T) -> Allocate:
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[T, int]:
-            output = self._adapter.empty(shape, like)
-            return output, self._adapter.address(output)
+            return self._adapter.empty(shape, like)
 
         return allocate
 
@@ -96,7 +106,7 @@ _LONGEST_OF_GROUP = _LONGEST_NAME - 32  # so that it is still a user's name with
 UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 """For what is not reduced."""
 
-NOTHING: Buffer = (0, 0, DType.UINT8, ())
+NOTHING: Buffer = (0, DType.UINT8, (), None)
 """For what has no tensor."""
 
 
@@ -112,7 +122,6 @@ def entry_of(
     name: str | None,
     kind: Kind,
     source: Buffer,
-    owner: Any = None,
     target: int = 0,
     output: Any = None,
     reduction: Reduction = UNCHANGED,
@@ -124,17 +133,24 @@ def entry_of(
 
     Raises ValueError if ``reduction`` or ``name`` cannot be.
     """
-    address, nbytes, dtype, shape = source
+    address, dtype, shape, owner = source
     op, prescale, postscale = reduction
     # A tensor that comes again, as most do, has its request ready: it was checked, and compares at a glance.
     known = group.known.get(name) if type(name) is str else None
     asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1)
-    if known is None or (request := known.request) != asked:
+    if known is not None and (request := known.request) == asked:
+        nbytes = known.nbytes
+    else:
         if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         checked = _checked(reduction, kind, dtype)
         text, is_given = named(group, kind, name)
         request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits)
+        nbytes = request.nbytes
+        if not holds(owner, address, nbytes):
+            raise ValueError(
+                f"the tensor has {nbytes} bytes, but its storage was resized to fewer; pass tensor.clone()"
+            )
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
 
 
@@ -180,7 +196,7 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
-def _checked(reduction: Reduction, kind: Kind, dtype: DType) -> tuple[int, float, float]:
+def _checked(reduction: Reduction, kind: Kind, dtype: ElementType) -> tuple[int, float, float]:
     """The reduction in plain numbers.
 
     Raises ValueError if elements of ``dtype`` cannot be reduced so, and HorovodInternalError, as Horovod does, for
@@ -195,6 +211,14 @@ def _checked(reduction: Reduction, kind: Kind, dtype: DType) -> tuple[int, float
         raise refused(f"op {OP_NAMES.get(op, op)} is not supported in {kind}; use one of {legal}")
     if prescale != prescale or postscale != postscale:
         raise ValueError("a scale factor is not a number (NaN)")
+    if kind not in REDUCTIONS:
+        return number, 1.0, 1.0
+    if added_as(dtype) is None:
+        raise ValueError(
+            f"dtype {dtype} is not supported by {kind}, which adds native {', '.join(BY_NAME)} and complex"
+        )
+    if is_complex(dtype) and number not in (Sum, Average):
+        raise ValueError(f"op {OP_NAMES[number]} of complex numbers is not supported; use hvd.Sum or hvd.Average")
     if number == Average and dtype is DType.BOOL:
         raise ValueError("a bool tensor has no average; pass op=hvd.Min, Max, Sum or Product")
     if number == Adasum and not dtype.is_floating:

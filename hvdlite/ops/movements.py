@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from hvdlite.core.buffer import NotAnArray
 from hvdlite.core.entry import Allocate, Entry
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind
@@ -195,7 +196,7 @@ class Movements(Calls[T]):
     def _allgather(self, group: Group) -> Draft[T]:
         def draft(name: str | None, tensor: T) -> Entry:
             source, _ = self._rows_buffer(tensor, "allgather")
-            return entry_of(group, name, Kind.ALLGATHER, source, tensor, allocate=self._allocator(tensor))
+            return entry_of(group, name, Kind.ALLGATHER, source, allocate=self._allocator(tensor))
 
         return draft
 
@@ -210,23 +211,23 @@ class Movements(Calls[T]):
         group = group_of(process_set)
 
         def draft(name: str | None, tensor: T) -> Entry:
-            (address, nbytes, dtype, shape), (rows, *_) = self._rows_buffer(tensor, "alltoall")
+            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, "alltoall")
             if splits is None and rows % group.size:
                 raise ValueError(
                     f"alltoall without splits divides rows evenly, but {rows} rows are not a multiple of {group.size} "
                     "ranks; pass splits"
                 )
             counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-            source = (address, nbytes, dtype, (sum(counts), *shape[1:]))
+            source = (address, dtype, (sum(counts), *shape[1:]), owner)
             allocate = self._allocator_of_pair(tensor)
-            return entry_of(group, name, Kind.ALLTOALL, source, tensor, allocate=allocate, splits=counts)
+            return entry_of(group, name, Kind.ALLTOALL, source, allocate=allocate, splits=counts)
 
         return group.submit(draft(name, tensor), will_wait)
 
     def _allocator_of_pair(self, like: T) -> Allocate:
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], int]:
-            output = self._adapter.empty(shape, like)
-            return (output, self._adapter.counts(rows)), self._adapter.address(output)
+            output, address = self._adapter.empty(shape, like)
+            return (output, self._adapter.counts(rows)), address
 
         return allocate
 
@@ -236,7 +237,7 @@ class Movements(Calls[T]):
         def draft(name: str | None, tensor: T) -> Entry:
             source, _ = self._rows_buffer(tensor, "gather")
             allocate = self._allocator(tensor)
-            return entry_of(group, name, Kind.GATHER, source, tensor, root=root, allocate=allocate)
+            return entry_of(group, name, Kind.GATHER, source, root=root, allocate=allocate)
 
         return draft
 
@@ -244,13 +245,13 @@ class Movements(Calls[T]):
         root = index_in(group, root_rank, "root_rank")
 
         def draft(name: str | None, tensor: T) -> Entry:
-            (address, nbytes, dtype, shape), (rows, *_) = self._rows_buffer(tensor, "scatter")
+            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, "scatter")
             counts: tuple[int, ...] = ()
             if root == group.rank:
                 counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-            source = (address, nbytes, dtype, (sum(counts), *shape[1:]))
+            source = (address, dtype, (sum(counts), *shape[1:]), owner)
             allocate = self._allocator(tensor)
-            return entry_of(group, name, Kind.SCATTER, source, tensor, root=root, allocate=allocate, splits=counts)
+            return entry_of(group, name, Kind.SCATTER, source, root=root, allocate=allocate, splits=counts)
 
         return draft
 
@@ -259,7 +260,11 @@ class Movements(Calls[T]):
     ) -> Handle:
         group = group_of(process_set)
         peer = _peer(group, rank)
-        entry = entry_of(group, "", Kind.SEND, self._adapter.buffer(tensor), tensor)
+        try:
+            source = self._adapter.buffer(tensor)
+        except NotAnArray as refusal:
+            source = self._adapter.buffer(self._of_number(tensor, refusal)[0])
+        entry = entry_of(group, "", Kind.SEND, source)
         return self._start_message(group, group.rank, peer, name, entry, will_wait)
 
     def _start_recv(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from hvdlite.core.buffer import NotAnArray
 from hvdlite.core.dtypes import Average, Sum
-from hvdlite.core.entry import Entry
+from hvdlite.core.entry import Converted, Entry
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
@@ -276,9 +277,8 @@ class Reductions(Calls[T]):
         def draft(name: str | None, tensor: T) -> Entry:
             source, shape = self._rows_buffer(tensor, "reducescatter")
             rows = even_splits(shape[0], group.size)[group.rank]
-            output = self._adapter.empty((rows, *shape[1:]), tensor)
-            target = self._adapter.address(output)
-            return entry_of(group, name, Kind.REDUCESCATTER, source, tensor, target, output, (op, prescale, postscale))
+            output, target = self._adapter.empty((rows, *shape[1:]), tensor)
+            return entry_of(group, name, Kind.REDUCESCATTER, source, target, output, (op, prescale, postscale))
 
         return draft
 
@@ -286,11 +286,14 @@ class Reductions(Calls[T]):
         root = index_in(group, root_rank, "root_rank")
 
         def draft(name: str | None, tensor: T) -> Entry:
-            source = self._adapter.buffer(tensor)
-            _, _, _, shape = source
-            output = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
-            target = self._adapter.address(output)
-            return entry_of(group, name, Kind.REDUCE, source, tensor, target, output, (op, prescale, postscale), root)
+            try:
+                source = self._adapter.buffer(tensor)
+            except NotAnArray as refusal:
+                scalar, convert = self._of_number(tensor, refusal)
+                return Converted(draft(name, scalar), convert)
+            _, _, shape, _ = source
+            output, target = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
+            return entry_of(group, name, Kind.REDUCE, source, target, output, (op, prescale, postscale), root)
 
         return draft
 

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite.core.buffer import Spans
-from hvdlite.core.dtypes import DType, Sum
+from hvdlite.core.dtypes import DType, ElementType, Sum
 from hvdlite.core.entry import Entry
 from hvdlite.core.rows import even_splits
 from hvdlite.dataplane.base import DataPlane
 
 Array = npt.NDArray[Any]
 
-_STORED: dict[DType, np.dtype[Any]] = {
+_STORED: dict[ElementType, np.dtype[Any]] = {
     DType.FLOAT16: np.dtype(np.float16),
     DType.BFLOAT16: np.dtype(np.uint16),
     DType.FLOAT32: np.dtype(np.float32),
@@ -108,13 +108,13 @@ def _hand_out(entries: Sequence[Entry], parts: Sequence[Sequence[int]], results:
     plane.allgather(streams)
 
 
-def _widened(values: Array, dtype: DType) -> Array:
+def _widened(values: Array, dtype: ElementType) -> Array:
     if dtype is DType.BFLOAT16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float64 if dtype is DType.FLOAT64 else np.float32)
 
 
-def _narrowed(values: Array, dtype: DType) -> Array:
+def _narrowed(values: Array, dtype: ElementType) -> Array:
     """Rounded to nearest even, in the dtype that travels."""
     if dtype is not DType.BFLOAT16:
         return np.ascontiguousarray(values, _STORED[dtype])

@@ -13,15 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvdlite.core.buffer import Spans
+from hvdlite.core.buffer import Spans, holds
 from hvdlite.core.cache import fuse_key
-from hvdlite.core.dtypes import Adasum, Average, Sum
+from hvdlite.core.dtypes import Adasum, Average, DType, Sum, added_as
 from hvdlite.core.entry import Entry
 from hvdlite.core.messages import Kind, Request
 from hvdlite.core.rows import even_splits, received_by
 from hvdlite.dataplane.base import DataPlane
+from hvdlite.errors import HorovodInternalError
 from hvdlite.runtime import adasum
 
+_ARRAY = np.ndarray
 _Row = tuple[int, int, int]
 
 
@@ -33,7 +35,23 @@ class Work(NamedTuple):
 
 
 def run(work: Work, plane: DataPlane) -> None:
-    """Moves the bytes of ``work``; every rank of the plane's group calls it with the same batch."""
+    """Moves the bytes of ``work``; every rank of the plane's group calls it with the same batch.
+
+    Raises HorovodInternalError, before any byte moves, if memory was resized since it was submitted.
+    """
+    for entry in work.entries:
+        owner = entry.owner
+        # Arrays are not looked at, and most storages begin where their tensor does.
+        if (
+            type(owner) is not _ARRAY
+            and owner is not None
+            and (isinstance(owner, _ARRAY) or owner.data_ptr() != entry.source)
+            and not holds(owner, entry.source, entry.nbytes)
+        ):
+            raise HorovodInternalError(
+                f"the storage of tensor {entry.name!r} was resized while it was in flight; "
+                "synchronize its handle before resize_() or untyped_storage().resize_()"
+            )
     kind = fuse_key(work.entries[0].request)[0]
     assert isinstance(kind, Kind)
     _RUNNERS[kind](work, plane)
@@ -44,44 +62,46 @@ def _allreduce(work: Work, plane: DataPlane) -> None:
     if request.op == Adasum:
         adasum.allreduce(work.entries, plane)
         return
-    op, postscale = _arithmetic(request, plane)
+    dtype, op, postscale = _arithmetic(request, plane)
     words: list[int] = []
     for entry in work.entries:
         words += (entry.source, entry.target, entry.nbytes)
     # Packed: half the time of an array that numpy makes of the list, and an all-reduce may have thousands of spans.
     spans = np.frombuffer(struct.pack(f"{len(words)}Q", *words), np.uint64).reshape(-1, 3)
-    plane.allreduce(spans, request.dtype, op, request.prescale, postscale)
+    plane.allreduce(spans, dtype, op, request.prescale, postscale)
 
 
-def _arithmetic(request: Request, plane: DataPlane) -> tuple[int, float]:
-    """The operation and the postscale with which a plane does what ``request`` asks for.
+def _arithmetic(request: Request, plane: DataPlane) -> tuple[DType, int, float]:
+    """The elements, the operation and the postscale with which a plane does what ``request`` asks for.
 
     Integers are truncated, and 49 times the double that is next to 1/49 is less than 1. Where that is so, the next
     larger one does it right.
     """
+    dtype = added_as(request.dtype)
+    assert dtype is not None  # what has no sums was refused
     if request.op != Average:
-        return request.op, request.postscale
+        return dtype, request.op, request.postscale
     scale = request.postscale / plane.size
-    if request.postscale == 1 and not request.dtype.is_floating and scale * plane.size < 1:
+    if request.postscale == 1 and not dtype.is_floating and scale * plane.size < 1:
         scale = math.nextafter(scale, 1)
-    return Sum, scale
+    return dtype, Sum, scale
 
 
 def _reducescatter(work: Work, plane: DataPlane) -> None:
     request = work.entries[0].request
-    op, postscale = _arithmetic(request, plane)
+    dtype, op, postscale = _arithmetic(request, plane)
     parts = _lists(plane.size)
     for entry in work.entries:
         read = entry.source
         for rank, nbytes in enumerate(_parts(entry.request, plane.size)):
             parts[rank].append((read, entry.target if rank == plane.rank else 0, nbytes))
             read += nbytes
-    plane.reducescatter([_spans(rows) for rows in parts], request.dtype, op, request.prescale, postscale)
+    plane.reducescatter([_spans(rows) for rows in parts], dtype, op, request.prescale, postscale)
 
 
 def _parts(request: Request, size: int) -> Iterator[int]:
     """The bytes that each rank gets of a reduction."""
-    nbytes = math.prod(request.shape) * request.dtype.itemsize
+    nbytes = request.nbytes
     if request.kind is Kind.REDUCE:
         yield from (nbytes if rank == request.root else 0 for rank in range(size))
     else:
@@ -125,7 +145,7 @@ def _moved(request: Request, rows: tuple[int, ...], size: int) -> np.ndarray[tup
     """The bytes of one tensor from each rank to each other."""
     moved = np.zeros((size, size), np.uint64)
     if request.kind is Kind.SEND:
-        moved[request.root, request.peer] = math.prod(request.shape) * request.dtype.itemsize
+        moved[request.root, request.peer] = request.nbytes
     elif request.kind is Kind.GATHER:
         moved[:, request.root] = rows
     elif request.kind is Kind.SCATTER:

@@ -118,6 +118,10 @@ def _requires_grad(tensors: Any) -> bool:
     return isinstance(tensors, torch.Tensor) and tensors.requires_grad
 
 
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 class _Crossing(torch.autograd.Function):
     """The node of one call: all of its tensors cross to other ranks, forward and backward."""
 
@@ -144,7 +148,7 @@ class _Crossing(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         call, contiguous = context.call, tuple(gradient.contiguous() for gradient in gradients)
-        floating = [index for index in range(len(call.shapes)) if contiguous[index].is_floating_point()]
+        floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
         found: list[torch.Tensor | None] = [None] * len(call.shapes)
         if len(floating) == len(found):
             found = list(context.rule(call, contiguous))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.framework import broadcast_with
 from hvdlite.ops import synchronize_all
 from hvdlite.session import rank
-from hvdlite.torch.tensors import collectives, dense
+from hvdlite.torch.adapter import dense, expanded
+from hvdlite.torch.tensors import collectives
 
 Named = tuple[str, torch.Tensor]
 
@@ -105,7 +107,18 @@ def _broadcast_all(tensors: list[Named], root_rank: int, process_set: ProcessSet
         raise ValueError(f"cannot broadcast {name!r}: {error}") from error
     for (_, tensor), received in zip(tensors, synchronize_all(handles), strict=True):
         if received is not tensor:
-            tensor.copy_(received)
+            _overwrite(tensor, received)
+
+
+def _overwrite(tensor: torch.Tensor, received: torch.Tensor) -> None:
+    """Copies into a tensor that may be expanded: elements that share memory are written once."""
+    target, source = tensor, received
+    for dimension in expanded(tensor):
+        target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
+    with torch.inference_mode() if tensor.is_inference() else nullcontext():
+        target.copy_(source)
+    if target is not tensor and not torch.equal(tensor, received):
+        raise ValueError("a tensor that is expanded on this rank is not on the root; pass tensor.clone()")
 
 
 def _dump(state: Any, tensors: list[torch.Tensor]) -> bytes:

@@ -27,6 +27,7 @@ import torch
 from hvdlite.errors import HvdError
 from hvdlite.ops import group_of
 from hvdlite.session import local_size, size
+from hvdlite.torch.adapter import expanded
 from hvdlite.torch.naming import Named, known_as
 from hvdlite.torch.parameter_check import ParameterCheck
 from hvdlite.torch.places import Place, keep_what_is_freed
@@ -310,7 +311,11 @@ class GradientReducer:
             gradient.value = None  # what it was: a step that is interrupted now is taken again on what it is
             if value.layout is not torch.strided:
                 gradient.parameter.grad = reduced
-            elif reduced is not value:
+            elif reduced is value:
+                pass
+            elif expanded(value):  # nothing can be copied there
+                gradient.parameter.grad = reduced.to(value.dtype)
+            else:
                 value.copy_(reduced)
 
 

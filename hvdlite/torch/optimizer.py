@@ -18,6 +18,7 @@ from hvdlite.core.dtypes import OP_NAMES, Adasum, Average, Sum
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.ops import Compressor
 from hvdlite.session import size
+from hvdlite.torch.adapter import refuse_wrapped
 from hvdlite.torch.adasum import AdasumStep, DeltaReducer
 from hvdlite.torch.buckets import Groups, in_buckets, merged
 from hvdlite.torch.compression import Compression
@@ -187,6 +188,8 @@ def DistributedOptimizer(
     _check(optimizer, op, gradient_predivide_factor, process_set)
     given = None if named_parameters is None else list(named_parameters)
     names = names_of(optimizer.param_groups, given)
+    for parameter, name in names.items():
+        refuse_wrapped(parameter, name)
     buckets = in_buckets(names, merged(groups, num_groups))
     passes = positive_passes(backward_passes_per_step)
     factor = float(gradient_predivide_factor)

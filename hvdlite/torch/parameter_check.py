@@ -16,6 +16,7 @@ values are equal exactly where n times the sum of their squares is the square of
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ from hvdlite.log import logger
 from hvdlite.ops import arrays, group_of, synchronize
 from hvdlite.runtime.group import Group
 from hvdlite.session import current
+from hvdlite.torch.adapter import TensorAdapter
 from hvdlite.torch.naming import Named
-from hvdlite.torch.tensors import TensorAdapter, dense
 
 Checksums = npt.NDArray[np.uint64]
 Vector = npt.NDArray[np.int64]
@@ -110,15 +111,15 @@ def _compares_after(joins: int) -> bool:
 
 def _checksum(parameter: torch.Tensor) -> int:
     """The sum of the parameter's memory in words of 8 bytes, scrambled; 0 for what has none that ranks could share."""
-    tensor = dense(parameter.detach())
     try:
-        address, nbytes, *_ = _ADAPTER.buffer(tensor)
+        address, dtype, shape, owner = _ADAPTER.buffer(parameter.detach())
     except ValueError:
         return 0
-    words, rest = divmod(nbytes, 8)
+    words, rest = divmod(math.prod(shape) * dtype.itemsize, 8)
     total = int(np.frombuffer(_memory(address, words * 8), np.uint64).sum()) if words else 0
     if rest:
         total += int.from_bytes(_memory(address + words * 8, rest), "little")
+    del owner  # until here it kept the memory, which may be that of a copy
     return total * _ODD & _MASK
 
 

@@ -19,11 +19,12 @@ import torch
 from hvdlite.core.handle import Handle
 from hvdlite.core.process_set import ProcessSet
 from hvdlite.ops import Compressor, GroupHandle, group_of, synchronize
+from hvdlite.torch.adapter import dense
 from hvdlite.torch.compression import wire_dtype
 from hvdlite.torch.peers import has_peers
 from hvdlite.torch.places import Place
 from hvdlite.torch.sparse import sparse_allreduce_async
-from hvdlite.torch.tensors import collectives, dense
+from hvdlite.torch.tensors import collectives
 
 Wait = Callable[[], list[torch.Tensor]]
 

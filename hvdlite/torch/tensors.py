@@ -1,4 +1,4 @@
-"""CPU torch tensors as buffers, and the collectives over them.
+"""The collectives over CPU torch tensors.
 
 Collectives work on memory, outside autograd: a result is a new tensor without history, and one in place keeps the
 history its tensor had. Only the blocking forms that make a new tensor have gradients, see `autograd`.
@@ -6,65 +6,13 @@ history its tensor had. Only the blocking forms that make a new tensor have grad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from hvdlite.core.buffer import Buffer
-from hvdlite.core.dtypes import DType
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.ops import Collectives
 from hvdlite.torch import derivatives
+from hvdlite.torch.adapter import TensorAdapter
 from hvdlite.torch.autograd import differentiable
-
-_DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
-
-
-def dtype_of(dtype: torch.dtype) -> DType:
-    """Raises ValueError for a dtype that collectives do not take."""
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype {dtype} is not supported; hvdlite takes {', '.join(map(str, _DTYPES))}")
-    return _DTYPES[dtype]
-
-
-class TensorAdapter:
-    """Contiguous strided tensors in CPU memory, whether or not they require a gradient."""
-
-    def buffer(self, tensor: torch.Tensor, is_written: bool = False) -> Buffer:
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"expected a torch tensor, got {type(tensor).__name__}")
-        dtype = _DTYPES.get(tensor.dtype)
-        if dtype is None or tensor.layout is not torch.strided or not tensor.is_cpu or not tensor.is_contiguous():
-            raise ValueError(_refusal(tensor))
-        address = tensor.data_ptr()
-        if address & 7 and address % dtype.itemsize:  # no element is longer than 8 bytes
-            raise ValueError(f"the memory of the tensor is not aligned to its {dtype} elements; pass tensor.clone()")
-        return address, tensor.nbytes, dtype, tensor.shape
-
-    def address(self, tensor: torch.Tensor) -> int:
-        return tensor.data_ptr()
-
-    def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        # the device is named because torch.set_default_device counts for one thread only
-        return torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
-
-    def counts(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device="cpu")
-
-
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` itself if it is contiguous, or else a contiguous copy. What is not strided is left to be refused."""
-    return tensor.contiguous() if tensor.layout is torch.strided else tensor
-
-
-def _refusal(tensor: torch.Tensor) -> str:
-    if tensor.layout is not torch.strided:
-        return f"tensor of layout {tensor.layout} is not supported; pass tensor.to_dense()"
-    if not tensor.is_cpu:
-        return f"tensor on device {tensor.device} is not supported; hvdlite takes CPU tensors, pass tensor.cpu()"
-    if tensor.dtype not in _DTYPES:
-        return f"dtype {tensor.dtype} is not supported; hvdlite takes {', '.join(map(str, _DTYPES))}"
-    return f"tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous() instead"
 
 
 class TensorCollectives(Collectives[torch.Tensor]):
@@ -105,7 +53,8 @@ class TensorCollectives(Collectives[torch.Tensor]):
         A sender adds the zero to its loss, so that its backward comes to wait for the gradient from the receiver.
         """
         zero: torch.Tensor | None = self._send(tensor, rank, name, process_set)
-        return torch.zeros((), dtype=tensor.dtype, device="cpu") if zero is None else zero
+        dtype = tensor.dtype if isinstance(tensor, torch.Tensor) else None  # or it is a number
+        return torch.zeros((), dtype=dtype, device="cpu") if zero is None else zero
 
 
 collectives = TensorCollectives(TensorAdapter())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,22 @@ def alone() -> Any:
 @pytest.mark.parametrize(
     ("call", "hint"),
     [
-        (lambda: hvd.allreduce(np.ones((4, 4))[:, 1]), "not contiguous"),
-        (lambda: hvd.allreduce(np.ones((4, 4)).T), "ascontiguousarray"),
-        (lambda: hvd.allreduce(np.ones(3, complex)), "dtype complex128 is not supported"),
-        (lambda: hvd.allreduce(np.ones(3, ">f4")), "native-endian"),
+        (lambda: hvd.allreduce_(np.ones((4, 4))[:, 1]), "not contiguous"),
+        (lambda: hvd.broadcast_(np.ones((4, 4)).T, 0), "ascontiguousarray"),
+        (lambda: hvd.allreduce(np.ones(3, ">f4")), "dtype >f4 is not supported by allreduce, which adds native uint8"),
+        (lambda: hvd.reduce(np.ones(3, np.uint16), 0), "dtype uint16 is not supported by reduce"),
+        (lambda: hvd.reducescatter(np.zeros(3, "M8[s]")), r"datetime64\[s\] is not supported by reducescatter"),
+        (lambda: hvd.broadcast(np.array([{}]), 0), "dtype object is not supported.*broadcast_object"),
+        (lambda: hvd.allreduce(True), r"pass int\(x\)"),
+        (lambda: hvd.allreduce(1 << 63), r"does not fit into 64 bits; pass float\(x\)"),
+        (lambda: hvd.allreduce(Fraction(1, 2)), "expected a numpy array, got Fraction"),
+        (lambda: hvd.allreduce_(1.0), "a number cannot be written in place"),
+        (lambda: hvd.recv_(np.float32(1), 0), "rank 0 is this rank itself"),
+        (lambda: hvd.allgather(1.0), "expected a numpy array, got float"),
+        *(
+            (lambda op=op: hvd.allreduce(np.ones(3, complex), op=op), f"op {name} of complex numbers is not supported")
+            for op, name in ((hvd.Min, "Min"), (hvd.Max, "Max"), (hvd.Product, "Product"), (hvd.Adasum, "Adasum"))
+        ),
         (lambda: hvd.allreduce([1.0]), "expected a numpy array, got list"),
         (lambda: hvd.allreduce(np.ones(3), op=hvd.Sum, average=True), "either op or average"),
         (lambda: hvd.allreduce(np.ones(3), op=17), "op 17 is not supported"),

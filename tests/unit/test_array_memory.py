@@ -36,17 +36,48 @@ def _read_only() -> Any:
     ids=lambda value: str(getattr(value, "shape", value)),
 )
 def test_memory_is_told_as_numpy_tells_it(array: Any, dtype: DType) -> None:
-    assert of_array(array) == (array.ctypes.data, array.nbytes, dtype, array.shape)
+    assert of_array(array)[:3] == (array.ctypes.data, dtype, array.shape)
+    assert of_array(array)[3] is array
     assert address_of(array) == array.ctypes.data
+
+
+@pytest.mark.parametrize(
+    "array",
+    [_BYTES[1:].view(np.float32), _FLOATS[::2], np.arange(6.0).reshape(2, 3).T, np.broadcast_to(np.float64(3), (2, 2))],
+    ids=["not aligned", "every second", "transposed", "broadcast"],
+)
+def test_a_copy_is_told_of_what_is_not_contiguous(array: Any) -> None:
+    address, _, shape, copy = of_array(array)
+    assert (address, shape, copy.flags.c_contiguous) == (copy.ctypes.data, array.shape, True)
+    assert not np.shares_memory(array, copy)
+    np.testing.assert_array_equal(copy, array)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        ("c8", ("complex64", 8)),
+        ("u8", ("uint64", 8)),
+        ("M8[ns]", ("datetime64[ns]", 8)),
+        (">f4", (">f4", 4)),
+        ("S3", ("|S3", 3)),
+        ("U2", ("<U2", 8)),
+        ([("a", "<f4"), ("b", ">i2")], ("[('a', '<f4'), ('b', '>i2')]", 6)),
+    ],
+    ids=str,
+)
+def test_other_elements_have_the_name_of_their_dtype(dtype: Any, told: tuple[str, int]) -> None:
+    assert of_array(np.zeros(2, dtype))[1] == told
 
 
 @pytest.mark.parametrize(
     ("array", "is_written", "hint"),
     [
-        (_BYTES[1:].view(np.float32), False, "not contiguous"),  # not aligned
-        (_FLOATS[::2], False, "not contiguous"),
+        (_BYTES[1:].view(np.float32), True, "not contiguous and aligned"),
+        (_FLOATS[::2], True, "not contiguous and aligned"),
         (_read_only(), True, "read-only"),
-        (_FLOATS.astype(">f4"), False, "native-endian"),
+        (np.array([object()]), False, "dtype object is not supported: its elements are not bytes of a fixed size"),
+        (np.zeros(2, [(f"field {index}", "f4") for index in range(20)]), False, r"pass array.view\('V'\)"),
         ([1.0], False, "expected a numpy array, got list"),
         (np.float32(1), False, "expected a numpy array, got float32"),
         (type("Tensor", (), {"__module__": "torch"})(), False, "hvdlite.torch takes tensors"),

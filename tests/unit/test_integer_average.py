@@ -17,7 +17,7 @@ from tests.unit.ranks import request
 def test_whole_averages_stay_whole(sign: int) -> None:
     for size in range(1, 2000):
         plane: Any = SimpleNamespace(size=size)
-        _, scale = _arithmetic(request("t", dtype=DType.INT64, op=Average), plane)
+        _, _, scale = _arithmetic(request("t", dtype=DType.INT64, op=Average), plane)
         for average in (1, 3, 1000, 123_457):
             assert math.trunc(sign * average * size * scale) == sign * average
             assert math.trunc(sign * (average * size - 1) * scale) == sign * (average - 1)

@@ -1,0 +1,40 @@
+"""Numbers in place of tensors: they travel as arrays without dimensions, and come back as numbers of their type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_DTYPES = {int: np.int64, float: np.float64, complex: np.complex128}
+
+
+def array_of(value: Any) -> Array | None:
+    """The number as an array; None if it is none. Raises ValueError for a bool and for an int beyond 64 bits."""
+    if isinstance(value, np.generic):
+        return np.array(value)
+    if isinstance(value, bool):
+        raise ValueError("a bool is not taken as a number; pass int(x), or numpy.bool_(x) for op=hvd.Min or Max")
+    for kind, dtype in _DTYPES.items():
+        if isinstance(value, kind):
+            try:
+                return np.array(value, dtype)
+            except OverflowError:
+                raise ValueError(f"{value} does not fit into 64 bits; pass float(x)") from None
+    return None
+
+
+def as_it_was(value: Any) -> Callable[[Any], Any]:
+    """Makes a number of the type of ``value`` from an array. What has dimensions stays: where a result has no rows."""
+    is_of_numpy = isinstance(value, np.generic)
+
+    def convert(result: Any) -> Any:
+        if not isinstance(result, np.ndarray) or result.ndim:
+            return result
+        return result[()] if is_of_numpy else result.item()
+
+    return convert
