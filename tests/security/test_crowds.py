@@ -64,6 +64,6 @@ def test_a_crowd_stops_nobody(count: int, over_s: float, set_s: float, tmp_path:
             returned, failed = caller.communicate(timeout=PATIENCE_S)
     assert (job.returncode, said.count("steps")) == (0, 4), (again, said, complained)
     assert returned == "[0, 1]\n", failed
-    assert min(made) > 0.9 * count
+    assert min(made) > count / 2  # while the ranks join anew, there is less to connect to
     for line in again:
         assert float(line[1]) < set_s, again
