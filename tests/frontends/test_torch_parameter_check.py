@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite.session import current
 from tests.frontends.scenarios import Report, Scenarios
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
@@ -91,6 +93,35 @@ def it_has_come_with_the_gradients_of_the_first_step() -> None:
         model = model_of(hvd.rank())
         take_steps(model, wrapped(model), count=1)
         expect(told(), "'0.weight'")
+
+
+@scenario
+def checksums_are_submitted_in_a_burst_with_gradients_and_in_first_steps_only() -> None:
+    group = current().everyone
+    bursts: list[list[str]] = []
+    burst, submit = group.burst, group.submit
+
+    @contextmanager
+    def noted_burst() -> Iterator[None]:
+        bursts.append([])
+        with burst():
+            yield
+        bursts.append([])
+
+    def noted_submit(entry: Any, *arguments: Any, **options: Any) -> Any:
+        bursts[-1].append(entry.name)
+        return submit(entry, *arguments, **options)
+
+    for options, kind in (({}, "gradient"), ({"op": hvd.Adasum}, "delta")):
+        bursts[:] = [[]]
+        model = model_of(1)
+        optimizer = wrapped(model, **options)
+        with mock.patch.multiple(group, burst=noted_burst, submit=noted_submit):
+            take_steps(model, optimizer)
+        with_checksums = [names for names in bursts if any(name.startswith("checksum.") for name in names)]
+        assert len(with_checksums) == (hvd.size() > 1)
+        for names in with_checksums:
+            assert [name.partition(".")[0] for name in names[:2]] == ["checksum", kind]
 
 
 @scenario
