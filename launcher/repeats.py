@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 AHEAD_S: Final = 0.5  # for the first rank to catch up
-QUIET_S: Final = 1.0  # a traceback that does not go on for so long has ended
+QUIET_S: Final = 2.0  # a traceback that does not go on for so long has ended
 TOLD_S: Final = 0.5  # for further ranks that have the same
 RECENT_S: Final = 30.0  # what is longer ago has left the screen
 _MAX_LINES: Final = 2000  # of one traceback

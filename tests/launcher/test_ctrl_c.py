@@ -127,8 +127,9 @@ def test_a_second_one_kills_at_once(tmp_path: Path) -> None:
 
 def test_the_companions_of_a_failed_rank_still_get_sigterm(tmp_path: Path) -> None:
     program = f"""
-        trap 'echo TERM > {tmp_path}/got; exit 0' TERM; trap 'echo INT > {tmp_path}/got; exit 0' INT; echo ready
-        [ $RANK = 0 ] && read line; [ $RANK = 0 ] && exit 3; while :; do sleep 0.1; done
+        trap 'echo TERM > {tmp_path}/got; exit 0' TERM; trap 'echo INT > {tmp_path}/got; exit 0' INT
+        touch {tmp_path}/ready.$RANK; while [ ! -e {tmp_path}/ready.1 ]; do sleep 0.1; done
+        [ $RANK = 0 ] && exit 3; while :; do sleep 0.1; done
     """
     with started("-np", "2", "sh", "-c", program) as process:
         assert process.wait(PATIENCE_S) == 3
