@@ -21,6 +21,7 @@ from hvdlite.core.topology import Placement
 from hvdlite.core.topology import group as group_by_host
 from hvdlite.dataplane.arena import Arena
 from hvdlite.dataplane.spin import spin_us
+from hvdlite.engines.presence import Presence
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
@@ -46,8 +47,9 @@ class Session:
     a process set; see `Registry.group_of`.
     """
 
-    def __init__(self, settings: Settings, number: int) -> None:
+    def __init__(self, settings: Settings, number: int, presence: Presence) -> None:
         self.settings = settings
+        self._presence = presence
         deadline = time.monotonic() + settings.start_timeout
         check_descriptors(1, 1)
         with meet(settings, number, deadline) as meeting:
@@ -83,6 +85,7 @@ class Session:
             self.arena.leave()
             self.arena = None
             self.sets.let_go()
+        self._presence.close()
 
     def stop_at_exit(self) -> None:
         """Ends the threads; connections stay open until the process ends."""
@@ -124,7 +127,12 @@ def init(
 def _begin(settings: Settings) -> Session:
     global _current, _completed
     configure(settings.rank, settings.log_level, settings.log_hide_time)
-    _current = Session(settings, _completed)
+    presence = Presence(settings)
+    try:
+        _current = Session(settings, _completed, presence)
+    except BaseException:
+        presence.close()
+        raise
     _completed += 1
     if _completed == 1:
         atexit.register(_at_exit)

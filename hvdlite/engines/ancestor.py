@@ -14,7 +14,7 @@ def started_without(variable: str) -> int:
     """
     pid = os.getppid()
     while pid > 1 and has(pid, variable):
-        pid = _parent(pid)
+        pid = parent_of(pid)
     return pid
 
 
@@ -27,6 +27,7 @@ def has(pid: int, variable: str) -> bool:
     return any(entry.startswith(f"{variable}=".encode()) for entry in environ.split(b"\0"))
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """The process that started ``pid``, or adopted it. Raises OSError if ``pid`` has ended."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[1])  # the name before it may hold anything
