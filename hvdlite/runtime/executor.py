@@ -98,10 +98,10 @@ class Executor:
     def _run_first(self) -> None:
         work = self._unfinished[0]
         error = self._run(work)
+        if error is not None:
+            self._on_failure(error)  # first: whoever wakes may shut down, and the other ranks must hear of it before
         self._in_flight.finish(work.entries, error)
         self._unfinished.popleft()
-        if error is not None:
-            self._on_failure(error)
 
     def _run(self, work: Work) -> HvdError | None:
         try:
