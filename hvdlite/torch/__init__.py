@@ -23,7 +23,6 @@ from hvdlite import (
     Sum,
     __version__,
     add_process_set,
-    barrier,
     ccl_built,
     cross_rank,
     cross_size,
@@ -52,8 +51,11 @@ from hvdlite import (
 )
 from hvdlite.framework import allgather_object, broadcast_object
 from hvdlite.torch.broadcasting import broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.compiled import barrier
 from hvdlite.torch.compression import Compression, Compressor
 from hvdlite.torch.memory import shared_empty
+from hvdlite.torch.operators import HAS_OPERATORS as _HAS_OPERATORS
+from hvdlite.torch.operators import register as _register
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
@@ -186,4 +188,6 @@ __all__ = [
     "synchronize",
 ]
 
+if _HAS_OPERATORS:
+    _register(_collectives)
 _leave_out_all()

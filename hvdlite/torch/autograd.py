@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -34,13 +34,25 @@ Tensors = tuple[torch.Tensor, ...]
 Form = TypeVar("Form", bound=Callable[..., Any])
 
 
+class Receipt(Protocol):
+    """What is known of a tensor that went forward: a `Handle` has it."""
+
+    @property
+    def name(self) -> str:
+        """By which ranks found it."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """From each rank, if ranks had any number of them."""
+
+
 class Call(NamedTuple):
     """A collective that ran forward: what a rule needs to know of it."""
 
     collectives: Collectives[torch.Tensor]
     arguments: dict[str, Any]
     shapes: list[torch.Size]
-    handles: Sequence[Handle]
+    handles: Sequence[Receipt]
 
     def of(self, members: Sequence[int]) -> Call:
         """The same call of some tensors of a group."""
@@ -147,15 +159,20 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        call, contiguous = context.call, tuple(gradient.contiguous() for gradient in gradients)
-        floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
-        found: list[torch.Tensor | None] = [None] * len(call.shapes)
-        if len(floating) == len(found):
-            found = list(context.rule(call, contiguous))
-        elif floating:  # a group with integers, which have no gradient
-            of_floating = call.of(floating)
-            for index, gradient in zip(
-                floating, context.rule(of_floating, tuple(contiguous[index] for index in floating)), strict=True
-            ):
-                found[index] = gradient
-        return (*[None] * 5, *found)
+        return (*[None] * 5, *gradients_of(context.call, context.rule, gradients))
+
+
+def gradients_of(call: Call, rule: Rule, gradients: Tensors) -> list[torch.Tensor | None]:
+    """The gradients of a call's inputs by ``rule``, from those of its results."""
+    contiguous = tuple(gradient.contiguous() for gradient in gradients)
+    floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
+    if len(floating) == len(call.shapes):
+        return list(rule(call, contiguous))
+    found: list[torch.Tensor | None] = [None] * len(call.shapes)
+    if floating:  # a group with integers, which have no gradient
+        of_floating = call.of(floating)
+        for index, gradient in zip(
+            floating, rule(of_floating, tuple(contiguous[index] for index in floating)), strict=True
+        ):
+            found[index] = gradient
+    return found

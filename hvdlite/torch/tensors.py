@@ -13,8 +13,10 @@ from hvdlite.ops import Collectives
 from hvdlite.torch import derivatives
 from hvdlite.torch.adapter import TensorAdapter
 from hvdlite.torch.autograd import differentiable
+from hvdlite.torch.compiled import with_graphs
 
 
+@with_graphs
 class TensorCollectives(Collectives[torch.Tensor]):
     """The collectives of `hvdlite.ops`, with gradients through them."""
 

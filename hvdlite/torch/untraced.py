@@ -11,27 +11,32 @@ Where torch cannot mark what is below (before 2.7), frames of our own are left a
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
 _PACKAGE: Final = __name__.partition(".")[0]
 _FOLDER: Final = f"{Path(__file__).resolve().parents[1]}/"
+_TRACED: Final = f"{_FOLDER}torch/compiled.py"  # which is written for dynamo
 _REASON: Final = "hvdlite's own code runs outside of graphs; see torch.compile in its docs/training.md"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_traceable: set[CodeType] = set()
 
+def outside_of_graphs(function: Function) -> Function:
+    """``function`` with which dynamo ends a graph, while ``function`` itself is as it was."""
 
-def traceable(function: Function) -> Function:
-    """Leaves ``function``, which was written for it, to dynamo."""
-    _traceable.add(function.__code__)
-    return function
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    _mark(call)
+    return cast(Function, call)
 
 
 def leave_out_all() -> None:
@@ -40,11 +45,15 @@ def leave_out_all() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == _PACKAGE:
             for function in _functions_of(module, seen):
-                if function.__code__ not in _traceable:
-                    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-                    function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
+                if function.__code__.co_filename != _TRACED:
+                    _mark(function)
                 for code in _codes_in(function.__code__):
                     skip(code)
+
+
+def _mark(function: Callable[..., Any]) -> None:
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
 
 
 def _code_marker() -> Callable[[CodeType], None]:
@@ -75,7 +84,7 @@ def _functions_of(owner: ModuleType | type, seen: set[type]) -> Iterator[Functio
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
     """``code``, if it is ours, and that of the functions in it."""
-    if code.co_filename.startswith(_FOLDER) and code not in _traceable:
+    if code.co_filename.startswith(_FOLDER) and code.co_filename != _TRACED:
         yield code
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
