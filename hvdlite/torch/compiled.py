@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.compiler import is_compiling
 
 from hvdlite import ops, session
 from hvdlite.core.dtypes import Average
@@ -21,6 +20,8 @@ from hvdlite.torch.operators import AUTOMATIC_NAME_BYTES, HAS_OPERATORS, order
 from hvdlite.torch.untraced import outside_of_graphs
 
 Class = TypeVar("Class", bound=type)
+
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # from torch 2.3 on
 
 
 def allreduce(
@@ -175,7 +176,7 @@ def scatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    if is_compiling() and HAS_OPERATORS and process_set is global_process_set:
+    if _is_compiling() and HAS_OPERATORS and process_set is global_process_set:
         torch.ops.hvdlite.collective(order, [], _receipt(None), [], "barrier", None, 0, 1.0, 1.0, 0)
     else:
         ops.barrier(process_set)
@@ -191,7 +192,7 @@ _FORMS = (
 
 def with_graphs(collectives: Class) -> Class:
     """The class itself, in whose methods dynamo finds the functions above, as far as these take a call."""
-    for form in _FORMS:
+    for form in _FORMS if HAS_OPERATORS else ():
         name = form.__name__
         setattr(collectives, name, _with_graph(getattr(collectives, name), form))
     return collectives
@@ -202,8 +203,8 @@ def _with_graph(eager: Callable[..., Any], in_graph: Callable[..., Any]) -> Call
 
     @functools.wraps(eager)
     def form(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            result = in_graph(*args, **kwargs) if HAS_OPERATORS else None
+        if _is_compiling():
+            result = in_graph(*args, **kwargs)
             return outside(self, *args, **kwargs) if result is None else result
         return eager(self, *args, **kwargs)
 

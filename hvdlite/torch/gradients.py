@@ -28,6 +28,7 @@ from hvdlite.errors import HvdError
 from hvdlite.ops import group_of
 from hvdlite.session import local_size, size
 from hvdlite.torch.adapter import expanded
+from hvdlite.torch.ddp import refuse_ddp
 from hvdlite.torch.naming import Named, known_as
 from hvdlite.torch.parameter_check import ParameterCheck
 from hvdlite.torch.places import Place, keep_what_is_freed
@@ -150,6 +151,7 @@ class GradientReducer:
         self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
         self._submitted: deque[_Bucket] = deque()  # of this step, in the order in which they come back
+        self._has_begun = False
         self._thread = 0  # in which this step's hooks run
         _reducers.add(self)
 
@@ -265,6 +267,12 @@ class GradientReducer:
         if not self._ready:
             return []
         if not self._burst_bytes:
+            if not self._has_begun:
+                refuse_ddp(
+                    (gradient.name.removeprefix("gradient."), gradient.parameter)
+                    for gradient in self._gradients.values()
+                )
+                self._has_begun = True
             self._burst_bytes = _burst_bytes()
             self._check.read()
         self._ready_bytes = 0

@@ -22,6 +22,7 @@ from hvdlite.torch.adapter import refuse_wrapped
 from hvdlite.torch.adasum import AdasumStep, DeltaReducer
 from hvdlite.torch.buckets import Groups, in_buckets, merged
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.ddp import refuse_ddp
 from hvdlite.torch.gradients import GradientReducer
 from hvdlite.torch.naming import ParamGroup, group_names, horovod_names, names_of
 from hvdlite.torch.reduction import Reduction
@@ -190,6 +191,7 @@ def DistributedOptimizer(
     names = names_of(optimizer.param_groups, given)
     for parameter, name in names.items():
         refuse_wrapped(parameter, name)
+    refuse_ddp((name, parameter) for parameter, name in names.items())
     buckets = in_buckets(names, merged(groups, num_groups))
     passes = positive_passes(backward_passes_per_step)
     factor = float(gradient_predivide_factor)

@@ -43,9 +43,10 @@ def probe() -> Iterator[Traced]:
         traced.note(code)
         return compile_frame(code, *args, **options)
 
-    def noting_call(self: Any) -> Any:
-        traced.note(self.f_code)
-        return inline(self)
+    def noting_call(*arguments: Any) -> Any:
+        # a method since torch 2.6; before, a static method of a caller, a function and its arguments
+        traced.note(arguments[0].f_code if len(arguments) == 1 else arguments[1].get_code())
+        return inline(*arguments)
 
     convert_frame._compile, inlining.inline_call_ = noting_frame, noting_call
     try:
