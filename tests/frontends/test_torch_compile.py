@@ -23,7 +23,7 @@ def model() -> nn.Module:
 
 
 def optimizer_of(trained: nn.Module, **options: Any) -> Any:
-    bare = torch.optim.SGD(trained.parameters(), lr=0.5, momentum=0.9)
+    bare = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.5)
     return hvd.DistributedOptimizer(bare, trained.named_parameters(), **options)
 
 

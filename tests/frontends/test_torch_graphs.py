@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,27 +123,6 @@ def a_rank_that_compiles_meets_one_that_does_not() -> None:
     assert differing(lambda _, function: compiled(function, fullgraph=False) if is_compiling else function, some) == []
 
 
-def in_any_order(x: torch.Tensor) -> torch.Tensor:
-    """Inductor of torch 2.13 would run these collectives as 5, 4, 2, 1, 3 to need less memory, if it might."""
-    large = torch.stack([x] * 1000)
-    first = hvd.allreduce(large + 1)
-    second = hvd.allreduce(x + 1)
-    total = first.sum() + hvd.allreduce(large).sum()
-    hvd.allreduce(x + 7)  # nobody needs it here
-    equal = hvd.allreduce(x) * hvd.allreduce(x)
-    return total + second.sum() + (hvd.allreduce(x.sum()) * equal).sum()
-
-
-@scenario
-def collectives_stay_in_order_none_is_dropped_and_equal_ones_stay_two() -> None:
-    own = in_any_order  # rank 1 has no graph, so it runs them as they are written
-    if hvd.rank() == 0:
-        own = compiled(in_any_order, backend="inductor" if shutil.which("g++") else "aot_eager")
-    with torch.no_grad():
-        assert torch.allclose(own(vector()), in_any_order(vector()), rtol=1e-5)
-    assert torch.allclose(gradient(own)(vector()), gradient(in_any_order)(vector()), rtol=1e-5)
-
-
 @scenario
 def shapes_may_be_dynamic() -> None:
     def function(x: torch.Tensor, factor: float, root: int) -> Any:
@@ -153,15 +133,6 @@ def shapes_may_be_dynamic() -> None:
     for rows in (2, 4, 6):
         x = torch.arange(3.0 * rows).view(rows, 3) * (1 + hvd.rank())
         assert shown(in_graph(x, 1.5 / rows, rows % 2)) == shown(function(x, 1.5 / rows, rows % 2))
-
-
-@scenario
-def with_reduce_overhead() -> None:
-    if shutil.which("g++"):
-        torch._dynamo.reset()
-        function = torch.compile(lambda x: hvd.allreduce(x * 2) + 1, mode="reduce-overhead")
-        for _ in range(3):
-            assert torch.equal(function(vector()), hvd.allreduce(vector() * 2) + 1)
 
 
 @scenario
@@ -254,23 +225,51 @@ def test_torch_graphs(reports: dict[str, str], name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def reports() -> dict[str, str]:
     """What each scenario raised on a rank, by its name."""
-    folder = tmp_path_factory.mktemp("inductor")
-    outcomes = process_ranks(
-        2,
-        run,
-        __name__,
-        server=TORCH,
-        environ={"TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"},
-    )
-    found = [outcome.result() for outcome in outcomes]
+    found = [outcome.result() for outcome in process_ranks(2, run, __name__, server=TORCH)]
     return {name: "\n".join(each[name] for each in found if each[name]) for name in found[0]}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "reports" in metafunc.fixturenames:
         metafunc.parametrize("name", scenario.names)
+
+
+def in_any_order(x: torch.Tensor) -> torch.Tensor:
+    """Inductor of torch 2.13 would run these collectives as 5, 4, 2, 1, 3 to need less memory, if it might."""
+    large = torch.stack([x] * 1000)
+    first = hvd.allreduce(large + 1)
+    second = hvd.allreduce(x + 1)
+    total = first.sum() + hvd.allreduce(large).sum()
+    hvd.allreduce(x + 7)  # nobody needs it here
+    equal = hvd.allreduce(x) * hvd.allreduce(x)
+    return total + second.sum() + (hvd.allreduce(x.sum()) * equal).sum()
+
+
+def in_order(options: dict[str, Any]) -> None:
+    """Rank 0 has a graph, and rank 1 has none, so it runs them as they are written."""
+    hvd.init()
+    own = compiled(in_any_order, **options) if hvd.rank() == 0 else in_any_order
+    with torch.no_grad():
+        assert torch.allclose(own(vector()), in_any_order(vector()), rtol=1e-5)
+    assert torch.allclose(gradient(own)(vector()), gradient(in_any_order)(vector()), rtol=1e-5)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "aot_eager"}, {"backend": "inductor"}, {"mode": "reduce-overhead", "backend": "inductor"}],
+    ids=["aot_eager", "inductor", "reduce-overhead"],
+)
+def test_collectives_stay_in_order_none_is_dropped_and_equal_ones_stay_two(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    if options["backend"] == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler; install g++")
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    for outcome in process_ranks(2, in_order, options, server=TORCH, environ=environ):
+        outcome.result()
 
 
 def in_sessions_of_other_sizes() -> list[str]:

@@ -36,20 +36,19 @@ def probe() -> Iterator[Traced]:
     traced = Traced([], set())
     compile_frame = convert_frame._compile
     inlining = symbolic_convert.InliningInstructionTranslator
-    inline = inlining.inline_call_
+    begin = inlining.__init__  # after the checks of what may be traced
 
     def noting_frame(code: CodeType, *args: Any, **options: Any) -> Any:
         traced.frames.append(code.co_name)
         traced.note(code)
         return compile_frame(code, *args, **options)
 
-    def noting_call(*arguments: Any) -> Any:
-        # a method since torch 2.6; before, a static method of a caller, a function and its arguments
-        traced.note(arguments[0].f_code if len(arguments) == 1 else arguments[1].get_code())
-        return inline(*arguments)
+    def noting_call(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        traced.note(self.f_code)
 
-    convert_frame._compile, inlining.inline_call_ = noting_frame, noting_call
+    convert_frame._compile, inlining.__init__ = noting_frame, noting_call
     try:
         yield traced
     finally:
-        convert_frame._compile, inlining.inline_call_ = compile_frame, inline
+        convert_frame._compile, inlining.__init__ = compile_frame, begin
