@@ -26,7 +26,9 @@ from hvdlite.ops import Collectives, GroupHandle, barrier, synchronize
 from hvdlite.torch import derivatives
 from hvdlite.torch.autograd import Call, Rule, gradients_of
 
-HAS_OPERATORS: Final = hasattr(torch.library, "custom_op")  # from torch 2.4 on
+# Operators that write lists of tensors are more than torch 2.4, the first with custom_op, can make functional. Versions
+# in between were not tried, and calls that end a graph are right with all of them.
+HAS_OPERATORS: Final = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 
 AUTOMATIC_NAME_BYTES: Final = 96  # a name that the user did not give, and what is added to any
 
