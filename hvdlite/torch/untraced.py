@@ -23,7 +23,7 @@ import torch
 _PACKAGE: Final = __name__.partition(".")[0]
 _FOLDER: Final = f"{Path(__file__).resolve().parents[1]}/"
 _TRACED: Final = f"{_FOLDER}torch/compiled.py"  # which is written for dynamo
-_REASON: Final = "hvdlite's own code runs outside of graphs; see torch.compile in its docs/training.md"
+_REASON: Final = "hvdlite's own code runs outside of graphs; see its docs/compile.md"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
