@@ -144,8 +144,6 @@ def an_error_leaves_the_graph_and_the_session_lives() -> None:
             disagreeing(torch.ones(2 + hvd.rank()))
     with pytest.raises(ValueError, match="root_rank 7 is not a rank of this job"):
         compiled(lambda x: hvd.broadcast(x, 7))(vector())
-    with pytest.raises(ValueError, match="not contiguous"):
-        compiled(lambda x: hvd.allreduce(x), backend="eager")(torch.ones(3, 2).t())
     assert shown(compiled(lambda x: hvd.allreduce(x))(vector())) == shown(torch.arange(1.0, 5.0) + 0.5)
 
 
