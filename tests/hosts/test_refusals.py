@@ -105,13 +105,14 @@ def test_no_such_folder_there(network: Network, marks: Path, tmp_path: Path) -> 
 
 
 def test_no_such_script_there(network: Network, marks: Path, tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work/train.py").write_text(f"open({str(marks / '0')!r}, 'w')\n")
+    script = tmp_path / "work" / "train.py"
+    script.parent.mkdir()
+    script.write_text(f"open({str(marks / '0')!r}, 'w')\n")
     command = (sys.executable, "-m", "hvdlite.launcher.cli", "-H", "a:1,b:1", sys.executable, "work/train.py")
-    with hide(network["b"], tmp_path / "work"):
+    with hide(network["b"], script.parent):
         ended = network["a"].run(*command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 1
-    assert f"cannot start on b: there is no file {tmp_path}/work/train.py; use --sync" in ended.stderr
+    assert f"cannot start on b: there is no file {script}; use --sync" in ended.stderr
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "a;touch x", "b$(touch x)", "b`touch x`", "b touch"])
