@@ -9,6 +9,8 @@ A virtual machine may take far longer to wake than a real one, above all while i
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from hvdlite import native
@@ -21,12 +23,17 @@ _LEAST_US: Final = 50.0  # a message that takes no longer than this comes while 
 def spin_us(settings: Settings, ranks: int) -> float:
     """How long each of the ``ranks`` of this host should spin, in µs; measured if ``settings`` leave it open.
 
-    Ranks that share cores, or the time of them, do not spin: the peer that is waited for may need this one's.
+    Ranks that share cores, or the time of them, do not spin: the peer that is waited for may need this one's. Where
+    other programs keep the cores busy, a wake-up takes long because of them, and spinning would only add to it.
     """
     if settings.spin >= 0:
         return settings.spin
     cores = usable_cores()
-    return 0.0 if ranks > cores or cores < 2 else max(_LEAST_US, wakeup_us())
+    if ranks > cores or cores < 2:
+        return 0.0
+    measured_us = wakeup_us()
+    is_crowded = ranks + running_elsewhere() > (os.cpu_count() or 1)
+    return _LEAST_US if is_crowded else max(_LEAST_US, measured_us)
 
 
 def usable_cores() -> float:
@@ -34,6 +41,13 @@ def usable_cores() -> float:
     cores = len(os.sched_getaffinity(0))
     limit = cores_limit()
     return cores if limit is None else min(cores, limit)
+
+
+def running_elsewhere() -> int:
+    """How many threads of this machine run or could run now, but for the one that asks; 0 where no /proc tells."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
+    return 0
 
 
 def wakeup_us() -> float:

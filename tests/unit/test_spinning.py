@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from unittest.mock import Mock
 
 import pytest
 
 from hvdlite.dataplane import spin
-from hvdlite.dataplane.spin import spin_us, usable_cores, wakeup_us
+from hvdlite.dataplane.spin import running_elsewhere, spin_us, usable_cores, wakeup_us
 from hvdlite.rendezvous.door import Door
 from hvdlite.runtime.inbox import Inbox
 from hvdlite.runtime.unixlink import UnixLink
@@ -19,8 +21,10 @@ from tests.unit.links import LEFT, SESSION, next_from, soon
 _MINUTE_US = 60e6
 
 
-def _host(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, wakeup: float) -> None:
+def _host(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, wakeup: float, running: int = 0) -> None:
     monkeypatch.setattr(spin.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(spin.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(spin, "running_elsewhere", lambda: running)
     monkeypatch.setattr(spin, "cores_limit", lambda: quota)
     monkeypatch.setattr(spin, "wakeup_us", lambda: wakeup)
 
@@ -44,6 +48,25 @@ def test_a_rank_with_a_core_of_its_own_spins_as_long_as_a_wakeup_takes(
     assert spin_us(Settings(), ranks) == expected
     assert spin_us(Settings(spin=7), ranks) == 7
     assert spin_us(Settings(spin=0), ranks) == 0
+
+
+@pytest.mark.parametrize(("running", "expected"), [(2, 300.0), (3, 50.0), (40, 50.0)])
+def test_a_core_that_others_keep_busy_does_not_make_it_spin_longer(
+    monkeypatch: pytest.MonkeyPatch, running: int, expected: float
+) -> None:
+    _host(monkeypatch, 4, None, 300.0, running)
+    assert spin_us(Settings(), 2) == expected
+
+
+def test_what_runs_elsewhere_is_counted() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        assert running_elsewhere() >= 1
+    finally:
+        busy.kill()
+        busy.communicate()
 
 
 def test_a_wakeup_is_measured_in_microseconds() -> None:
