@@ -21,6 +21,7 @@ from typing import Any
 
 import zmq
 
+from hvdlite.core.ending import error_of
 from hvdlite.core.messages import ORDERLY, End, EndKind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.errors import HorovodInternalError, HvdError, Mismatch
@@ -74,8 +75,17 @@ class Registry:
 
         Raises ValueError for ranks that are not in the job or that another set has, Mismatch if ranks do not give the
         same sets, and HorovodInternalError if a member could not connect, or was interrupted: the same on all ranks.
+        A rank that ends or is stopped meanwhile is lost, as in any collective.
         """
-        run_apart(lambda interruption: self._add(process_sets, interruption), "adding a process set")
+        with self.everyone.engine.watching_peers():
+            run_apart(
+                lambda interruption: self._add(process_sets, interruption), "adding a process set", self._why_in_vain
+            )
+
+    def _why_in_vain(self) -> HvdError | None:
+        """The error of the job, if it has failed. A member that is connecting to others does not hear of it."""
+        end = self.everyone.engine.ended_by
+        return None if end is None or end.kind in ORDERLY else error_of(end)
 
     def _add(self, process_sets: Sequence[ProcessSet], interruption: Interruption) -> None:
         size = self.everyone.size

@@ -78,6 +78,8 @@ class Agent:
                     self._end(_ABANDONED_GRACE_S)
             with suppress(ChildProcessError):
                 self._reap()
+            for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
+                self._outbox.send(pack_message(Kind.STOPPED, rank=worker.rank, pid=worker.process.pid))
             self._signal_if_due()
             self._check_lease()
         self._say_farewell()
@@ -262,10 +264,11 @@ class Agent:
         self._signal_if_due()
 
     def _seconds_to_act(self) -> float | None:
-        """How long the loop may wait: until the workers get a signal or the lease is over, if either is to come."""
+        """How long the loop may wait: until something is due, if anything is."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
-        times = [when for when in (self._terminate_at, self._kill_at, lease_ends) if when is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        times = (self._terminate_at, self._kill_at, lease_ends, self._workers.stop_due)
+        dates = [when for when in times if when is not None]
+        return max(0.0, min(dates) - time.monotonic()) if dates else None
 
     def _signal_if_due(self) -> None:
         if self._terminate_at is not None and (

@@ -187,6 +187,11 @@ class _Execution:
             self._screen.name(rank, link.pids[rank])
             self._supervisor.started(rank)
             self._tell(f"rank {rank} on {link.host} is process {message['pid']}")
+        elif kind is Kind.STOPPED:
+            self._screen.message(
+                f"hvdrun: rank {rank} on {link.host}, process {message['pid']}, is stopped (SIGSTOP, a debugger); "
+                "ranks that need it wait until it goes on (SIGCONT)"
+            )
         elif kind is Kind.FAILED:
             self._tell(f"rank {rank} on {link.host} could not be started: {message['reason']}")
             self._input.left(rank)

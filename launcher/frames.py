@@ -7,7 +7,7 @@ The agent's stream begins with `GREETING`, so that what a login shell wrote befo
 ``HELLO``. hvdrun may then ``ASK``, and every question gets one ``ANSWER``, in any order. It sends ``START`` once,
 ``SIGNAL`` as often as it likes and ``END`` when no rank is left; the end of its stream without ``END`` means that it
 died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output, then ``EXITED``: whatever a worker
-wrote before its end comes before the news of its end.
+wrote before its end comes before the news of its end. ``STOPPED`` may come between.
 
 ``LEASE`` tells an agent of another host that hvdrun lives, and is answered. ``OPEN``, ``DATA`` and ``CLOSE`` carry
 connections that the workers of such a host make to hvdrun. ``STDIN`` carries what a rank may read, of which the agent
@@ -52,6 +52,7 @@ class Kind(IntEnum):
     FILES = 16  # down: the next bytes of an archive
     STDIN = 17  # down: rank and bytes, none for the end of the file
     TAKEN = 18  # up: {"rank", "count"}: so many of these bytes are in the rank's pipe; null: nobody reads it
+    STOPPED = 19  # up: {"rank", "pid"}: a signal stopped the rank a while ago, and it has not gone on
 
 
 _KINDS: Final = frozenset(Kind)

@@ -23,6 +23,7 @@ from .frames import Kind
 from .processes import Process, die_with_parent, ignores, processes, signal_group
 
 _REPORT_BYTES: Final = 64 << 10
+_STOPPED_S: Final = 2.5  # as in a session (HVDLITE_PEER_TIMEOUT): one that goes on sooner is not worth a word
 
 _ADVICE: Final = {
     errno.ENOENT: "see that it is on that host, and on PATH there",
@@ -37,7 +38,8 @@ _ADVICE: Final = {
 class Worker:
     """One rank's process. ``pipes`` are those still open, and which of its streams each is; ``report`` is the third.
 
-    ``feed`` writes to its stdin, if that is a pipe.
+    ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when its being stopped is to be told, on the
+    monotonic clock.
     """
 
     rank: int
@@ -46,6 +48,7 @@ class Worker:
     report: int
     pidfd: int | None = None
     feed: Feed | None = None
+    tell_stop_at: float | None = None
 
     def read_report(self) -> list[object] | None:
         """The culprit and its fate, as the rank told last, or None; closes the pipe. Call it once, after the end."""
@@ -152,6 +155,26 @@ class Workers:
     def _reachable(self) -> Iterator[Process]:
         me = os.getpid()
         return (each for each in processes() if each.session in self._groups or each.parent == me)
+
+    def stopped(self, now: float) -> Iterator[Worker]:
+        """The workers that a signal stopped a while ago and that have not gone on, each once for each time.
+
+        ``now`` is the monotonic time. To be called after SIGCHLD and at `stop_due`.
+        """
+        with suppress(ChildProcessError):
+            while news := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+                if worker := self._by_pid.get(news.si_pid):
+                    worker.tell_stop_at = now + _STOPPED_S if news.si_code == os.CLD_STOPPED else None
+        for worker in self:
+            if worker.tell_stop_at is not None and now >= worker.tell_stop_at:
+                worker.tell_stop_at = None
+                if worker.process.returncode is None:
+                    yield worker
+
+    @property
+    def stop_due(self) -> float | None:
+        """When `stopped` has something to tell, on the monotonic clock."""
+        return min((worker.tell_stop_at for worker in self if worker.tell_stop_at is not None), default=None)
 
     def peek(self) -> os.waitid_result | None:
         """A child that has ended and is still to be reaped. Raises ChildProcessError if there is no child at all."""

@@ -17,14 +17,17 @@ class Interruption:
     cause = ""
 
 
-def run_apart(function: Callable[[Interruption], T], what: str) -> T:
+def run_apart(
+    function: Callable[[Interruption], T], what: str, is_vain: Callable[[], BaseException | None] | None = None
+) -> T:
     """What ``function`` returns or raises. The main thread has another one call it, and waits.
 
     When a signal handler raises meanwhile, the wait ends, and ``function``, which goes on, can see that: ``what`` was
-    interrupted.
+    interrupted. The wait also ends, in any thread, with what ``is_vain`` returns, if ``function`` does not notice by
+    itself that it goes on in vain.
     """
     interruption = Interruption()
-    if threading.current_thread() is not threading.main_thread():
+    if is_vain is None and threading.current_thread() is not threading.main_thread():
         return function(interruption)
     results: list[T] = []
     errors: list[BaseException] = []
@@ -38,7 +41,11 @@ def run_apart(function: Callable[[Interruption], T], what: str) -> T:
     try:
         thread = threading.Thread(target=run, name="hvdlite-apart", daemon=True)
         thread.start()
+        end = None
         while thread.is_alive():
+            if end is not None:
+                raise end
+            end = is_vain() if is_vain else None
             thread.join(_LOOK_S)
     except BaseException as error:
         interruption.cause = f"{what} was interrupted by {type(error).__name__}"

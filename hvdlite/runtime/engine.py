@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from hvdlite.core.handle import Handle
 from hvdlite.core.messages import End, EndKind
@@ -85,6 +86,7 @@ class Engine:
         self._deputy = Deputy(self._in_flight, self._wait, self._inbox.wake.set)
         self._main_thread = threading.main_thread().ident
         self._turns = 0
+        self._watches: list[None] = []  # one for each `watching_peers`
         self._is_alert = False  # the coordinator's thread looks after the peers every heartbeat
         self._failure: HvdError | None = None  # of a batch, on its way from the thread that ran it to the next turn
         self._posted: End | None = None  # what ended another group and is to end this one in the next turn
@@ -119,6 +121,16 @@ class Engine:
         """Has the next turn end the group, for all its ranks, because of what ended another. Any thread may call it."""
         self._posted = self._posted or end
         self._inbox.wake.set()
+
+    @contextmanager
+    def watching_peers(self) -> Iterator[None]:
+        """A context in which this rank looks after its peers although nothing is in flight here."""
+        self._watches.append(None)
+        self._inbox.wake.set()
+        try:
+            yield
+        finally:
+            self._watches.pop()
 
     @property
     def ended_by(self) -> End | None:
@@ -168,7 +180,7 @@ class Engine:
         while not self._is_stopping:
             turns = self._turns
             self._inbox.sleep(self._milliseconds_to_sleep(self._is_alert))
-            self._is_alert = bool(self._in_flight) or self._turns != turns
+            self._is_alert = bool(self._in_flight or self._watches) or self._turns != turns
             self._turn()
             self._executor.wake()
 

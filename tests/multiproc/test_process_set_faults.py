@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import threading
 import time
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite.dataplane import opening
+from hvdlite.runtime import unixlink
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.patience import NEVER_SILENT
 
@@ -249,3 +252,34 @@ def test_idle_sets_use_no_cpu() -> None:
         ranks.release()
         for outcome in ranks.join():
             assert outcome.result() < 0.05
+
+
+_STEPS = {"dial": (unixlink.UnixLink, "dial"), "fetch": (opening, "fetch"), "serve": (opening.SegmentOffer, "serve")}
+
+
+def _stop_while_connecting(victim: int, step: str, number: int) -> None:
+    """The victim stops itself, or kills itself, before a step that its neighbour waits for without a collective."""
+    hvd.init()
+    if hvd.rank() == victim:
+        where, name = _STEPS[step]
+
+        def stop(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), number)
+
+        setattr(where, name, stop)
+    hvd.add_process_set([0, 1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(("victim", "step"), [(1, "dial"), (1, "fetch"), (0, "serve")])
+def test_a_rank_that_is_lost_while_the_members_of_a_set_connect_is_named_by_all(
+    victim: int, step: str, number: signal.Signals
+) -> None:
+    with ProcessRanks(3, _stop_while_connecting, victim, step, int(number)) as ranks:
+        others = [rank for rank in range(3) if rank != victim]
+        ranks.wait_for_end(*others)
+        ranks.kill(victim)
+        outcomes = ranks.join()
+    check_lost(outcomes, victim)
+    for rank in others:
+        assert ("has been stopped for" in outcomes[rank].message) == (number == signal.SIGSTOP)
