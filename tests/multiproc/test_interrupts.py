@@ -339,6 +339,31 @@ def _interrupted_init() -> str:
     return "ok"
 
 
+def _interrupted_and_called_again() -> str:
+    """Rank 0 is interrupted in each of three calls before the other rank comes."""
+    if _own_rank() == 0:
+        signal.signal(signal.SIGALRM, _raise)
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(_Interrupt):
+                hvd.init()
+        reached("interrupted")
+    else:
+        pause_at("late")
+    hvd.init()
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == 2
+    hvd.shutdown()
+    return "ok"
+
+
+@pytest.mark.parametrize("environ", [{}, {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": ""}], ids=["hvdrun", "engine"])
+def test_init_that_was_interrupted_is_called_again(environ: dict[str, str]) -> None:
+    with ProcessRanks(2, _interrupted_and_called_again, environ=environ) as ranks:
+        ranks.wait_for("interrupted", 0)
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
 def _own_rank() -> int:
     return int(os.environ["HVDLITE_RANK"])
 
