@@ -39,6 +39,9 @@ def fuse(bits: int, definitions: Definitions, agreed: Sequence[Agreed], threshol
 def _pack(
     bits: int, known: FuseClass, definitions: Definitions, new: Sequence[Agreed], threshold: int
 ) -> Iterator[Batch]:
+    if not new and known.nbytes <= threshold:  # every step but the first, so nothing is counted for it
+        yield Batch(bits, ())
+        return
     new_bytes = sum(item.definition.nbytes for item in new)
     if known.nbytes + new_bytes <= threshold:
         yield Batch(bits, tuple(item.response for item in new))

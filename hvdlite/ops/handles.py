@@ -48,7 +48,8 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
         if handle.is_taken:
             return None
         for each in handle.handles:  # all of them first, because an interrupt must find none taken
-            _wait(each)
+            if not each.is_done:
+                _wait(each)
         outputs = [each.output for each in handle.handles]
         try:
             return synchronize_all(handle.handles)
@@ -60,7 +61,8 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
             raise
     if handle.is_taken:
         return None
-    _wait(handle)
+    if not handle.is_done:
+        _wait(handle)
     result = handle.output
     try:
         handle.is_taken = True
@@ -78,9 +80,8 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
 
 
 def _wait(handle: Handle) -> None:
-    if not handle.is_done:
-        assert handle.group is not None  # only what no user has a handle of is in no group
-        handle.group.wait(handle)
+    assert handle.group is not None  # only what no user has a handle of is in no group
+    handle.group.wait(handle)
 
 
 def synchronize_all(handles: Iterable[Handle | GroupHandle]) -> list[Any]:

@@ -218,7 +218,10 @@ class Engine:
     @property
     def _next_timer(self) -> float | None:
         """When a turn is due even if nothing comes, on the monotonic clock."""
-        return min((due for due in (self._coordinator.next_timer, self._link.due) if due is not None), default=None)
+        ours, of_link = self._coordinator.next_timer, self._link.due
+        if ours is None or of_link is None:
+            return of_link if ours is None else ours
+        return min(ours, of_link)
 
     def _batches_are_done(self) -> None:
         if self._coordinator.has_agreed:

@@ -84,12 +84,15 @@ class InFlight:
             if ended_by is not None or JOIN_NAME in by_name:
                 raise self._refusal()
             if will_wait:
+                caller = threading.get_ident()
                 for entry in entries:
-                    entry.caller = threading.get_ident()
-            if all(by_name.setdefault(entry.name, entry) is entry for entry in entries):
-                self._new.extend(entries)
+                    entry.caller = caller
+            for entry in entries:
+                if by_name.setdefault(entry.name, entry) is not entry:
+                    self._put_behind(entries)
+                    break
             else:
-                self._put_behind(entries)
+                self._new.extend(entries)
             if self._error is not None:
                 self._withdraw(entries)
                 self.end(self._error)
