@@ -49,7 +49,7 @@ class Session:
 
     def __init__(self, settings: Settings, number: int, presence: Presence) -> None:
         self.settings = settings
-        self._presence = presence
+        self.presence = presence
         deadline = time.monotonic() + settings.start_timeout
         check_descriptors(1, 1)
         with meet(settings, number, deadline) as meeting:
@@ -85,7 +85,7 @@ class Session:
             self.arena.leave()
             self.arena = None
             self.sets.let_go()
-        self._presence.close()
+        self.presence.close()
 
     def stop_at_exit(self) -> None:
         """Ends the threads; connections stay open until the process ends."""
@@ -195,6 +195,7 @@ def _after_fork_in_child() -> None:
     _lock = threading.RLock()
     if _current is not None:
         _current.sets.forget()
+        _current.presence.close()  # the parent's is another one
     _current, _inherited = None, _current
 
 

@@ -91,6 +91,7 @@ class RendezvousServer:
             self._is_closing = True
             self._server.wake()
             self._thread.join()
+            self._server.close(self._linger_s)
 
     def _serve(self) -> None:
         while not self._is_closing:
@@ -98,7 +99,6 @@ class RendezvousServer:
                 self._receive(call, question)
             self._forget_who_left()
             self._expire(time.monotonic())
-        self._server.close(self._linger_s)
 
     def _receive(self, call: Call, question: bytearray) -> None:
         try:

@@ -22,7 +22,7 @@ _LOOK_S = 0.2  # a signal that another thread of the process received does not e
 
 
 class Deputy:
-    """The thread, from the first `wait` to `stop`.
+    """The thread, until `stop`.
 
     ``drive`` is called in it with each handle that the main thread waits for, and ``wake`` in the main thread when it
     waits while ``drive`` is busy with what is not done: because the wait was interrupted, or a handler waits, too.
@@ -35,14 +35,12 @@ class Deputy:
         self._asked: deque[Handle] = deque()  # the first is being driven for
         self._call = Bell()
         self._bells = [Bell()]  # that no wait uses; the first is there even when descriptors have run out
-        self._thread: threading.Thread | None = None
         self._is_stopping = False
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-deputy", daemon=True)
+        self._thread.start()  # not in the first wait, where an interrupt could leave it half started
 
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done. For the main thread; a wait may be nested in another one."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="hvdlite-deputy", daemon=True)
-            self._thread.start()
         bell = self._bells.pop() if self._bells else Bell()
         try:
             if not self._in_flight.watch(handle, bell):
@@ -61,8 +59,7 @@ class Deputy:
         """Ends the thread once ``drive`` returns."""
         self._is_stopping = True
         self._call.release()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
 
     def close(self) -> None:
         """Gives the descriptors back, but that of a wait which a signal handler has not yet returned to."""

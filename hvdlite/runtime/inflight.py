@@ -153,13 +153,12 @@ class InFlight:
     @contextmanager
     def burst(self) -> Iterator[None]:
         """A context in which what is submitted, by any thread, wakes the coordinator once, at the end."""
-        self._bursts.append(None)
         try:
+            self._bursts.append(None)
             yield
         finally:
             self._bursts.pop()
             if self._new and not (self._is_awake or self._bursts):
-                self._is_awake = True
                 self._wake()
 
     def take_new(self) -> list[Entry]:
@@ -181,9 +180,11 @@ class InFlight:
         for call in self._behind[:]:
             names = {entry.name for entry in call}
             if waiting.isdisjoint(names) and self._by_name.keys().isdisjoint(names):
-                self._by_name.update((entry.name, entry) for entry in call)
-                self._new.extend(call)
-                self._behind.remove(call)
+                if all(self._by_name.setdefault(entry.name, entry) is entry for entry in call):
+                    self._new.extend(call)
+                    self._behind.remove(call)
+                else:  # another thread has just taken one of the names
+                    self._withdraw(call)
             waiting |= names
 
     def _before_join(self, new: list[Entry]) -> list[Entry]:

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from hvdlite.errors import HvdError
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.ops import group_of
 from hvdlite.torch.naming import Named, ParamGroup, group_names, horovod_names, known_as
 from hvdlite.torch.parameter_check import ParameterCheck
 from hvdlite.torch.reduction import Reduction
@@ -33,6 +34,7 @@ class DeltaReducer:
         self._reduction = reduction
         self._buckets: list[list[Named]] = []
         self._check = ParameterCheck(reduction.process_set)
+        self._torn_in: object = None  # the group in which a step was interrupted
 
     def watch(self, members: Sequence[Named]) -> None:
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
@@ -45,6 +47,11 @@ class DeltaReducer:
         starts: list[Start] = []
         if not self._buckets or not self._reduction.is_needed:
             return starts
+        if self._torn_in is group_of(self._reduction.process_set):
+            raise HorovodInternalError(
+                "a step of this rank was interrupted while ranks combined it, so their parameters differ; broadcast "
+                "parameters and optimizer state after hvd.shutdown() and hvd.init() on all ranks"
+            )
         self._check.read()
         for bucket in self._buckets:
             moving = [(name, parameter) for name, parameter in bucket if parameter.requires_grad]
@@ -65,6 +72,19 @@ class DeltaReducer:
                 parameter.sub_(copy)
         if not starts:
             return
+        try:
+            failures = self._reduce(starts)
+        except BaseException:  # out of a signal handler, say: the other ranks go on with this rank's step
+            self._torn_in = group_of(self._reduction.process_set)
+            for _, parameters, copies in starts:
+                for parameter, copy in zip(parameters, copies, strict=True):
+                    parameter.copy_(copy)
+            raise
+        self._check.conclude()
+        if failures:
+            raise failures[0]
+
+    def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
         with self._reduction.burst():
             self._check.submit()
             waits = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
@@ -77,9 +97,7 @@ class DeltaReducer:
                 deltas = [None] * len(parameters)
             for parameter, copy, delta in zip(parameters, copies, deltas, strict=True):
                 parameter.copy_(copy if delta is None else copy + delta)
-        self._check.conclude()
-        if failures:
-            raise failures[0]
+        return failures
 
 
 class AdasumStep(DistributedStep):

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from hvdlite.errors import HvdError
+from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.ops import group_of
 from hvdlite.session import local_size, size
 from hvdlite.torch.adapter import expanded
@@ -43,11 +43,15 @@ _BURST_BYTES_WITHOUT_SPARE_CORES: Final = 64 << 20
 
 
 class _Flight(NamedTuple):
-    """The reduction of a bucket: who is in it, with which gradients."""
+    """The reduction of a bucket: who is in it, with which gradients, and those that were found unchanged when it ended.
+
+    A bucket keeps it until the step is over, so that a `synchronize` that was interrupted can be called again.
+    """
 
     gradients: Sequence[_Gradient]
     values: Sequence[torch.Tensor]
     wait: Wait
+    unchanged: set[_Gradient]
 
 
 class _Gradient:
@@ -153,6 +157,7 @@ class GradientReducer:
         self._submitted: deque[_Bucket] = deque()  # of this step, in the order in which they come back
         self._has_begun = False
         self._thread = 0  # in which this step's hooks run
+        self._torn: tuple[object, str] = (None, "")  # the group and the gradient whose submit was interrupted
         _reducers.add(self)
 
     def watch(self, members: Sequence[Named]) -> None:
@@ -211,15 +216,20 @@ class GradientReducer:
 
         A parameter without a gradient here takes part with zeros, unless there is one rank only. If some fail, all are
         waited for before the first error is raised: ValueError for a gradient that cannot be sent, AssertionError for
-        one that changed meanwhile, HorovodInternalError for one that was not reduced.
+        one that changed meanwhile, HorovodInternalError for one that was not reduced. If a signal handler interrupts
+        the wait, it goes on when it is called again. If one interrupts a submit, ranks may not agree any more about
+        what was submitted, and it raises HorovodInternalError from then on.
         """
         failures: list[Exception] = []
         if self._buckets and self._reduction.is_needed:
+            self._refuse_if_torn()
             others = (bucket for bucket in self._buckets if bucket.flight is None)
             self._ready = deque(dict.fromkeys([*self._ready, *others]))
             failures += self._submit_ready()
             self._flush_others()
-            failures += _failures(self._finish, _taken(self._submitted))
+            while self._submitted:
+                failures += _failures(self._finish, (self._submitted[0],))
+                self._submitted.popleft()
             self._check.conclude()
         for gradient in self._gradients.values():
             if gradient.hook is None:  # frozen when it was added
@@ -300,23 +310,37 @@ class GradientReducer:
         try:
             values = [each.ready_value(self._reduction) for each in gradients]
             wait = self._reduction.start(name, values, [each.place for each in gradients])
+            bucket.flight = _Flight(gradients, values, wait, set())
+            self._submitted.append(bucket)
         except ValueError as error:
             for gradient in gradients:
                 gradient.value = None  # the user may mend it, and step
             raise ValueError(f"cannot reduce {name!r}: {error}") from error
-        bucket.flight = _Flight(gradients, values, wait)
-        self._submitted.append(bucket)
+        except Exception:
+            raise
+        except BaseException:  # out of a signal handler: it may have been submitted or not
+            self._torn = (self._group, name)
+            raise
+
+    def _refuse_if_torn(self) -> None:
+        group, name = self._torn
+        if name and group is group_of(self._reduction.process_set):
+            raise HorovodInternalError(
+                f"a signal handler interrupted this rank while it submitted {name!r}, so ranks no longer agree about "
+                "this optimizer's gradients; call hvd.shutdown() and hvd.init() on all ranks, broadcast parameters and "
+                "optimizer state, and go on with a new optimizer"
+            )
 
     def _finish(self, bucket: _Bucket) -> None:
-        flight, bucket.flight = bucket.flight, None
+        flight = bucket.flight
         assert flight is not None
         for gradient, value, reduced in zip(flight.gradients, flight.values, flight.wait(), strict=True):
-            if gradient.has_changed():
+            if gradient not in flight.unchanged and gradient.has_changed():
                 raise AssertionError(
                     f"{gradient.name!r} was changed while ranks were reducing it; call optimizer.synchronize() first, "
                     "then change gradients, then step() in optimizer.skip_synchronize()"
                 )
-            gradient.value = None  # what it was: a step that is interrupted now is taken again on what it is
+            flight.unchanged.add(gradient)  # so what follows may be done again
             if value.layout is not torch.strided:
                 gradient.parameter.grad = reduced
             elif reduced is value:

@@ -64,7 +64,8 @@ class Reduction(NamedTuple):
     def start(self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Place | None] = ()) -> Wait:
         """Starts the reduction of ``tensors`` under one name, in place where it can be.
 
-        Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one. What
+        Returns a function that waits for them and gives the reduced ones: the tensor itself, or else a new one. It may
+        be called again, above all when a signal handler has interrupted it. What
         one of our compressions made smaller may have the dtype that travelled, for the caller to copy into the tensor.
         Sparse ones stay sparse. Raises ValueError for a tensor that cannot be sent.
         """
@@ -80,9 +81,9 @@ class Reduction(NamedTuple):
             handle = collectives.grouped_allreduce_async_(sent, *how)
 
         def wait() -> list[torch.Tensor]:
-            results = synchronize(handle)
-            pairs = zip(tensors, packed, results if len(sent) > 1 else [results], strict=True)
-            return [self._restored(tensor, result, context) for tensor, (_, context), result in pairs]
+            synchronize(handle)  # in place, so what was sent is the result, the second time, too
+            pairs = zip(tensors, packed, strict=True)
+            return [self._restored(tensor, result, context) for tensor, (result, context) in pairs]
 
         return wait
 
@@ -103,9 +104,12 @@ class Reduction(NamedTuple):
             gathered.indices(), values, tensor.shape, is_coalesced=True, check_invariants=False
         )
         reduce = sparse_allreduce_async(sent, name, self.op, self.process_set)
+        kept: list[torch.Tensor] = []
 
         def wait() -> list[torch.Tensor]:
-            reduced = reduce()
+            if not kept:
+                kept.append(reduce())
+            reduced = kept[0]
             values = self.compression.decompress(reduced.values(), context)
             return [
                 torch.sparse_coo_tensor(
