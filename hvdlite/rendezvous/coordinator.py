@@ -43,15 +43,20 @@ class Coordinator(NamedTuple):
         """What ranks connect to."""
         return f"tcp://{_bracketed(self.ip)}:{self.port}"
 
-    def listen(self) -> Entrance:
-        """Where rank 0 listens. Raises OSError if it cannot.
+    @property
+    def listening(self) -> tuple[str, int]:
+        """The IP address and the port where rank 0 listens.
 
         A host's own name may mean a loopback address there, where nobody else arrives; then it listens on all.
         """
         ip = ipaddress.ip_address(self.ip)
         if ip.is_loopback and self.host not in ("localhost", self.ip):
-            return listen_at("0.0.0.0" if ip.version == 4 else "::", self.port)
-        return listen_at(self.ip, self.port)
+            return "0.0.0.0" if ip.version == 4 else "::", self.port
+        return self.ip, self.port
+
+    def listen(self) -> Entrance:
+        """Listens there. Raises OSError if it cannot."""
+        return listen_at(*self.listening)
 
 
 def locate(text: str, job: str) -> Coordinator:

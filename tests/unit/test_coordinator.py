@@ -21,23 +21,23 @@ def _resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 @pytest.mark.parametrize(
     ("text", "address", "listening"),
     [
-        ("192.0.2.7:5000", "tcp://192.0.2.7:5000", "tcp://192.0.2.7:5000"),
-        ("127.0.0.1:5000", "tcp://127.0.0.1:5000", "tcp://127.0.0.1:5000"),
-        ("[::1]:5000", "tcp://[::1]:5000", "tcp://[::1]:5000"),
-        ("[2001:db8::7]:5000", "tcp://[2001:db8::7]:5000", "tcp://[2001:db8::7]:5000"),
+        ("192.0.2.7:5000", "tcp://192.0.2.7:5000", ("192.0.2.7", 5000)),
+        ("127.0.0.1:5000", "tcp://127.0.0.1:5000", ("127.0.0.1", 5000)),
+        ("[::1]:5000", "tcp://[::1]:5000", ("::1", 5000)),
+        ("[2001:db8::7]:5000", "tcp://[2001:db8::7]:5000", ("2001:db8::7", 5000)),
     ],
 )
-def test_an_ip_address_is_where_rank_0_listens(text: str, address: str, listening: str) -> None:
+def test_an_ip_address_is_where_rank_0_listens(text: str, address: str, listening: tuple[str, int]) -> None:
     where = locate(text, "job")
     assert (where.address, where.listening) == (address, listening)
 
 
 def test_a_host_whose_name_means_loopback_to_itself_listens_on_all_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     _resolving(monkeypatch, "127.0.1.1")
-    assert locate("node1:5000", "job").listening == "tcp://*:5000"
-    assert locate("localhost:5000", "job").listening == "tcp://127.0.1.1:5000"
+    assert locate("node1:5000", "job").listening == ("0.0.0.0", 5000)
+    assert locate("localhost:5000", "job").listening == ("127.0.1.1", 5000)
     _resolving(monkeypatch, "2001:db8::7", "192.0.2.7", "192.0.2.8")
-    assert locate("node1:5000", "job").listening == "tcp://192.0.2.7:5000"
+    assert locate("node1:5000", "job").listening == ("192.0.2.7", 5000)
 
 
 def test_without_a_port_the_job_chooses_one_that_no_outgoing_connection_gets() -> None:
