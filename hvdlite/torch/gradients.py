@@ -199,11 +199,11 @@ class GradientReducer:
         self._flush()
         self._ready.clear()
         self._ready_bytes = 0
+        for bucket in self._submitted:
+            assert bucket.flight is not None
+            with contextlib.suppress(HvdError):
+                bucket.flight.wait()
         self._submitted.clear()
-        for bucket in self._buckets:
-            if bucket.flight is not None:
-                with contextlib.suppress(HvdError):
-                    bucket.flight.wait()
         self._group = None
         self._burst_bytes = 0
         self._passes = self._passes if passes is None else passes

@@ -33,8 +33,10 @@ _WARMUP = 2
 class _Plain(RingPlane):
     """Without checksums, for which there is no setting: nobody should."""
 
-    def _open(self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool) -> ctypes.c_void_p:
-        return super()._open(session, chunk_bytes, window, False, encrypt)
+    def _open(
+        self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool, spin_us: float
+    ) -> ctypes.c_void_p:
+        return super()._open(session, chunk_bytes, window, False, encrypt, spin_us)
 
 
 def main(nbytes: int, iterations: int, labels: Sequence[str]) -> None:
