@@ -6,7 +6,8 @@ a while it is *released*, so that the root can tell who is late, and the rest fo
 
 What is asked for by name goes up at once. Until it is answered nothing is held, since the other ranks may mean the same
 tensor by a bit; nor is anything while ranks have seen different generations, whose bits only the root can compare. The
-news of one rank never overtake each other but for that, and a request never overtakes a bit.
+news of one rank never overtake each other but for that, and a request never overtakes a bit. What a rank submits as
+one, requests and bits, goes up as one.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ class Aggregator:
             self._generations[rank] = ready.generation
         self._held[rank] |= ready.bits
         self._asked.update(request.name for request in ready.requests)
-        if self._asked or len(set(self._generations.values())) > 1:
+        if ready.requests:
+            for other in self._ranks:
+                news += self._release(other) if other != rank else []
+            news.append(News((rank,), Ready(ready.generation, self._let_go(rank), ready.requests)))
+        elif self._asked or len(set(self._generations.values())) > 1:
             news += self.release()
         else:
             news += self._agree(rank)
-        if ready.requests:
-            news.append(News((rank,), Ready(ready.generation, 0, ready.requests)))
         return news
 
     def release(self) -> list[News]:
@@ -68,9 +71,13 @@ class Aggregator:
                 self._released[rank] = released & ~ran
 
     def _release(self, rank: int) -> list[News]:
+        bits = self._let_go(rank)
+        return [News((rank,), Ready(self._generations[rank], bits, ()))] if bits else []
+
+    def _let_go(self, rank: int) -> int:
         bits, self._held[rank] = self._held[rank], 0
         self._released[rank] |= bits
-        return [News((rank,), Ready(self._generations[rank], bits, ()))] if bits else []
+        return bits
 
     def _agree(self, last: int) -> list[News]:
         common = reduce(and_, (self._held[rank] | self._released[rank] for rank in self._ranks))

@@ -55,14 +55,27 @@ def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -
     first = requests[0]
     if all(request == first for request in requests):
         return ""
+    if differ_in_length(requests):
+        return _explain_lengths(requests, submitters)
     for what, value_of in (*_ALWAYS, *_BY_KIND[first.kind]):
         values = [value_of(request, ranks) for request in requests]
         if any(value != values[0] for value in values):
-            return _explain(first.name, what, values, submitters)
+            return _explain(f"{what} of tensor {first.name!r}", values, submitters)
     return ""
 
 
-def _explain(name: str, what: str, values: Sequence[Any], ranks: Ranks) -> str:
+def differ_in_length(requests: Sequence[Request]) -> bool:
+    """Whether they belong to groups of different lengths, so that other tensors have no counterpart on some ranks."""
+    return any(request.group_length != requests[0].group_length for request in requests)
+
+
+def _explain_lengths(requests: Sequence[Request], ranks: Ranks) -> str:
+    group = next(request.group_name for request in requests if request.group_length)
+    values = [request.group_length or f"a tensor {request.name!r} outside of it" for request in requests]
+    return _explain(f"number of tensors in group {group!r}", values, ranks)
+
+
+def _explain(what: str, values: Sequence[Any], ranks: Ranks) -> str:
     ranks_by_value: dict[str, list[int]] = {}
     for rank, value in zip(ranks, values, strict=True):
         ranks_by_value.setdefault(str(value), []).append(rank)
@@ -71,4 +84,4 @@ def _explain(name: str, what: str, values: Sequence[Any], ranks: Ranks) -> str:
         f"ha{'ve' if len(agreeing) > 1 else 's'} {value}"
         for value, agreeing in ranks_by_value.items()
     )
-    return f"ranks disagree about the {what} of tensor {name!r}: {sides}. Submit the same on every rank."
+    return f"ranks disagree about the {what}: {sides}. Submit the same on every rank."

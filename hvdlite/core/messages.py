@@ -39,7 +39,8 @@ class Request(NamedTuple):
 
     ``root`` is the root, or the sender, of a collective that has one; ``splits`` are the rows that this rank sends to
     each rank in an alltoall or a scatter; ``peer`` is the receiver of a SEND, in which only these two ranks take part.
-    Ranks are counted within the group.
+    Ranks are counted within the group. ``group_length`` is for tensors that were submitted as a list, under the names
+    ``group_name[0]``, ``group_name[1]`` and so on: how many they are. Otherwise it is 0.
     """
 
     name: str
@@ -53,6 +54,12 @@ class Request(NamedTuple):
     cacheable: bool
     splits: tuple[int, ...] = ()
     peer: int = -1
+    group_length: int = 0
+
+    @property
+    def group_name(self) -> str:
+        """The name of the list, for a tensor that was submitted in one."""
+        return self.name.rpartition("[")[0]
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +73,9 @@ class Response(NamedTuple):
     ``error`` is empty or why the ranks disagree. ``rows`` are the rows that move, as in `Definition`. ``bit`` is the
     number under which every rank remembers the tensor from now on, or -1. ``request`` is there for ranks that did not
     submit the tensor and take part all the same; None if all ranks submitted it.
+
+    With an error, ``bit`` is the number that the name has, if it has one, since ranks may have submitted it so; and
+    unless all ranks submitted the tensor, ``rows`` are those that did: another one may have submitted it since.
     """
 
     name: str
@@ -73,6 +83,10 @@ class Response(NamedTuple):
     rows: tuple[int, ...]
     bit: int
     request: Request | None = None
+
+    def fails(self, rank: int) -> bool:
+        """Whether ``rank`` submitted what has an error."""
+        return self.request is None or rank in self.rows
 
 
 class Batch(NamedTuple):
@@ -111,7 +125,7 @@ class Run(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The remembered tensors that run, those that are remembered from now on among them."""
+        """The remembered tensors that are answered, those that are remembered from now on among them."""
         bits = 0
         for batch in self.batches:
             bits |= batch.bits

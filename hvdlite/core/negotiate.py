@@ -9,6 +9,9 @@ the name is answered.
 A rank that has *joined* has no more data: until all ranks have joined, nothing waits for it, and what can run without
 its data runs. A message from one rank to another waits for these two only; all others take part with nothing to move.
 
+Tensors that a rank submits as a list, a group, come as one. So once every rank has submitted one of them, what has no
+counterpart elsewhere never gets one.
+
 Invariants: a name is in flight at most once on each rank, so a rank cannot send a bit whose meaning changed before it
 has seen the change. A rank in ``_asked[name]`` has no bit set for that name. ``_ready`` never has a bit set on all
 ranks that have not joined.
@@ -20,7 +23,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
 
-from hvdlite.core.agree import disagreement
+from hvdlite.core.agree import differ_in_length, disagreement
 from hvdlite.core.bits import members
 from hvdlite.core.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
 from hvdlite.core.fuse import Agreed, fuse
@@ -52,6 +55,7 @@ class Negotiator:
         self._agreed_bits = 0
         self._agreed: list[Agreed] = []
         self._errors: list[Response] = []
+        self._unequal: dict[str, str] = {}
         self._is_full = False
         self._was_last = False
 
@@ -82,6 +86,8 @@ class Negotiator:
             if not is_well_formed(request, rank, self._size):
                 raise ProtocolError(f"rank {self._ranks[rank]} asked for {request.name!r} in a way that cannot be")
             self._ask(rank, request)
+        if self._unequal:
+            self._answer_rest()
         self._seen_generation[rank] = ready.generation
         return self._was_last
 
@@ -181,7 +187,9 @@ class Negotiator:
         if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
             error = self._why_not_without(first, absent)
         if error:
-            self._errors.append(Response(first.name, error, (), -1, told))
+            self._errors.append(Response(first.name, error, () if told is None else tuple(ranks), bit, told))
+            if differ_in_length(requests):
+                self._unequal.update((each.group_name, error) for each in requests if each.group_length)
             return
         definition = Definition(first, rows_of(requests))
         if not all(request.cacheable for request in requests):
@@ -193,6 +201,23 @@ class Negotiator:
         else:
             self._is_full = self._capacity > 0
         self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, told), definition))
+
+    def _answer_rest(self) -> None:
+        """Answers tensors of groups of unequal lengths: those without a counterpart would wait for ever."""
+        unequal, self._unequal = self._unequal, {}
+        submitted = reduce(or_, self._ready)
+        for bit in members(submitted) if submitted else ():
+            request = self._definitions[bit].request
+            if request.group_length and request.group_name in unequal:
+                self._make_stale(bit)
+        for name, asked in list(self._asked.items()):
+            for request in asked.values():
+                if request.group_length and request.group_name in unequal:
+                    del self._asked[name]
+                    if (bit := self._definitions.bit_of(name)) >= 0:
+                        self._stale ^= 1 << bit
+                    self._errors.append(Response(name, unequal[request.group_name], tuple(asked), bit, request))
+                    break
 
     # ---- ranks that have joined
 
@@ -214,14 +239,15 @@ class Negotiator:
         if not common:
             return
         with_all = reduce(and_, self._ready)
-        self._ready = [ready & ~common for ready in self._ready]
+        before, self._ready = self._ready, [ready & ~common for ready in self._ready]
         for key, known in self._definitions.classes.items():
             impossible = 0 if runs_with_joined_ranks(key) else known.bits & common & ~with_all
             common ^= impossible
             for bit in members(impossible) if impossible else ():
                 request = self._definitions[bit].request
                 error = self._why_not_without(request, self._joined)
-                self._errors.append(Response(request.name, error, (), -1, request))
+                ranks = tuple(rank for rank, ready in enumerate(before) if ready >> bit & 1)
+                self._errors.append(Response(request.name, error, ranks, bit, request))
         self._agreed_bits |= common
 
     def _why_not_without(self, request: Request, absent: Sequence[int]) -> str:

@@ -63,6 +63,8 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
         return False
     if (kind is Kind.JOIN) != (request.name == JOIN_NAME) or (kind in _NOT_BY_ALL and request.cacheable):
         return False
+    if request.group_length and not _is_in_group(request):
+        return False
     if request.op == Adasum and not (kind is Kind.ALLREDUCE and request.dtype.is_floating):
         return False
     if kind in REDUCTIONS and (
@@ -78,6 +80,12 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
     if kind is Kind.SCATTER:
         return bool(shape) and shape[0] == 0
     return bool(shape) or kind not in (Kind.ALLGATHER, Kind.GATHER, Kind.REDUCESCATTER)
+
+
+def _is_in_group(request: Request) -> bool:
+    _, bracket, rest = request.name.rpartition("[")
+    number = rest[:-1]
+    return bool(bracket) and rest[-1:] == "]" and number.isdecimal() and int(number) < request.group_length
 
 
 _NOT_BY_ALL = (Kind.SEND, Kind.JOIN)  # a bit stands for what all ranks submit

@@ -32,7 +32,7 @@ MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 56
 MAX_BYTES = 8 * MAX_ELEMENTS
 
-_VERSION = 3
+_VERSION = 4
 _HEADER = struct.Struct("<2sBBQQQ")
 _READY = struct.Struct("<III")
 _RUN = struct.Struct("<II")
@@ -221,7 +221,7 @@ def _rows(text: bytes) -> list[Any]:
 
 
 def _request(row: Any) -> Request:
-    name, kind, dtype, shape, op, prescale, postscale, root, cacheable, splits, peer = row
+    name, kind, dtype, shape, op, prescale, postscale, root, cacheable, splits, peer, group_length = row
     _expect(isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS, "a name")
     _expect(isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS, "a shape")
     elements = 1
@@ -234,6 +234,7 @@ def _request(row: Any) -> Request:
     _expect(_is_int(op) and op in OP_NAMES and _is_int(root) and root >= 0 and isinstance(cacheable, bool), "a request")
     _expect(isinstance(prescale, (int, float)) and isinstance(postscale, (int, float)), "a scale")
     _expect(_are_counts(splits) and _is_int(peer) and peer >= -1, "splits")
+    _expect(_is_int(group_length) and 0 <= group_length <= MAX_ELEMENTS, "a group")
     return Request(
         name,
         Kind(kind),
@@ -246,6 +247,7 @@ def _request(row: Any) -> Request:
         cacheable,
         tuple(splits),
         peer,
+        group_length,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 from hvdlite.core.buffer import Buffer, NotAnArray, holds
@@ -33,6 +34,9 @@ Draft = Callable[[str | None, T], Entry]
 """Makes the entry of one tensor under the user's name for it, or else an automatic one. Checks the tensor first, so
 that a call which raises uses up no automatic name: a rank that repeats it would be out of step with the others."""
 
+DraftInGroup = Callable[[str | None, T, int], Entry]
+"""The same for a collective that can be grouped, with the number of tensors in the group, or 0."""
+
 
 class Calls(Generic[T]):
     """What every collective does with a front end's tensors."""
@@ -42,16 +46,21 @@ class Calls(Generic[T]):
 
     @staticmethod
     def _many(
-        group: Group, kind: Kind, name: str | None, tensors: Sequence[T], draft: Draft[T], will_wait: bool = False
+        group: Group,
+        kind: Kind,
+        name: str | None,
+        tensors: Sequence[T],
+        draft: DraftInGroup[T],
+        will_wait: bool = False,
     ) -> GroupHandle:
         """Submits several tensors, all or none, so that they become ready together on every rank."""
         tensors = list(tensors)
         count = len(tensors)
-        if type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}_1of{count}" in group.known:
+        if type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}[0]" in group.known:
             # The group comes again, as most do: with their names, its tensors have their requests ready.
-            entries = list(map(draft, _kept_names_in(name, count), tensors))
+            entries = list(map(draft, _kept_names_in(name, count), tensors, repeat(count)))
         else:
-            entries = [draft("", tensor) for tensor in tensors]
+            entries = [draft("", tensor, count) for tensor in tensors]
             base, is_given = named(group, kind, name, "grouped")
             for entry, each in zip(entries, _names_in(base, count), strict=True):
                 entry.rename(each, is_given)
@@ -59,7 +68,15 @@ class Calls(Generic[T]):
         return GroupHandle(entries)
 
     def _alike(
-        self, group: Group, kind: Kind, is_in_place: bool, reduction: Reduction, root: int, name: str | None, tensor: T
+        self,
+        group: Group,
+        kind: Kind,
+        is_in_place: bool,
+        reduction: Reduction,
+        root: int,
+        name: str | None,
+        tensor: T,
+        length: int = 0,
     ) -> Entry:
         """The entry of a collective whose output has the shape and dtype of its input."""
         try:
@@ -68,11 +85,11 @@ class Calls(Generic[T]):
             scalar, convert = self._of_number(tensor, refusal)
             if is_in_place:
                 raise ValueError("a number cannot be written in place; use the form without _") from None
-            return Converted(self._alike(group, kind, False, reduction, root, name, scalar), convert)
+            return Converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
         if is_in_place:
-            return entry_of(group, name, kind, source, source[0], tensor, reduction, root)
+            return entry_of(group, name, kind, source, source[0], tensor, reduction, root, group_length=length)
         output, target = self._adapter.empty(source[2], tensor)
-        return entry_of(group, name, kind, source, target, output, reduction, root)
+        return entry_of(group, name, kind, source, target, output, reduction, root, group_length=length)
 
     def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:
         """See `Adapter.of_number`; raises ``refusal`` for what is no number."""
@@ -111,7 +128,7 @@ NOTHING: Buffer = (0, DType.UINT8, (), None)
 
 
 def _names_in(base: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{base}_{number}of{count}" for number in range(1, count + 1))
+    return tuple(f"{base}[{number}]" for number in range(count))
 
 
 _kept_names_in = lru_cache(maxsize=256)(_names_in)  # to make a name takes a sixth of the time of its tensor
@@ -128,6 +145,7 @@ def entry_of(
     root: int = 0,
     allocate: Allocate | None = None,
     splits: tuple[int, ...] = (),
+    group_length: int = 0,
 ) -> Entry:
     """The entry, with its request, of one tensor; see `Entry`.
 
@@ -137,7 +155,7 @@ def entry_of(
     op, prescale, postscale = reduction
     # A tensor that comes again, as most do, has its request ready: it was checked, and compares at a glance.
     known = group.known.get(name) if type(name) is str else None
-    asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1)
+    asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length)
     if known is not None and (request := known.request) == asked:
         nbytes = known.nbytes
     else:
@@ -145,7 +163,7 @@ def entry_of(
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         checked = _checked(reduction, kind, dtype)
         text, is_given = named(group, kind, name)
-        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits)
+        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length)
         nbytes = request.nbytes
         if not holds(owner, address, nbytes):
             raise ValueError(

@@ -12,7 +12,7 @@ from hvdlite.core.handle import Handle
 from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
-from hvdlite.ops.calls import UNCHANGED, Calls, Draft, entry_of, group_of, index_in, named, whole_number
+from hvdlite.ops.calls import UNCHANGED, Calls, Draft, DraftInGroup, entry_of, group_of, index_in, named, whole_number
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.runtime.group import Group
 
@@ -30,7 +30,7 @@ class Movements(Calls[T]):
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
         group = group_of(process_set)
-        handle = group.submit(self._allgather(group)(name, tensor), will_wait=True)
+        handle = group.submit(self._allgather(group)(name, tensor, 0), will_wait=True)
         return cast(T, self._result(handle))
 
     def allgather_async(
@@ -38,7 +38,7 @@ class Movements(Calls[T]):
     ) -> Handle:
         """Starts `allgather` and returns its handle."""
         group = group_of(process_set)
-        return group.submit(self._allgather(group)(name, tensor))
+        return group.submit(self._allgather(group)(name, tensor, 0))
 
     def grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
@@ -193,10 +193,11 @@ class Movements(Calls[T]):
 
     # ---- one tensor's part in each
 
-    def _allgather(self, group: Group) -> Draft[T]:
-        def draft(name: str | None, tensor: T) -> Entry:
+    def _allgather(self, group: Group) -> DraftInGroup[T]:
+        def draft(name: str | None, tensor: T, length: int) -> Entry:
             source, _ = self._rows_buffer(tensor, "allgather")
-            return entry_of(group, name, Kind.ALLGATHER, source, allocate=self._allocator(tensor))
+            allocate = self._allocator(tensor)
+            return entry_of(group, name, Kind.ALLGATHER, source, allocate=allocate, group_length=length)
 
         return draft
 

@@ -15,7 +15,7 @@ from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
 from hvdlite.ops.adapter import Compressor
-from hvdlite.ops.calls import Calls, Draft, Reduction, entry_of, group_of, index_in
+from hvdlite.ops.calls import Calls, Draft, DraftInGroup, Reduction, entry_of, group_of, index_in
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.runtime.group import Group
 
@@ -190,7 +190,7 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(group.submit(draft(name, tensor), will_wait=True))
+        reduced: T = self._result(group.submit(draft(name, tensor, 0), will_wait=True))
         return _decompressed(compression, reduced, context)
 
     def reducescatter_async(
@@ -205,7 +205,7 @@ class Reductions(Calls[T]):
         """Starts `reducescatter` and returns its handle."""
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        return group.submit(draft(name, tensor))
+        return group.submit(draft(name, tensor, 0))
 
     def grouped_reducescatter(
         self,
@@ -273,12 +273,13 @@ class Reductions(Calls[T]):
 
     # ---- one tensor's part in each
 
-    def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> Draft[T]:
-        def draft(name: str | None, tensor: T) -> Entry:
+    def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> DraftInGroup[T]:
+        def draft(name: str | None, tensor: T, length: int) -> Entry:
             source, shape = self._rows_buffer(tensor, "reducescatter")
             rows = even_splits(shape[0], group.size)[group.rank]
             output, target = self._adapter.empty((rows, *shape[1:]), tensor)
-            return entry_of(group, name, Kind.REDUCESCATTER, source, target, output, (op, prescale, postscale))
+            reduction = (op, prescale, postscale)
+            return entry_of(group, name, Kind.REDUCESCATTER, source, target, output, reduction, group_length=length)
 
         return draft
 

@@ -202,6 +202,8 @@ class Coordinator:
         for batch in run.batches:
             entries, rows = self._known(batch)
             for response in batch.responses:
+                if response.error and not response.fails(self._rank):
+                    continue
                 entry = self._entry(response)
                 if response.error:
                     self._in_flight.finish((entry,), Mismatch(response.error))

@@ -104,7 +104,7 @@ def test_all_ranks_hear_who_wants_what(size: int, members: list[int], cache: int
     told = [outcome.result() for outcome in outcomes]
     for number, row in enumerate(rows(members)):
         sides = f"{_listed(members[:-1], row.our_text)}; {_listed(members[-1:], row.their_text)}"
-        tensor = f"tensor {number}{'_1of1' if row.ours.kind in GROUPED else ''}"
+        tensor = f"tensor {number}{'[0]' if row.ours.kind in GROUPED else ''}"
         text = f"ranks disagree about the {row.what} of tensor {tensor!r}: {sides}. Submit the same on every rank."
         for rank in members:
             assert told[rank][number] == [text] * 4, row
@@ -150,4 +150,4 @@ def _groups_of_different_lengths() -> list[str]:
 def test_a_group_fails_with_the_first_error_of_its_tensors() -> None:
     ours, theirs = (outcome.result() for outcome in process_ranks(2, _groups_of_different_lengths))
     assert ours == theirs
-    assert "shape of tensor 'group_2of3': rank 0 has [3]; rank 1 has [4]" in ours[0]
+    assert "shape of tensor 'group[1]': rank 0 has [3]; rank 1 has [4]" in ours[0]

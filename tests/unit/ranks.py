@@ -18,10 +18,16 @@ def request(name: str, /, **changes: Any) -> Request:
     return Request(name, Kind.ALLREDUCE, DType.FLOAT32, (3,), Sum, 1.0, 1.0, 0, True)._replace(**changes)
 
 
+def group(name: str, length: int, /, **changes: Any) -> tuple[Request, ...]:
+    """The requests of tensors that are submitted as a list."""
+    return tuple(request(f"{name}[{number}]", group_length=length, **changes) for number in range(length))
+
+
 class Leaf:
     """One rank: what it sent and has not seen answered, and what it was told to run."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.cache = Cache()
         self.in_flight: dict[str, Request] = {}
         self.by_bit: dict[int, str] = {}
@@ -52,6 +58,8 @@ class Leaf:
         for batch in run.batches:
             names = [self._name_of(bit) for bit in members(batch.bits)] if batch.bits else []
             for response in batch.responses:
+                if response.error and not response.fails(self.rank):
+                    continue
                 self.by_bit.pop(self.cache.bit_of_name(response.name), None)
                 asked = self.in_flight.pop(response.name, response.request)
                 assert asked is not None
@@ -83,7 +91,7 @@ class Ranks:
 
     def __init__(self, size: int, capacity: int = 64, threshold: int = 1 << 20) -> None:
         self.negotiator = Negotiator(range(10, 10 + size), capacity, threshold)
-        self.leaves = [Leaf() for _ in range(size)]
+        self.leaves = [Leaf(rank) for rank in range(size)]
 
     def send_up(self, rank: int) -> int:
         """Delivers the oldest message of ``rank`` and returns its bytes."""

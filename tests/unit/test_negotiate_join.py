@@ -54,6 +54,20 @@ def test_the_last_rank_that_joins_is_told_to_all_after_everything_ran() -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
+def test_a_rank_hears_that_what_it_submitted_before_it_joined_cannot_run(is_known: bool) -> None:
+    ranks = Ranks(3)
+    gather = request("g", kind=Kind.ALLGATHER)
+    if is_known:
+        ranks.step(gather)
+    ranks.leaves[0].submit(gather, JOIN)
+    for rank in (1, 2):
+        ranks.leaves[rank].submit(JOIN)
+    ranks.settle()
+    assert [leaf.errors.keys() for leaf in ranks.leaves] == [{"g"}, set(), set()]
+    assert not any(leaf.in_flight for leaf in ranks.leaves)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(
     "item",
     [
