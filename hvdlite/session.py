@@ -32,6 +32,7 @@ from hvdlite.rendezvous.meeting import meet
 from hvdlite.runtime.connecting import Connector
 from hvdlite.runtime.descriptors import check_descriptors
 from hvdlite.runtime.engine import Engine
+from hvdlite.runtime.lookout import looking_out
 from hvdlite.settings import Settings, doubt_about_size
 from hvdlite.version import __version__
 
@@ -52,7 +53,7 @@ class Session:
         self.presence = presence
         deadline = time.monotonic() + settings.start_timeout
         check_descriptors(1, 1)
-        with meet(settings, number, deadline) as meeting:
+        with looking_out(settings, presence), meet(settings, number, deadline) as meeting:
             swap = _swapper(meeting, settings, number, deadline)
             cards = swap(_card(settings, meeting.reach))
             self.placements = _placements(cards)

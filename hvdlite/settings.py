@@ -138,10 +138,13 @@ class Settings:
     )
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Reads the table from ``environ``, by default the process's. Raises ValueError naming the variable."""
+    def read(cls, environ: Mapping[str, str] | None = None, pid: int = 0) -> Settings:
+        """Reads the table from ``environ``, by default the process's. Raises ValueError naming the variable.
+
+        ``environ`` may be that of another process, ``pid``.
+        """
         environ = os.environ if environ is None else environ
-        environ = {**detect(environ), **environ}
+        environ = {**detect(environ, pid), **environ}
         values: dict[str, Any] = {}
         for spec in table():
             for name in spec.variables:

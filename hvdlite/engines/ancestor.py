@@ -1,4 +1,4 @@
-"""The process that started the ranks of this host."""
+"""What Linux tells about the processes of a rank: their environment, and which process started them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 
-def started_without(variable: str) -> int:
-    """The id of the nearest ancestor of this process that has not ``variable`` in its environment.
+def started_without(variable: str, pid: int = 0) -> int:
+    """The id of the nearest ancestor of ``pid``, by default of this process, without ``variable`` in its environment.
 
     An engine sets ``variable`` for what it starts, so this is the engine, whatever scripts are in between. A process
-    whose environment cannot be read is another user's, and counts as one without.
+    whose environment cannot be read is another user's, and counts as one without. Raises OSError if ``pid`` has ended.
     """
-    pid = os.getppid()
+    pid = parent_of(pid) if pid else os.getppid()
     while pid > 1 and has(pid, variable):
         pid = parent_of(pid)
     return pid
@@ -21,10 +21,16 @@ def started_without(variable: str) -> int:
 def has(pid: int, variable: str) -> bool:
     """Whether process ``pid`` was started with ``variable`` in its environment, as far as this user may know."""
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        return variable in environ_of(pid)
     except OSError:
         return False
-    return any(entry.startswith(f"{variable}=".encode()) for entry in environ.split(b"\0"))
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment that process ``pid`` was started with. Raises OSError if it has ended or is another user's."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries)
+    return {name: value for name, sign, value in pairs if sign}
 
 
 def parent_of(pid: int) -> int:

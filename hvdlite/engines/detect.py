@@ -19,13 +19,15 @@ _OF_HVDRUN: Final = "HVDLITE_RENDEZVOUS"  # which it sets for its ranks
 _BY_HAND: Final = "start it with hvdrun, or set HVDLITE_RANK and HVDLITE_SIZE yourself (HVDLITE_SIZE=1: a job of one)"
 
 
-def detect(environ: Environ) -> dict[str, str]:
+def detect(environ: Environ, pid: int = 0) -> dict[str, str]:
     """The variables of settings that the engine's variables amount to; none for a process that nobody started so.
+
+    ``environ`` is that of process ``pid``, by default of this one.
 
     Raises ValueError if the process is one of several and it cannot be told which, or how it finds the others.
     """
     if _is_explicit(environ):
-        _refuse_engine_in_hvdrun(environ)
+        _refuse_engine_in_hvdrun(environ, pid)
         return {}
     engine = _engine(environ)
     if engine is None:
@@ -40,7 +42,7 @@ def detect(environ: Environ) -> dict[str, str]:
         "HVDLITE_LOCAL_RANK": environ.get(engine.local_rank, "0"),
         "HVDLITE_LOCAL_SIZE": str(local_size),
     }
-    if job := engine.job(environ):
+    if job := engine.job(environ, pid):
         found["HVDLITE_JOB"] = f"{engine.name} {job}"
     if local_size < size:
         found["HVDLITE_COORDINATOR"] = _coordinator(engine, environ)
@@ -80,11 +82,11 @@ def _refuse_one_of_several(environ: Environ) -> None:
             )
 
 
-def _refuse_engine_in_hvdrun(environ: Environ) -> None:
+def _refuse_engine_in_hvdrun(environ: Environ, pid: int) -> None:
     for engine in ENGINES if _OF_HVDRUN in environ else ():
         if engine.started(environ) and number(environ, engine.size) > 1:
             mark = next(iter(engine.marks), engine.rank)
-            if has(started_without(mark), _OF_HVDRUN):
+            if has(started_without(mark, pid), _OF_HVDRUN):
                 raise ValueError(
                     f"hvdrun has started {engine.name}, and {engine.name} this process: it is rank "
                     f"{environ.get('HVDLITE_RANK')} of {environ.get('HVDLITE_SIZE')} of the one, and rank "

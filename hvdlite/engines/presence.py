@@ -11,10 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from typing import Final
 
 from hvdlite.engines.ancestor import parent_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.settings import Settings
+
+_MEMFD: Final = "/memfd:"
 
 
 class Presence:
@@ -25,12 +28,12 @@ class Presence:
 
     def __init__(self, settings: Settings) -> None:
         self._fd = -1
+        self._is_over = False
         if settings.size == 1:
             return  # nobody is kept waiting by another job of one
-        job = (settings.job, settings.rendezvous, settings.coordinator, settings.size, settings.rank)
-        name = "hvdlite-rank-" + hashlib.blake2b(repr(job).encode(), digest_size=8).hexdigest()
+        name = name_of(settings, settings.rank)
         for pid in _ancestors():
-            if _has(pid, name):
+            if name in names_at(pid):
                 raise HorovodInternalError(
                     f"this process, {os.getpid()}, was started by process {pid}, which is rank {settings.rank} itself; "
                     "two processes cannot be the same rank. If the script starts processes that import it, such as "
@@ -39,13 +42,38 @@ class Presence:
                 )
         self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether `close` has been called."""
+        return self._is_over
+
     def close(self) -> None:
         """Ends it; may be called twice."""
+        self._is_over = True
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
     __del__ = close
+
+
+def name_of(settings: Settings, rank: int) -> str:
+    """The name of the descriptor that shows ``rank`` of the job of ``settings``."""
+    return "hvdlite-rank-" + hashlib.blake2b(repr((*job_of(settings), rank)).encode(), digest_size=8).hexdigest()
+
+
+def job_of(settings: Settings) -> tuple[object, ...]:
+    """What processes of one job have in common, and of no other on this host."""
+    return (settings.job, settings.rendezvous, settings.coordinator, settings.size)
+
+
+def names_at(pid: int) -> set[str]:
+    """The names of the descriptors of process ``pid``, if it is this user's, that may show a rank."""
+    try:
+        targets = [_target(f"/proc/{pid}/fd/{each}") for each in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return set()
+    return {target.removeprefix(_MEMFD).split(" ")[0] for target in targets if target.startswith(_MEMFD)}
 
 
 def _ancestors() -> Iterator[int]:
@@ -56,14 +84,6 @@ def _ancestors() -> Iterator[int]:
             pid = parent_of(pid)
         except OSError:  # it ended meanwhile, or /proc is not there
             return
-
-
-def _has(pid: int, name: str) -> bool:
-    try:
-        descriptors = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # another user's
-        return False
-    return any(_target(f"/proc/{pid}/fd/{each}").startswith(f"/memfd:{name} ") for each in descriptors)
 
 
 def _target(link: str) -> str:

@@ -20,9 +20,9 @@ from hvdlite.engines.variables import Environ, number
 class Engine:
     """One row. An engine has started this process if ``rank``, ``size`` and all of ``marks`` are set, and ``if_also``.
 
-    ``rank``, ``size`` and ``local_rank`` name variables. ``local_size`` is the number of ranks on this host. ``job``
-    tells the job from all others, the same on all ranks; it and ``host_of_rank_0`` are empty if the engine does not
-    tell them. ``pass_on`` says how all ranks get a variable.
+    ``rank``, ``size`` and ``local_rank`` name variables. ``local_size`` is the number of ranks on this host. ``job``,
+    which also gets the id of the process or 0 for this one, tells the job from all others, the same on all ranks; it
+    and ``host_of_rank_0`` are empty if the engine does not tell them. ``pass_on`` says how all ranks get a variable.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Engine:
     size: str
     local_rank: str
     local_size: Callable[[Environ], int]
-    job: Callable[[Environ], str]
+    job: Callable[[Environ, int], str]
     host_of_rank_0: Callable[[Environ], str]
     pass_on: str
     marks: tuple[str, ...] = ()
@@ -45,12 +45,12 @@ class Engine:
         return [name for name in (self.rank, self.size, *self.marks) if name not in environ]
 
 
-def _horovodrun_job(environ: Environ) -> str:
+def _horovodrun_job(environ: Environ, pid: int) -> str:
     host, port = (environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
     return f"{host}:{port}" if port else ""
 
 
-def _torchrun_job(environ: Environ) -> str:
+def _torchrun_job(environ: Environ, pid: int) -> str:
     # An agent counts the restarts that it ordered itself, so the counts of several agents differ.
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT") if _is_one_agent(environ) else None
     return " ".join([environ["TORCHELASTIC_RUN_ID"], _master(environ), *([attempt] if attempt else [])])
@@ -75,10 +75,10 @@ def _head_of_open_mpi(environ: Environ) -> str:
     return uri[1] if uri else ""
 
 
-def _hydra_job(environ: Environ) -> str:
+def _hydra_job(environ: Environ, pid: int) -> str:
     # Hydra does not name its jobs. On one host its proxy, which starts the ranks there, tells them apart.
     is_one_host = environ["MPI_LOCALNRANKS"] == environ["PMI_SIZE"]
-    return str(started_without("PMI_RANK")) if is_one_host else ""
+    return str(started_without("PMI_RANK", pid)) if is_one_host else ""
 
 
 ENGINES: Final = (
@@ -109,7 +109,7 @@ ENGINES: Final = (
         size="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         local_size=lambda environ: number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        job=lambda environ: environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""),
+        job=lambda environ, pid: environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""),
         host_of_rank_0=_head_of_open_mpi,
         pass_on="export {0}, then start mpirun -x {0}",
     ),
@@ -132,7 +132,7 @@ ENGINES: Final = (
         if_also=slurm.is_in_step,
         local_rank="SLURM_LOCALID",
         local_size=slurm.local_size,
-        job=slurm.job,
+        job=lambda environ, pid: slurm.job(environ),
         host_of_rank_0=slurm.host_of_rank_0,
         pass_on="export {0}, then start srun",
     ),
@@ -143,7 +143,7 @@ ENGINES: Final = (
         marks=("MASTER_ADDR", "MASTER_PORT"),
         local_rank="LOCAL_RANK",
         local_size=_torch_local_size,
-        job=_master,
+        job=lambda environ, pid: _master(environ),
         host_of_rank_0=lambda environ: environ["MASTER_ADDR"],
         pass_on="give every rank {0}",
     ),
