@@ -64,6 +64,7 @@ class Session:
             connector = connector.with_arena(swap, deadline)
             connections = connector.connect(swap, deadline)
         hosts = [card["host"] for card in cards]
+        self.compares_parameters = _agreed_check(settings, [card["check_parameters"] for card in cards])
         self.plane_name = connections.plane.name
         self.spin_us = spin
         self.arena = connector.regions and connector.regions.arena
@@ -274,6 +275,7 @@ def _card(settings: Settings, reach: str) -> dict[str, Any]:
         "hostid": settings.hostid or (kernel_host_id() if settings.size > 1 else ""),
         "network": network_namespace() if settings.size > 1 else 0,
         "reach": reach,
+        "check_parameters": settings.check_parameters,
     }
 
 
@@ -292,6 +294,18 @@ def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
                 "and an HVDLITE_ADDRESS of its own"
             )
     return group_by_host([card["hostid"] for card in cards])
+
+
+def _agreed_check(settings: Settings, wanted: Sequence[bool]) -> bool:
+    """Whether ranks compare their parameters. All of them take part in that, so one that does not speaks for all."""
+    if any(wanted) and not all(wanted) and settings.rank == 0:
+        unwilling = ", ".join(str(rank) for rank, is_wanted in enumerate(wanted) if not is_wanted)
+        logger.warning(
+            "HVDLITE_CHECK_PARAMETERS is off on rank(s) %s only, so no rank compares its parameters with those of the "
+            "others; set it alike on all ranks",
+            unwilling,
+        )
+    return all(wanted)
 
 
 def _agreed_spin(settings: Settings, host_ids: Sequence[str], swap: Swap) -> float:

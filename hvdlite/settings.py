@@ -97,7 +97,9 @@ class Settings:
 
     # Training.
     check_parameters: bool = _setting(
-        True, "warn when ranks take the first step of an optimizer with different parameters"
+        True,
+        "warn when ranks take the first step of an optimizer with different parameters; off on one rank, it is off on "
+        "all",
     )
 
     # Data planes.

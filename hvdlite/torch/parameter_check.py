@@ -15,7 +15,6 @@ values are equal exactly where n times the sum of their squares is the square of
 
 from __future__ import annotations
 
-import ctypes
 import math
 import weakref
 import zlib
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvdlite import native
 from hvdlite.core.dtypes import Sum
 from hvdlite.core.handle import Handle
 from hvdlite.core.process_set import ProcessSet
@@ -41,8 +41,6 @@ Checksums = npt.NDArray[np.uint64]
 Vector = npt.NDArray[np.int64]
 
 _EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
-_ODD: Final = 0x9E3779B97F4A7C15  # spreads all bits of a sum over the upper ones
-_MASK: Final = (1 << 64) - 1
 _ADAPTER: Final = TensorAdapter()
 
 
@@ -72,7 +70,7 @@ class ParameterCheck:
             return
         self._first_step_in = begun
         self._ready = self._handle = None
-        if current().settings.check_parameters and _compares_after(group.joins):
+        if current().compares_parameters and _compares_after(group.joins):
             moving = [(name, parameter) for name, parameter in self._members if parameter.requires_grad]
             self._names = [name for name, _ in moving]
             self._ready = _packed([_checksum(parameter) for _, parameter in moving], group.rank, group.size)
@@ -110,25 +108,18 @@ def _compares_after(joins: int) -> bool:
 
 
 def _checksum(parameter: torch.Tensor) -> int:
-    """The sum of the parameter's memory in words of 8 bytes, scrambled; 0 for what has none that ranks could share."""
+    """The CRC32C of the parameter's memory; 0 for what has none that ranks could share."""
     try:
         address, dtype, shape, owner = _ADAPTER.buffer(parameter.detach())
     except ValueError:
         return 0
-    words, rest = divmod(math.prod(shape) * dtype.itemsize, 8)
-    total = int(np.frombuffer(_memory(address, words * 8), np.uint64).sum()) if words else 0
-    if rest:
-        total += int.from_bytes(_memory(address + words * 8, rest), "little")
+    checksum: int = native.library().hvd_crc32c(0, address, math.prod(shape) * dtype.itemsize)
     del owner  # until here it kept the memory, which may be that of a copy
-    return total * _ODD & _MASK
-
-
-def _memory(address: int, nbytes: int) -> memoryview:
-    return memoryview((ctypes.c_ubyte * nbytes).from_address(address))
+    return checksum
 
 
 def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:
-    kept = np.array(checksums, np.uint64) >> np.uint64(64 - _bits(size))
+    kept = np.array(checksums, np.uint64) & np.uint64((1 << _bits(size)) - 1)
     vector = np.zeros(size + 2 * len(kept), np.int64)
     vector[rank] = 1 + zlib.crc32(kept.tobytes())
     vector[size:] = np.concatenate([kept, kept * kept])

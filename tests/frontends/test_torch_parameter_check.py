@@ -136,6 +136,21 @@ def only_one_rank_and_only_one_parameter() -> None:
 
 
 @scenario
+def the_same_values_in_other_places() -> None:
+    for dtype, size in ((torch.float32, 64), (torch.float16, 4099), (torch.float64, 100_000)):
+        for shift in (1, 2, size // 2, -8):
+            with warnings_of_all_ranks() as told:
+                weight = nn.Parameter(torch.arange(size).remainder(61).to(dtype))
+                with torch.no_grad():
+                    weight.copy_(weight.roll(shift * (hvd.rank() == hvd.size() - 1)))
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("weight", weight)])
+                weight.sum().backward()
+                optimizer.step()
+                hvd.barrier()
+                expect(told(), rf"'weight' is different; rank\(s\) {hvd.size() - 1} do not")
+
+
+@scenario
 def nothing_after_a_broadcast() -> None:
     with warnings_of_all_ranks() as told:
         for options in ({}, {"groups": 2}, {"op": hvd.Adasum}, {"op": hvd.Sum}):
@@ -328,20 +343,40 @@ def test_torch_parameter_check(report: Report, name: str) -> None:
     assert report[name] == ""
 
 
-def unequal_settings(settings: Sequence[str]) -> list[list[str]]:
-    """Steps of ranks of which some do not check; those that do wait for nobody."""
+def steps_with_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What rank 0 warns about when ranks have these settings and other parameters, and the checksums that it sends."""
     rank = int(os.environ["HVDLITE_RANK"])
     os.environ["HVDLITE_CHECK_PARAMETERS"] = settings[rank]
+    heard, sent = _Heard(), []
+    logging.getLogger("hvdlite").addHandler(heard)
     hvd.init()
-    with warnings_of_all_ranks() as told:
-        model = model_of(rank)
+    group = current().everyone
+    submit = group.submit
+
+    def noted_submit(entry: Any, *arguments: Any, **options: Any) -> Any:
+        sent.append(entry.name)
+        return submit(entry, *arguments, **options)
+
+    model = model_of(rank)
+    with mock.patch.object(group, "submit", noted_submit):
         take_steps(model, wrapped(model))
-        heard: list[list[str]] = told()
     hvd.shutdown()
-    return heard
+    assert any(name.startswith("gradient.") for name in sent)
+    told = [text for text in heard.texts if "HVDLITE_CHECK_PARAMETERS" in text]
+    return told, [name for name in sent if name.startswith("checksum.")]
 
 
-@pytest.mark.parametrize("settings", [("0", "0"), ("0", "1"), ("1", "0")], ids="-".join)
-def test_a_setting_turns_it_off(settings: Sequence[str]) -> None:
-    for outcome in process_ranks(2, unequal_settings, settings, server=TORCH):
-        assert outcome.result() == [[], []]
+@pytest.mark.parametrize("settings", [("0", "0", "0"), ("0", "1", "1"), ("1", "0", "1"), ("1", "0", "0")], ids="-".join)
+def test_one_rank_that_turns_it_off_does_so_for_all(settings: Sequence[str]) -> None:
+    first, *others = [outcome.result() for outcome in process_ranks(3, steps_with_settings, settings, server=TORCH)]
+    assert others == [([], []), ([], [])]
+    off = [str(rank) for rank, setting in enumerate(settings) if setting == "0"]
+    told = [f"HVDLITE_CHECK_PARAMETERS is off on rank(s) {', '.join(off)} only, "] * ("1" in settings)
+    assert [text.partition("so ")[0] for text in first[0]] == told
+    assert first[1] == []
+
+
+def test_all_ranks_that_leave_it_on_compare() -> None:
+    first, second = [outcome.result() for outcome in process_ranks(2, steps_with_settings, ("1", "1"), server=TORCH)]
+    assert len(first[0]) == len(first[1]) == len(second[1]) == 1
+    assert second[0] == []
