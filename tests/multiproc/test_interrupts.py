@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -24,7 +23,9 @@ import pytest
 import hvdlite as hvd
 from hvdlite import registry
 from hvdlite.runtime import executor
+from hvdlite.runtime.wake import Bell
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
 
 _OURS = os.path.dirname(hvd.__file__)
 _RETURN = dis.opmap["RETURN_VALUE"]  # before which Python runs no handler, and no function can undo what it did
@@ -37,6 +38,23 @@ class _Interrupt(BaseException):
 
 def _raise(*_: Any) -> None:
     raise _Interrupt
+
+
+_WAITS = {Bell.wait.__code__, threading.Thread.join.__code__}  # of the main thread in hvdlite
+
+
+def _raise_in_a_wait(after_s: float) -> None:
+    """Has SIGALRM raise once, when this time is over and the main thread waits in hvdlite."""
+
+    def look(_: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code not in _WAITS:
+            frame = frame.f_back
+        if frame is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise _Interrupt
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, after_s, 0.05)
 
 
 class _At:
@@ -88,11 +106,9 @@ def _interrupted_everywhere(what: str) -> int:
         signal.signal(signal.SIGUSR1, _raise)
         while not is_over:
             at = _At(number)
-            began = time.monotonic()
             with contextlib.suppress(_Interrupt), at:
                 assert call(1.0) == 1.0
             is_over = not at.where
-            assert time.monotonic() - began < 5.0, at.where
             assert call(_LAST if is_over else 2.0) == (_LAST if is_over else 2.0), at.where
             number += 1
     else:
@@ -106,7 +122,7 @@ def _interrupted_everywhere(what: str) -> int:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("what", _CALLS)
 def test_a_blocking_call_is_interrupted_at_every_bytecode(what: str, size: int) -> None:
-    numbers = [outcome.result() for outcome in process_ranks(size, _interrupted_everywhere, what, deadline_s=120)]
+    numbers = [outcome.result() for outcome in process_ranks(size, _interrupted_everywhere, what)]
     assert numbers[0] > 200
 
 
@@ -138,7 +154,7 @@ def _synchronized_again() -> int:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_handle_is_synchronized_again_after_an_interrupt_at_every_bytecode(size: int) -> None:
-    for outcome in process_ranks(size, _synchronized_again, deadline_s=120):
+    for outcome in process_ranks(size, _synchronized_again):
         assert outcome.result() > 200
 
 
@@ -171,7 +187,7 @@ def _storm(rounds: int) -> int:
 @pytest.mark.parametrize("environ", [{}, {"HVDLITE_PLANE": "ring"}, {"HVDLITE_HOSTID": "of each"}])
 def test_interrupts_at_any_time_on_all_ranks(environ: dict[str, str]) -> None:
     hosts = {rank: {"HVDLITE_HOSTID": f"host {rank}"} for rank in range(2)} if "HVDLITE_HOSTID" in environ else None
-    outcomes = process_ranks(2, _storm, 100, environ=environ, environ_by_rank=hosts, deadline_s=120)
+    outcomes = process_ranks(2, _storm, 100, environ=environ, environ_by_rank=hosts)
     assert sum(outcome.result() for outcome in outcomes) > 20
 
 
@@ -188,21 +204,15 @@ def _stops_in_a_batch() -> str:
             run(*arguments)
 
         executor.run = stop_and_run
-    else:
-        signal.signal(signal.SIGALRM, _raise)
-        signal.setitimer(signal.ITIMER_REAL, 0.7)
     handle = hvd.allreduce_async(np.ones(1 << 16), name="x", op=hvd.Sum)
     if hvd.rank() == 0:
-        began = time.monotonic()
+        _raise_in_a_wait(0.7)
         with pytest.raises(_Interrupt):
             hvd.synchronize(handle)
-        assert time.monotonic() - began < 0.7 + 5  # 0.2 and a little, but for load; rank 1 goes on only afterwards
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        began = time.monotonic()
+        _raise_in_a_wait(0.2)
         with pytest.raises(_Interrupt):
             hvd.allreduce(np.ones(3), name="y")
-        assert time.monotonic() - began < 0.2 + 5
-        reached("interrupted")
+        reached("interrupted")  # rank 1 goes on only now
     assert hvd.synchronize(handle)[0] == 2.0
     for _ in range(1 + hvd.rank()):  # the call of rank 0 that was interrupted takes part as well
         assert hvd.allreduce(np.ones(3), name="y")[0] == 1.0
@@ -212,8 +222,7 @@ def _stops_in_a_batch() -> str:
 
 @pytest.mark.parametrize("plane", ["shm", "ring"])
 def test_a_batch_that_waits_for_a_stopped_rank_is_interrupted_and_goes_on(plane: str) -> None:
-    environ = {"HVDLITE_PLANE": plane, "HVDLITE_PEER_TIMEOUT": "20"}
-    with ProcessRanks(2, _stops_in_a_batch, environ=environ) as ranks:
+    with ProcessRanks(2, _stops_in_a_batch, environ={"HVDLITE_PLANE": plane, **NEVER_SILENT}) as ranks:
         ranks.wait_for("interrupted", 0)
         os.kill(ranks.pid(1), signal.SIGCONT)
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
@@ -223,8 +232,7 @@ def _interrupted_join() -> str:
     hvd.init()
     hvd.allreduce(np.ones(2))
     if hvd.rank() == 0:
-        signal.signal(signal.SIGALRM, _raise)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        _raise_in_a_wait(0.2)
         with pytest.raises(_Interrupt):
             hvd.join()
         with pytest.raises(hvd.HorovodInternalError, match="has joined"):
@@ -246,35 +254,28 @@ def test_a_join_that_was_interrupted_is_called_again() -> None:
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
-def _shut_down_in_a_handler(rounds: int) -> float:
-    """The longest time that it took. The other rank goes on reducing, and hears of it."""
-    took = 0.0
+def _shut_down_in_a_handler(rounds: int) -> str:
+    """The other rank goes on reducing, and hears of it."""
     for turn in range(rounds):
         hvd.init()
         tensor = np.ones(1 << 22, np.float32)
         if hvd.rank() == 0:
-
-            def leave(*_: Any) -> None:
-                nonlocal took
-                began = time.monotonic()
-                hvd.shutdown()
-                took = max(took, time.monotonic() - began)
-
-            signal.signal(signal.SIGALRM, leave)
+            signal.signal(signal.SIGALRM, lambda *_: hvd.shutdown())
             signal.setitimer(signal.ITIMER_REAL, 0.05 + turn / 1000)
         with contextlib.suppress(hvd.HorovodInternalError):  # because of the shutdown, on both
             while True:
                 hvd.allreduce_(tensor, name="x", op=hvd.Min)
         assert hvd.is_initialized() == (_own_rank() == 1)
         hvd.shutdown()
-    return took
+    return "ok"
 
 
 @pytest.mark.parametrize("plane", ["shm", "ring"])
 def test_a_handler_shuts_down_while_batches_move(plane: str) -> None:
-    outcomes = process_ranks(2, _shut_down_in_a_handler, 8, environ={"HVDLITE_PLANE": plane})
-    assert outcomes[0].result() < 1.0
-    assert outcomes[1].result() == 0
+    """At once: it does not wait for its time-out, which is beyond the patience of the test."""
+    environ = {"HVDLITE_PLANE": plane, "HVDLITE_SHUTDOWN_TIMEOUT": LAST_RESORTS["HVDLITE_PROGRESS_TIMEOUT"]}
+    outcomes = process_ranks(2, _shut_down_in_a_handler, 8, environ=environ)
+    assert [outcome.result() for outcome in outcomes] == ["ok", "ok"]
 
 
 def _add_interrupted(moment: str) -> str:
@@ -282,13 +283,10 @@ def _add_interrupted(moment: str) -> str:
     hvd.init()
     texts = []
     if hvd.rank() == 0:
-        signal.signal(signal.SIGALRM, _raise)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        began = time.monotonic()
+        _raise_in_a_wait(0.2)
         with pytest.raises(_Interrupt):
             hvd.add_process_set([0, 1])
-        assert time.monotonic() - began < 0.2 + 0.5
-        reached("interrupted")
+        reached("interrupted")  # a rank that the set needs goes on only now
     else:
         if moment == "early":
             pause_at("late")
@@ -328,11 +326,9 @@ def _interrupted_init() -> str:
     if _own_rank() == 0:
         descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         signal.signal(signal.SIGALRM, _raise)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        began = time.monotonic()
-        with pytest.raises(_Interrupt):
+        with pytest.raises(_Interrupt):  # noqa: PT012 - or init waits longer than the test
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
             hvd.init()
-        assert time.monotonic() - began < 0.3 + 0.5
         assert not hvd.is_initialized()
         assert threading.active_count() == threads
         assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -344,8 +340,8 @@ def _interrupted_and_called_again() -> str:
     if _own_rank() == 0:
         signal.signal(signal.SIGALRM, _raise)
         for _ in range(3):
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(_Interrupt):
+            with pytest.raises(_Interrupt):  # noqa: PT012
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
                 hvd.init()
         reached("interrupted")
     else:
