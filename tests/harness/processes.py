@@ -121,6 +121,14 @@ class ProcessRanks:
         while any(self.is_running(rank) for rank in ranks):
             self._receive()
 
+    def wait_for_an_end(self, *ranks: int) -> int:
+        """The first of ``ranks`` of which this process hears that its function has ended."""
+        while True:
+            for rank in ranks:
+                if not self.is_running(rank):
+                    return rank
+            self._receive()
+
     def is_running(self, rank: int) -> bool:
         """Whether the rank has not said, so far as this process has heard, that its function ended."""
         worker = self._workers[rank]

@@ -208,6 +208,7 @@ def _bench_with_torch(file: Path, *arguments: str) -> tuple[list[str], list[Row]
     """The same on two ranks that are forked from a process which has imported torch."""
     here = "127.0.0.1"
     for_gloo = {"MASTER_ADDR": here, "MASTER_PORT": str(free_port({"address": here, "ports": None}))}
+    for_gloo["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns where no name server knows the address
     options = (*arguments, "--json", str(file))
     outcomes = process_ranks(2, main, options, environ=for_gloo, server=TORCH)
     assert [outcome.result() for outcome in outcomes] == [0, 0], outcomes[0].output

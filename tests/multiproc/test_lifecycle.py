@@ -56,7 +56,7 @@ def _not_all_come() -> None:
 
 
 def test_init_names_the_rank_that_did_not_come() -> None:
-    with ProcessRanks(3, _not_all_come, environ={"HVDLITE_START_TIMEOUT": "1"}) as ranks:
+    with ProcessRanks(3, _not_all_come, environ={"HVDLITE_START_TIMEOUT": "3"}) as ranks:
         ranks.wait_for("started")
         ranks.release(0, 2)
         ranks.wait_for_end(0, 2)

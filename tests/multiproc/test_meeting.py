@@ -22,7 +22,7 @@ from tests.harness.patience import PATIENCE_S
 
 KEY = "c4" * 32
 ON_ONE_HOST = {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": ""}
-SECONDS = {"HVDLITE_START_TIMEOUT": "1"}
+SECONDS = {"HVDLITE_START_TIMEOUT": "3"}  # many times what the ranks need that come
 
 
 @pytest.fixture
@@ -121,18 +121,28 @@ def _door(job: str, number: int = 0) -> tuple[str, bytes]:
 
 
 def test_two_ranks_of_one_number_are_told(job: dict[str, str]) -> None:
-    outcomes = process_ranks(3, _init_when_told, environ=job | SECONDS, environ_by_rank={2: {"HVDLITE_RANK": "1"}})
-    assert "rank(s) 2 did not call it" in outcomes[0].message
-    messages = sorted(outcome.message for outcome in outcomes[1:])
-    assert "rank(s) 2 did not call it" in messages[0]
-    assert "rank 1 is present already; two processes have the same rank" in messages[1]
+    with ProcessRanks(3, _init_when_told, environ=job, environ_by_rank={2: {"HVDLITE_RANK": "1"}}) as ranks:
+        second = ranks.wait_for_an_end(1, 2)
+        assert ranks.is_running(0)
+        assert ranks.is_running(3 - second)
+        for waiting in {0, 1, 2} - {second}:
+            ranks.kill(waiting)
+        outcome = ranks.join()[second]
+    assert "rank 1 is present already; two processes have the same rank" in outcome.message
 
 
 def test_a_rank_of_another_size_is_refused(job: dict[str, str]) -> None:
     sizes = {1: {"HVDLITE_SIZE": "3", "HVDLITE_LOCAL_SIZE": "3"}}
-    first, second = process_ranks(2, _init_when_told, environ=job | SECONDS, environ_by_rank=sizes)
-    assert "rank(s) 1 did not call it" in first.message
-    assert "rank 1 of 3 is not of this job of 2 ranks" in second.message
+    assert "rank 1 of 3 is not of this job of 2 ranks" in _refused_while_rank_0_waits(job, sizes)
+
+
+def _refused_while_rank_0_waits(environ: dict[str, str], by_rank: dict[int, dict[str, str]]) -> str:
+    """What rank 1 of two is told."""
+    with ProcessRanks(2, _init_when_told, environ=environ, environ_by_rank=by_rank) as ranks:
+        ranks.wait_for_end(1)
+        assert ranks.is_running(0)
+        ranks.kill(0)
+        return ranks.join()[1].message
 
 
 def _init_when_told() -> None:
@@ -161,10 +171,8 @@ def test_another_user_who_took_the_name_gets_nobody(job: dict[str, str]) -> None
 
 
 def test_a_wrong_key_is_a_stranger(across: dict[str, str]) -> None:
-    keys = {1: {"HVDLITE_SECRET": "ee" * 32, "HVDLITE_HOSTID": "h1"}}
-    first, second = process_ranks(2, _init_when_told, environ=across | SECONDS, environ_by_rank=keys)
-    assert "rank(s) 1 did not call it" in first.message
-    assert "it has another HVDLITE_SECRET" in second.message
+    keys = {1: {"HVDLITE_SECRET": "ee" * 32, "HVDLITE_HOSTID": "h1", **SECONDS}}
+    assert "it has another HVDLITE_SECRET" in _refused_while_rank_0_waits(across, keys)
 
 
 def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: dict[str, str]) -> None:
@@ -189,7 +197,8 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
 def test_a_port_in_use_is_named(across: dict[str, str]) -> None:
     host, port = across["HVDLITE_COORDINATOR"].split(":")
     with socket.create_server((host, int(port))):
-        outcome = process_ranks(2, _init_when_told, environ=across | SECONDS, environ_by_rank=HOSTS)[0]
+        environ = across | {"HVDLITE_START_TIMEOUT": "0.5"}  # of rank 1, which waits for rank 0 in vain
+        outcome = process_ranks(2, _init_when_told, environ=environ, environ_by_rank=HOSTS)[0]
     assert outcome.error == "HorovodInternalError"
     assert f"the port {port} of 127.0.0.1 is in use. Set HVDLITE_COORDINATOR=127.0.0.1:PORT" in outcome.message
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hvdlite as hvd
-from tests.harness import process_ranks
+from tests.harness import Outcome, process_ranks
 
 HOSTS = {
     "one host": {},
@@ -17,23 +18,34 @@ HOSTS = {
 _SAID = "all others wait for "
 
 
-def _train(slow: int, steps: int) -> None:
-    """Steps of eight gradients and a barrier, before which one rank computes for longer than the others."""
+def _train(slow: list[int], folder: str, steps: int) -> None:
+    """Steps of eight gradients and a barrier. The ranks in ``slow`` are the last in turn, by a tenth of a second."""
     hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    submitted = np.memmap(Path(folder, "submitted"), np.int64, "r+", shape=(size,))  # steps, by rank
     gradients = [np.ones(1000, np.float32) for _ in range(8)]
-    for _ in range(steps):
-        threading.Event().wait(0.12 if hvd.rank() == slow else 0.02)  # what computing takes
+    for step in range(steps):
+        if rank == slow[step % len(slow)]:
+            while sum(submitted > step) < size - 1:
+                threading.Event().wait(0.001)
+            threading.Event().wait(0.1)
         handles = [hvd.allreduce_async(tensor, name=f"gradient {i}") for i, tensor in enumerate(gradients)]
+        submitted[rank] = step + 1
         for handle in handles:
             hvd.synchronize(handle)
         hvd.barrier()
     hvd.shutdown()
 
 
+def _trained(slow: list[int], hosts: str, folder: Path) -> list[Outcome]:
+    (folder / "submitted").write_bytes(bytes(8 * 3))
+    return process_ranks(3, _train, slow, str(folder), 30, environ_by_rank=HOSTS[hosts])
+
+
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("slow", [0, 1, 2])
-def test_a_slow_rank_is_named_by_rank_0(slow: int, hosts: str) -> None:
-    outcomes = process_ranks(3, _train, slow, 30, environ_by_rank=HOSTS[hosts])
+def test_a_slow_rank_is_named_by_rank_0(slow: int, hosts: str, tmp_path: Path) -> None:
+    outcomes = _trained([slow], hosts, tmp_path)
     for outcome in outcomes:
         outcome.result()
     assert outcomes[0].output.count(_SAID) == 1
@@ -42,8 +54,7 @@ def test_a_slow_rank_is_named_by_rank_0(slow: int, hosts: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_in_a_job_of_equal_ranks_nobody_is_named(hosts: str) -> None:
-    outcomes = process_ranks(3, _train, -1, 400, environ_by_rank=HOSTS[hosts])
-    for outcome in outcomes:
+def test_in_a_job_of_equal_ranks_nobody_is_named(hosts: str, tmp_path: Path) -> None:
+    for outcome in _trained([0, 1, 2], hosts, tmp_path):
         outcome.result()
         assert _SAID not in outcome.output

@@ -15,6 +15,7 @@ from hvdlite.core.greeting import Refused
 from hvdlite.core.messages import Batch, Ready, Run
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import split
+from hvdlite.runtime import absence
 from hvdlite.runtime.control import ControlLink, Lost
 from tests.harness.patience import PATIENCE_S
 from tests.unit.links import LEFT, close, next_from, receive, zmq_links
@@ -24,12 +25,12 @@ COUNT = 600
 
 
 class Job3:
-    """Three links of one job, the leaves' through a man in the middle."""
+    """Three links of one job, the leaves' through a man in the middle. ``values`` are settings."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, **values: Any) -> None:
         self.job = Job.create()
         self.middlemen: list[Middleman] = []
-        self.links: list[ControlLink] = zmq_links(context, self.job, self._through)
+        self.links: list[ControlLink] = zmq_links(context, self.job, self._through, **values)
 
     @property
     def middleman(self) -> Middleman:
@@ -40,33 +41,55 @@ class Job3:
         return self.middleman.address
 
 
-@pytest.fixture
-def job() -> Iterator[Job3]:
+@contextlib.contextmanager
+def _opened(**values: Any) -> Iterator[Job3]:
     with zmq.Context() as context:
-        job = Job3(context)
+        job = Job3(context, **values)
         with job.middleman:
             yield job
             close(job.links)
 
 
+@pytest.fixture
+def job() -> Iterator[Job3]:
+    with _opened() as job:
+        yield job
+
+
+@pytest.fixture
+def patient() -> Iterator[Job3]:
+    """With links that take no peer for lost as long as a test may wait."""
+    with _opened(peer_timeout=2 * PATIENCE_S) as job:
+        yield job
+
+
+@pytest.fixture
+def brief_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections end after a second and a half of silence, although peers are not lost for long."""
+    monkeypatch.setattr(absence, "_SILENCE", 1.5 / (2 * PATIENCE_S))
+
+
 @pytest.mark.parametrize("trouble", [Middleman.cut, Middleman.flip], ids=["cut", "flipped"])
-def test_messages_arrive_once_and_in_order_over_connections_that_break(job: Job3, trouble: Any) -> None:
-    root, leaf, other = job.links
+@pytest.mark.usefixtures("brief_silence")
+def test_messages_arrive_once_and_in_order_over_connections_that_break(patient: Job3, trouble: Any) -> None:
+    """Trouble comes when all have heard of each other since the last one: no connection is broken before it is made."""
+    root, leaf, other = patient.links
     came: dict[ControlLink, list[Any]] = {root: [], leaf: [], other: []}
-    sent = 0
-    troubles = 0
-    next_trouble = 0.0
+    sent = troubles = 0
+    since: list[int] = []
     deadline = time.monotonic() + PATIENCE_S
-    while min(len(came[root]) // 2, len(came[leaf]), len(came[other])) < COUNT and time.monotonic() < deadline:
+    while min(len(came[root]) // 2, len(came[leaf]), len(came[other])) < COUNT:
+        assert time.monotonic() < deadline
         if sent < COUNT:
             root.send(Run(sent, ()))
             leaf.send(Ready(sent, 1, ()))
             other.send(Ready(sent, 2, ()))
             sent += 1
-        if time.monotonic() >= next_trouble and troubles < 20:
-            trouble(job.middleman)
+        now = [sum(item[0] == rank for item in came[root]) for rank in (1, 2)] + [len(came[leaf]), len(came[other])]
+        if troubles < 20 and all(heard > before for heard, before in zip(now, since, strict=False)):
+            trouble(patient.middleman)
             troubles += 1
-            next_trouble = time.monotonic() + 0.1
+            since = now
         for link, items in came.items():
             items.extend(receive(link))
         root.inbox.sleep(3)
@@ -74,7 +97,7 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(job: Job3
     assert came[leaf] == came[other] == [(0, run) for run in expected]
     for rank in (1, 2):
         assert [item for item in came[root] if item[0] == rank] == [(rank, Ready(n, rank, ())) for n in range(COUNT)]
-    assert len(job.middleman.recorded) > 5  # connections; there were two
+    assert len(patient.middleman.recorded) > 5  # connections; there were two
 
 
 def test_an_end_arrives_although_the_connection_ends_with_it(job: Job3) -> None:
@@ -96,14 +119,17 @@ def test_silence_is_a_loss_on_both_sides(job: Job3) -> None:
         assert "its heartbeats stopped for 3.0 s" in item.cause  # nobody answers, and the port is open
 
 
-def test_a_short_silence_is_none(job: Job3) -> None:
-    root, leaf, other = job.links
-    job.middleman.hold()
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until:
-        assert [item for link in job.links for item in receive(link)] == []
+@pytest.mark.usefixtures("brief_silence")
+def test_a_short_silence_is_none(patient: Job3) -> None:
+    """It ends connections, which are made again."""
+    root, leaf, other = patient.links
+    patient.middleman.hold()
+    deadline = time.monotonic() + PATIENCE_S
+    while any(link.due is None for link in patient.links):
+        assert time.monotonic() < deadline
+        assert [item for link in patient.links for item in receive(link)] == []
         root.inbox.sleep(20)
-    job.middleman.let()
+    patient.middleman.let()
     leaf.send(Ready(0, 1, ()))
     assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
 
