@@ -135,7 +135,7 @@ class Settings:
     log_hide_time: bool = _setting(False, "no time stamp in messages", horovod=True)
     traceback: str = _setting(
         "short",
-        "short: an error of the user's that ends the program has no frames of hvdlite below the user's call",
+        "short: an error of the user's that nobody catches is shown without frames of hvdlite below the user's call",
         choices=("short", "full"),
     )
 

@@ -1,34 +1,66 @@
-"""Leaves hvdlite's own frames out of the traceback of an error that the user mends.
+"""Leaves hvdlite's own frames out of the traceback of an error that the user mends, and of Ctrl-C.
 
-An error that ends the program is printed by ``sys.excepthook``. `install` puts one before it that cuts off the frames
-below the user's call, of errors that say by themselves what is wrong, and of those that they were raised from. An error
-that is caught keeps its whole traceback, and calls that succeed cost nothing.
+What shows an error that nobody has caught is ``sys.excepthook``, ``threading.excepthook``, or in a notebook IPython.
+`install` puts one step before each: it cuts off the frames below the user's call, of errors that say by themselves what
+is wrong, and of those that they were raised from. A program that catches an error has its whole traceback, to log or
+to look at. So calls that succeed cost nothing: no public function has to catch what passes through it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from hvdlite.errors import LaunchError, Mismatch, PeerLost, ShutDown, Stalled
 from hvdlite.settings import Settings
 
-_OF_THE_USER: Final = (ValueError, TypeError, Mismatch, PeerLost, ShutDown, Stalled, LaunchError)
+_OF_THE_USER: Final = (
+    ValueError,
+    TypeError,
+    Mismatch,
+    PeerLost,
+    ShutDown,
+    Stalled,
+    LaunchError,
+    KeyboardInterrupt,
+)
 _OURS: Final = str(Path(__file__).resolve().parent) + "/"
 _PROGRAMS: Final = _OURS + "bench/"  # called by nobody
+_STANDARD: Final = os.path.dirname(os.__file__) + "/"
+_INSTALLED: Final = (_STANDARD + "site-packages/", _STANDARD + "dist-packages/")
 
 
 def install() -> None:
-    """Shortens what ``sys.excepthook`` prints, unless ``HVDLITE_TRACEBACK=full``. Call it once."""
-    before = sys.excepthook
+    """Shortens what is shown, unless ``HVDLITE_TRACEBACK=full``. Call it once."""
+    shows, shows_in_thread = sys.excepthook, threading.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         shorten(error)
-        before(kind, error, trace)
+        shows(kind, error, trace)
 
-    sys.excepthook = show
+    def show_in_thread(arguments: Any) -> None:
+        if arguments.exc_value is not None:
+            shorten(arguments.exc_value)
+        shows_in_thread(arguments)
+
+    sys.excepthook, threading.excepthook = show, show_in_thread
+    if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()) is not None:
+        _install_in(shell)
+
+
+def _install_in(shell: Any) -> None:
+    """Does the same in a notebook, unless its user has put something there already."""
+
+    def show(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: Any = None) -> None:
+        shorten(error)
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+    if not shell.custom_exceptions:
+        shell.set_custom_exc(_OF_THE_USER, show)
 
 
 def shorten(error: BaseException) -> None:
@@ -49,15 +81,23 @@ def shorten(error: BaseException) -> None:
         if isinstance(each, BaseExceptionGroup):
             left += each.exceptions
         if isinstance(each, _OF_THE_USER):
-            _cut(each.__traceback__)
+            _cut(each.__traceback__, isinstance(each, KeyboardInterrupt))
 
 
-def _cut(trace: TracebackType | None) -> None:
-    last = None  # the last frame that is not ours
+def _cut(trace: TracebackType | None, may_wait_elsewhere: bool) -> None:
+    """Cuts ``trace`` below the user's call, even if it ends where the standard library waits for us."""
+    last = None  # the last frame that is the user's, or another library's
+    is_within = False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith(_OURS) or file.startswith(_PROGRAMS):
+        is_ours = file.startswith(_OURS) and not file.startswith(_PROGRAMS)
+        if not is_ours and not (is_within and may_wait_elsewhere and _is_standard(file)):
             last = trace
+        is_within = is_ours or (is_within and last is not trace)
         trace = trace.tb_next
     if last is not None:
         last.tb_next = None
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith((_STANDARD, "<frozen ")) and not file.startswith(_INSTALLED)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import hvdlite as hvd
 from hvdlite.errors import HorovodInternalError, Mismatch
 from hvdlite.ops.calls import whole_number
+from hvdlite.runtime.apart import run_apart
 from hvdlite.tracebacks import shorten
 
 
@@ -85,11 +88,65 @@ def test_what_is_hvdlites_to_mend_is_shown_whole() -> None:
     assert "hvdlite/session.py" not in shown(Mismatch("ranks disagree").with_traceback(error.__traceback__))
 
 
-def test_it_is_done_by_the_hook_and_not_before() -> None:
+def test_ctrl_c_in_a_wait_ends_at_the_users_call_and_elsewhere_where_it_came() -> None:
+    done = threading.Event()
+
+    def interrupts(_: object) -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        done.wait()
+
+    def waits() -> None:
+        run_apart(interrupts, "waiting")
+
+    def calls_back() -> None:
+        run_apart(lambda _: whole_number(Interrupted()), "calling")
+
+    class Interrupted:
+        def __index__(self) -> int:
+            raise KeyboardInterrupt
+
+    main = threading.main_thread().ident
+    assert main is not None
+    text = shown(caught(waits))
+    done.set()
+    assert text.count("  File ") == 2, text
+    assert "in waits" in text
+    assert "in __index__" in shown(caught(calls_back))
+
+
+def test_it_is_done_where_an_error_is_shown_and_not_before() -> None:
     error = caught(uninitialised)
     assert "hvdlite/" in "".join(traceback.format_exception(error))
-    program = (
-        "import sys, hvdlite; print(sys.excepthook.__module__)"  # in this process others may have put theirs before
-    )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert shown == "hvdlite.tracebacks\n"
+    # In this process others may have put their hooks before.
+    for program in ("hvd.rank()", "import threading; threading.Thread(target=hvd.rank).start()"):
+        command = [sys.executable, "-c", f"import hvdlite as hvd; {program}"]
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        assert "hvdlite/" not in told
+        assert "call hvd.init() first" in told
+
+
+NOTEBOOK = """
+import sys, traceback, types
+
+class Shell:
+    custom_exceptions = {custom}
+    def set_custom_exc(self, kinds, handler): self.custom_exceptions, self.handler = kinds, handler
+    def showtraceback(self, told, tb_offset): traceback.print_exception(*told)
+    def run_cell(self, call):
+        try: call()
+        except self.custom_exceptions as error: self.handler(self, type(error), error, error.__traceback__, tb_offset=1)
+        except Exception: traceback.print_exc()
+
+shell = Shell()
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+import hvdlite as hvd
+shell.run_cell(hvd.rank)
+"""
+
+
+@pytest.mark.parametrize("custom", ["()", "(KeyError,)"])
+def test_a_notebook_shows_the_same_unless_its_user_shows_errors_otherwise(custom: str) -> None:
+    command = [sys.executable, "-c", NOTEBOOK.format(custom=custom)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "call hvd.init() first" in told
+    assert ("hvdlite/" in told) == (custom != "()")
