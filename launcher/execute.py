@@ -257,9 +257,12 @@ class _Execution:
         self._screen.settle()
         failure = self._supervisor.failure
         if failure and (self._on_failure is None or self._on_failure(failure, self._screen.tail(failure.rank))):
-            stream = self._screen.stream_of_tail(failure.to_look_at)
-            log = self._logs.path(failure.to_look_at, stream) if self._logs else None
-            self._screen.message(*describe_failure(failure, self._screen.tail(failure.to_look_at), log, stream))
+            rank = failure.to_look_at
+            tail, stream = self._screen.tail(rank), self._screen.stream_of_tail(rank)
+            log = self._logs.path(rank, stream) if self._logs else None
+            self._screen.message(
+                *describe_failure(failure, tail, log, stream, are_in_sight=self._screen.is_in_sight(rank))
+            )
         if self._logs and self._logs.lost_bytes:
             self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
         interrupted = failure is None and self._supervisor.exit_code != 0

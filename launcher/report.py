@@ -25,9 +25,17 @@ _HINTS: Final = {
 
 
 def describe_failure(
-    failure: Failure, last_lines: Sequence[str], log: Path | None, stream: Stream = Stream.STDERR
+    failure: Failure,
+    last_lines: Sequence[str],
+    log: Path | None,
+    stream: Stream = Stream.STDERR,
+    *,
+    are_in_sight: bool = False,
 ) -> Iterator[str]:
-    """The lines of the box: which rank is to blame, why, what it wrote last to ``stream`` and where the rest is."""
+    """The lines of the box: which rank is to blame, why, what it wrote last to ``stream`` and where the rest is.
+
+    Of ``last_lines`` that the reader sees above, it only has the end.
+    """
     culprit = failure.culprit
     if culprit and culprit.fate:
         yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
@@ -38,11 +46,17 @@ def describe_failure(
         yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
         yield from _details(failure)
     if last_lines:
-        yield f"| the last lines of its {stream.value}:"
-        yield from (f"|   {line}" for line in last_lines)
+        end = _last_words(last_lines) if are_in_sight else last_lines
+        yield f"| the last lines of its {stream.value}{' (more above)' if len(end) < len(last_lines) else ''}:"
+        yield from (f"|   {line}" for line in end)
     if log is not None:
         yield f"| its log: {log}"
     yield "+".ljust(_WIDTH, "-")
+
+
+def _last_words(lines: Sequence[str]) -> Sequence[str]:
+    """The lines from the last one on that is not indented: of a traceback, the error."""
+    return lines[max((number for number, line in enumerate(lines) if line[:1].strip()), default=0) :]
 
 
 def _details(failure: Failure) -> Iterator[str]:

@@ -21,6 +21,7 @@ from .sink import Sink
 
 TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 1000  # of one line
+_IN_SIGHT: Final = 30  # lines that a terminal surely shows
 _SIGN_OF_LIFE_S: Final = 5.0
 _CLEAR: Final = b"\r\x1b[K"
 _CURSOR_MOVES: Final = re.compile(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]")  # every control sequence but colour (m)
@@ -42,6 +43,8 @@ class Screen:
         self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
         self._shown_at: dict[tuple[int, Stream], float] = {}
         self._tails: dict[tuple[int, Stream], deque[bytes]] = {}
+        self._lines: dict[Sink, int] = dict.fromkeys(self._sinks.values(), 0)  # that were written there
+        self._places: dict[tuple[int, Stream], deque[int]] = {}  # how many there were before each line of a tail
         self._drawn: dict[Sink, bytes] = {}
         self._warned: set[Sink] = set()
         self._prompts = {stream: Prompt() for stream in Stream}
@@ -66,6 +69,14 @@ class Screen:
     def stream_of_tail(self, rank: int) -> Stream:
         """stderr, or stdout if ``rank`` wrote nothing to stderr."""
         return Stream.STDERR if (rank, Stream.STDERR) in self._tails else Stream.STDOUT
+
+    def is_in_sight(self, rank: int) -> bool:
+        """Whether the reader of stderr still sees the `tail` of ``rank`` above."""
+        stream = self.stream_of_tail(rank)
+        sink, places = self._sinks[stream], self._places.get((rank, stream))
+        if not places or sink is not self._sinks[Stream.STDERR]:
+            return False
+        return self._lines[sink] - places[0] <= _IN_SIGHT
 
     def name(self, rank: int, pid: int) -> None:
         """Process ``pid`` is ``rank``."""
@@ -143,6 +154,9 @@ class Screen:
             return
         tail = self._tails.setdefault((rank, stream), deque(maxlen=TAIL_LINES))
         tail.extend(line[:_TAIL_BYTES] for line in lines[-TAIL_LINES:])
+        before = self._lines[self._sinks[stream]]
+        places = self._places.setdefault((rank, stream), deque(maxlen=TAIL_LINES))
+        places.extend(range(before, before + len(lines)))
         prompt = self._prompts[stream]
         if rank == prompt.rank:
             rest, goes_on = prompt.finish(lines[0])
@@ -178,6 +192,7 @@ class Screen:
         if sink in self._drawn:
             data = _CLEAR + data
             self._set_drawn(sink, b"")
+        self._lines[sink] += data.count(b"\n")
         sink.write(data)
 
     def _set_drawn(self, sink: Sink, bar: bytes) -> None:

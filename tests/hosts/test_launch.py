@@ -109,7 +109,7 @@ def test_the_first_failing_rank_decides_the_code_wherever_it_is(network: Network
     assert ended.returncode == 7
     box = [line for line in ended.stderr.splitlines() if line.startswith(("+", "|"))]
     assert "rank 2 on b ended with code 7" in box[0]
-    assert [line.split()[-1] for line in box if line.startswith("|   ")] == [str(n) for n in range(11, 31)]
+    assert [line.split()[-1] for line in box if line.startswith("|   ")] == ["30"]
     assert sum("hvdrun" in line for line in box) == 1
 
 

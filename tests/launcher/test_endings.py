@@ -44,7 +44,7 @@ def agent_of(process: subprocess.Popen[bytes]) -> int:
 
 
 def test_the_first_failing_rank_decides_the_code_and_has_the_box(tmp_path: Path) -> None:
-    program = "[ $RANK = 1 ] || { trap 'exit 3' TERM; sleep 60 & wait; }; seq 1 30 >&2; exit 7"
+    program = "[ $RANK = 1 ] || { trap 'seq 101 140 >&2; exit 3' TERM; sleep 60 & wait; }; seq 1 30 >&2; exit 7"
     ended = run("-np", "3", "--output-filename", str(tmp_path), "sh", "-c", program)
     assert (ended.returncode, ended.stdout) == (7, "")
     box = [line for line in ended.stderr.splitlines() if line.startswith(("+", "|"))]

@@ -74,6 +74,25 @@ def test_hvdruns_own_messages_do_not_cut_a_bar() -> None:
         assert read_until(other_end, lambda found: len(found) >= len(expected)) == expected
 
 
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_tail_is_in_sight_until_others_have_written_as_much_as_a_terminal_shows(is_one: bool) -> None:
+    nulls = [os.open(path, os.O_WRONLY) for path in (os.devnull, os.devnull if is_one else "/dev/full")]
+    shown = Screen(nulls[0], nulls[1], {}, has_timestamps=False)
+    assert not shown.is_in_sight(0)
+    shown.show(0, Stream.STDOUT, b"a\nb\n")
+    assert shown.is_in_sight(0) == is_one
+    shown.show(0, Stream.STDERR, b"c\nd\n")
+    shown.show(1, Stream.STDERR, b"more\n" * 27)
+    shown.message("one")
+    assert shown.is_in_sight(0)
+    shown.message("one", "two")
+    assert not shown.is_in_sight(0)
+    assert shown.is_in_sight(1)
+    shown.close(patience_s=1.0)
+    for null in nulls:
+        os.close(null)
+
+
 def test_the_tail_of_a_rank_is_its_last_lines_of_stderr() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     shown = Screen(null, null, {}, has_timestamps=False)
