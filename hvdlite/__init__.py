@@ -4,6 +4,12 @@
 for PyTorch, with the training helpers.
 """
 
+# ruff: noqa: E402
+
+from hvdlite.tracebacks import install as _install
+
+_install()  # before what takes its time to import: Ctrl-C may come meanwhile
+
 from hvdlite.builds import (
     ccl_built,
     cuda_built,
@@ -84,7 +90,6 @@ from hvdlite.session import (
     shutdown,
     size,
 )
-from hvdlite.tracebacks import install as _install
 from hvdlite.version import __version__
 
 __all__ = [
@@ -174,5 +179,3 @@ __all__ = [
     "size",
     "synchronize",
 ]
-
-_install()

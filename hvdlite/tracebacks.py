@@ -39,6 +39,9 @@ def install() -> None:
     shows, shows_in_thread = sys.excepthook, threading.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt) and os.path.basename(sys.argv[0]) == "hvdrun":
+            print("hvdrun: interrupted before anything was started", file=sys.stderr)
+            return
         shorten(error)
         shows(kind, error, trace)
 

@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _open_missing_streams()
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         return 130
     except click.ClickException as error:
         message, code = error.format_message(), error.exit_code

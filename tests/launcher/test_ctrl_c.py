@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from hvdlite.launcher.supervisor import INTERRUPT_GRACE_S
 from tests.harness.patience import PATIENCE_S
@@ -96,6 +98,33 @@ def test_a_program_behind_a_shell_that_dies_at_once_has_its_time_too(tmp_path: P
         interrupt(process, 1)
         assert process.wait(PATIENCE_S) == 130
     assert (tmp_path / "saved").exists()
+
+
+INTERRUPTS = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "zmq", "hvdlite.launcher.execute"])
+def test_ctrl_c_while_hvdrun_is_imported_is_one_line(module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS.format(module=module))
+    (tmp_path / "hvdrun").write_text("import sys\nfrom hvdlite.launcher.cli import main\nsys.exit(main())\n")
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "hvdrun"), "-np", "1", "true"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == "hvdrun: interrupted before anything was started\n"
 
 
 DEAF = (
