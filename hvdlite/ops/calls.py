@@ -112,8 +112,7 @@ class Calls(Generic[T]):
 
         return allocate
 
-    @staticmethod
-    def _result(handle: Handle | GroupHandle) -> Any:
+    def _result(self, handle: Handle | GroupHandle) -> Any:
         return synchronize(handle)
 
 

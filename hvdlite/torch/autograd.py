@@ -26,8 +26,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from hvdlite.core.handle import Handle
-from hvdlite.ops import Collectives, GroupHandle, group_of, synchronize
+from hvdlite.ops import Collectives, GroupHandle, group_of
 from hvdlite.session import rank
+from hvdlite.torch.adapter import TensorAdapter
 from hvdlite.torch.compression import NoneCompressor
 
 Tensors = tuple[torch.Tensor, ...]
@@ -88,8 +89,23 @@ class Call(NamedTuple):
 Rule = Callable[[Call, Tensors], Sequence[torch.Tensor | None]]
 
 
-def differentiable(blocking: Form, start: Callable[..., Handle | GroupHandle], rule: Rule) -> Form:
-    """``blocking``, a method of `Collectives`, with a gradient by ``rule``; ``start`` is its asynchronous form.
+class Recorder(Collectives[torch.Tensor]):
+    """Runs one collective in its blocking form, and keeps its handle and the handle's result."""
+
+    handle: Handle | GroupHandle
+    result: Any
+
+    def __init__(self) -> None:
+        super().__init__(TensorAdapter())
+
+    def _result(self, handle: Handle | GroupHandle) -> Any:
+        self.handle = handle
+        self.result = super()._result(handle)
+        return self.result
+
+
+def differentiable(blocking: Form, rule: Rule) -> Form:
+    """``blocking``, a method of `Collectives`, with a gradient by ``rule``.
 
     Compression, if there is any, is undone by the derivatives of ``compress`` and ``decompress``.
     """
@@ -113,7 +129,7 @@ def differentiable(blocking: Form, start: Callable[..., Handle | GroupHandle], r
         compression = arguments.pop("compression", None) or NoneCompressor
         listed = tensors if is_list else (tensors,)
         sent, contexts = zip(*(compression.compress(tensor) for tensor in listed), strict=True)
-        results = _Crossing.apply(start, is_list, rule, self, arguments, *sent)  # type: ignore[no-untyped-call]
+        results = _Crossing.apply(blocking, is_list, rule, self, arguments, *sent)  # type: ignore[no-untyped-call]
         if "compression" in bound.arguments:
             results = [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
         if is_list:
@@ -140,18 +156,19 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,
-        start: Callable[..., Handle | GroupHandle],
+        blocking: Callable[..., Any],
         is_list: bool,
         rule: Rule,
         collectives: Collectives[torch.Tensor],
         arguments: dict[str, Any],
         *tensors: torch.Tensor,
     ) -> Tensors:
-        handle = start(collectives, list(tensors) if is_list else tensors[0], **arguments)
+        recorder = Recorder()
+        blocking(recorder, list(tensors) if is_list else tensors[0], **arguments)
+        handle, results = recorder.handle, recorder.result
         handles = handle.handles if isinstance(handle, GroupHandle) else (handle,)
         context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], handles)
         context.rule = rule
-        results = synchronize(handle)
         if results is None:  # a send
             return (tensors[0].new_zeros(()),)
         return tuple(results) if isinstance(results, (list, tuple)) else (results,)

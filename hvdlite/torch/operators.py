@@ -22,9 +22,9 @@ import torch
 
 from hvdlite.core.handle import Handle
 from hvdlite.core.process_set import global_process_set
-from hvdlite.ops import Collectives, GroupHandle, barrier, synchronize
+from hvdlite.ops import Collectives, GroupHandle, barrier
 from hvdlite.torch import derivatives
-from hvdlite.torch.autograd import Call, Rule, gradients_of
+from hvdlite.torch.autograd import Call, Recorder, Rule, gradients_of
 
 # Operators that write lists of tensors are more than torch 2.4, the first with custom_op, can make functional. Versions
 # in between were not tried, and calls that end a graph are right with all of them.
@@ -150,10 +150,10 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         splits: Sequence[int] | None = None,
     ) -> tuple[Handle, list[torch.Tensor]]:
         """The handle of the first tensor, and the results."""
-        start = getattr(collectives, f"{form}_async")
+        recorder = Recorder()
         tensors = list(inputs) if form.startswith("grouped_") else inputs[0]
-        handle = start(tensors, name=name, **_arguments(_FORMS[form], reduction, rank, splits))
-        result = synchronize(handle)
+        getattr(recorder, form)(tensors, name=name, **_arguments(_FORMS[form], reduction, rank, splits))
+        handle, result = recorder.handle, recorder.result
         if isinstance(handle, GroupHandle):
             return handle.handles[0], result
         if result is None:  # a send

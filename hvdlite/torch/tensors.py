@@ -20,27 +20,19 @@ from hvdlite.torch.compiled import with_graphs
 class TensorCollectives(Collectives[torch.Tensor]):
     """The collectives of `hvdlite.ops`, with gradients through them."""
 
-    allreduce = differentiable(Collectives.allreduce, Collectives.allreduce_async, derivatives.of_allreduce)
-    grouped_allreduce = differentiable(
-        Collectives.grouped_allreduce, Collectives.grouped_allreduce_async, derivatives.of_allreduce
-    )
-    allgather = differentiable(Collectives.allgather, Collectives.allgather_async, derivatives.of_allgather)
-    grouped_allgather = differentiable(
-        Collectives.grouped_allgather, Collectives.grouped_allgather_async, derivatives.of_allgather
-    )
-    broadcast = differentiable(Collectives.broadcast, Collectives.broadcast_async, derivatives.of_broadcast)
-    alltoall = differentiable(Collectives.alltoall, Collectives.alltoall_async, derivatives.of_alltoall)
-    reducescatter = differentiable(
-        Collectives.reducescatter, Collectives.reducescatter_async, derivatives.of_reducescatter
-    )
-    grouped_reducescatter = differentiable(
-        Collectives.grouped_reducescatter, Collectives.grouped_reducescatter_async, derivatives.of_reducescatter
-    )
-    reduce = differentiable(Collectives.reduce, Collectives.reduce_async, derivatives.of_reduce)
-    gather = differentiable(Collectives.gather, Collectives.gather_async, derivatives.of_gather)
-    scatter = differentiable(Collectives.scatter, Collectives.scatter_async, derivatives.of_scatter)
-    recv = differentiable(Collectives.recv, Collectives.recv_async, derivatives.of_recv)
-    _send = differentiable(Collectives.send, Collectives.send_async, derivatives.of_send)
+    allreduce = differentiable(Collectives.allreduce, derivatives.of_allreduce)
+    grouped_allreduce = differentiable(Collectives.grouped_allreduce, derivatives.of_allreduce)
+    allgather = differentiable(Collectives.allgather, derivatives.of_allgather)
+    grouped_allgather = differentiable(Collectives.grouped_allgather, derivatives.of_allgather)
+    broadcast = differentiable(Collectives.broadcast, derivatives.of_broadcast)
+    alltoall = differentiable(Collectives.alltoall, derivatives.of_alltoall)
+    reducescatter = differentiable(Collectives.reducescatter, derivatives.of_reducescatter)
+    grouped_reducescatter = differentiable(Collectives.grouped_reducescatter, derivatives.of_reducescatter)
+    reduce = differentiable(Collectives.reduce, derivatives.of_reduce)
+    gather = differentiable(Collectives.gather, derivatives.of_gather)
+    scatter = differentiable(Collectives.scatter, derivatives.of_scatter)
+    recv = differentiable(Collectives.recv, derivatives.of_recv)
+    _send = differentiable(Collectives.send, derivatives.of_send)
 
     def send(  # type: ignore[override]
         self,
