@@ -94,6 +94,10 @@ class Executor:
         while self._tokens.get():
             if self.run_here():
                 self._on_done()
+        while self._unfinished:  # whoever ran batches when this thread looked may leave the last ones to it
+            with self._is_running:
+                pass
+            self.run_here()
 
     def _run_first(self) -> None:
         work = self._unfinished[0]
