@@ -65,7 +65,7 @@ def _resized() -> dict[str, str]:
 
 
 def test_a_resized_storage_is_an_error_that_names_the_tensor_on_all_ranks() -> None:
-    own, others = (outcome.result() for outcome in process_ranks(2, _resized, server=TORCH, deadline_s=90))
+    own, others = (outcome.result() for outcome in process_ranks(2, _resized, server=TORCH))
     assert len(own) > 20
     for case, text in own.items():
         assert "the storage of tensor 't" in text, case
@@ -111,7 +111,7 @@ def _set() -> str:
 
 
 def test_after_set_the_collective_has_the_storage_that_was_submitted() -> None:
-    assert [outcome.result() for outcome in process_ranks(2, _set, server=TORCH, deadline_s=90)] == ["right"] * 2
+    assert [outcome.result() for outcome in process_ranks(2, _set, server=TORCH)] == ["right"] * 2
 
 
 def test_what_is_done_may_be_resized() -> None:

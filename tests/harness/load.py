@@ -1,6 +1,7 @@
 """Runs a command while all cores are busy: ``python -m tests.harness.load [-n PROCESSES] COMMAND...``.
 
 Two processes for each core compute as long as the command runs. The kernel ends them with this one, however that ends.
+Ctrl-C is for the command to handle, and this process ends when that does.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=2 * len(os.sched_getaffinity(0)), help="processes that compute")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the command would inherit
     with busy_cores(options.n):
         print(f"{options.n} processes keep {len(os.sched_getaffinity(0))} cores busy", flush=True)
-        return subprocess.run(options.command).returncode
+        code = subprocess.run(options.command).returncode
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def agent() -> Iterator[Agent]:
 
 def test_the_agent_loads_nothing_but_the_standard_library() -> None:
     with agent() as running:
-        running.start("sleep 60")
+        running.start("sleep 600")
         running.next(Kind.STARTED)
         maps = Path(f"/proc/{running.pid}/maps").read_text()
         assert "site-packages" not in maps
@@ -195,7 +195,7 @@ def test_workers_of_another_host_inherit_what_the_agent_has() -> None:
 
 
 def test_stdin_goes_no_further_than_the_pipe_of_a_rank_and_every_byte_is_told() -> None:
-    program = "head -c 1000 > /dev/null; read line; sleep 60"
+    program = "head -c 1000 > /dev/null; read line; sleep 600"
     with agent() as running:
         workers = [{"rank": 0, "environment": {}, "stdin": True}]
         running.send(
@@ -218,7 +218,7 @@ def test_stdin_goes_no_further_than_the_pipe_of_a_rank_and_every_byte_is_told() 
 def test_a_rank_that_closed_its_stdin_is_told_of() -> None:
     with agent() as running:
         workers = [{"rank": 0, "environment": {}, "stdin": True}]
-        command = ["sh", "-c", "exec <&-; echo closed; sleep 60"]
+        command = ["sh", "-c", "exec <&-; echo closed; sleep 600"]
         environment = {"PATH": os.environ["PATH"]}
         running.send(
             Kind.START, cwd="/", command=command, environment=environment, inherits=False, listen={}, workers=workers

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hvdlite.launcher.supervisor import INTERRUPT_GRACE_S
@@ -22,47 +21,49 @@ RANKS = """
 import os, subprocess, sys, time
 rank, folder = int(os.environ["RANK"]), {folder!r}
 def save(name): open(os.path.join(folder, name), "w").close()
+def wait(): print("ready", flush=True); time.sleep(600)
 def handle():
     try:
-        time.sleep(60)
+        wait()
     except KeyboardInterrupt:
         time.sleep(1)
         save("except")
 def clean_up():
     try:
-        time.sleep(60)
+        wait()
     finally:
         save("finally")
 def have_children():
-    child = "import time\\ntry: time.sleep(60)\\nexcept KeyboardInterrupt: open({folder!r} + '/%s', 'w').close()"
+    child = (
+        "import time\\ntry: print('ready', flush=True); time.sleep(600)\\n"
+        "except KeyboardInterrupt: open({folder!r} + '/%s', 'w').close()"
+    )
     in_group = subprocess.Popen([sys.executable, "-S", "-c", child % "child in the group"])
     in_session = subprocess.Popen([sys.executable, "-S", "-c", child % "child in the session"], process_group=0)
     try:
+        print("ready", flush=True)
         in_group.wait()
     except KeyboardInterrupt:
         sys.exit(max(in_group.wait(), in_session.wait()))
 def crash():
     try:
-        time.sleep(60)
+        wait()
     except KeyboardInterrupt:
         os.abort()
-print("ready", flush=True)
 (handle, clean_up, have_children, crash)[rank]()
 """
 
 
-def interrupt(process: subprocess.Popen[bytes], ranks: int) -> None:
+def interrupt(process: subprocess.Popen[bytes], programs: int) -> None:
+    """Sends Ctrl-C when so many programs are ready for it."""
     assert process.stdout is not None
-    read_until(process.stdout.fileno(), lambda found: found.count(b"ready\n") == ranks)
+    read_until(process.stdout.fileno(), lambda found: found.count(b"ready\n") == programs)
     process.send_signal(signal.SIGINT)
 
 
 def test_ranks_and_their_children_handle_it_themselves(tmp_path: Path) -> None:
     with started("-np", "4", *python(RANKS.format(folder=str(tmp_path)))) as process:
-        assert process.stdout is not None
-        read_until(process.stdout.fileno(), lambda found: found.count(b"ready\n") == 4)
-        wait_for_children(process.pid)
-        process.send_signal(signal.SIGINT)
+        interrupt(process, 4 + 2)
         assert process.stderr is not None
         said = process.stderr.read().decode()
         assert process.wait(PATIENCE_S) == 130
@@ -74,24 +75,12 @@ def test_ranks_and_their_children_handle_it_themselves(tmp_path: Path) -> None:
     ]
 
 
-def wait_for_children(pid: int) -> None:
-    """Waits until the two children of rank 2 wait for Ctrl-C: they sleep then."""
-    deadline = time.monotonic() + PATIENCE_S
-    programs: list[psutil.Process] = []
-    while len(programs) < 2 or any(program.status() != psutil.STATUS_SLEEPING for program in programs):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-        programs = [
-            child for child in psutil.Process(pid).children(recursive=True) if "child in" in str(child.cmdline())
-        ]
-
-
 def test_a_program_behind_a_shell_that_dies_at_once_has_its_time_too(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         f"import time\n"
-        f"try:\n    print('ready', flush=True); time.sleep(60)\n"
-        f"except KeyboardInterrupt:\n    time.sleep(2); open('{tmp_path}/saved', 'w')\n"
+        f"try:\n    print('ready', flush=True); time.sleep(600)\n"
+        f"except KeyboardInterrupt:\n    time.sleep(1); open('{tmp_path}/saved', 'w')\n"
     )
     command = shlex.join([sys.executable, "-S", str(program)])
     with started("-np", "1", "sh", "-c", f"{command}; true") as process:

@@ -21,7 +21,7 @@ FAMILY = """
 echo $$ > {folder}/pid.$RANK
 sh -c 'trap "" TERM; echo $$ > {folder}/pid.$RANK.child; while :; do sleep 600; done' &
 setsid sh -c 'trap "" TERM; echo $$ > {folder}/pid.$RANK.escaped; while :; do sleep 600; done' &
-while [ $(ls {folder} | wc -l) -lt $((3 * SIZE_OF_JOB)) ]; do sleep 0.05; done
+while [ $(cat {folder}/* | wc -l) -lt $((3 * SIZE_OF_JOB)) ]; do sleep 0.05; done
 echo ready
 {then}
 """
@@ -44,7 +44,7 @@ def agent_of(process: subprocess.Popen[bytes]) -> int:
 
 
 def test_the_first_failing_rank_decides_the_code_and_has_the_box(tmp_path: Path) -> None:
-    program = "[ $RANK = 1 ] || { trap 'seq 101 140 >&2; exit 3' TERM; sleep 60 & wait; }; seq 1 30 >&2; exit 7"
+    program = "[ $RANK = 1 ] || { trap 'seq 101 140 >&2; exit 3' TERM; sleep 600 & wait; }; seq 1 30 >&2; exit 7"
     ended = run("-np", "3", "--output-filename", str(tmp_path), "sh", "-c", program)
     assert (ended.returncode, ended.stdout) == (7, "")
     box = [line for line in ended.stderr.splitlines() if line.startswith(("+", "|"))]
@@ -57,7 +57,7 @@ def test_the_first_failing_rank_decides_the_code_and_has_the_box(tmp_path: Path)
 
 @pytest.mark.parametrize(("name", "hint"), [("KILL", "out of memory"), ("SEGV", "native code")])
 def test_a_rank_ended_by_a_signal_gives_128_and_its_number(name: str, hint: str) -> None:
-    ended = run("-np", "2", "sh", "-c", f"[ $RANK = 0 ] && kill -{name} $$; sleep 60")
+    ended = run("-np", "2", "sh", "-c", f"[ $RANK = 0 ] && kill -{name} $$; sleep 600")
     number = signal.Signals[f"SIG{name}"]
     assert ended.returncode == 128 + number
     assert f"rank 0 on localhost was ended by signal {number.value} (SIG{name})" in ended.stderr
@@ -86,13 +86,13 @@ def test_what_is_left_after_success_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_program_behind_a_shell_has_its_five_seconds_too(tmp_path: Path) -> None:
-    # The shell dies of SIGTERM at once; what it started needs 3 s to save its work.
+    # The shell dies of SIGTERM at once; what it started needs a second to save its work.
     program = tmp_path / "program.py"
     program.write_text(
         f"import signal, time\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), open('{tmp_path}/saved', 'w'), exit()))\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open('{tmp_path}/saved', 'w'), exit()))\n"
         f"print('ready', flush=True)\n"
-        f"time.sleep(60)\n"
+        f"time.sleep(600)\n"
     )
     command = shlex.join([sys.executable, "-S", str(program)])
     with started("-np", "1", "sh", "-c", f"{command}; true") as process:
@@ -105,7 +105,7 @@ def test_a_program_behind_a_shell_has_its_five_seconds_too(tmp_path: Path) -> No
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_to_hvdrun_ends_the_job_politely(tmp_path: Path, signum: signal.Signals, code: int) -> None:
     asked = "INT" if signum == signal.SIGINT else "TERM"
-    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' {asked}; echo ready; sleep 60 & wait"
+    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' {asked}; echo ready; sleep 600 & wait"
     with started("-np", "2", "sh", "-c", program) as process:
         wait_for_ready(process, 2)
         process.send_signal(signum)

@@ -68,7 +68,7 @@ def test_workers_know_who_they_are() -> None:
 
 
 def test_the_secret_is_in_no_command_line() -> None:
-    with started("-np", "1", "sh", "-c", 'echo "secret $HVDLITE_SECRET"; sleep 60') as process:
+    with started("-np", "1", "sh", "-c", 'echo "secret $HVDLITE_SECRET"; sleep 600') as process:
         assert process.stdout is not None
         shown = read_until(process.stdout.fileno(), lambda found: found.endswith(b"\n"))
         secret = shown.split()[-1].decode()

@@ -73,7 +73,7 @@ def test_a_progress_bar_stays_below_ordinary_lines(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_on_the_terminal_ends_the_job() -> None:
-    with on_terminal("-np", "2", "sh", "-c", "echo ready; exec sleep 60", NO_COLOR="1") as (process, terminal):
+    with on_terminal("-np", "2", "sh", "-c", "echo ready; exec sleep 600", NO_COLOR="1") as (process, terminal):
         read_until(terminal, lambda found: found.count(b"ready") == 2)
         os.write(terminal, b"\x03")
         shown = read_until(terminal, lambda found: b"SIGINT" in found and found.endswith(b"\n"))

@@ -44,7 +44,7 @@ def begin_and_end_often() -> dict[str, int]:
 
 @pytest.mark.parametrize(("count", "hosts"), [(3, {}), (4, TWO_HOSTS)], ids=["one host", "two hosts"])
 def test_twenty_sessions_leave_no_descriptor(count: int, hosts: dict[int, dict[str, str]]) -> None:
-    for outcome in process_ranks(count, begin_and_end_often, environ_by_rank=hosts, deadline_s=90):
+    for outcome in process_ranks(count, begin_and_end_often, environ_by_rank=hosts):
         assert outcome.result() == {}
 
 

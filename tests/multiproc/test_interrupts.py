@@ -23,8 +23,8 @@ import pytest
 import hvdlite as hvd
 from hvdlite import registry
 from hvdlite.runtime import executor
-from hvdlite.runtime.wake import Bell
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+from tests.harness.alarms import raise_in_a_wait
 from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
 
 _OURS = os.path.dirname(hvd.__file__)
@@ -38,23 +38,6 @@ class _Interrupt(BaseException):
 
 def _raise(*_: Any) -> None:
     raise _Interrupt
-
-
-_WAITS = {Bell.wait.__code__, threading.Thread.join.__code__}  # of the main thread in hvdlite
-
-
-def _raise_in_a_wait(after_s: float) -> None:
-    """Has SIGALRM raise once, when this time is over and the main thread waits in hvdlite."""
-
-    def look(_: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code not in _WAITS:
-            frame = frame.f_back
-        if frame is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise _Interrupt
-
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, after_s, 0.05)
 
 
 class _At:
@@ -206,10 +189,10 @@ def _stops_in_a_batch() -> str:
         executor.run = stop_and_run
     handle = hvd.allreduce_async(np.ones(1 << 16), name="x", op=hvd.Sum)
     if hvd.rank() == 0:
-        _raise_in_a_wait(0.7)
+        raise_in_a_wait(_Interrupt, 0.7)
         with pytest.raises(_Interrupt):
             hvd.synchronize(handle)
-        _raise_in_a_wait(0.2)
+        raise_in_a_wait(_Interrupt, 0.2)
         with pytest.raises(_Interrupt):
             hvd.allreduce(np.ones(3), name="y")
         reached("interrupted")  # rank 1 goes on only now
@@ -232,7 +215,7 @@ def _interrupted_join() -> str:
     hvd.init()
     hvd.allreduce(np.ones(2))
     if hvd.rank() == 0:
-        _raise_in_a_wait(0.2)
+        raise_in_a_wait(_Interrupt, 0.2)
         with pytest.raises(_Interrupt):
             hvd.join()
         with pytest.raises(hvd.HorovodInternalError, match="has joined"):
@@ -283,7 +266,7 @@ def _add_interrupted(moment: str) -> str:
     hvd.init()
     texts = []
     if hvd.rank() == 0:
-        _raise_in_a_wait(0.2)
+        raise_in_a_wait(_Interrupt, 0.2)
         with pytest.raises(_Interrupt):
             hvd.add_process_set([0, 1])
         reached("interrupted")  # a rank that the set needs goes on only now

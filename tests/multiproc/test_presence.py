@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import hvdlite as hvd
 from hvdlite.errors import HorovodInternalError
 from tests.harness import ProcessRanks, pause_at, reached
+from tests.harness.patience import PATIENCE_S
 from tests.launcher import hvdrun
 
 _JOINS = "import numpy as np, hvdlite as hvd; hvd.init(); print(hvd.allreduce(np.ones(1), op=hvd.Sum)); hvd.shutdown()"
@@ -24,12 +26,21 @@ _BELOW_BASH = ["bash", "-c", '"$0" "$@"; exit $?', *_BELOW]
 
 
 def _run(command: Sequence[str]) -> str:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
     return done.stdout + done.stderr
 
 
+def _has_descriptor(name: str) -> bool:
+    """Whether this process has a file of this name open. Other threads may open and close files meanwhile."""
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if name in os.readlink(each):
+                return True
+    return False
+
+
 def _child_of_init(told: list[str]) -> None:
-    while not any("hvdlite-rank" in os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()):
+    while not _has_descriptor("hvdlite-rank"):
         time.sleep(0.01)
     told.append(_run(_CHILD))
     reached("told")
@@ -59,7 +70,7 @@ def _children() -> list[str]:
 
 
 def test_a_child_is_refused_as_long_as_its_parent_is_the_rank() -> None:
-    with ProcessRanks(2, _children, deadline_s=100) as ranks:
+    with ProcessRanks(2, _children) as ranks:
         ranks.wait_for("told", 1)
         ranks.release(0)
         outcomes = ranks.join()
