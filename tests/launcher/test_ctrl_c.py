@@ -57,7 +57,7 @@ def crash():
 def interrupt(process: subprocess.Popen[bytes], programs: int) -> None:
     """Sends Ctrl-C when so many programs are ready for it."""
     assert process.stdout is not None
-    read_until(process.stdout.fileno(), lambda found: found.count(b"ready\n") == programs)
+    read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == programs)
     process.send_signal(signal.SIGINT)
 
 
