@@ -22,7 +22,7 @@ from tests.harness.forkserver import TORCH
 Function = Callable[[torch.Tensor], Any]
 scenario = Scenarios(ranks=[2])
 
-pytestmark = pytest.mark.skipif(not HAS_OPERATORS, reason="graphs end at calls before torch 2.13")
+pytestmark = pytest.mark.skipif(not HAS_OPERATORS, reason="needs torch 2.13, before which graphs end at calls")
 
 
 def passed_on(x: torch.Tensor, *, in_place: bool = False, rank: int = 0) -> torch.Tensor:

@@ -75,7 +75,7 @@ def _interpreter(version: str) -> str:
         ).stdout.strip()
         if answer == version:
             return found
-    pytest.skip(f"no CPython {version} with venv on this machine")
+    pytest.skip(f"needs CPython {version} with venv")
 
 
 def test_the_wheel_holds_the_package_and_an_honest_tag(wheel: Path) -> None:

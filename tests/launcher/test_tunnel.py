@@ -137,7 +137,7 @@ def test_a_service_that_is_not_offered_closes_the_connection(ends: Ends) -> None
         assert ends.read(client, 1) == b""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
 def test_another_user_of_the_host_is_turned_away(ends: Ends) -> None:
     stranger = os.fork()
     if not stranger:

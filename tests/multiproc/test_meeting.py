@@ -162,7 +162,7 @@ def _squatter(name: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_another_user_who_took_the_name_gets_nobody(job: dict[str, str]) -> None:
     with _squatter(_door(job["HVDLITE_JOB"])[0]):
         first, second = process_ranks(2, _init_when_told, environ=job)

@@ -13,7 +13,7 @@ import hvdlite as hvd
 from hvdlite.core.dtypes import DType
 from tests.harness import process_ranks
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 
 def _make_all() -> int:

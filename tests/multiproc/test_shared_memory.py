@@ -193,7 +193,7 @@ def _gives_huge_pages() -> bool:
     return version >= (6, 1) and setting.exists() and "[deny]" not in setting.read_text()
 
 
-@pytest.mark.skipif(not _gives_huge_pages(), reason="this system gives no huge pages for shared memory")
+@pytest.mark.skipif(not _gives_huge_pages(), reason="needs a kernel that gives huge pages for shared memory")
 def test_long_arrays_are_in_huge_pages() -> None:
     for outcome in process_ranks(2, _huge_bytes):
         assert outcome.result() >= 8 * MIB

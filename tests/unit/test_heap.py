@@ -43,7 +43,7 @@ for kept in (0, {_COUNT * _LENGTH}, 1):
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 @pytest.mark.parametrize(
     ("environment", "keeps"),
     [

@@ -83,7 +83,7 @@ def test_a_port_on_which_another_began_to_listen_just_now_is_passed_over(monkeyp
         beacon.close()
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 def test_links_run_over_ipv6() -> None:
     with zmq.Context() as context:
         links = root, leaf, other = zmq_links(context, address="::1")

@@ -50,7 +50,7 @@ def choose(link: socket.socket, algorithm: str) -> None:
     try:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
     except OSError as error:
-        pytest.skip(f"this kernel does not give {algorithm}: {error.strerror}")
+        pytest.skip(f"needs a kernel that gives {algorithm}: {error.strerror}")
 
 
 def chosen(link: socket.socket) -> str:
