@@ -58,7 +58,10 @@ class PeerLost(HorovodInternalError):
     def __init__(self, rank: int, host: str, cause: str) -> None:
         advice = "See that rank's own output for the reason"
         if cause == ENDED:
-            advice += "; if it tells of none, that rank was done before the others, which hvd.join() is for"
+            advice += (
+                "; if it shows no error, that rank finished before the others: give all ranks equally many steps, or "
+                "call hvd.join() after the last one"
+            )
         super().__init__(f"rank {rank} on {host} was lost: {cause}. {advice}.")
         self.rank = rank
         self.host = host

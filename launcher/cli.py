@@ -34,7 +34,8 @@ from .options.completion import completion
 from .options.config_file import read_config
 from .options.flags import SETTINGS, resolve
 from .options.hosts import HostOptions, host_options
-from .options.program import check_meaning, check_program, check_script
+from .options.of_python import check_target
+from .options.program import check_meaning, check_not_a_host, check_order, check_program
 from .options.spelling import misspelt
 from .options.table import horovod_options, typed_flags
 from .plan import Plan, wanted_hosts
@@ -46,6 +47,7 @@ from .spawners import ways_to
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
 _BAD_USAGE: Final = 2
 _OTHERS: Final = (completion, doctor)
+_LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of the options
 
 
 def _count(text: str) -> int:
@@ -125,16 +127,11 @@ def hvdrun(
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
-    path = environment.get("PATH", os.defpath)
     if command:
-        check_meaning(command, path, where.hosts, [str(other.name) for other in _OTHERS])
+        _check_command(command, environment, where, is_counted=size is not None or per_host is not None)
     hosts = wanted_hosts(where.listed(), size, per_host)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
-    _check_folder()
-    if any(is_local(host.name) for host in hosts):
-        check_program(command, path)
-        check_script(command)
     if encrypts:
         environment["HVDLITE_ENCRYPT_DATA"] = "1"
     if where.ports:
@@ -142,7 +139,7 @@ def hvdrun(
     named = frozenset(text.partition("=")[0] for text in variables)
     request = Request(command, hosts, size, environment, named, where.interfaces, where.ports, syncs)
     job = Job.create()
-    _print_notes(outcome.notes)
+    _print_notes([*outcome.notes, *_counted_twice(hosts)])
     for wrong, right in misspelt(environment):
         _say(f"there is no setting {wrong}; did you mean {right}?")
     if is_dry:
@@ -223,6 +220,31 @@ def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horov
     if is_horovod:
         environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
     return environment
+
+
+def _check_command(
+    command: Sequence[str], environment: Mapping[str, str], where: HostOptions, *, is_counted: bool
+) -> None:
+    """Raises UsageError for a command that cannot be meant, or that is not on this host if a rank is to run here."""
+    path = environment.get("PATH", os.defpath)
+    own = {str(other.name): f"hvdrun {other.name}" for other in _OTHERS}
+    check_meaning(command, path, where.hosts, own | {name: f"hvdrun --{name}" for name in _LIKE_COMMANDS})
+    hosts = where.listed()
+    if where.hosts is not None and not is_counted and all(host.slots is None for host in hosts):
+        check_not_a_host(command, path, where.hosts)
+    _check_folder()
+    if not hosts or any(is_local(host.name) for host in hosts):
+        check_program(command, path)
+        check_target(command, environment)
+    if not hosts and not is_counted:
+        check_order(command)
+
+
+def _counted_twice(hosts: Sequence[Host]) -> list[str]:
+    here = list(dict.fromkeys(host.name for host in hosts if is_local(host.name)))
+    if len(here) < 2:
+        return []
+    return [f"{' and '.join(here)} are one machine, this one, and count as {len(here)} hosts; {here[0]}:N is one host"]
 
 
 def _without_ranks(hosts: Sequence[Host], plan: Plan) -> list[str]:

@@ -21,7 +21,7 @@ from .answers import free_port
 from .hosts import Host, is_local
 from .network.candidates import network_environment
 from .network.connect_test import choose_addresses
-from .options.program import script_of
+from .options.of_python import target_of
 from .plan import Plan, make_plan, place_ranks
 from .sync import copy_folder
 
@@ -119,8 +119,8 @@ def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Calla
 
 def _check_script(command: Sequence[str], agents: Agents, hosts: Sequence[str], folders: Mapping[str, str]) -> None:
     """Raises CannotStart if the script that Python is to run is not on another host."""
-    script = script_of(command)
-    if script is None:
+    script = target_of(command).script
+    if not script:
         return
     remote = [host for host in hosts if agents.links[host].is_remote]
     paths = {host: str(Path(folders.get(host, Path.cwd()), script)) for host in remote}

@@ -41,7 +41,8 @@ def describe_failure(
         yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
         yield f"| rank {failure.rank} on {failure.host} {failure.reason} because of that"
         if culprit.fate.endswith(ENDED):
-            yield f"| hint: if rank {culprit.rank} had no error, it was done before the others: hvd.join() is for that"
+            yield f"| hint: if rank {culprit.rank} shows no error, it finished before the others: give all ranks"
+            yield "|   equally many steps, or call hvd.join() after the last one"
     else:
         yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
         yield from _details(failure)
@@ -49,6 +50,8 @@ def describe_failure(
         end = _last_words(last_lines) if are_in_sight else last_lines
         yield f"| the last lines of its {stream.value}{' (more above)' if len(end) < len(last_lines) else ''}:"
         yield from (f"|   {line}" for line in end)
+    if any("No module named 'horovod" in line for line in last_lines[-1:]):
+        yield "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite"
     if log is not None:
         yield f"| its log: {log}"
     yield "+".ljust(_WIDTH, "-")

@@ -74,6 +74,8 @@ _first_byte_of: Any = ctypes.c_char.from_buffer
 
 
 def _advice(thing: object) -> str:
+    if isinstance(thing, (int, float, complex)):
+        return "numpy.array([x]) makes one of one row"
     is_of_torch = type(thing).__module__.partition(".")[0] == "torch"
     return "hvdlite.torch takes tensors" if is_of_torch else "numpy.asarray(x) makes one"
 

@@ -13,6 +13,11 @@ Array = npt.NDArray[Any]
 _DTYPES = {int: np.int64, float: np.float64, complex: np.complex128}
 
 
+def is_number(value: object) -> bool:
+    """Whether a number of Python's or of numpy's is in the place of a tensor."""
+    return isinstance(value, (*_DTYPES, np.generic))
+
+
 def array_of(value: Any) -> Array | None:
     """The number as an array; None if it is none. Raises ValueError for a bool and for an int beyond 64 bits."""
     if isinstance(value, np.generic):

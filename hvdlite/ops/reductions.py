@@ -17,6 +17,7 @@ from hvdlite.core.rows import even_splits
 from hvdlite.ops.adapter import Compressor
 from hvdlite.ops.calls import Calls, Draft, DraftInGroup, Reduction, entry_of, group_of, index_in
 from hvdlite.ops.handles import GroupHandle
+from hvdlite.ops.numbers import is_number
 from hvdlite.runtime.group import Group
 
 T = TypeVar("T")
@@ -312,8 +313,20 @@ def _reduction(average: bool | None, op: Any, prescale: float, postscale: float)
 
 
 def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:
-    return (tensor, None) if compression is None else compression.compress(tensor)
+    if compression is None:
+        return tensor, None
+    if is_number(tensor):
+        return tensor, _AS_IT_WAS
+    if not hasattr(compression, "compress"):
+        raise ValueError(f"compression is one of hvd.Compression, or a class like these, not {compression!r:.60}")
+    return compression.compress(tensor)
 
 
 def _decompressed(compression: Compressor | None, tensor: T, context: Any) -> T:
-    return tensor if compression is None else cast(T, compression.decompress(tensor, context))
+    if compression is None or context is _AS_IT_WAS:
+        return tensor
+    return cast(T, compression.decompress(tensor, context))
+
+
+_AS_IT_WAS = object()
+"""The context of a number, which travels as it is."""

@@ -76,6 +76,7 @@ def _main_module() -> dict[str, str]:
     main = sys.modules["__main__"]
     if (spec := getattr(main, "__spec__", None)) is not None:
         return {"init_main_from_name": spec.name}
-    if file := getattr(main, "__file__", None):
+    file = getattr(main, "__file__", None)
+    if file and os.path.exists(file):  # a script on stdin is <stdin>
         return {"init_main_from_path": os.path.abspath(file)}
     return {}

@@ -107,9 +107,14 @@ def refuse_wrapped(parameter: torch.Tensor, name: str) -> None:
         raise ValueError(f"parameter {name!r} {_advice_on_wrapper(parameter)}")
 
 
+def _advice(thing: object) -> str:
+    is_number = isinstance(thing, (int, float, complex))
+    return "torch.tensor([x]) makes one of one row" if is_number else "torch.as_tensor(x) makes one"
+
+
 def _looked_at(tensor: torch.Tensor, is_written: bool) -> Buffer:
     if not isinstance(tensor, torch.Tensor):
-        raise NotAnArray(f"expected a torch tensor, got {type(tensor).__name__}; torch.as_tensor(x) makes one")
+        raise NotAnArray(f"expected a torch tensor, got {type(tensor).__name__}; {_advice(tensor)}")
     with torch._C.DisableTorchFunctionSubclass():
         refusal = _refusal(tensor)
         if refusal:

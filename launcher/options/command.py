@@ -25,12 +25,13 @@ SECTIONS: Final[Mapping[str, str]] = {
     "About": "check-build settings version help",
 }
 
-_OTHERS_OPTIONS: Final = {  # of torchrun and mpirun
+_OTHERS_OPTIONS: Final = {  # of torchrun, mpirun and others
     "--nproc-per-node": "the number of processes is -np N, or -ppn N on each of several hosts",
     "--nnodes": "the hosts are -H HOST:N,...",
     "--np": "the number of processes is -np N",
     "--host": "the hosts are -H HOST:N,...",
     "--standalone": "leave it out, hvdrun needs no rendezvous",
+    "--list": "hvdrun --help lists the options, hvdrun --settings the settings",
 }
 _NAMES_WIDTH: Final = 28  # the descriptions of all sections begin in one column
 _FILE: Final = CompletionItem("", type="file")  # the shell's own completion of files

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -19,16 +19,15 @@ import click
 
 _SLOTS: Final = re.compile(r"[^/\s]+:\d+(?:,.*)?")
 _HOST: Final = re.compile(r"[A-Za-z0-9][\w.-]*,?")
-_PYTHON: Final = re.compile(r"python(\d(\.\d+)?)?")
-_TAKE_A_WORD: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})  # of Python's options
+_COUNT: Final = re.compile(r"(?:-np?|--num-proc)(?:=?(?P<count>\d+))?")
 _NEARLY: Final = 0.8
 
 
-def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: Collection[str]) -> None:
+def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: Mapping[str, str]) -> None:
     """Raises UsageError if the command begins with what belongs to the options.
 
-    That is one more of the ``hosts`` of -H, or the name of one of the ``others``, hvdrun's commands beside a job; if
-    ``path`` has a program of that name, the program is meant.
+    That is one more of the ``hosts`` of -H, or a name among ``others``, which says what to write for hvdrun's own
+    commands and for options that are like a command; if ``path`` has a program of that name, the program is meant.
     """
     program = command[0]
     if shutil.which(program, path=path):
@@ -37,10 +36,31 @@ def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: 
         whole = ",".join(word.strip(",") for word in (hosts, *more))
         raise click.UsageError(f"the hosts of -H are one word, with commas and no spaces: -H {whole}.")
     for near in get_close_matches(program, others, 1, _NEARLY):
-        meant = (
-            f"write hvdrun's own command first: hvdrun {near}." if near == program else f"did you mean hvdrun {near}?"
-        )
+        is_exact = near == program and not others[near].startswith("hvdrun -")
+        meant = f"write hvdrun's own command first: {others[near]}." if is_exact else f"did you mean {others[near]}?"
         raise click.UsageError(f"there is no program {program!r} to start; {meant}")
+
+
+def check_order(command: Sequence[str]) -> None:
+    """Raises UsageError if the number of processes, which nobody has told yet, stands behind the program."""
+    for index, word in enumerate(command):
+        if match := _COUNT.fullmatch(word):
+            count = match["count"] or "".join(command[index + 1 : index + 2])
+            if count.isdigit():
+                rest = [*command[:index], *command[index + (1 if match["count"] else 2) :]]
+                raise click.UsageError(
+                    f"hvdrun's options come before the program: hvdrun -np {count} {shlex.join(rest)}."
+                )
+
+
+def check_not_a_host(command: Sequence[str], path: str, hosts: str) -> None:
+    """Raises UsageError if ``command`` is no more than words that may be hosts, and no program of this host."""
+    if all(_HOST.fullmatch(word) and not shutil.which(word, path=path) and not Path(word).exists() for word in command):
+        whole = ",".join(word.strip(",") for word in (hosts, *command))
+        raise click.UsageError(
+            f"there is no program {command[0]!r} here. Hosts are one word, and the command follows: hvdrun -H {whole} "
+            "python train.py. Of a program that only the other hosts have, write the path."
+        )
 
 
 def _more_hosts(hosts: str, command: Sequence[str], path: str) -> list[str]:
@@ -57,40 +77,6 @@ def _more_hosts(hosts: str, command: Sequence[str], path: str) -> list[str]:
             break
     is_sure = hosts.endswith(",") or any(_SLOTS.fullmatch(name) for name in names[:1])
     return names[:1] if is_sure else []
-
-
-def script_of(command: Sequence[str]) -> str | None:
-    """The file that ``command`` has Python run; None if it runs none, or is no Python."""
-    if not _PYTHON.fullmatch(Path(command[0]).name):
-        return None
-    words = iter(command[1:])
-    for word in words:
-        if not word.startswith("-"):
-            return word
-        if word in _TAKE_A_WORD:
-            next(words, None)
-        elif not word.startswith("--") and (word == "-" or set(word[1:]) & set("cm")):
-            return None
-    return None
-
-
-def check_script(command: Sequence[str]) -> None:
-    """Raises UsageError if the script that Python is to run is not there, with the one that was probably meant."""
-    script = script_of(command)
-    if script is None or Path(script).exists():
-        return
-    folder = Path(script).parent
-    near = get_close_matches(Path(script).name, _names_in(folder), 1, _NEARLY)
-    hint = f"did you mean {shlex.quote(str(folder / near[0]))}?" if near else "check its spelling."
-    where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
-    raise click.UsageError(f"there is no file {script!r}{where}; {hint}")
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def check_program(command: Sequence[str], path: str) -> None:

@@ -77,6 +77,12 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
+def _python_without_file(way: str, program: str) -> subprocess.CompletedProcess[str]:
+    """``python -c PROGRAM``, or ``python - < PROGRAM``."""
+    words = [sys.executable, way, *([program] if way == "-c" else [])]
+    return subprocess.run(words, input=program, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
 def test_a_script_may_send_its_own_functions_and_classes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
@@ -85,10 +91,11 @@ def test_a_script_may_send_its_own_functions_and_classes(tmp_path: Path) -> None
     assert (tmp_path / "log").read_text() == "once,"
 
 
-def test_a_program_without_a_file_needs_cloudpickle() -> None:
+@pytest.mark.parametrize("way", ["-c", "-"])
+def test_a_program_without_a_file_needs_cloudpickle(way: str) -> None:
     program = "from hvdlite.running import run\ndef three():\n    return 3\nprint(run(three))\n"
     pytest.importorskip("cloudpickle")
-    ended = _python("-c", program)
+    ended = _python_without_file(way, program)
     assert ended.stdout == "[3]\n", ended.stderr
-    ended = _python("-c", f"import sys; sys.modules['cloudpickle'] = None\n{program}")
+    ended = _python_without_file(way, f"import sys; sys.modules['cloudpickle'] = None\n{program}")
     assert "it is defined in no file that a worker could import. Define it at the top" in ended.stderr

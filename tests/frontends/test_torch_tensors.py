@@ -83,6 +83,8 @@ def numbers_come_back_as_such() -> None:
             hvd.allreduce(number, op=hvd.Sum),
             hvd.synchronize(hvd.allreduce_async(number, op=hvd.Sum)),
             hvd.grouped_allreduce([number, torch.ones(2)], op=hvd.Sum)[0],
+            hvd.allreduce(number, op=hvd.Sum, compression=hvd.Compression.fp16),
+            hvd.grouped_allreduce([number, torch.ones(2)], op=hvd.Sum, compression=hvd.Compression.bf16)[0],
         ):
             assert (type(result), result) == (type(number), total)
         result = hvd.broadcast(number, size - 1)
@@ -90,6 +92,8 @@ def numbers_come_back_as_such() -> None:
     assert hvd.allreduce(torch.tensor(1.0)).shape == ()
     with pytest.raises(ValueError, match="a number cannot be written in place"):
         hvd.allreduce_(1.0)
+    with pytest.raises(ValueError, match=r"got int; torch.tensor\(\[x\]\) makes one of one row"):
+        hvd.allgather(3)
     with pytest.raises(ValueError, match=r"torch has no dtype datetime64\[s\]"):
         hvd.broadcast(np.datetime64(1, "s"), 0)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from hvdlite.launcher.cli import main
+from tests.launcher.hvdrun import run
 
+PYTHON = sys.executable
 BAD = {
     "no ranks": (["-np", "0", "true"], "it must be at least 1"),
     "negative ranks": (["-np", "-3", "true"], "it must be at least 1"),
@@ -47,6 +50,18 @@ BAD = {
     "hosts of the doctor without -H": (["doctor", "a,b", "c"], "hvdrun doctor -H a,b,c"),
     "a mistyped command of hvdrun": (["doktor", "-H", "a"], "did you mean hvdrun doctor?"),
     "a command of hvdrun behind an option": (["-H", "a", "doctor"], "own command first: hvdrun doctor"),
+    "hosts and no program": (["-H", "a", "b"], "hvdrun -H a,b python train.py"),
+    "an option as a command": (["settings"], "did you mean hvdrun --settings?"),
+    "the same, mistyped": (["setings"], "did you mean hvdrun --settings?"),
+    "options behind the program": (
+        ["python3", "train.py", "-np", "2", "--lr", "1"],
+        "come before the program: hvdrun -np 2 python3 train.py --lr 1.",
+    ),
+    "the same in one word": (["python3", "train.py", "-np4"], "hvdrun -np 4 python3 train.py."),
+    "a script and nothing else": (["train.py"], "write python train.py"),
+    "an option of other programs": (["--list"], "hvdrun --help lists the options"),
+    "a module that is not there": (["-np", "2", PYTHON, "-m", "nosuchmodule.main"], "has no module 'nosuchmodule'"),
+    "the same behind options": (["-np", "2", PYTHON, "-u", "-W", "ignore", "-Bmnosuchmodule"], "no module 'nosuch"),
     "missing host file": (["-np", "1", "--hostfile", "missing", "true"], "missing cannot be read"),
     "hosts twice": (["-np", "1", "-H", "localhost:1", "--hostfile", "f", "true"], "exclude each other"),
     "unset variable": (["-np", "1", "-x", "NO_SUCH_VARIABLE", "true"], "-x NO_SUCH_VARIABLE=VALUE"),
@@ -101,12 +116,24 @@ def test_a_mistyped_setting_is_one_line_and_no_error(
         ["python3"],
         ["python3", "--version", "-W", "ignore", "train.py", "missing.py"],
         ["sh", "missing.py"],
+        ["true", "-np2"],
+        [PYTHON, "train.py", "-m", "nosuchmodule"],
+        [PYTHON, "-m", "train"],
+        [PYTHON, "-m", "package.main"],
+        [PYTHON, "-m", "other"],
+        [PYTHON, "-m", "sys"],
+        [PYTHON, "-Im", "nosuchmodule"],
+        [PYTHON, "-c", "pass", "-m", "nosuchmodule"],
+        ["./python", "-m", "nosuchmodule"],
     ],
 )
-def test_what_runs_no_script_is_not_looked_for(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_be_right_is_not_refused(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
+    for name in ("package", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "elsewhere/other.py").touch()
+    (tmp_path / "python").symlink_to("/bin/true")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
     assert main(["-np", "1", "--dry-run", *command]) == 0
 
@@ -122,3 +149,21 @@ def test_a_host_without_a_rank_is_told(is_dry: bool, capfd: pytest.CaptureFixtur
     words = ["-np", "2", "-H", "localhost:2,far:2", *(["--dry-run"] if is_dry else []), "true"]
     assert main(words) == 0
     assert capfd.readouterr().err == "hvdrun: no rank runs on far: localhost can take all 2\n"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "count"), [("localhost,127.0.0.1:2", 2), ("localhost:1,localhost:1", 0), ("far:1,localhost:1", 0)]
+)
+def test_two_names_of_this_machine_are_told(hosts: str, count: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["-np", "1", "-H", hosts, "--dry-run", "true"]) == 0
+    told = [line for line in capfd.readouterr().err.splitlines() if "one machine" in line]
+    line = "hvdrun: localhost and 127.0.0.1 are one machine, this one, and count as 2 hosts; localhost:N is one host"
+    assert told == ([line] if count else [])
+
+
+def test_horovod_without_its_option_is_a_hint_in_the_box(tmp_path: Path) -> None:
+    ended = run("-np", "1", sys.executable, "-c", "import horovod.torch")
+    assert ended.returncode == 1
+    assert "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite\n" in ended.stderr
+    ended = run("-np", "1", sys.executable, "-c", "import nosuchmodule")
+    assert "hint" not in ended.stderr

@@ -35,7 +35,8 @@ def alone() -> Any:
         (lambda: hvd.allreduce(Fraction(1, 2)), "expected a numpy array, got Fraction"),
         (lambda: hvd.allreduce_(1.0), "a number cannot be written in place"),
         (lambda: hvd.recv_(np.float32(1), 0), "rank 0 is this rank itself"),
-        (lambda: hvd.allgather(1.0), "expected a numpy array, got float"),
+        (lambda: hvd.allgather(1.0), r"expected a numpy array, got float; numpy.array\(\[x\]\) makes one of one row"),
+        (lambda: hvd.allreduce(np.ones(3), compression=1), "compression is one of hvd.Compression, .* not 1"),
         *(
             (lambda op=op: hvd.allreduce(np.ones(3, complex), op=op), f"op {name} of complex numbers is not supported")
             for op, name in ((hvd.Min, "Min"), (hvd.Max, "Max"), (hvd.Product, "Product"), (hvd.Adasum, "Adasum"))
