@@ -49,7 +49,7 @@ test-busy: $(VENV)/.for-development native ## run all tests while other processe
 	$(BIN)/python -m tests.harness.load $(RUN_TESTS)
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
-	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security tests/multiproc/test_interrupted_sessions.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.for-development native ## random faults for MINUTES=10
 	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m soak --timeout 0 -s tests/faults $(PYTEST_ARGS)

@@ -22,13 +22,15 @@ from hvdlite.core.topology import group as group_by_host
 from hvdlite.dataplane.arena import Arena
 from hvdlite.dataplane.spin import spin_us
 from hvdlite.engines.presence import Presence
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
-from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
+from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, MeetingOver, exchange
 from hvdlite.rendezvous.coordinator import own_address
+from hvdlite.rendezvous.giving_up import giving_up_when
 from hvdlite.rendezvous.hostid import kernel_host_id, network_namespace
 from hvdlite.rendezvous.meeting import meet
+from hvdlite.runtime.apart import Interruption, run_apart
 from hvdlite.runtime.connecting import Connector
 from hvdlite.runtime.descriptors import check_descriptors
 from hvdlite.runtime.engine import Engine
@@ -39,6 +41,7 @@ from hvdlite.version import __version__
 Swap = Callable[[Any], Sequence[Any]]
 
 _EXIT_S = 1.0
+_GIVING_UP_S = 5.0  # for an `init` that was interrupted: some tenths of a second, if the machine is not busy
 
 
 class Session:
@@ -48,7 +51,8 @@ class Session:
     a process set; see `Registry.group_of`.
     """
 
-    def __init__(self, settings: Settings, number: int, presence: Presence) -> None:
+    def __init__(self, settings: Settings, presence: Presence, number: int, on_met: Callable[[], None]) -> None:
+        """Joins the ``number``-th meeting of the job's ranks; ``on_met`` is called when all of them have come to it."""
         self.settings = settings
         self.presence = presence
         deadline = time.monotonic() + settings.start_timeout
@@ -56,6 +60,7 @@ class Session:
         with looking_out(settings, presence), meet(settings, number, deadline) as meeting:
             swap = _swapper(meeting, settings, number, deadline)
             cards = swap(_card(settings, meeting.reach))
+            on_met()
             self.placements = _placements(cards)
             host_ids = [card["hostid"] for card in cards]
             address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
@@ -71,6 +76,8 @@ class Session:
         self.sets = Registry(connector, connections, hosts)
         self.everyone = self.sets.everyone
         self.group_of = self.sets.group_of  # every submit calls it
+        self._closing = threading.Lock()
+        self._is_closed = False
 
     @property
     def placement(self) -> Placement:
@@ -78,7 +85,20 @@ class Session:
         return self.placements[self.settings.rank]
 
     def close(self) -> None:
-        """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little."""
+        """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little.
+
+        If a signal handler interrupts it, it goes on, and when it is called again it waits for that.
+        """
+        run_apart(lambda _: self._close(), "shutdown()")
+
+    def _close(self) -> None:
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._leave()
+
+    def _leave(self) -> None:
         self.sets.forget()
         deadline = time.monotonic() + self.settings.shutdown_timeout
         for engine in self._engines():
@@ -101,8 +121,11 @@ class Session:
 
 
 _lock = threading.RLock()  # a signal's handler may call shutdown() while its thread is in init()
+_beginning = threading.Lock()  # for who begins a session: an earlier one, interrupted, may still be giving up
 _current: Session | None = None
-_completed = 0  # inits of this process that succeeded: ranks of a job count alike
+_leaving: Session | None = None  # what `shutdown` has begun to close, until it is closed
+_meetings = 0  # inits in which all ranks came together: ranks of a job count alike
+_begun = 0  # sessions of this process
 _inherited: Session | None = None  # a session that this process must neither use nor close: see where it is set
 
 
@@ -115,39 +138,72 @@ def init(
     text "dynamic" is accepted and changes nothing, since sets can always be added. ``comm`` may list the ranks of the
     job, which are always all of them. Raises ValueError for settings and arguments that cannot be, HorovodInternalError
     when ranks do not come in time or do not fit together. If only the process sets are wrong, the session has begun
-    nevertheless.
+    nevertheless. If a signal handler interrupts the call that begins a session, none has begun.
     """
-    wanted = _process_sets(process_sets)
+    had_begun = _current is not None
+    try:
+        return _init(comm, _process_sets(process_sets))
+    except (HvdError, ValueError):
+        raise
+    except BaseException:
+        if not had_begun:
+            shutdown()
+        raise
+
+
+def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet]) -> None:
     with _lock:
+        _finish_leaving()
         settings = Settings.read() if _current is None else _current.settings
         _refuse_part(comm, settings.size)
-        session = _current or _begin(settings)
+        if _current is None:
+            run_apart(lambda interruption: _begin(settings, interruption), "init()", patience_s=_GIVING_UP_S)
+        session = current()
     if new := [process_set for process_set in wanted if not session.sets.knows(process_set)]:
         session.sets.add(new)
 
 
-def _begin(settings: Settings) -> Session:
-    global _current, _completed
+def _begin(settings: Settings, interruption: Interruption) -> None:
+    """Makes the current session, and unmakes it if the caller of `init` is interrupted meanwhile."""
+    global _current, _begun
     configure(settings.rank, settings.log_level, settings.log_hide_time)
-    presence = Presence(settings)
-    try:
-        _current = Session(settings, _completed, presence)
-    except BaseException:
-        presence.close()
-        raise
-    _completed += 1
-    if _completed == 1:
+    with _beginning, giving_up_when(lambda: interruption.cause):
+        session = _met(settings)
+    _begun += 1
+    if _begun == 1:
         atexit.register(_at_exit)
-    if settings.size == 1 and _completed == 1 and (doubt := doubt_about_size()):
+    if settings.size == 1 and _begun == 1 and (doubt := doubt_about_size()):
         logger.warning("%s", doubt)
     logger.info(
         "rank %d of %d is ready, data plane %s, a waiting rank spins for %.0f µs",
         settings.rank,
         settings.size,
-        _current.plane_name,
-        _current.spin_us,
+        session.plane_name,
+        session.spin_us,
     )
-    return _current
+    _current = session
+    if interruption.cause:  # looked at last, as who is interrupted looks for a session after it has said so
+        _current = None
+        session.close()
+
+
+def _met(settings: Settings) -> Session:
+    global _meetings
+    presence = Presence(settings)
+    try:
+        try:
+            return Session(settings, presence, _meetings, _have_met)
+        except MeetingOver as over:  # this rank was interrupted just when all came together
+            _meetings = over.last + 1
+            return Session(settings, presence, _meetings, _have_met)
+    except BaseException:
+        presence.close()
+        raise
+
+
+def _have_met() -> None:
+    global _meetings
+    _meetings += 1
 
 
 def _process_sets(given: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
@@ -170,12 +226,27 @@ def _refuse_part(comm: Sequence[int] | None, size: int) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job. Collectives that are not running yet fail with ShutDown on every rank. May be called twice."""
-    global _current
+    """Leaves the job. Collectives that are not running yet fail with ShutDown on every rank. May be called twice.
+
+    If a signal handler interrupts it, this process is in no session any more; called again, it waits until all of the
+    session is closed, as `init` does.
+    """
+    global _leaving
     with _lock:
-        session, _current = _current, None
-        if session is not None:
-            session.close()
+        if _current is not None:
+            _leaving = _current
+        _finish_leaving()
+
+
+def _finish_leaving() -> None:
+    """Closes what `shutdown` has begun to leave, if that was interrupted at any moment."""
+    global _current, _leaving
+    if (session := _leaving) is not None:
+        if _current is session:
+            _current = None
+        session.close()
+        if _leaving is session:  # a handler may have called `init` and `shutdown`
+            _leaving = None
 
 
 def _at_exit() -> None:
@@ -185,6 +256,7 @@ def _at_exit() -> None:
     """
     global _current, _inherited
     with _lock:
+        _finish_leaving()
         session, _current = _current, None
         _inherited = session
         if session is not None:
@@ -193,12 +265,12 @@ def _at_exit() -> None:
 
 def _after_fork_in_child() -> None:
     """The child has the parent's objects and descriptors but none of its threads, so it is in no session."""
-    global _lock, _current, _inherited
-    _lock = threading.RLock()
+    global _lock, _beginning, _current, _leaving, _inherited
+    _lock, _beginning = threading.RLock(), threading.Lock()
     if _current is not None:
         _current.sets.forget()
         _current.presence.close()  # the parent's is another one
-    _current, _inherited = None, _current
+    _current, _leaving, _inherited = None, None, _current or _leaving
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

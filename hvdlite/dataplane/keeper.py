@@ -26,6 +26,7 @@ from hvdlite.dataplane.wires import Wires
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
 from hvdlite.rendezvous.entrance import Entrance
+from hvdlite.rendezvous.giving_up import seconds_until
 
 _NEVER: Final = float("inf")
 
@@ -99,7 +100,9 @@ class Keeper:
     def wait_until_connected(self, deadline: float) -> None:
         """Returns once all connections are made. Raises HorovodInternalError naming who is missing at ``deadline``."""
         with self._changed:
-            self._changed.wait_for(self._is_complete_or_closing, max(0.0, deadline - time.monotonic()))
+            while not self._changed.wait_for(self._is_complete_or_closing, seconds_until(deadline)):
+                if time.monotonic() >= deadline:
+                    break
         left, right, doorman = self._neighbours.left, self._neighbours.right, self._doorman
         if doorman.trouble:
             raise HorovodInternalError(

@@ -126,9 +126,13 @@ def _share(opening: Opening, make: Callable[[], int | None]) -> int | None:
     if fd is None:
         opening.swap("")
         return None
-    with SegmentOffer(fd, opening.key) as offer:
-        opening.swap(offer.address)
-        offer.serve(opening.settings.size - 1, opening.deadline)
+    try:
+        with SegmentOffer(fd, opening.key) as offer:
+            opening.swap(offer.address)
+            offer.serve(opening.settings.size - 1, opening.deadline)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

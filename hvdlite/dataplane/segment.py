@@ -16,6 +16,7 @@ from typing import Final
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.door import Door, knock
+from hvdlite.rendezvous.giving_up import wait_readable
 
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -90,6 +91,7 @@ def fetch(address: str, token: bytes, deadline: float) -> int:
     """
     try:
         with knock(address, token, b"", deadline) as link:
+            wait_readable(link, deadline)
             _, fds, _, _ = socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         raise HorovodInternalError(

@@ -23,6 +23,7 @@ from hvdlite.dataplane.streams import parse, prepare
 from hvdlite.dataplane.talk import Talk
 from hvdlite.dataplane.watch import ENDED, Watch
 from hvdlite.rendezvous.entrance import UNIX, Entrance, call_within_host
+from hvdlite.rendezvous.giving_up import seconds_until, wait_readable
 
 _LENGTH: Final = struct.Struct("<Q")
 _HASH_BYTES: Final = 32
@@ -160,6 +161,7 @@ def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
             answer = _message(keys, _ANSWER, limit)
             room = next(answer)
             while True:
+                wait_readable(link, answer_by)
                 link.settimeout(_left(answer_by))
                 if not (count := link.recv_into(room)):
                     raise Unanswered("the connection ended")
@@ -182,7 +184,7 @@ def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socke
                 raise NobodyThere("nobody listens there") from None
             if time.monotonic() + _RETRY_S >= deadline:
                 raise Unanswered(getattr(error, "strerror", None) or str(error)) from None
-        time.sleep(_RETRY_S)
+        time.sleep(min(_RETRY_S, seconds_until(deadline)))
 
 
 def _shake_hands(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
@@ -199,7 +201,7 @@ def _shake_hands(address: str, secret: bytes, deadline: float) -> tuple[socket.s
         link.sendall(caller.hello)
         talk = Talk(link, caller, deadline)
         while not talk.go_on():
-            link.settimeout(_left(deadline))
+            wait_readable(link, deadline)
         return link, caller.keys
     except BaseException:
         link.close()

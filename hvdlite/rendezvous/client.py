@@ -17,6 +17,14 @@ ROUNDS_OF_INIT = 256  # more than any takes; the first is the one with which a r
 GRACE_S = 5.0  # how much longer than the server, which knows who is missing, a rank waits for its answer
 
 
+class MeetingOver(Exception):
+    """All ranks came together already in the meeting that this rank came to, and in later ones up to ``last``."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(last)
+        self.last = last
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """Where the ranks of ``job`` meet: the ``address`` of the server, and what to look at when it gives no answer.
@@ -59,6 +67,8 @@ def exchange(meeting: Meeting, *, number: int, rank: int, size: int, card: Any, 
         raise HorovodInternalError(
             f"rank {rank} got no answer at {meeting.address}: {error}; {meeting.silence}"
         ) from None
+    if "over" in answer:
+        raise MeetingOver(int(answer["over"]))
     refuse(answer, rank, timeout_s, is_first=number % ROUNDS_OF_INIT == 0)
     cards: list[Any] = answer["cards"]
     return cards

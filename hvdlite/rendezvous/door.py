@@ -20,6 +20,7 @@ from typing import Final, Self
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.entrance import Entrance, call_within_host
+from hvdlite.rendezvous.giving_up import seconds_until
 
 _KNOCK_LIMIT_BYTES: Final = 4096
 
@@ -52,8 +53,8 @@ class Door:
         with selectors.DefaultSelector() as ready, ExitStack() as guests:
             ready.register(self._entrance, selectors.EVENT_READ)
             while True:
-                events = ready.select(max(0.0, deadline - time.monotonic()))
-                if not events:
+                events = ready.select(seconds_until(deadline))
+                if not events and time.monotonic() >= deadline:
                     raise TimeoutError
                 for key, _ in events:
                     if key.fileobj is self._entrance:

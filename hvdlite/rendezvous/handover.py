@@ -22,6 +22,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.door import Door, knock
 from hvdlite.rendezvous.entrance import tells_users_apart
+from hvdlite.rendezvous.giving_up import seconds_until, wait_readable
 from hvdlite.rendezvous.hostid import network_namespace
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
@@ -106,8 +107,8 @@ def _ask(settings: Settings, address: str, token: bytes, deadline: float) -> dic
     began = time.monotonic()
     greeting = f"{settings.rank} {settings.size}".encode()
     with _knock_until_open(settings.rank, address, token, greeting, deadline) as link:
-        link.settimeout(max(0.0, deadline - time.monotonic()) + GRACE_S)
         try:
+            wait_readable(link, deadline + GRACE_S)
             packet = link.recv(_PACKET_BYTES)
         except OSError:
             packet = b""
@@ -133,7 +134,7 @@ def _knock_until_open(rank: int, address: str, token: bytes, greeting: bytes, de
                     "of its own), so they cannot meet; start all ranks of a host in one"
                 )
             look_at = time.monotonic() + _LOOK_S
-        time.sleep(_RETRY_S)  # the kernel tells nobody that a name has appeared
+        time.sleep(min(_RETRY_S, seconds_until(deadline)))  # the kernel tells nobody that a name has appeared
 
 
 def _is_elsewhere(address: str) -> bool:

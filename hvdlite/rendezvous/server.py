@@ -4,8 +4,9 @@ Where hvdrun has not started the job, rank 0 serves it while it is in ``init``.
 
 Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size", "timeout_s", "card"}`` and gets
 ``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of
-one passes first, or ``{"error": text}``. A rank that does not wait for its answer any more has not come. Questions and
-answers are JSON, capped, and travel as `hvdlite.rendezvous.calls`, which admit only who has the job's key.
+one passes first, or ``{"error": text}``. ``{"over": number}`` tells a rank that was interrupted just when all came
+together which was the last ``init`` in which they did. A rank that does not wait for its answer any more has not come.
+Questions and answers are JSON, capped, and travel as `hvdlite.rendezvous.calls`, which admit who has the job's key.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite.dataplane.streams import name_of
 from hvdlite.rendezvous.calls import Call, CallServer
+from hvdlite.rendezvous.client import ROUNDS_OF_INIT
 from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
 
@@ -70,6 +72,7 @@ class RendezvousServer:
         self._size = size
         self._linger_s = linger_s
         self._rounds: dict[int, dict[int, _Waiting]] = {}  # by number, then by rank
+        self._last = -1  # the last `init` in which all ranks came together
         entrance = entrance or Entrance.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
         self.address = name_of(entrance)
         self._server = CallServer(entrance, job.key("rendezvous"), MAX_REQUEST_BYTES)
@@ -109,6 +112,10 @@ class RendezvousServer:
         if size != self._size or not 0 <= rank < size:
             _reply(call, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
             return
+        if number % ROUNDS_OF_INIT == 0 and number // ROUNDS_OF_INIT <= self._last:
+            _reply(call, {"over": self._last})
+            return
+        self._end_earlier(number, rank)
         current = self._rounds.setdefault(number, {})
         if rank in current and not current[rank].call.has_ended:
             _reply(call, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
@@ -119,9 +126,19 @@ class RendezvousServer:
 
     def _finish(self, number: int) -> None:
         current = self._rounds.pop(number)
+        self._last = max(self._last, number // ROUNDS_OF_INIT)
         roster = f'{{"cards": [{", ".join(current[rank].card for rank in range(self._size))}]}}'.encode()
         for waiting in current.values():
             waiting.call.answer(roster)
+
+    def _end_earlier(self, number: int, rank: int) -> None:
+        """Tells those who wait for ``rank`` in an earlier ``init`` that it does not come: it was interrupted there."""
+        for earlier, current in list(self._rounds.items()):
+            if earlier // ROUNDS_OF_INIT < number // ROUNDS_OF_INIT and rank not in current:
+                error = f"rank {rank} was interrupted in init() and calls it again; call it again on all ranks"
+                for waiting in current.values():
+                    _reply(waiting.call, {"error": error})
+                del self._rounds[earlier]
 
     def _forget_who_left(self) -> None:
         for current in self._rounds.values():

@@ -1,7 +1,8 @@
-"""Runs what all ranks do together in several steps, so that a signal handler cannot stop it in the middle."""
+"""Runs what must not stop in the middle in a thread in which no signal handler raises."""
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,37 +19,55 @@ class Interruption:
 
 
 def run_apart(
-    function: Callable[[Interruption], T], what: str, is_vain: Callable[[], BaseException | None] | None = None
+    function: Callable[[Interruption], T],
+    what: str,
+    is_vain: Callable[[], BaseException | None] | None = None,
+    patience_s: float = 0.0,
 ) -> T:
     """What ``function`` returns or raises. The main thread has another one call it, and waits.
 
     When a signal handler raises meanwhile, the wait ends, and ``function``, which goes on, can see that: ``what`` was
-    interrupted. The wait also ends, in any thread, with what ``is_vain`` returns, if ``function`` does not notice by
-    itself that it goes on in vain.
+    interrupted. It has ``patience_s`` to end before the caller hears of it. The wait also ends, in any thread, with
+    what ``is_vain`` returns, if ``function`` does not notice by itself that it goes on in vain.
     """
     interruption = Interruption()
-    if is_vain is None and threading.current_thread() is not threading.main_thread():
+    if is_vain is None and threading.get_ident() != threading.main_thread().ident:
         return function(interruption)
     results: list[T] = []
     errors: list[BaseException] = []
+    is_over = threading.Lock()  # only ever taken here, so that an interrupt cannot leave it locked for the other thread
+    is_over.acquire()
 
     def run() -> None:
         try:
             results.append(function(interruption))
         except BaseException as error:  # the edge of a thread; the caller raises it
             errors.append(error)
+        finally:
+            is_over.release()
+
+    thread = threading.Thread(target=run, name="hvdlite-apart", daemon=True)
+
+    def start() -> None:
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many
+            run()
 
     try:
-        thread = threading.Thread(target=run, name="hvdlite-apart", daemon=True)
-        thread.start()
+        try:
+            _thread.start_new_thread(start, ())  # one step; `Thread.start` is many, which an interrupt would tear
+        except RuntimeError:  # Python is ending
+            run()
         end = None
-        while thread.is_alive():
+        while not is_over.acquire(timeout=_LOOK_S):
             if end is not None:
                 raise end
             end = is_vain() if is_vain else None
-            thread.join(_LOOK_S)
     except BaseException as error:
         interruption.cause = f"{what} was interrupted by {type(error).__name__}"
+        if patience_s > 0:
+            is_over.acquire(timeout=patience_s)
         raise
     if errors:
         raise errors[0]

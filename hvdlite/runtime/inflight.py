@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle, Waiter
@@ -182,10 +182,19 @@ class InFlight:
             if waiting.isdisjoint(names) and self._by_name.keys().isdisjoint(names):
                 if all(self._by_name.setdefault(entry.name, entry) is entry for entry in call):
                     self._new.extend(call)
-                    self._behind.remove(call)
+                    self._leave_behind(call)
                 else:  # another thread has just taken one of the names
                     self._withdraw(call)
             waiting |= names
+
+    def _leave_behind(self, call: Sequence[Entry]) -> None:
+        """Removes ``call``, which is new now, from those behind; if `end` has just refused it, it is not new either."""
+        try:
+            self._behind.remove(call)
+        except ValueError:
+            self._withdraw(call)
+            for entry in call:
+                self._new.remove(entry)
 
     def _before_join(self, new: list[Entry]) -> list[Entry]:
         """``new`` without what another thread submitted just as this one joined."""
@@ -232,12 +241,13 @@ class InFlight:
     def end(self, error: HvdError) -> None:
         """Refuses new entries with ``error``. The first error stays."""
         self._error = self._error or error
-        while self._behind:
-            call = self._behind.pop()
-            for entry in call:
-                entry.error = error
-                entry.is_done = True
-            self._release(call)
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                call = self._behind.pop()
+                for entry in call:
+                    entry.error = error
+                    entry.is_done = True
+                self._release(call)
 
     def all(self) -> list[Entry]:
         """Every entry that is not finished."""

@@ -21,6 +21,7 @@ import zmq
 
 from hvdlite.core.wire import MAX_FRAME_BYTES, Message
 from hvdlite.log import logger
+from hvdlite.rendezvous.giving_up import seconds_until
 from hvdlite.runtime.absence import Absence
 from hvdlite.runtime.control import ControlLink, Lost
 from hvdlite.runtime.inbox import Inbox
@@ -113,7 +114,7 @@ class ZmqLink(ControlLink):
     def _sleep_until(self, deadline: float) -> None:
         """For who connects or closes, before and after the threads of the engine use the link."""
         until = deadline if self.due is None else min(deadline, self.due)
-        self.inbox.sleep(max(0, int((until - time.monotonic()) * 1000)) + 1)
+        self.inbox.sleep(int(seconds_until(until) * 1000) + 1)
 
     def _look(self) -> None:
         """Does what is to be done for descriptors that are not of a socket for messages."""

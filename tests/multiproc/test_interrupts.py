@@ -7,14 +7,11 @@ result. Python itself runs handlers at some of these places only.
 from __future__ import annotations
 
 import contextlib
-import dis
 import os
 import random
 import signal
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,45 +22,10 @@ from hvdlite import registry
 from hvdlite.runtime import executor
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
+from tests.harness.interrupts import At, Interrupt, raise_interrupt
 from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
 
-_OURS = os.path.dirname(hvd.__file__)
-_RETURN = dis.opmap["RETURN_VALUE"]  # before which Python runs no handler, and no function can undo what it did
 _LAST = 1000.0
-
-
-class _Interrupt(BaseException):
-    pass
-
-
-def _raise(*_: Any) -> None:
-    raise _Interrupt
-
-
-class _At:
-    """A context in which the signal comes before bytecode ``number``. ``where`` tells which, if there was one."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        self.where = ""
-
-    def __enter__(self) -> None:
-        sys.settrace(self._trace)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_OURS):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] != _RETURN:
-            self._left -= 1
-            if self._left == -1:
-                sys.settrace(None)
-                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-                signal.raise_signal(signal.SIGUSR1)
-        return self._trace
 
 
 def _array(value: float) -> Any:
@@ -86,10 +48,10 @@ def _interrupted_everywhere(what: str) -> int:
     hvd.init()
     call, number, is_over = _CALLS[what], 0, False
     if hvd.rank() == 0:
-        signal.signal(signal.SIGUSR1, _raise)
+        signal.signal(signal.SIGUSR1, raise_interrupt)
         while not is_over:
-            at = _At(number)
-            with contextlib.suppress(_Interrupt), at:
+            at = At(number)
+            with contextlib.suppress(Interrupt), at:
                 assert call(1.0) == 1.0
             is_over = not at.where
             assert call(_LAST if is_over else 2.0) == (_LAST if is_over else 2.0), at.where
@@ -111,19 +73,19 @@ def test_a_blocking_call_is_interrupted_at_every_bytecode(what: str, size: int) 
 
 def _synchronized_again() -> int:
     hvd.init()
-    signal.signal(signal.SIGUSR1, _raise)
+    signal.signal(signal.SIGUSR1, raise_interrupt)
     number = is_over = 0
     while not is_over:
         handles = [
             hvd.allreduce_async(_array(1), name="one", op=hvd.Sum),
             hvd.grouped_allreduce_async([_array(1), _array(2)], name="many", op=hvd.Sum),
         ]
-        at, results = _At(number), []
+        at, results = At(number), []
         for handle in handles:
             try:
                 with at:
                     result = hvd.synchronize(handle)
-            except _Interrupt:
+            except Interrupt:
                 result = hvd.synchronize(handle)
             assert hvd.synchronize(handle) is None
             results.append(result)
@@ -144,7 +106,7 @@ def test_a_handle_is_synchronized_again_after_an_interrupt_at_every_bytecode(siz
 def _storm(rounds: int) -> int:
     """All ranks are interrupted at any time, in steps of several batches."""
     hvd.init()
-    signal.signal(signal.SIGALRM, _raise)
+    signal.signal(signal.SIGALRM, raise_interrupt)
     chance, interrupts = random.Random(hvd.rank()), 0
     tensors = [np.ones(1 << size, np.float32) for size in (4, 10, 18, 18)]
     for turn in range(rounds):
@@ -156,7 +118,7 @@ def _storm(rounds: int) -> int:
                     signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.002))
                     result = hvd.synchronize(handle)
                     signal.setitimer(signal.ITIMER_REAL, 0)
-                except _Interrupt:
+                except Interrupt:
                     interrupts += 1
                     if handle.is_taken:  # just after the call
                         break
@@ -189,11 +151,11 @@ def _stops_in_a_batch() -> str:
         executor.run = stop_and_run
     handle = hvd.allreduce_async(np.ones(1 << 16), name="x", op=hvd.Sum)
     if hvd.rank() == 0:
-        raise_in_a_wait(_Interrupt, 0.7)
-        with pytest.raises(_Interrupt):
+        raise_in_a_wait(Interrupt, 0.7)
+        with pytest.raises(Interrupt):
             hvd.synchronize(handle)
-        raise_in_a_wait(_Interrupt, 0.2)
-        with pytest.raises(_Interrupt):
+        raise_in_a_wait(Interrupt, 0.2)
+        with pytest.raises(Interrupt):
             hvd.allreduce(np.ones(3), name="y")
         reached("interrupted")  # rank 1 goes on only now
     assert hvd.synchronize(handle)[0] == 2.0
@@ -215,8 +177,8 @@ def _interrupted_join() -> str:
     hvd.init()
     hvd.allreduce(np.ones(2))
     if hvd.rank() == 0:
-        raise_in_a_wait(_Interrupt, 0.2)
-        with pytest.raises(_Interrupt):
+        raise_in_a_wait(Interrupt, 0.2)
+        with pytest.raises(Interrupt):
             hvd.join()
         with pytest.raises(hvd.HorovodInternalError, match="has joined"):
             hvd.allreduce(np.ones(2))
@@ -266,8 +228,8 @@ def _add_interrupted(moment: str) -> str:
     hvd.init()
     texts = []
     if hvd.rank() == 0:
-        raise_in_a_wait(_Interrupt, 0.2)
-        with pytest.raises(_Interrupt):
+        raise_in_a_wait(Interrupt, 0.2)
+        with pytest.raises(Interrupt):
             hvd.add_process_set([0, 1])
         reached("interrupted")  # a rank that the set needs goes on only now
     else:
@@ -301,15 +263,15 @@ def test_a_process_set_whose_registration_is_interrupted_is_added_nowhere(moment
         ranks.release(*([1, 2] if moment == "early" else [1]))
         _, *texts = [outcome.result() for outcome in ranks.join()]
     assert len(set(texts)) == 1
-    assert "rank 0: adding a process set was interrupted by _Interrupt" in texts[0]
+    assert "rank 0: adding a process set was interrupted by Interrupt" in texts[0]
 
 
 def _interrupted_init() -> str:
     """Rank 0 is interrupted while it waits for a rank that does not come."""
     if _own_rank() == 0:
         descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-        signal.signal(signal.SIGALRM, _raise)
-        with pytest.raises(_Interrupt):  # noqa: PT012 - or init waits longer than the test
+        signal.signal(signal.SIGALRM, raise_interrupt)
+        with pytest.raises(Interrupt):  # noqa: PT012 - or init waits longer than the test
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             hvd.init()
         assert not hvd.is_initialized()
@@ -321,9 +283,9 @@ def _interrupted_init() -> str:
 def _interrupted_and_called_again() -> str:
     """Rank 0 is interrupted in each of three calls before the other rank comes."""
     if _own_rank() == 0:
-        signal.signal(signal.SIGALRM, _raise)
+        signal.signal(signal.SIGALRM, raise_interrupt)
         for _ in range(3):
-            with pytest.raises(_Interrupt):  # noqa: PT012
+            with pytest.raises(Interrupt):  # noqa: PT012
                 signal.setitimer(signal.ITIMER_REAL, 0.3)
                 hvd.init()
         reached("interrupted")

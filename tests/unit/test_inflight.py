@@ -13,7 +13,7 @@ from hvdlite.core.buffer import address_of
 from hvdlite.core.dtypes import DType, Sum
 from hvdlite.core.entry import Entry
 from hvdlite.core.messages import Kind, Request
-from hvdlite.errors import DuplicateName
+from hvdlite.errors import DuplicateName, HorovodInternalError
 from hvdlite.runtime.inflight import InFlight
 
 Array = npt.NDArray[Any]
@@ -99,3 +99,43 @@ def test_what_is_freed_with_a_tensor_may_submit(in_flight: InFlight) -> None:
     in_flight.submit(owned)
     in_flight.finish(in_flight.take_new())
     assert [each.name for each in in_flight.take_new()] == ["last words"]
+
+
+class _Refused(list[Any]):
+    """What is behind, when the session ends just before ``function`` of the list."""
+
+    def __init__(self, in_flight: InFlight, function: str) -> None:
+        super().__init__(in_flight._behind)
+        self._in_flight = in_flight
+        self._function = function
+
+    def remove(self, call: Any) -> None:
+        if self._function == "remove":
+            self._in_flight.end(HorovodInternalError("it ended"))
+        super().remove(call)
+
+    def pop(self, *_: Any) -> Any:
+        popped = super().pop()
+        if self._function == "pop" and self:
+            self._function = ""
+            self._in_flight.end(HorovodInternalError("it ended"))
+        return popped
+
+
+@pytest.mark.parametrize("function", ["remove", "pop"])
+def test_what_is_behind_is_refused_once_when_the_session_ends_in_two_threads(
+    in_flight: InFlight, function: str
+) -> None:
+    interrupted, *behind = (entry("a"), entry("a"), entry("a"))
+    for each in (interrupted, *behind):
+        in_flight.submit(each, will_wait=True)
+    assert in_flight.take_new() == [interrupted]
+    in_flight._behind = _Refused(in_flight, function)
+    if function == "remove":
+        in_flight.finish([interrupted])
+        assert in_flight.take_new() == []
+    else:
+        in_flight.end(HorovodInternalError("it ended, too"))
+    assert all(each.is_done and "it ended" in str(each.error) for each in behind)
+    assert not in_flight.find("a") or in_flight.find("a") is interrupted
+    assert in_flight.take_new() == []

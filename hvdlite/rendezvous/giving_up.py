@@ -1,0 +1,61 @@
+"""Waits that end early when nobody wants their result any more.
+
+``init`` waits for other ranks in a thread of its own, because signal handlers may raise anywhere in the main one. When
+that happens the thread is told to give up, and hears of it where it waits.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_LOOK_S: Final = 0.1
+
+Told = Callable[[], object]
+
+
+class GivenUp(BaseException):
+    """This thread was told to give up."""
+
+
+class _Own(threading.local):
+    is_told: Told | None = None
+
+
+_own = _Own()
+
+
+@contextmanager
+def giving_up_when(is_told: Told) -> Iterator[None]:
+    """A context in which this thread's waits raise GivenUp, once, when ``is_told`` returns something true."""
+    _own.is_told = is_told
+    try:
+        yield
+    finally:
+        _own.is_told = None
+
+
+def seconds_until(deadline: float) -> float:
+    """How long to wait before calling this again: until ``deadline`` (monotonic) at most. May raise GivenUp."""
+    left_s = max(0.0, deadline - time.monotonic())
+    is_told = _own.is_told
+    if is_told is None:
+        return left_s
+    if is_told():
+        _own.is_told = None  # what is closed now may wait, too
+        raise GivenUp
+    return min(left_s, _LOOK_S)
+
+
+def wait_readable(link: socket.socket, deadline: float) -> None:
+    """Returns when ``link`` has something to read, or has ended. Raises TimeoutError at ``deadline``, or GivenUp."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    while not (poll.poll(0) or poll.poll(int(seconds_until(deadline) * 1000) + 1)):  # what has come is not given up
+        if time.monotonic() >= deadline:
+            raise TimeoutError("timed out")
