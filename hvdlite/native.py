@@ -33,6 +33,12 @@ class Reduction(ctypes.Structure):
     _fields_ = (("dtype", c_int32), ("op", c_int32), ("prescale", c_double), ("postscale", c_double))
 
 
+class Spin(ctypes.Structure):
+    """Whether a thread spins before it sleeps, which what it has met before decides."""
+
+    _fields_ = (("most_ns", c_int64), ("vain", c_uint32), ("is_idle", c_uint32))
+
+
 SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_abi_version": (c_int32, ()),
     "hvd_reduce": (c_int32, (c_void_p, POINTER(c_void_p), c_int32, c_uint64, POINTER(Reduction))),
@@ -42,6 +48,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvd_stream_copy": (None, (c_void_p, c_void_p, c_uint64)),
     "hvd_keep_freed": (None, (c_uint64,)),
     "hvd_wakeup_ns": (c_int64, ()),
+    "hvd_spin_poll": (c_int32, (c_void_p, c_int32, c_int32, c_int32)),
     "hvd_arena_open": (c_int32, (c_int32, c_int32, c_int32, c_uint64, POINTER(c_void_p))),
     "hvd_arena_address": (c_uint64, (c_void_p,)),
     "hvd_arena_use_huge_pages": (None, (c_void_p, c_int32, c_uint64, c_uint64)),

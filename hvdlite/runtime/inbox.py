@@ -6,29 +6,34 @@ the coordinator's thread looks at the wake only, so that what comes wakes one th
 
 from __future__ import annotations
 
+import ctypes
 import select
-import time
+from typing import Final
 
+from hvdlite import native
 from hvdlite.runtime.wake import Wake
+
+_WAKE: Final = 2  # of what hvd_spin_poll returns, where the wake is the second descriptor
 
 
 class Inbox:
     """Descriptors of one link. What is added counts as something that came for as long as it is readable.
 
     `fileno` is readable then, so the inbox of one link can be added to that of another. A driver spins for ``spin_us``
-    before it sleeps, but not again after it has slept in vain: who waits for long costs nothing.
+    before it sleeps, but less often while that is in vain, and not again after it has slept in vain: who waits for long
+    costs nothing.
     """
 
     def __init__(self, spin_us: float = 0) -> None:
         self.wake = Wake()
-        self._spin_ns = round(max(spin_us, 0) * 1000)
-        self._may_spin = True
+        self.spin = native.Spin(round(max(spin_us, 0) * 1000))
+        self._spin_at = ctypes.addressof(self.spin)
+        self._spin_poll = native.library().hvd_spin_poll
         self._sources = select.epoll()
+        self._sources_fd = self._sources.fileno()
         self._poll = select.epoll()
         self._poll.register(self.wake.fd, select.EPOLLIN)
         self._poll.register(self._sources, select.EPOLLIN)
-        self._poll_of_driver = select.poll()
-        self._poll_of_driver.register(self._sources, select.POLLIN)
 
     def fileno(self) -> int:
         return self._sources.fileno()
@@ -63,16 +68,11 @@ class Inbox:
 
     def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
         """Returns when something has come, ``wake`` is set, or the time is over."""
-        poll = self._poll_of_driver
-        poll.register(wake.fd, select.POLLIN)  # the same each time
-        ready: list[tuple[int, int]] = []
-        if self._spin_ns and self._may_spin:
-            until = time.monotonic_ns() + self._spin_ns
-            while not ready and time.monotonic_ns() < until:
-                ready = poll.poll(0)
-        ready = ready or poll.poll(timeout_ms)
-        self._may_spin = bool(ready)
-        if any(fd == wake.fd for fd, _ in ready):
+        timeout = -1 if timeout_ms is None else timeout_ms
+        ready = self._spin_poll(self._spin_at, self._sources_fd, wake.fd, timeout)
+        if ready < 0:
+            raise OSError(ctypes.get_errno(), "a control link cannot be waited for")
+        if ready & _WAKE:
             wake.clear()
 
     def close(self) -> None:

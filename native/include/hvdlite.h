@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 6 };
+enum { HVD_ABI_VERSION = 7 };
 
 typedef int32_t hvd_status;
 enum {
@@ -87,6 +87,18 @@ HVD_API void hvd_keep_freed(uint64_t bytes);
 // How late a thread that sleeps on another core runs after it was woken, in nanoseconds: the upper quartile of a few
 // tries, at most two milliseconds. 0 where there is but one core, or no thread to be had.
 HVD_API int64_t hvd_wakeup_ns(void);
+
+// Whether a thread spins before it sleeps. `most_ns`: for how long. `vain`: waits in a row that no spin has ended.
+// `is_idle`: nothing has ended the last one, and until something does none spins. Both begin with 0.
+typedef struct {
+  int64_t most_ns;
+  uint32_t vain;
+  uint32_t is_idle;
+} hvd_spin;
+
+// Waits until one of two descriptors is readable, at most `timeout_ms`, without a limit below 0. The sum of 1 for the
+// first and 2 for the second; 0 when the time is over or a signal came; -1 if that failed.
+HVD_API int32_t hvd_spin_poll(hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped
 

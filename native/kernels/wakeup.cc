@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "hvdlite.h"
+#include "kernels/spin.h"
 
 namespace hvd {
 namespace {
@@ -28,12 +29,6 @@ namespace {
 constexpr int kRounds = 16;
 constexpr int64_t kIdleNs = 50'000;
 constexpr int64_t kMostNs = 2'000'000;  // nobody should spin for longer, so nothing longer is measured
-
-int64_t now_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 // A number that one thread raises and another sleeps for.
 class Turn {
@@ -45,9 +40,9 @@ class Turn {
 
   // False if it has not reached `count` after `limit_ns`.
   bool wait(uint32_t count, int64_t limit_ns) noexcept {
-    const int64_t until_ns = now_ns() + limit_ns;
+    const int64_t until_ns = monotonic_ns() + limit_ns;
     for (uint32_t seen; (seen = word_.load(std::memory_order_seq_cst)) < count;) {
-      const int64_t rest_ns = until_ns - now_ns();
+      const int64_t rest_ns = until_ns - monotonic_ns();
       if (rest_ns <= 0) return false;
       const timespec rest = {static_cast<time_t>(rest_ns / 1'000'000'000), static_cast<long>(rest_ns % 1'000'000'000)};
       syscall(SYS_futex, &word_, FUTEX_WAIT_PRIVATE, seen, &rest, nullptr, 0);
@@ -84,7 +79,7 @@ int64_t measure(const std::array<int, 2>& cores) {
     stay_on(cores[1]);
     for (uint32_t round = 0; round < kRounds; ++round) {
       if (!wakes.wait(round + 1, 1'000'000'000)) break;
-      woken_ns[round] = now_ns();
+      woken_ns[round] = monotonic_ns();
       answers.pass();
     }
   });
@@ -93,10 +88,10 @@ int64_t measure(const std::array<int, 2>& cores) {
     waker = std::thread([&] {
       stay_on(cores[0]);
       for (uint32_t round = 0; round < kRounds; ++round) {
-        const int64_t until_ns = now_ns() + kIdleNs;
-        while (now_ns() < until_ns) {
+        const int64_t until_ns = monotonic_ns() + kIdleNs;
+        while (monotonic_ns() < until_ns) {
         }
-        const int64_t sent_ns = now_ns();
+        const int64_t sent_ns = monotonic_ns();
         wakes.pass();
         // Acquire, through the word that the sleeper raised last: what it wrote before can be read.
         late_ns[round] = answers.wait(round + 1, kMostNs) ? std::min(woken_ns[round] - sent_ns, kMostNs) : kMostNs;

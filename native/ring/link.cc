@@ -27,7 +27,8 @@ constexpr std::chrono::milliseconds kLookForAnswersEvery{1000};
 Link::Link(uint64_t session, uint64_t window, bool has_checksums, const Patience& patience, const Crypto* crypto,
            size_t connections)
     : has_checksums_(has_checksums && crypto == nullptr),
-      patience_(patience),
+      progress_timeout_(patience.progress_timeout),
+      spin_{patience.spin.count(), 0, 0},
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   const uint64_t share = window / connections + (window % connections != 0);
   for (size_t i = 0; i < connections; ++i) {
@@ -184,7 +185,7 @@ void Link::wake() noexcept {
 // The first call of a collective sets its time limit.
 bool Link::enter() noexcept {
   if (!is_usable()) return false;
-  if (!is_in_collective_) time_limit_ = Clock::now() + patience_.progress_timeout;
+  if (!is_in_collective_) time_limit_ = Clock::now() + progress_timeout_;
   is_in_collective_ = true;
   return true;
 }
@@ -217,7 +218,7 @@ uint64_t Link::progress() const noexcept {
 bool Link::sleep(bool until_readable, bool until_acknowledged) {
   const uint64_t moved = progress();
   const Clock::time_point now = Clock::now();
-  if (moved != progress_) time_limit_ = now + patience_.progress_timeout;
+  if (moved != progress_) time_limit_ = now + progress_timeout_;
   progress_ = moved;
   if (now >= time_limit_) return fail(HVD_TIMED_OUT);
   const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time_limit_ - now);
@@ -234,13 +235,7 @@ bool Link::sleep(bool until_readable, bool until_acknowledged) {
   const nfds_t count = 2 + senders_.size();
   mutex_.unlock();
   const int timeout = static_cast<int>(std::min(rest, kLookForAnswersEvery).count()) + 1;
-  int ready = 0;
-  if (patience_.spin.count() > 0) {
-    do {
-      ready = ::poll(fds, count, 0);
-    } while (ready == 0 && Clock::now() - now < patience_.spin);
-  }
-  if (ready == 0) ready = ::poll(fds, count, timeout);
+  const int ready = poll_spinning(&spin_, fds, count, timeout);
   const int error = errno;
   mutex_.lock();
   if (ready < 0 && error != EINTR) return fail(HVD_SYSTEM, error);

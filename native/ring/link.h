@@ -35,13 +35,15 @@
 #include <mutex>
 
 #include "hvdlite.h"
+#include "kernels/spin.h"
 #include "ring/message.h"
 #include "ring/receiver.h"
 #include "ring/sender.h"
 
 namespace hvd::ring {
 
-// How a rank waits: it looks for `spin`, then sleeps, and gives up when no byte has moved for `progress_timeout`.
+// How a rank waits: it spins for `spin` at most, then sleeps, and gives up when no byte has moved for
+// `progress_timeout`.
 struct Patience {
   std::chrono::nanoseconds spin;
   std::chrono::nanoseconds progress_timeout;
@@ -117,7 +119,8 @@ class Link {
   uint64_t progress() const noexcept;
 
   const bool has_checksums_;
-  const Patience patience_;
+  const std::chrono::nanoseconds progress_timeout_;
+  hvd_spin spin_;  // of the thread that runs collectives, without the mutex
 
   std::mutex mutex_;  // guards all below but aborted_; never held while a thread sleeps
   std::deque<Sender> senders_;

@@ -10,12 +10,6 @@
 namespace hvd::shm {
 namespace {
 
-int64_t now_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
 inline void pause() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -52,13 +46,15 @@ void Gate::ring() noexcept {
   syscall(SYS_futex, word_of(&bell_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-hvd_status Gate::wait(uint64_t count, const Patience& patience, const std::atomic<uint32_t>& aborted) noexcept {
+hvd_status Gate::wait(uint64_t count, Patience* patience, const std::atomic<uint32_t>& aborted) noexcept {
   // Relaxed: the flag carries no data, and a late look costs one chunk.
   if (aborted.load(std::memory_order_relaxed) != 0) return HVD_ABORTED;
   if (has_reached(count)) return HVD_OK;
-  const int64_t start_ns = now_ns();
-  if (patience.spin_ns > 0 && spin(count, start_ns + patience.spin_ns, aborted)) return HVD_OK;
-  return sleep(count, start_ns + patience.timeout_ns, aborted);
+  const int64_t start_ns = monotonic_ns();
+  const int64_t limit_ns = spin_ns(patience->spin);
+  const bool is_spin_enough = limit_ns > 0 && spin(count, start_ns + limit_ns, aborted);
+  note_wait(&patience->spin, is_spin_enough);
+  return is_spin_enough ? HVD_OK : sleep(count, start_ns + patience->timeout_ns, aborted);
 }
 
 bool Gate::spin(uint64_t count, int64_t until_ns, const std::atomic<uint32_t>& aborted) const noexcept {
@@ -68,7 +64,7 @@ bool Gate::spin(uint64_t count, int64_t until_ns, const std::atomic<uint32_t>& a
       if (has_reached(count)) return true;
     }
     if (aborted.load(std::memory_order_relaxed) != 0) return false;
-  } while (now_ns() < until_ns);
+  } while (monotonic_ns() < until_ns);
   return false;
 }
 
@@ -82,7 +78,7 @@ hvd_status Gate::sleep(uint64_t count, int64_t until_ns, const std::atomic<uint3
       status = HVD_ABORTED;
     } else if (count_.load(std::memory_order_seq_cst) >= count) {
       status = HVD_OK;
-    } else if (now_ns() >= until_ns) {
+    } else if (monotonic_ns() >= until_ns) {
       status = HVD_TIMED_OUT;
     } else {
       futex_wait(&bell_, seen, until_ns);

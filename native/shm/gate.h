@@ -16,12 +16,15 @@
 #include <cstdint>
 
 #include "hvdlite.h"
+#include "kernels/spin.h"
 
 namespace hvd::shm {
 
-// How a rank waits: it spins for `spin_ns`, then sleeps, and gives up after `timeout_ns`.
+// How a rank waits: it spins, then sleeps, and gives up after `timeout_ns`.
 struct Patience {
-  int64_t spin_ns;
+  Patience(int64_t spin_ns, int64_t limit_ns) noexcept : spin{spin_ns, 0, 0}, timeout_ns(limit_ns) {}
+
+  hvd_spin spin;
   int64_t timeout_ns;
 };
 
@@ -33,7 +36,7 @@ class alignas(128) Gate {
   void advance(uint64_t count) noexcept;
 
   // HVD_OK once the count is reached, HVD_ABORTED once `aborted` is set, or HVD_TIMED_OUT.
-  hvd_status wait(uint64_t count, const Patience& patience, const std::atomic<uint32_t>& aborted) noexcept;
+  hvd_status wait(uint64_t count, Patience* patience, const std::atomic<uint32_t>& aborted) noexcept;
 
   // Makes every sleeper look again.
   void ring() noexcept;

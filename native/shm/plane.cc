@@ -24,7 +24,7 @@ uint64_t Plane::take_chunks(uint64_t count) noexcept {
 }
 
 hvd_status Plane::wait(int32_t peer, Stage stage, uint64_t chunk) noexcept {
-  return segment_.gate(peer, stage).wait(chunk + 1, patience_, aborted_);
+  return segment_.gate(peer, stage).wait(chunk + 1, &patience_, aborted_);
 }
 
 // Each rank begins with its right neighbour, so that ranks do not all read the same line at once.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from unittest.mock import Mock
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +18,7 @@ from hvdlite.settings import Settings
 from tests.unit.links import LEFT, SESSION, next_from, soon
 
 _MINUTE_US = 60e6
+_HOUR_NS = 3600 * 10**9
 
 
 def _host(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, wakeup: float, running: int = 0) -> None:
@@ -88,18 +88,38 @@ def test_a_driver_sees_messages_and_its_wake_whether_or_not_it_spins(spin_us: fl
         each.close()
 
 
-def test_a_driver_spins_once_and_then_sleeps_until_something_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    inbox, wake, clock = Inbox(spin_us=1000), Wake(), Mock(side_effect=time.monotonic_ns)
-    monkeypatch.setattr("hvdlite.runtime.inbox.time", Mock(monotonic_ns=clock))
-
-    def spins() -> bool:
-        """Whether the next sleep spins, which is all that looks at the clock."""
-        clock.reset_mock()
-        inbox.sleep_as_driver(1, wake)
-        return clock.called
-
-    assert [spins(), spins(), spins()] == [True, False, False]
-    wake.set()
-    assert [spins(), spins(), spins()] == [False, True, False]
+@pytest.fixture
+def inbox_and_wake() -> Iterator[tuple[Inbox, Wake]]:
+    inbox, wake = Inbox(spin_us=1), Wake()
+    yield inbox, wake
     for each in (inbox, wake):
         each.close()
+
+
+def _spins(inbox: Inbox, wake: Wake) -> bool:
+    """Whether a wait spins for which something has come already: only a spin counts as one that was enough."""
+    inbox.spin.vain = max(inbox.spin.vain, 1)
+    wake.set()
+    inbox.sleep_as_driver(None, wake)
+    return inbox.spin.vain == 0
+
+
+def test_a_driver_spins_once_and_then_sleeps_until_something_comes(inbox_and_wake: tuple[Inbox, Wake]) -> None:
+    inbox, wake = inbox_and_wake
+    assert _spins(inbox, wake)
+    for _ in range(2):
+        inbox.sleep_as_driver(1, wake)
+    inbox.spin.most_ns = _HOUR_NS  # it would outlast any test
+    inbox.sleep_as_driver(1, wake)
+    assert not _spins(inbox, wake)
+    assert _spins(inbox, wake)
+
+
+def test_a_driver_whose_spins_are_in_vain_spins_ever_more_rarely(inbox_and_wake: tuple[Inbox, Wake]) -> None:
+    inbox, wake = inbox_and_wake
+    inbox.spin.vain, inbox.spin.most_ns = 3, _HOUR_NS
+    inbox.sleep_as_driver(1, wake)
+    inbox.spin.vain, inbox.spin.is_idle = 3, 0
+    assert not _spins(inbox, wake)
+    inbox.spin.vain = 16
+    assert _spins(inbox, wake)

@@ -1,0 +1,35 @@
+#include "kernels/spin.h"
+
+#include <errno.h>
+#include <time.h>
+
+namespace hvd {
+
+int64_t monotonic_ns() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noexcept {
+  int ready = 0;
+  if (const int64_t limit_ns = spin_ns(*spin); limit_ns > 0) {
+    const int64_t until_ns = monotonic_ns() + limit_ns;
+    do {
+      ready = ::poll(fds, count, 0);
+    } while (ready == 0 && monotonic_ns() < until_ns);
+  }
+  const bool is_spin_enough = ready != 0;
+  if (!is_spin_enough) ready = ::poll(fds, count, timeout_ms);
+  if (spin->is_idle == 0) note_wait(spin, is_spin_enough);
+  spin->is_idle = ready == 0;
+  return ready;
+}
+
+}  // namespace hvd
+
+int32_t hvd_spin_poll(hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms) {
+  pollfd fds[] = {{first, POLLIN, 0}, {second, POLLIN, 0}};
+  if (hvd::poll_spinning(spin, fds, 2, timeout_ms) < 0) return errno == EINTR ? 0 : -1;
+  return (fds[0].revents != 0 ? 1 : 0) | (fds[1].revents != 0 ? 2 : 0);
+}

@@ -1,0 +1,58 @@
+// How often a thread spins, by what its spins were good for.
+
+#include "kernels/spin.h"
+
+#include <unistd.h>
+
+#include "tests/check.h"
+
+namespace {
+
+constexpr int64_t kMost = 1000;
+
+void test_spins_in_vain_become_rare_and_one_that_is_not_brings_them_back() {
+  hvd_spin spin = {kMost, 0, 0};
+  int spun = 0;
+  for (int wait = 0; wait < 3 + 16 * 10; ++wait) {
+    CHECK(hvd::spin_ns(spin) == 0 || hvd::spin_ns(spin) == kMost);
+    spun += hvd::spin_ns(spin) != 0;
+    hvd::note_wait(&spin, false);
+  }
+  CHECK(spun == 3 + 10);
+  while (hvd::spin_ns(spin) == 0) hvd::note_wait(&spin, false);
+  hvd::note_wait(&spin, true);
+  CHECK(hvd::spin_ns(spin) == kMost);
+}
+
+void test_one_wait_of_few_that_a_spin_ends_keeps_it() {
+  hvd_spin spin = {kMost, 0, 0};
+  for (int wait = 0; wait < 100; ++wait) {
+    CHECK(hvd::spin_ns(spin) == kMost);
+    hvd::note_wait(&spin, wait % 3 == 2);
+  }
+}
+
+void test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes() {
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  hvd_spin spin = {kMost, 0, 0};
+  CHECK(hvd_spin_poll(&spin, ends[0], -1, 1) == 0);
+  CHECK(hvd::spin_ns(spin) == 0);
+  CHECK(hvd_spin_poll(&spin, ends[0], -1, 1) == 0);
+  CHECK(hvd::spin_ns(spin) == 0);
+  CHECK(write(ends[1], "x", 1) == 1);
+  CHECK(hvd_spin_poll(&spin, ends[0], ends[0], -1) == 3);
+  CHECK(hvd::spin_ns(spin) == kMost);
+  CHECK(hvd_spin_poll(&spin, -1, ends[0], -1) == 2);
+  CHECK(spin.vain == 0);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+}  // namespace
+
+int main() {
+  test_spins_in_vain_become_rare_and_one_that_is_not_brings_them_back();
+  test_one_wait_of_few_that_a_spin_ends_keeps_it();
+  test_who_has_waited_for_nothing_does_not_spin_again_before_something_comes();
+}
