@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from hvdlite.core.handle import Handle
 from hvdlite.runtime.inflight import InFlight
@@ -24,15 +25,17 @@ _LOOK_S = 0.2  # a signal that another thread of the process received does not e
 class Deputy:
     """The thread, until `stop`.
 
-    ``drive`` is called in it with each handle that the main thread waits for, and ``wake`` in the main thread when it
-    waits while ``drive`` is busy with what is not done: because the wait was interrupted, or a handler waits, too.
+    ``drive`` is called in it with each handle that the main thread waits for, and ``wake`` in the main thread when the
+    wait is interrupted, and when it waits while ``drive`` is busy with what is not done: because that wait was
+    interrupted, or a handler waits, too.
     """
 
     def __init__(self, in_flight: InFlight, drive: Callable[[Handle], None], wake: Callable[[], None]) -> None:
         self._in_flight = in_flight
         self._drive = drive
         self._wake = wake
-        self._asked: deque[Handle] = deque()  # the first is being driven for
+        self._asked: deque[Handle] = deque()  # the next to drive for
+        self._driven: Handle | None = None  # what it drives for, or will next
         self._call = Bell()
         self._bells = [Bell()]  # that no wait uses; the first is there even when descriptors have run out
         self._is_stopping = False
@@ -45,15 +48,27 @@ class Deputy:
         try:
             if not self._in_flight.watch(handle, bell):
                 return
-            for other in tuple(self._asked):
-                if not other.is_done:
-                    self._wake()
+            if self._asked or self._is_busy():  # asked in this order, see `_serve`
+                self._wake()
             self._asked.append(handle)
             self._call.release()
             while not handle.is_done:
                 bell.wait(_LOOK_S)
+            if self._asked:  # it is busy with another one, perhaps for ever
+                self._forget(handle)
+        except BaseException:  # perhaps before anybody has seen what was submitted for this wait
+            self._wake()
+            raise
         finally:
             self._bells.append(bell)
+
+    def _is_busy(self) -> bool:
+        driven = self._driven
+        return driven is not None and not driven.is_done
+
+    def _forget(self, handle: Handle) -> None:
+        with suppress(ValueError):  # it was just taken
+            self._asked.remove(handle)
 
     def stop(self, timeout_s: float) -> None:
         """Ends the thread once ``drive`` returns."""
@@ -70,5 +85,7 @@ class Deputy:
         while not self._is_stopping:
             self._call.wait()
             while self._asked and not self._is_stopping:
-                self._drive(self._asked[0])
+                self._driven = self._asked[0]  # before it leaves the queue, so that `wait` sees it here or there
                 self._asked.popleft()
+                self._drive(self._driven)
+                self._driven = None
