@@ -1,4 +1,4 @@
-"""The examples on real images: one alone and under hvdrun, as their readers run them, all in ranks that are forked."""
+"""The examples on real images: one under hvdrun, as its readers run it, all in ranks that are forked."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(ranks: int, example: str, *options: str) -> str:
-    """What the example prints, on one rank without a launcher."""
-    launcher = [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks)] if ranks > 1 else []
-    arguments = [*launcher, sys.executable, f"examples/{example}.py", *options]
+    """What hvdrun shows of the example."""
+    hvdrun = [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks)]
+    arguments = [*hvdrun, sys.executable, f"examples/{example}.py", *options]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of a small model cost more than they do
     ended = subprocess.run(arguments, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -32,7 +32,7 @@ def forked(ranks: int, example: str, *options: str) -> str:
     return output_of(ranks, ROOT / f"examples/{example}.py", *options, cwd=ROOT)
 
 
-@pytest.mark.parametrize(("ranks", "start"), [(1, command), (2, command), (4, forked)])
+@pytest.mark.parametrize(("ranks", "start"), [(1, forked), (2, command), (4, forked)])
 def test_the_digits_example_reads_97_percent(ranks: int, start: Callable[..., str], tmp_path: Path) -> None:
     plot = tmp_path / "curves.png"
     output = start(ranks, "torch_digits", "--target", "0.97", "--plot", str(plot))

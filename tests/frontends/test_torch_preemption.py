@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.harness.patience import PATIENCE_S
+from tests.harness.programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 _VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -27,10 +28,8 @@ def test_a_job_that_gets_sigterm_saves_and_goes_on_later(tmp_path: Path) -> None
         job.send_signal(signal.SIGTERM)
         told, _ = job.communicate(timeout=PATIENCE_S)
     (stopped,) = re.findall(r"stopped after step (\d+)", told)
-    ended = subprocess.run(
-        [*command, "--epochs", "1"], cwd=ROOT, env=_VARIABLES, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert f"begins at step {stopped}" in ended.stdout
-    assert "final test accuracy" in ended.stdout
+    options = ("--checkpoint", checkpoint, "--epochs", "1")
+    shown = output_of(2, ROOT / "examples/torch_preemption.py", *options, cwd=ROOT)
+    assert f"begins at step {stopped}" in shown
+    assert "final test accuracy" in shown
     assert not Path(checkpoint).exists()

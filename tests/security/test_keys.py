@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -20,15 +20,14 @@ ENDINGS = FAILURES | zmq.EVENT_DISCONNECTED
 
 
 def mechanism_of(address: tuple[str, int]) -> bytes | None:
-    """What the listener names as its security mechanism, if it speaks ZeroMQ's protocol at all."""
+    """What the listener names as its security mechanism, or None: it hangs up on who speaks ZeroMQ's protocol."""
     with socket.create_connection(address, timeout=PATIENCE_S) as probe:
-        probe.settimeout(3.0)
         probe.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32))
         greeting = b""
         try:
             while len(greeting) < GREETING_BYTES and (piece := probe.recv(GREETING_BYTES)):
                 greeting += piece
-        except (TimeoutError, ConnectionError):
+        except ConnectionError:
             return None
     speaks_it = len(greeting) == GREETING_BYTES and greeting[:1] == b"\xff"
     return greeting[12:32].rstrip(b"\0") if speaks_it else None
@@ -44,16 +43,19 @@ def _key_of_another_job(peer: zmq.Socket[Any]) -> None:
 
 def mechanisms(job: Victim) -> dict[tuple[str, int], bytes]:
     """The security mechanisms of all listeners that speak ZeroMQ's protocol."""
-    found = {address: mechanism_of(address) for address in job.tcp_listeners()}
+    listeners = job.tcp_listeners()
+    with ThreadPoolExecutor(len(listeners)) as pool:  # some take seconds to hang up
+        found = dict(zip(listeners, pool.map(mechanism_of, listeners), strict=True))
     return {address: mechanism for address, mechanism in found.items() if mechanism is not None}
 
 
-@pytest.mark.parametrize("prepare", [_no_key, _key_of_another_job])
-def test_a_wrong_key_is_refused(prepare: Callable[[zmq.Socket[Any]], None]) -> None:
+def test_a_wrong_key_is_refused() -> None:
     with victim() as job:
-        assert set(mechanisms(job).values()) == {b"CURVE"}
-        for address in mechanisms(job):
-            check_refused(address, prepare)
+        speaking = mechanisms(job)
+        assert set(speaking.values()) == {b"CURVE"}
+        for address in speaking:
+            for prepare in (_no_key, _key_of_another_job):
+                check_refused(address, prepare)
         job.end()
 
 
