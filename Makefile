@@ -17,6 +17,11 @@ SAY := printf '== %s\n'
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 REQUIREMENTS := setup.cfg setup.py pyproject.toml constraints.txt
 CPUS := $(shell nproc)
+LIBRARY := hvdlite/_native/libhvdlite.so
+# A folder is newer than the library when a source has come or gone.
+OF_LIBRARY := setup.py $(foreach part,include kernels ring shm,native/$(part) $(wildcard native/$(part)/*.h native/$(part)/*.cc))
+# Which compiler has made the library, make does not know.
+OTHER_COMPILER := $(if $(filter command environment,$(firstword $(origin CXX))),other-compiler)
 # In the folder that holds this one, 'import hvdlite' would find this folder before the editable install. A path in
 # site-packages comes first.
 ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/hvdlite-source.pth", "w").write("$(CURDIR)\n")'
@@ -25,7 +30,7 @@ RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist load
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-busy test-faults soak check format docs native test-native wheel bench bench-targets bench-hosts clean
+.PHONY: help demo test test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -68,9 +73,7 @@ docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.m
 	$(BIN)/python -m tests.house.settings_page
 	$(BIN)/python -m tests.house.flags_page
 
-native: $(VENV)/.build-tools ## build the native library in place
-	@$(SAY) 'building the native library, if it has changed: up to half a minute'
-	$(BIN)/python setup.py --quiet build_native --inplace
+native: $(LIBRARY) ## build the native library in place
 
 test-native: ## run the native tests under ASan with UBSan, and under TSan
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
@@ -96,6 +99,10 @@ clean: ## remove everything that was built, except $(VENV)
 	rm -rf build dist native/build hvdlite/_native *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find hvdlite launcher tests examples -name __pycache__ -prune -exec rm -rf {} +
 
+$(LIBRARY): $(OF_LIBRARY) $(OTHER_COMPILER) | $(VENV)/.build-tools
+	@$(SAY) 'building the native library: up to half a minute'
+	$(BIN)/python setup.py --quiet build_native --inplace
+
 # ---- the environment
 
 $(BIN)/python:
@@ -114,8 +121,11 @@ $(VENV)/.for-demo: $(REQUIREMENTS) $(VENV)/.build-tools
 	$(ON_PATH)
 	@touch $@
 
-$(VENV)/.for-development: $(REQUIREMENTS) $(VENV)/.build-tools
-	@$(SAY) 'installing hvdlite, PyTorch and what tests and checks need: two minutes, once'
-	$(PIP) --no-build-isolation --editable '.[torch,examples,test,dev]'
-	$(ON_PATH)
+# Only what is still missing: 'pip install .[test,dev]' would build and install hvdlite once more.
+$(VENV)/.for-development: $(VENV)/.for-demo
+	@$(SAY) 'installing what tests and checks need: half a minute, once'
+	$(BIN)/python -c 'import configparser; all = configparser.ConfigParser(); all.read("setup.cfg"); \
+	    extras = all["options.extras_require"]; print(extras["test"], extras["dev"])' > $@.txt
+	$(PIP) --requirement $@.txt
+	@rm $@.txt
 	@touch $@
