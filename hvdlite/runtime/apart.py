@@ -18,6 +18,11 @@ class Interruption:
     cause = ""
 
 
+def is_seen(is_over: threading.Lock) -> bool:
+    """Waits a moment for ``is_over`` to be released; whether it was. Signal handlers run meanwhile."""
+    return is_over.acquire(timeout=_LOOK_S)
+
+
 def run_apart(
     function: Callable[[Interruption], T],
     what: str,
@@ -60,7 +65,7 @@ def run_apart(
         except RuntimeError:  # Python is ending
             run()
         end = None
-        while not is_over.acquire(timeout=_LOOK_S):
+        while not is_seen(is_over):
             if end is not None:
                 raise end
             end = is_vain() if is_vain else None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
 from types import FrameType
 
+from hvdlite.runtime.apart import is_seen
 from hvdlite.runtime.wake import Bell
 
-_WAITS = {Bell.wait.__code__, threading.Thread.join.__code__}  # of the main thread in hvdlite
+_WAITS = {Bell.wait.__code__, is_seen.__code__}  # of the main thread in hvdlite
 _LOOK_S = 0.05
 
 
