@@ -109,6 +109,13 @@ class Session:
             self.sets.let_go()
         self.presence.close()
 
+    def forget(self, error: HvdError) -> None:
+        """In a forked child, ends the copy of the parent's session there: what is in flight fails with ``error``."""
+        self.sets.forget()
+        self.presence.close()  # the parent's is another one
+        for engine in self._engines():
+            engine.forget(error)
+
     def stop_at_exit(self) -> None:
         """Ends the threads; connections stay open until the process ends."""
         deadline = time.monotonic() + _EXIT_S
@@ -267,10 +274,10 @@ def _after_fork_in_child() -> None:
     """The child has the parent's objects and descriptors but none of its threads, so it is in no session."""
     global _lock, _beginning, _current, _leaving, _inherited
     _lock, _beginning = threading.RLock(), threading.Lock()
-    if _current is not None:
-        _current.sets.forget()
-        _current.presence.close()  # the parent's is another one
-    _current, _leaving, _inherited = None, None, _current or _leaving
+    inherited = _current or _leaving
+    _current, _leaving, _inherited = None, None, inherited
+    if inherited is not None:
+        inherited.forget(_outside())
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -284,8 +291,12 @@ def is_initialized() -> bool:
 def current() -> Session:
     """The session. Raises HorovodInternalError before `init` and after `shutdown`."""
     if _current is None:
-        raise HorovodInternalError(f"{_not_initialized()} (a fork does not inherit it)")
+        raise _outside()
     return _current
+
+
+def _outside() -> HorovodInternalError:
+    return HorovodInternalError(f"{_not_initialized()} (a fork does not inherit it)")
 
 
 def _not_initialized() -> str:

@@ -154,6 +154,10 @@ class Engine:
             self._driver.wake.close()
             self._deputy.close()
 
+    def forget(self, error: HvdError) -> None:
+        """Makes all that is in flight fail with ``error``, in a forked child, which has none of the threads."""
+        self._in_flight.forget(error)
+
     def stop_at_exit(self, deadline: float) -> None:
         """Ends the threads of a process that is about to end, and tells nobody: its end will.
 

@@ -249,6 +249,14 @@ class InFlight:
                     entry.is_done = True
                 self._release(call)
 
+    def forget(self, error: HvdError) -> None:
+        """Makes every entry done with ``error`` where nobody will finish it. Takes no lock: a fork may copy one."""
+        self.end(error)
+        for entry in self.all():
+            entry.error = error
+            entry.is_done = True
+        self._by_name.clear()
+
     def all(self) -> list[Entry]:
         """Every entry that is not finished."""
         return list(self._by_name.values())
