@@ -31,9 +31,11 @@ def _setting(
     at_most: float | None = None,
     choices: tuple[str, ...] = (),
     secret: bool = False,
+    begins: str = "",
 ) -> Any:
+    """A row of the table; the first one of a subject ``begins`` it."""
     limits = dict(at_least=at_least, at_most=at_most, choices=choices)
-    metadata = dict(meaning=meaning, unit=unit, horovod=horovod, secret=secret, **limits)
+    metadata = dict(meaning=meaning, unit=unit, horovod=horovod, secret=secret, begins=begins, **limits)
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -41,9 +43,9 @@ def _setting(
 class Settings:
     """The settings of one session, already checked."""
 
-    # Who this process is. hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a
-    # launcher the defaults make a job of one.
-    rank: int = _setting(0, "rank of this process", horovod=True, at_least=0)
+    # hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a launcher the defaults
+    # make a job of one.
+    rank: int = _setting(0, "rank of this process", horovod=True, at_least=0, begins="This process")
     size: int = _setting(1, "number of ranks of the job", horovod=True, at_least=1)
     local_rank: int = _setting(0, "rank among the ranks of this host", horovod=True, at_least=0)
     local_size: int = _setting(1, "number of ranks on this host", horovod=True, at_least=1)
@@ -66,9 +68,13 @@ class Settings:
     run_address: str = _setting("", "address from which a rank of hvdlite.run() fetches its function")
     run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
 
-    # Negotiation.
     fusion_threshold: int = _setting(
-        128 << 20, "largest batch made of several tensors; 0: no fusion", unit="bytes", horovod=True, at_least=0
+        128 << 20,
+        "largest batch made of several tensors; 0: no fusion",
+        unit="bytes",
+        horovod=True,
+        at_least=0,
+        begins="Negotiation",
     )
     cache_capacity: int = _setting(
         16384, "tensors whose description is remembered; 0: none", unit="tensors", horovod=True, at_least=0
@@ -84,9 +90,13 @@ class Settings:
         0.0, "a tensor missing for this long fails the job with Stalled; 0: never", unit="s", horovod=True, at_least=0
     )
 
-    # Waiting for peers.
     start_timeout: float = _setting(
-        60.0, "how long init waits for all ranks of the job", unit="s", horovod=True, at_least=0
+        60.0,
+        "how long init waits for all ranks of the job",
+        unit="s",
+        horovod=True,
+        at_least=0,
+        begins="Waiting for peers",
     )
     shutdown_timeout: float = _setting(10.0, "how long shutdown waits for running batches", unit="s", at_least=0)
     heartbeat_interval: float = _setting(0.5, "time between heartbeats of a quiet link", unit="s", at_least=0.05)
@@ -95,18 +105,18 @@ class Settings:
         120.0, "a running batch that moves no byte for this long fails; the last resort", unit="s", at_least=1
     )
 
-    # Training.
     check_parameters: bool = _setting(
         True,
         "warn when ranks take the first step of an optimizer with different parameters; off on one rank, it is off on "
         "all",
+        begins="Training",
     )
 
-    # Data planes.
     plane: str = _setting(
         "auto",
         "data plane; auto: shared memory within a host, ring across, hierarchical for several hosts with several ranks",
         choices=("auto", "local", "shm", "ring", "hierarchical"),
+        begins="Data planes",
     )
     shm_chunk: int = _setting(
         0, "bytes of one shared-memory slot; 0: chosen by the number of cores", unit="bytes", at_least=0
@@ -125,12 +135,12 @@ class Settings:
         1, "connections to each neighbour of a ring across hosts, 16 at most", at_least=1, at_most=16
     )
 
-    # Messages.
     log_level: str = _setting(
         "warning",
         "least severe message that is printed",
         horovod=True,
         choices=("trace", "debug", "info", "warning", "error", "fatal"),
+        begins="Messages",
     )
     log_hide_time: bool = _setting(False, "no time stamp in messages", horovod=True)
     traceback: str = _setting(
@@ -184,6 +194,7 @@ class Spec:
     at_most: float | None
     choices: tuple[str, ...]
     secret: bool
+    begins: str
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -105,9 +105,11 @@ def describe_plan(
 
 
 def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:
-    """The table of all settings with their defaults and present values. Raises ValueError for a value that is wrong."""
+    """All settings by subject, with their defaults and present values. Raises ValueError for a value that is wrong."""
     settings = Settings.read(environment)
     for spec in table():
+        if spec.begins:
+            yield f"== {spec.begins}"
         value, unit = getattr(settings, spec.name), f" {spec.unit}" if spec.unit else ""
         shown = "(hidden)" if spec.secret and value else f"{_text(value)}{unit}"
         marker = "" if value == spec.default else f"   (default {_text(spec.default)}{unit})"
