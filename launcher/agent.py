@@ -27,6 +27,7 @@ from typing import Any, Final
 from hvdlite.cgroups import oom_kills
 
 from .answers import Answerer, take_files
+from .ending import Ending
 from .feed import Feed, open_pipe
 from .frames import GREETING, FrameError, FrameReader, Kind, pack_message, pack_output, unpack_message, unpack_output
 from .guard import fork_guarded
@@ -51,12 +52,10 @@ class Agent:
         self._loop = Loop()
         self._outbox = Outbox(self._loop, stdout, "hvdrun", self._hold)
         self._workers = Workers()
+        self._ending = Ending(self._workers)
         self._answerer = Answerer()
         self._tunnel = Tunnel(self._loop, self._outbox.send)
         self._oom_kills = oom_kills()
-        self._is_ending = False
-        self._terminate_at: float | None = None
-        self._kill_at: float | None = None
         self._lease_s: float | None = None
         self._heard = time.monotonic()
         os.set_blocking(stdin, False)
@@ -71,7 +70,7 @@ class Agent:
         for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, lambda *_: None)
         self._loop.watch(signals, lambda: None)
-        while not (self._is_ending and self._workers.are_all_gone()):
+        while not (self._ending.has_begun and self._workers.are_all_gone()):
             self._loop.turn(self._seconds_to_act())
             with suppress(BlockingIOError):
                 if set(os.read(signals, 512)) - {signal.SIGCHLD}:
@@ -80,7 +79,7 @@ class Agent:
                 self._reap()
             for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
                 self._outbox.send(pack_message(Kind.STOPPED, rank=worker.rank, pid=worker.process.pid))
-            self._signal_if_due()
+            self._ending.go_on()
             self._check_lease()
         self._say_farewell()
 
@@ -252,34 +251,16 @@ class Agent:
                 return  # the next turn finishes it, in its order
 
     def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
-        """Ends everything, with SIGTERM after ``patience_s`` and SIGKILL ``grace_s`` later; what is shorter wins."""
-        terminate_at = time.monotonic() + patience_s
-        kill_at = terminate_at + grace_s
-        if not self._is_ending:
-            self._is_ending, self._terminate_at, self._kill_at = True, terminate_at, kill_at
+        if not self._ending.has_begun:
             self._tunnel.shut()
-        else:
-            self._terminate_at = self._terminate_at and min(self._terminate_at, terminate_at)
-            self._kill_at = self._kill_at and min(self._kill_at, kill_at)
-        self._signal_if_due()
+        self._ending.begin(grace_s, patience_s)
 
     def _seconds_to_act(self) -> float | None:
         """How long the loop may wait: until something is due, if anything is."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
-        times = (self._terminate_at, self._kill_at, lease_ends, self._workers.stop_due)
+        times = (self._ending.due, lease_ends, self._workers.stop_due)
         dates = [when for when in times if when is not None]
         return max(0.0, min(dates) - time.monotonic()) if dates else None
-
-    def _signal_if_due(self) -> None:
-        if self._terminate_at is not None and (
-            time.monotonic() >= self._terminate_at or self._workers.all_ignore(signal.SIGINT)
-        ):
-            self._terminate_at = None
-            self._workers.signal_everyone(signal.SIGTERM)
-        if self._is_ending and (self._kill_at is None or time.monotonic() >= self._kill_at):
-            # The death of a child makes its own children ours; SIGCHLD brings us here again for them.
-            self._kill_at = None
-            self._workers.signal_everyone(signal.SIGKILL)
 
     # ---- frames to hvdrun
 
