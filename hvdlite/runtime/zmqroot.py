@@ -7,6 +7,7 @@ is believed to be open only from the one that says so to the one that says it is
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from hvdlite.core.greeting import Hello, fits, read_hello, refusal, welcome
 from hvdlite.core.stream import MAX_FRUITLESS, Attempts, Stream
 from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.listening import LOOPBACK, endpoint, listen, resolve, split
 from hvdlite.runtime.absence import Absence
@@ -46,7 +48,10 @@ class _Peer:
 
 
 class ZmqRootLink(ZmqLink):
-    """Listens at once; `accept` waits for the others. ``card`` is what they need."""
+    """Listens at once; `accept` waits for the others. ``card`` is what they need.
+
+    Until `accept`, callers wait in the kernel's queue, where strangers among them cost no descriptor.
+    """
 
     def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings) -> None:
         super().__init__(context, session, settings)
@@ -60,14 +65,15 @@ class ZmqRootLink(ZmqLink):
         self._open_fds: set[int] = set()
         self._strange_fds: dict[int, None] = {}  # those of them that have not said hello, the oldest first
         self._has_begun_message = False  # its name is sent, and the rest is not
+        self._spare_fd = -1
+        self._entrance: Entrance | None = None
         try:
+            self._spare_fd = os.dup(self._unread.fd)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             job.serve(self._socket)
-            entrance = listen(address, settings.ports)
-            self._port = int(entrance.name()[1])
+            self._entrance = listen(address, settings.ports)
+            self._port = int(self._entrance.name()[1])
             self.card = endpoint(address, self._port)
-            self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
-            self._socket.bind(self.card)
         except BaseException:
             self.close()
             raise
@@ -84,6 +90,10 @@ class ZmqRootLink(ZmqLink):
             except (ValueError, OSError) as error:
                 raise ProtocolError(f"rank {rank} listens at {beacon!r:.100}, which is no address: {error}") from None
             self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
+        entrance, self._entrance = self._entrance, None
+        assert entrance is not None
+        self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
+        self._socket.bind(self.card)
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
             if time.monotonic() >= deadline:
                 raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")
@@ -251,13 +261,22 @@ class ZmqRootLink(ZmqLink):
     def _show_out(self, fd: int) -> None:
         """Ends a connection that ZeroMQ has not known for a peer's yet, of which it limits the time but not the number.
 
-        ZeroMQ may have closed it just now. Another file of this number is left alone, and so is what is a peer's.
+        ZeroMQ may have closed it just now. Another file of this number is left alone, and so is what is a peer's. The
+        strangers may have all descriptors, so looking at one of them takes none but the spare one.
         """
         del self._strange_fds[fd]
-        with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as stranger:
-            own = stranger.getsockname()
-            if isinstance(own, tuple) and own[1] == self._port:
-                stranger.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            os.dup2(fd, self._spare_fd, inheritable=False)
+            try:
+                stranger = socket.socket(fileno=self._spare_fd)
+                try:
+                    own = stranger.getsockname()
+                    if isinstance(own, tuple) and own[1] == self._port:
+                        stranger.shutdown(socket.SHUT_RDWR)
+                finally:
+                    stranger.detach()
+            finally:
+                os.dup2(self._unread.fd, self._spare_fd, inheritable=False)
 
     def _transmit(self, name: bytes, frame: bytes) -> None:
         if self._has_begun_message:  # a signal's handler raised in the middle of it
@@ -282,3 +301,7 @@ class ZmqRootLink(ZmqLink):
         for peer in self._peers.values():
             self._detach(peer)
         self._discard(self._watched)
+        if self._entrance is not None:
+            self._entrance.close()
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)

@@ -67,16 +67,21 @@ class Listener(NamedTuple):
     where: Any
 
 
-def call_at(find: Callable[[], list[Listener]], count: int, over_s: float) -> int:
+def call_at(
+    find: Callable[[], list[Listener]], count: int, over_s: float, source: str = ELSEWHERE, midway: Path | None = None
+) -> int:
     """Makes ``count`` connections in ``over_s`` seconds to what ``find`` finds, from time to time anew.
 
-    None is ended by this side before all have been made. Returns how many were.
+    None is ended by this side before all have been made. Those over TCP come from the address ``source``. Half of them
+    made, it makes the file ``midway``. Returns how many were.
     """
     resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100, count + 100))
     began, made, look_at = time.monotonic(), 0, 0.0
     found: list[Listener] = []
     with ExitStack() as kept:
         for number in range(count):
+            if number == count // 2 and midway is not None:
+                midway.touch()
             time.sleep(max(0.0, began + over_s * number / count - time.monotonic()))
             if time.monotonic() >= look_at:
                 found = find()
@@ -88,7 +93,7 @@ def call_at(find: Callable[[], list[Listener]], count: int, over_s: float) -> in
             link.settimeout(0.2)
             with suppress(OSError):
                 if family == socket.AF_INET:
-                    link.bind((ELSEWHERE, 0))
+                    link.bind((source, 0))
                 link.connect(where)
                 made += 1
                 link.send(SAID[number % len(SAID)])

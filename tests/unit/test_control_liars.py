@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -210,6 +212,50 @@ def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors(context: 
         leaf.send(Ready(0, 1, ()))
         assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
     close(links)
+
+
+def test_strangers_who_have_taken_all_descriptors_are_shown_out(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by the time-out of their handshake, within which nothing of the rank could open a file."""
+    monkeypatch.setattr("hvdlite.runtime.zmqlink._HANDSHAKE_MS", 3_600_000)
+    links = root, leaf, other = zmq_links(context)
+    assert isinstance(root, ZmqRootLink)
+    before = descriptors()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        strangers = []
+        for _ in range(300):
+            strangers.append(stack.enter_context(socket.create_connection(split(root.card), timeout=PATIENCE_S)))
+            strangers[-1].sendall(STRANGERS["ZMTP 3 without a key"][:11])
+        deadline = soon()
+        while descriptors() < before + 2 * len(strangers):
+            assert time.monotonic() < deadline, "ZeroMQ did not let them in"
+            time.sleep(0.01)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 1, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(0))
+        assert list(root.receive()) == []
+        for stranger in strangers[:200]:
+            stranger.settimeout(1.0)
+            while not has_ended(stranger):
+                assert time.monotonic() < deadline, "it was not shown out"
+        leaf.send(Ready(0, 1, ()))
+        assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
+    close(links)
+
+
+def test_strangers_cost_no_descriptor_before_ranks_are_waited_for(context: Any) -> None:
+    root = ZmqRootLink(context, Job.create(), SESSION, settings(0))
+    before = descriptors()
+    with contextlib.ExitStack() as stack:
+        for number in range(100):
+            stranger = stack.enter_context(socket.create_connection(split(root.card), timeout=PATIENCE_S))
+            stranger.sendall(STRANGERS["HTTP"])
+            assert descriptors() == before + number + 1
+    root.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(split(root.card), timeout=PATIENCE_S)
 
 
 def descriptors() -> int:
