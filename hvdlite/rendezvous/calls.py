@@ -176,14 +176,17 @@ def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
 
 
 def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+    cause: Exception | None = None
     while True:
         try:
             return _shake_hands(address, secret, min(deadline, time.monotonic() + _HANDSHAKE_S))
         except (Refused, OSError) as error:
             if isinstance(error, ConnectionRefusedError) and address.startswith(UNIX):
                 raise NobodyThere("nobody listens there") from None
+            if cause is None or not isinstance(error, TimeoutError):  # the deadline may have cut the last attempt short
+                cause = error
             if time.monotonic() + _RETRY_S >= deadline:
-                raise Unanswered(getattr(error, "strerror", None) or str(error)) from None
+                raise Unanswered(getattr(cause, "strerror", None) or str(cause)) from None
         time.sleep(min(_RETRY_S, seconds_until(deadline)))
 
 

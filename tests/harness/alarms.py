@@ -1,8 +1,12 @@
-"""Interrupts of a rank's main thread that come when it waits, however long it takes to get there."""
+"""Signal handlers that act when a rank's main thread waits, however long it takes to get there."""
 
 from __future__ import annotations
 
 import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 
 from hvdlite.runtime.apart import is_seen
@@ -12,15 +16,42 @@ _WAITS = {Bell.wait.__code__, is_seen.__code__}  # of the main thread in hvdlite
 _LOOK_S = 0.05
 
 
-def raise_in_a_wait(error: type[BaseException], after_s: float) -> None:
-    """Has SIGALRM raise ``error`` once, when this time is over and the main thread waits in hvdlite."""
+def act_in_a_wait(act: Callable[[], None], after_s: float) -> None:
+    """Has SIGALRM call ``act`` once, when this time is over and the main thread waits in hvdlite."""
 
     def look(_: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code not in _WAITS:
-            frame = frame.f_back
-        if frame is not None:
+        if _waits(frame):
             signal.setitimer(signal.ITIMER_REAL, 0)
-            raise error
+            act()
 
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, after_s, _LOOK_S)
+
+
+def raise_in_a_wait(error: type[BaseException], after_s: float) -> None:
+    """Has SIGALRM raise ``error`` once, as `act_in_a_wait` acts."""
+
+    def fail() -> None:
+        raise error
+
+    act_in_a_wait(fail, after_s)
+
+
+def signal_to_another_thread(number: signal.Signals) -> threading.Thread:
+    """A thread that receives the signal for this process once the main thread waits in hvdlite."""
+    main = threading.get_ident()
+
+    def receive() -> None:
+        while not _waits(sys._current_frames()[main]):
+            time.sleep(_LOOK_S)
+        signal.raise_signal(number)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    return thread
+
+
+def _waits(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _WAITS:
+        frame = frame.f_back
+    return frame is not None

@@ -18,5 +18,7 @@ PROMPT_S: Final = 30.0
 _BEYOND: Final = str(4 * PATIENCE_S)
 LAST_RESORTS: Final = {f"HVDLITE_{name}_TIMEOUT": _BEYOND for name in ("START", "PROGRESS")}
 """Settings with which a rank that waits for others does not give up before the test does."""
+STALLED: Final = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": str(PATIENCE_S / 2)}
+"""Settings with which ranks that wait for each other in vain say for what, before the test gives up."""
 NEVER_SILENT: Final = {"HVDLITE_PEER_TIMEOUT": _BEYOND}
 """Settings with which no rank is lost because it was silent: one that is lost has ended, or its link has."""

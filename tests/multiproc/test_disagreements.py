@@ -14,6 +14,7 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import process_ranks
+from tests.harness.patience import STALLED
 from tests.multiproc import calls
 from tests.multiproc.calls import Call
 
@@ -99,7 +100,7 @@ def _listed(ranks: Sequence[int], value: Any) -> str:
     ("size", "members", "cache"), [(2, [0, 1], 4096), (2, [0, 1], 0), (3, [0, 1, 2], 4096), (3, [0, 2], 4096)]
 )
 def test_all_ranks_hear_who_wants_what(size: int, members: list[int], cache: int) -> None:
-    environ = {"HVDLITE_CACHE_CAPACITY": str(cache), "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "10"}
+    environ = {"HVDLITE_CACHE_CAPACITY": str(cache), **STALLED}
     outcomes = process_ranks(size, _disagree, members, environ=environ)
     told = [outcome.result() for outcome in outcomes]
     for number, row in enumerate(rows(members)):

@@ -17,6 +17,7 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import process_ranks
+from tests.harness.patience import STALLED
 from tests.multiproc import calls, oracle
 from tests.multiproc.calls import Call
 
@@ -124,7 +125,7 @@ def _check_memory(mode: str, given: list[Any], passed: list[Any], result: Any) -
 
 @cache
 def _failures(size: int, plane: str, hosts: str = "") -> Failures:
-    environ = {"HVDLITE_PLANE": plane, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "20"}
+    environ = {"HVDLITE_PLANE": plane, **STALLED}
     by_rank = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
     by_kind: Failures = defaultdict(list)
     step = PRIME if size == 4 and not hosts else 1  # one plane does with four ranks what it does with three

@@ -12,7 +12,7 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import PATIENCE_S, STALLED
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def _automatic_names() -> str:
     ],
 )
 def test_in_a_job(work: Any, size: int) -> None:
-    outcomes = process_ranks(size, work, environ={"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "10"})
+    outcomes = process_ranks(size, work, environ=STALLED)
     assert [outcome.result() for outcome in outcomes] == ["ok"] * size
 
 

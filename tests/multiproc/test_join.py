@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 import hvdlite as hvd
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
-from tests.harness.patience import NEVER_SILENT
+from tests.harness.patience import NEVER_SILENT, STALLED
 from tests.multiproc import calls, oracle
 from tests.multiproc.calls import Call
 
 
 def run(size: int, work: Any, *arguments: Any, **environ: str) -> list[Any]:
-    stall = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "10"}
-    return [outcome.result() for outcome in process_ranks(size, work, *arguments, environ={**stall, **environ})]
+    return [outcome.result() for outcome in process_ranks(size, work, *arguments, environ={**STALLED, **environ})]
 
 
 def _uneven_steps() -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
+from tests.harness.alarms import act_in_a_wait, signal_to_another_thread
 from tests.harness.effort import Effort
 
 
@@ -141,11 +142,10 @@ def test_several_threads_submit_at_once() -> None:
 def _interrupted() -> str:
     hvd.init()
     if hvd.rank() == 0:
-        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-        timer.start()
+        receiver = signal_to_another_thread(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             hvd.allreduce(np.ones(3), name="x")
-        timer.join()
+        receiver.join()
         reached("interrupted")
     else:
         pause_at("waiting")
@@ -168,8 +168,7 @@ def _shut_down_in_a_handler() -> str:
     if hvd.rank() == 1:
         pause_at("waiting")
     else:
-        signal.signal(signal.SIGALRM, lambda *_: hvd.shutdown())
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        act_in_a_wait(hvd.shutdown, 0.2)
         with pytest.raises(hvd.ShutDown):
             hvd.allreduce(np.ones(3), name="x")
         reached("over")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import hvdlite as hvd
 from tests.harness import process_ranks
+from tests.harness.patience import STALLED
 from tests.multiproc import calls, oracle
 from tests.multiproc.calls import Call
 
@@ -106,7 +107,7 @@ def test_random_programs(size: int, plane: str, cache: int, fusion: int, plan: l
         "HVDLITE_PLANE": plane,
         "HVDLITE_CACHE_CAPACITY": str(cache),
         "HVDLITE_FUSION_THRESHOLD": str(fusion),
-        "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "10",
+        **STALLED,
     }
     outcomes = process_ranks(size, run_programs, plan, environ=environ)
     assert sum(outcome.result() for outcome in outcomes) > 0

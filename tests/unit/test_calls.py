@@ -16,6 +16,7 @@ from hvdlite.dataplane.handshake import Caller
 from hvdlite.dataplane.streams import name_of
 from hvdlite.dataplane.talk import Talk
 from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous import calls
 from hvdlite.rendezvous.calls import Call, CallServer, NobodyThere, Unanswered, _pieces, ask
 from hvdlite.rendezvous.client import Meeting, exchange
 from hvdlite.rendezvous.entrance import Entrance
@@ -63,7 +64,7 @@ def tcp() -> Entrance:
 
 
 def question(
-    address: str, *parts: bytes, secret: bytes = SECRET, patience_s: float = 20.0, limit: int = LIMIT
+    address: str, *parts: bytes, secret: bytes = SECRET, patience_s: float = PATIENCE_S, limit: int = LIMIT
 ) -> bytes:
     by = time.monotonic() + patience_s
     return bytes(ask(address, secret, *parts, start_by=by, answer_by=by, limit=limit))
@@ -83,8 +84,24 @@ def test_answers_come_to_who_asked(entrance: Callable[[], Entrance]) -> None:
 def test_who_has_another_secret_gets_no_answer_and_hears_that_it_is_that(entrance: Callable[[], Entrance]) -> None:
     with serving(entrance()) as address:
         with pytest.raises(Unanswered, match="it hung up in the middle of the handshake, as on one that does not have"):
-            question(address, b"let me in", secret=bytes(32), patience_s=0.2)
+            question(address, b"let me in", secret=bytes(32), patience_s=1.0)
         assert question(address, b"x") == b"you said x"
+
+
+def test_what_an_attempt_was_told_is_not_forgotten_when_the_deadline_cuts_the_last_one_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts = iter([OSError("it hung up"), TimeoutError("timed out")])
+
+    def attempt(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+        error = next(attempts)
+        if isinstance(error, TimeoutError):
+            time.sleep(max(0.0, deadline - time.monotonic()))
+        raise error
+
+    monkeypatch.setattr(calls, "_shake_hands", attempt)
+    with pytest.raises(Unanswered, match="it hung up"):
+        question("tcp://127.0.0.1:1", patience_s=1.0)
 
 
 def test_what_is_too_long_is_not_read() -> None:
