@@ -6,29 +6,24 @@ One session at a time is current; `init` makes it and every collective uses it.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from hvdlite.cards import agreed_check, agreed_spin, card_of, placements, swapper
 from hvdlite.compat import stands_for_horovod
 from hvdlite.core.process_set import ProcessSet
 from hvdlite.core.topology import Placement
-from hvdlite.core.topology import group as group_by_host
 from hvdlite.dataplane.arena import Arena
-from hvdlite.dataplane.spin import spin_us
 from hvdlite.engines.presence import Presence
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import configure, logger
 from hvdlite.registry import Registry
-from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, MeetingOver, exchange
+from hvdlite.rendezvous.client import MeetingOver
 from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.rendezvous.giving_up import giving_up_when
-from hvdlite.rendezvous.hostid import kernel_host_id, network_namespace
 from hvdlite.rendezvous.meeting import meet
 from hvdlite.runtime.apart import Interruption, run_apart
 from hvdlite.runtime.connecting import Connector
@@ -36,9 +31,6 @@ from hvdlite.runtime.descriptors import check_descriptors
 from hvdlite.runtime.engine import Engine
 from hvdlite.runtime.lookout import looking_out
 from hvdlite.settings import Settings, doubt_about_size
-from hvdlite.version import __version__
-
-Swap = Callable[[Any], Sequence[Any]]
 
 _EXIT_S = 1.0
 _GIVING_UP_S = 5.0  # for an `init` that was interrupted: some tenths of a second, if the machine is not busy
@@ -58,18 +50,18 @@ class Session:
         deadline = time.monotonic() + settings.start_timeout
         check_descriptors(1, 1)
         with looking_out(settings, presence), meet(settings, number, deadline) as meeting:
-            swap = _swapper(meeting, settings, number, deadline)
-            cards = swap(_card(settings, meeting.reach))
+            swap = swapper(meeting, settings, number, deadline)
+            cards = swap(card_of(settings, meeting.reach))
             on_met()
-            self.placements = _placements(cards)
+            self.placements = placements(cards)
             host_ids = [card["hostid"] for card in cards]
             address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
-            spin = _agreed_spin(settings, host_ids, swap)
+            spin = agreed_spin(settings, host_ids, swap)
             connector = Connector(meeting.job, replace(settings, address=address, spin=spin), host_ids, str(number))
             connector = connector.with_arena(swap, deadline)
             connections = connector.connect(swap, deadline)
         hosts = [card["host"] for card in cards]
-        self.compares_parameters = _agreed_check(settings, [card["check_parameters"] for card in cards])
+        self.compares_parameters = agreed_check(settings, [card["check_parameters"] for card in cards])
         self.plane_name = connections.plane.name
         self.spin_us = spin
         self.arena = connector.regions and connector.regions.arena
@@ -349,68 +341,3 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks."""
     return len({placement.local_size for placement in _settled().placements}) == 1
-
-
-def _card(settings: Settings, reach: str) -> dict[str, Any]:
-    return {
-        "version": __version__,
-        "host": settings.hostname or socket.gethostname(),
-        "hostid": settings.hostid or (kernel_host_id() if settings.size > 1 else ""),
-        "network": network_namespace() if settings.size > 1 else 0,
-        "reach": reach,
-        "check_parameters": settings.check_parameters,
-    }
-
-
-def _placements(cards: Sequence[dict[str, Any]]) -> tuple[Placement, ...]:
-    versions = {card["version"] for card in cards}
-    if len(versions) > 1:
-        told = ", ".join(f"rank {rank} has {card['version']}" for rank, card in enumerate(cards))
-        raise HorovodInternalError(f"ranks have different versions of hvdlite: {told}. Install the same everywhere.")
-    networks: dict[str, tuple[int, int]] = {}
-    for rank, card in enumerate(cards):
-        first, network = networks.setdefault(card["hostid"], (rank, card["network"]))
-        if network != card["network"]:
-            raise HorovodInternalError(
-                f"ranks {first} and {rank} are on one host and in different network namespaces, between "
-                "which they cannot talk. Start all ranks of a host in one, or give the ranks of each an HVDLITE_HOSTID "
-                "and an HVDLITE_ADDRESS of its own"
-            )
-    return group_by_host([card["hostid"] for card in cards])
-
-
-def _agreed_check(settings: Settings, wanted: Sequence[bool]) -> bool:
-    """Whether ranks compare their parameters. All of them take part in that, so one that does not speaks for all."""
-    if any(wanted) and not all(wanted) and settings.rank == 0:
-        unwilling = ", ".join(str(rank) for rank, is_wanted in enumerate(wanted) if not is_wanted)
-        logger.warning(
-            "HVDLITE_CHECK_PARAMETERS is off on rank(s) %s only, so no rank compares its parameters with those of the "
-            "others; set it alike on all ranks",
-            unwilling,
-        )
-    return all(wanted)
-
-
-def _agreed_spin(settings: Settings, host_ids: Sequence[str], swap: Swap) -> float:
-    """How long this rank spins, in µs. The first rank of each host measures it while the others wait for its answer."""
-    own = [rank for rank, host_id in enumerate(host_ids) if host_id == host_ids[settings.rank]]
-    measured = swap(spin_us(settings, len(own)) if own[0] == settings.rank and settings.size > 1 else 0.0)
-    return settings.spin if settings.spin >= 0 else float(measured[own[0]])
-
-
-def _swapper(meeting: Meeting, settings: Settings, number: int, deadline: float) -> Swap:
-    if settings.size == 1:
-        return lambda card: [card]
-    rounds = itertools.count(number * ROUNDS_OF_INIT)
-
-    def swap(card: Any) -> Sequence[Any]:
-        return exchange(
-            meeting,
-            number=next(rounds),
-            rank=settings.rank,
-            size=settings.size,
-            card=card,
-            deadline=deadline,
-        )
-
-    return swap

@@ -19,7 +19,7 @@ LAYERS = [
     {"native"},
     {"dataplane", "rendezvous"},
     {"runtime"},
-    {"registry", "session", "process_sets", "ops", "running"},
+    {"cards", "registry", "session", "process_sets", "ops", "running"},
     {"framework"},
     {""},  # hvdlite/__init__.py, the numpy API
     FRONT_ENDS,

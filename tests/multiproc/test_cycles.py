@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite.cards import placements
 from hvdlite.errors import HorovodInternalError
-from hvdlite.session import _placements
 from hvdlite.version import __version__
 from tests.harness import process_ranks
 
@@ -51,5 +51,5 @@ def test_twenty_sessions_leave_no_descriptor(count: int, hosts: dict[int, dict[s
 def test_ranks_of_one_host_in_two_network_namespaces_are_refused_when_they_meet() -> None:
     cards = [{"version": __version__, "host": "node", "hostid": "h", "network": network} for network in (1, 1, 2)]
     with pytest.raises(HorovodInternalError, match="ranks 0 and 2 are on one host and in different network namespaces"):
-        _placements(cards)
-    assert len(_placements([{**card, "hostid": str(card["network"])} for card in cards])) == 3
+        placements(cards)
+    assert len(placements([{**card, "hostid": str(card["network"])} for card in cards])) == 3
