@@ -124,8 +124,8 @@ class Settings:
     shm_slots: int = _setting(4, "slots of each rank, the depth of the pipeline", at_least=2)
     spin: float = _setting(
         -1.0,
-        "how long a waiting rank spins before it sleeps; negative: as long as a wake-up takes on its host, from 50 to "
-        "2000, but 0 with more ranks than cores",
+        "how long a waiting rank spins before it sleeps, which it does rarely while that is in vain; negative: as long "
+        "as a wake-up takes on its host, from 50 to 2000, but 0 with more ranks than cores",
         unit="µs",
         at_least=-1,
     )

@@ -4,6 +4,8 @@ A rank that sleeps goes on one wake-up late, and one that spins takes processor 
 and then to sleep, never costs more than twice what the better of the two would have, whenever the peer comes. (The
 ski-rental rule: Karlin and others, "Competitive randomized algorithms for nonuniform problems", SODA 1990.)
 A virtual machine may take far longer to wake than a real one, above all while its host is busy, so it is measured.
+That is done once; what comes later, such as another program's load, makes spins rare where they are in vain
+(``native/kernels/spin.h``).
 """
 
 from __future__ import annotations
