@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -34,6 +34,7 @@ from .options.completion import completion
 from .options.config_file import read_config
 from .options.flags import SETTINGS, resolve
 from .options.hosts import HostOptions, host_options
+from .options.job import JobOptions, OutputOptions, job_options, output_options
 from .options.of_python import check_target
 from .options.program import check_meaning, check_not_a_host, check_order, check_program
 from .options.spelling import misspelt
@@ -50,29 +51,6 @@ _OTHERS: Final = (completion, doctor)
 _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of the options
 
 
-def _count(text: str) -> int:
-    digits = text.removeprefix("p")  # click reads -np4 as -n with the value p4
-    if not re.fullmatch(r"-?\d+", digits):
-        raise click.BadParameter(f"{text!r} is not a number of processes, as in -np 4.")
-    if int(digits) < 1:
-        raise click.BadParameter(f"{digits} is not a number of processes; it must be at least 1.")
-    return int(digits)
-
-
-def _reader(text: str) -> str:
-    if text not in ("all", "none") and not re.fullmatch(r"\d{1,9}", text):
-        raise click.BadParameter(f"{text!r} is not a rank, 'all' or 'none'.")
-    return text
-
-
-def _readers(reader: str, size: int) -> Collection[int]:
-    if not reader.isdigit():
-        return range(size if reader == "all" else 0)
-    if int(reader) >= size:
-        raise click.UsageError(f"--stdin {reader}: there is no such rank; the job has {size}, numbered from 0.")
-    return (int(reader),)
-
-
 @click.command(
     cls=LaunchCommand,
     subcommands=_OTHERS,
@@ -80,83 +58,64 @@ def _readers(reader: str, size: int) -> Collection[int]:
     epilog="Example: hvdrun -np 4 python train.py --epochs 3. Flags of Horovod that are not listed do nothing here or "
     "are refused, and hvdrun says why.",
 )
-@click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start.")
-@click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N", help="At most N on each host.")
+@job_options
 @host_options
-@click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it.")
-@click.option("--encrypt-data", "encrypts", is_flag=True, help="Encrypt tensors too that cross a network.")
-@click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]", help="Pass on or set an environment variable.")
-@click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
-              help="Also write DIR/rank.N/stdout and stderr.")  # fmt: skip
-@click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
-              help="Put the time before every line.")  # fmt: skip
-@click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
-              help="Read flags from a YAML file, as Horovod does.")  # fmt: skip
-@click.option("--stdin", "reader", type=_reader, default="0", metavar="RANK|all|none",
-              help="Who reads hvdrun's stdin; rank 0 if nothing is said.")  # fmt: skip
-@click.option("--horovod-compat", "is_horovod", is_flag=True, help="In the workers 'import horovod' means hvdlite.")
+@output_options
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
 @click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their present values.")
-@click.option("--verbose", "is_verbose", is_flag=True, help="Say what hvdrun does.")
 @click.version_option(__version__, "-v", "--version", message="hvdrun %(version)s")
 @horovod_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
 def hvdrun(
-    size: int | None,
-    per_host: int | None,
+    job: JobOptions,
     where: HostOptions,
-    syncs: bool,
-    encrypts: bool,
-    variables: tuple[str, ...],
-    folder: str | None,
-    has_timestamps: bool,
-    config_file: str | None,
-    reader: str,
-    is_horovod: bool,
+    output: OutputOptions,
     is_dry: bool,
     checks_build: bool,
     shows_settings: bool,
-    is_verbose: bool,
     command: tuple[str, ...],
     **flags: bool | str | tuple[str, ...] | None,
 ) -> int:
     """Starts COMMAND as a job of N processes that train together."""
-    outcome = resolve(read_config(config_file) if config_file is not None else (), typed_flags(flags))
-    environment = _environment(variables, outcome.settings, is_horovod)
+    outcome = resolve(read_config(job.config_file) if job.config_file is not None else (), typed_flags(flags))
+    environment = _environment(job, outcome.settings)
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
     if command:
-        _check_command(command, environment, where, is_counted=size is not None or per_host is not None)
-    hosts = wanted_hosts(where.listed(), size, per_host)
+        _check_command(command, environment, where, is_counted=job.is_counted)
+    hosts = wanted_hosts(where.listed(), job.size, job.per_host)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
-    if encrypts:
+    if job.encrypts:
         environment["HVDLITE_ENCRYPT_DATA"] = "1"
     if where.ports:
         environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
-    named = frozenset(text.partition("=")[0] for text in variables)
-    request = Request(command, hosts, size, environment, named, where.interfaces, where.ports, syncs)
-    job = Job.create()
+    named = frozenset(text.partition("=")[0] for text in job.variables)
+    request = Request(command, hosts, job.size, environment, named, where.interfaces, where.ports, job.syncs)
+    identity = Job.create()
     _print_notes([*outcome.notes, *_counted_twice(hosts)])
     for wrong, right in misspelt(environment):
         _say(f"there is no setting {wrong}; did you mean {right}?")
     if is_dry:
-        plan = sketch(request, job)
-        _readers(reader, plan.size)
+        plan = sketch(request, identity)
+        job.readers(plan.size)
         _print_notes(_without_ranks(hosts, plan))
-        _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh), is_verbose))
+        _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh), output.is_verbose))
         return 0
     with Agents(where.ssh, _say) as agents:
-        plan = prepare(request, job, agents, _say if is_verbose else _ignore)
-        readers = _readers(reader, plan.size)
+        plan = prepare(request, identity, agents, _say if output.is_verbose else _ignore)
+        readers = job.readers(plan.size)
         _print_notes(_without_ranks(hosts, plan))
-        with _logs(folder, plan.size) as logs, RendezvousServer(job, plan.size) as server:
-            screen = Screen(sys.stdout.fileno(), sys.stderr.fileno(), os.environ, has_timestamps=has_timestamps)
+        with _logs(output.folder, plan.size) as logs, RendezvousServer(identity, plan.size) as server:
+            streams = sys.stdout.fileno(), sys.stderr.fileno()
+            screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps)
             plan = plan.meeting_at(server.address)
             on_failure: FailureReport | None = click.get_current_context().obj
-            return execute(plan, agents, screen, logs, readers=readers, is_verbose=is_verbose, on_failure=on_failure)
+            return execute(
+                plan, agents, screen, logs, readers=readers, is_verbose=output.is_verbose, on_failure=on_failure
+            )
 
 
 def _say(line: str) -> None:
@@ -202,14 +161,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horovod: bool) -> dict[str, str]:
-    """The environment that the user wants for the workers: ``variables`` of -x win over ``settings`` of flags."""
+def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment that the user wants for the workers: variables of -x win over ``settings`` of flags."""
     environment = dict(os.environ)
-    named = {text.partition("=")[0] for text in variables}
+    named = {text.partition("=")[0] for text in job.variables}
     for name, value in settings.items():
         if named.isdisjoint(SETTINGS[name].variables):
             environment |= dict.fromkeys(SETTINGS[name].variables, value)
-    for text in variables:
+    for text in job.variables:
         match = _VARIABLE.fullmatch(text)
         if match is None or (match["value"] and not match["assigns"]):
             raise click.UsageError(f"-x {text!r} is not NAME or NAME=VALUE.")
@@ -217,7 +176,7 @@ def _environment(variables: Sequence[str], settings: Mapping[str, str], is_horov
             environment[match["name"]] = match["value"]
         elif match["name"] not in environment:
             raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
-    if is_horovod:
+    if job.is_horovod:
         environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
     return environment
 

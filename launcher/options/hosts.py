@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from ..hosts import Host, parse_hosts, read_hostfile
 from ..spawners import SshOptions
+from .gather import gathered
 
 _PORTS: Final = re.compile(r"(\d{1,5})-(\d{1,5})")
 
@@ -42,19 +41,6 @@ class HostOptions:
     @property
     def ssh(self) -> SshOptions:
         return SshOptions(self.ssh_port, self.ssh_identity or "", self.ssh_arguments, self.remote_python)
-
-
-def host_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds these options to a command, whose function gets them as ``where``."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        where = HostOptions(**{field.name: options.pop(field.name) for field in fields(HostOptions)})
-        return function(*arguments, where=where, **options)
-
-    for option in reversed(_OPTIONS):
-        call = option(call)
-    return call
 
 
 def _words(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -101,3 +87,6 @@ _OPTIONS: Final = (
     click.option("--port-range", "ports", metavar="FIRST-LAST", callback=_port_range,
                  help="Listen on these ports only, for a firewall."),
 )  # fmt: skip
+
+host_options: Final = gathered("where", HostOptions, _OPTIONS)
+"""Adds these options to a command, whose function gets them as ``where``."""

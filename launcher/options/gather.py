@@ -1,0 +1,27 @@
+"""Options of one subject that reach a command's function as one object."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def gathered(name: str, kind: type[Any], options: Sequence[Decorator]) -> Decorator:
+    """Adds ``options`` to a command; its function gets them in the dataclass ``kind``, as the argument ``name``."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **values: Any) -> Any:
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            return function(*arguments, **values)
+
+        command: Callable[..., Any] = call
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

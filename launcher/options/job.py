@@ -1,0 +1,93 @@
+"""The options of the command line that say how many ranks there are, what they get, and where their output goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from .gather import gathered
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """``size`` and ``per_host`` are None where nothing was said; ``variables`` are still to be checked."""
+
+    size: int | None
+    per_host: int | None
+    syncs: bool
+    encrypts: bool
+    variables: tuple[str, ...]
+    config_file: str | None
+    reader: str
+    is_horovod: bool
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the user has said how many ranks there are to be."""
+        return self.size is not None or self.per_host is not None
+
+    def readers(self, size: int) -> Collection[int]:
+        """Which of ``size`` ranks read hvdrun's stdin. Raises UsageError if the one that was named is not there."""
+        if not self.reader.isdigit():
+            return range(size if self.reader == "all" else 0)
+        if int(self.reader) >= size:
+            raise click.UsageError(
+                f"--stdin {self.reader}: there is no such rank; the job has {size}, numbered from 0."
+            )
+        return (int(self.reader),)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """``folder`` is None if no files are wanted."""
+
+    folder: str | None
+    has_timestamps: bool
+    is_verbose: bool
+
+
+def _count(text: str) -> int:
+    digits = text.removeprefix("p")  # click reads -np4 as -n with the value p4
+    if not re.fullmatch(r"-?\d+", digits):
+        raise click.BadParameter(f"{text!r} is not a number of processes, as in -np 4.")
+    if int(digits) < 1:
+        raise click.BadParameter(f"{digits} is not a number of processes; it must be at least 1.")
+    return int(digits)
+
+
+def _reader(text: str) -> str:
+    if text not in ("all", "none") and not re.fullmatch(r"\d{1,9}", text):
+        raise click.BadParameter(f"{text!r} is not a rank, 'all' or 'none'.")
+    return text
+
+
+_OF_JOB: Final = (
+    click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start."),
+    click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N",
+                 help="At most N on each host."),
+    click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it."),
+    click.option("--encrypt-data", "encrypts", is_flag=True, help="Encrypt tensors too that cross a network."),
+    click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]",
+                 help="Pass on or set an environment variable."),
+    click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
+                 help="Read flags from a YAML file, as Horovod does."),
+    click.option("--stdin", "reader", type=_reader, default="0", metavar="RANK|all|none",
+                 help="Who reads hvdrun's stdin; rank 0 if nothing is said."),
+    click.option("--horovod-compat", "is_horovod", is_flag=True,
+                 help="In the workers 'import horovod' means hvdlite."),
+)  # fmt: skip
+
+_OF_OUTPUT: Final = (
+    click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
+                 help="Also write DIR/rank.N/stdout and stderr."),
+    click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
+                 help="Put the time before every line."),
+    click.option("--verbose", "is_verbose", is_flag=True, help="Say what hvdrun does."),
+)  # fmt: skip
+
+job_options: Final = gathered("job", JobOptions, _OF_JOB)
+output_options: Final = gathered("output", OutputOptions, _OF_OUTPUT)
