@@ -14,7 +14,8 @@ from hvdlite.core.dtypes import BY_NUMPY, ElementType, element_type
 
 Buffer = tuple[int, ElementType, tuple[int, ...], Any]
 """Contiguous memory of one tensor: address, element type, shape, owner. A plain tuple, because every submit makes one.
-The owner keeps the memory alive: an array, or a `Storage`. The shape may be of a front end's own kind of tuple."""
+The owner keeps the memory alive: an array of numpy's own class, or a `Storage`. The shape may be of a front end's own
+kind of tuple."""
 
 Spans = npt.NDArray[np.uint64]
 """Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""
@@ -29,16 +30,16 @@ class Storage(Protocol):
     def data_ptr(self) -> int:
         """Where the memory begins now."""
 
-    def nbytes(self) -> int:
-        """How long it is now."""
+    def __len__(self) -> int:
+        """How many bytes it has now."""
 
 
 def holds(owner: Any, address: int, nbytes: int) -> bool:
     """Whether ``owner`` still has the ``nbytes`` at ``address``. Arrays do: numpy refuses to resize them meanwhile."""
-    if owner is None or isinstance(owner, np.ndarray):
+    if owner is None or type(owner) is np.ndarray:
         return True
     begin = owner.data_ptr()
-    return bool(begin <= address and address + nbytes <= begin + owner.nbytes())
+    return bool(begin <= address and address + nbytes <= begin + len(owner))
 
 
 class NotAnArray(ValueError):
@@ -56,7 +57,8 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     except (AttributeError, KeyError, TypeError, ValueError):
         pass  # what is raised below is not to be raised in the course of this
     else:
-        if not (address & 7 and address % dtype.itemsize):  # no element is longer than 8 bytes
+        # No element is longer than 8 bytes.
+        if type(array) is np.ndarray and not (address & 7 and address % dtype.itemsize):
             return address, dtype, array.shape, array
     return _looked_at(array, is_written)
 
@@ -93,7 +95,7 @@ def _looked_at(array: npt.NDArray[Any], is_written: bool) -> Buffer:
                 "use the form without _, or numpy.ascontiguousarray(array)"
             )
         array = np.array(array, order="C")
-    return int(array.ctypes.data), dtype, array.shape, array
+    return int(array.ctypes.data), dtype, array.shape, np.asarray(array)
 
 
 def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:

@@ -87,9 +87,9 @@ class Calls(Generic[T]):
                 raise ValueError("a number cannot be written in place; use the form without _") from None
             return Converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
         if is_in_place:
-            return entry_of(group, name, kind, source, source[0], tensor, reduction, root, group_length=length)
+            return entry_of(group, name, kind, source, source[0], tensor, reduction, root, length)
         output, target = self._adapter.empty(source[2], tensor)
-        return entry_of(group, name, kind, source, target, output, reduction, root, group_length=length)
+        return entry_of(group, name, kind, source, target, output, reduction, root, length)
 
     def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:
         """See `Adapter.of_number`; raises ``refusal`` for what is no number."""
@@ -142,9 +142,9 @@ def entry_of(
     output: Any = None,
     reduction: Reduction = UNCHANGED,
     root: int = 0,
+    group_length: int = 0,
     allocate: Allocate | None = None,
     splits: tuple[int, ...] = (),
-    group_length: int = 0,
 ) -> Entry:
     """The entry, with its request, of one tensor; see `Entry`.
 

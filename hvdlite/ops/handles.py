@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hvdlite.core.entry import Entry
 from hvdlite.core.handle import Handle
 from hvdlite.errors import HvdError
 
@@ -42,23 +43,10 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
 
     If a signal handler raises meanwhile, the handle stays as it is and can be synchronized again.
     """
-    if not isinstance(handle, Handle):
+    if type(handle) is not Entry and not isinstance(handle, Handle):  # most are, and to ask that is cheaper
         if not isinstance(handle, GroupHandle):
             raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
-        if handle.is_taken:
-            return None
-        for each in handle.handles:  # all of them first, because an interrupt must find none taken
-            if not each.is_done:
-                _wait(each)
-        outputs = [each.output for each in handle.handles]
-        try:
-            return synchronize_all(handle.handles)
-        except HvdError:
-            raise
-        except BaseException:
-            for each, output in zip(handle.handles, outputs, strict=True):
-                each.output, each.is_taken = output, False
-            raise
+        return None if handle.is_taken else _synchronize_group(handle.handles)
     if handle.is_taken:
         return None
     if not handle.is_done:
@@ -76,6 +64,29 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
     except BaseException:
         handle.output = result
         handle.is_taken = False
+        raise
+
+
+def _synchronize_group(handles: Sequence[Handle]) -> list[Any]:
+    for each in handles:  # all of them first, because an interrupt must find none taken
+        if not each.is_done:
+            _wait(each)
+    outputs = [each.output for each in handles]
+    error = None
+    try:
+        for each in handles:
+            each.is_taken = True
+            each.output = None
+            if each.error is not None and error is None:
+                error = each.error
+        if error is not None:
+            raise copy.copy(error) from error.__cause__
+        return outputs
+    except HvdError:
+        raise
+    except BaseException:
+        for each, output in zip(handles, outputs, strict=True):
+            each.output, each.is_taken = output, False
         raise
 
 

@@ -37,7 +37,8 @@ class Work(NamedTuple):
 def run(work: Work, plane: DataPlane) -> None:
     """Moves the bytes of ``work``; every rank of the plane's group calls it with the same batch.
 
-    Raises HorovodInternalError, before any byte moves, if memory was resized since it was submitted.
+    Raises HorovodInternalError, before any byte moves, if a storage was resized since it was submitted, or before that
+    to fewer bytes than its tensor has.
     """
     for entry in work.entries:
         owner = entry.owner
@@ -45,12 +46,12 @@ def run(work: Work, plane: DataPlane) -> None:
         if (
             type(owner) is not _ARRAY
             and owner is not None
-            and (isinstance(owner, _ARRAY) or owner.data_ptr() != entry.source)
+            and (owner.data_ptr() != entry.source or len(owner) < entry.nbytes)
             and not holds(owner, entry.source, entry.nbytes)
         ):
             raise HorovodInternalError(
-                f"the storage of tensor {entry.name!r} was resized while it was in flight; "
-                "synchronize its handle before resize_() or untyped_storage().resize_()"
+                f"the storage of tensor {entry.name!r} was resized while it was in flight, or to fewer bytes than the "
+                "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
     kind = fuse_key(work.entries[0].request)[0]
     assert isinstance(kind, Kind)

@@ -214,7 +214,7 @@ class InFlight:
 
     def finish(self, entries: Sequence[Entry], error: HvdError | None = None) -> None:
         """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them. For our threads only."""
-        with_memory = []
+        freed = []  # without the lock: whatever is freed may take its time, or submit
         with self._lock:
             by_name = self._by_name
             for entry in entries:
@@ -224,12 +224,14 @@ class InFlight:
                 del by_name[name]
                 entry.error = error
                 entry.is_done = True
-                if entry.owner is not None or entry.allocate is not None:
-                    with_memory.append(entry)
-        for entry in with_memory:  # without the lock: whatever is freed here may take its time, or submit
-            entry.owner = entry.allocate = None
+                freed.append(entry.owner)
+                entry.owner = None
+                if entry.allocate is not None:
+                    freed.append(entry.allocate)
+                    entry.allocate = None
+        freed.clear()
         if self._waiters:  # looked at after `is_done` was set, while those who come to wait look the other way round
-            self._release(entries)
+            self._release([handle for handle in list(self._waiters) if handle.is_done])  # few: one for each thread
         if self._behind:
             self._wake()
 

@@ -20,7 +20,8 @@ from hvdlite.core.dtypes import DType, ElementType, Opaque, added_as
 from hvdlite.ops.numbers import array_of
 
 _DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_PLAIN = frozenset({_Tensor, _Parameter})
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -35,7 +36,9 @@ class TensorAdapter:
 
     def buffer(self, tensor: torch.Tensor, is_written: bool = False) -> Buffer:
         try:
-            if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            kind = type(tensor)
+            is_plain = kind is _Tensor or kind is _Parameter
+            if is_plain and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
                 dtype, address = _DTYPES[tensor.dtype], tensor.data_ptr()
                 # Without an address it has no elements, or no memory; no element is longer than 8 bytes.
                 if address and not (address & 7 and address % dtype.itemsize):

@@ -69,7 +69,8 @@ def test_a_resized_storage_is_an_error_that_names_the_tensor_on_all_ranks() -> N
     assert len(own) > 20
     for case, text in own.items():
         assert "the storage of tensor 't" in text, case
-        assert "was resized while it was in flight; synchronize its handle before resize_()" in text, case
+        assert "was resized while it was in flight, or " in text, case
+        assert "synchronize its handle before resize_()" in text, case
     for case, text in others.items():
         assert "rank 0" in text, case
         assert "the storage of tensor 't" in text, case
@@ -112,6 +113,34 @@ def _set() -> str:
 
 def test_after_set_the_collective_has_the_storage_that_was_submitted() -> None:
     assert [outcome.result() for outcome in process_ranks(2, _set, server=TORCH)] == ["right"] * 2
+
+
+def _cut_between_calls() -> dict[str, str]:
+    """What each rank reads of a tensor that is known by its name, and of which rank 0 has cut the storage since."""
+    texts = {}
+    for form in FORMS:
+        for offset in (0, 8):
+            hvd.init()
+            tensor = torch.ones(ELEMENTS + offset)[offset:]
+            for _ in range(2):
+                hvd.synchronize(FORMS[form](tensor))
+            if hvd.rank() == 0:
+                tensor.untyped_storage().resize_(64)
+            try:
+                hvd.synchronize(FORMS[form](tensor))
+                texts[f"{form}, {offset}"] = "no error"
+            except hvd.HorovodInternalError as error:
+                texts[f"{form}, {offset}"] = str(error)
+            hvd.shutdown()
+    return texts
+
+
+def test_a_storage_that_was_cut_between_calls_is_not_read_beyond_its_end() -> None:
+    for texts in (outcome.result() for outcome in process_ranks(2, _cut_between_calls, server=TORCH)):
+        assert len(texts) == 2 * len(FORMS)
+        for case, text in texts.items():
+            assert "rank 0" in text or "the storage of tensor" in text, case
+            assert "or to fewer bytes than the tensor has" in text, case
 
 
 def test_what_is_done_may_be_resized() -> None:
