@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Final
 
 from hvdlite.rendezvous.entrance import Entrance
+from hvdlite.rendezvous.listening import listen_at
 
 from . import probe_greeting as greeting
 
@@ -183,15 +184,10 @@ def _converse(token: bytes, host: int) -> Conversation:
 
 def _listen(address: str, ports: range | None) -> Entrance:
     """Listens on the first free port. Raises OSError if there is none."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports or (0,):
-        door = socket.socket(family, socket.SOCK_STREAM)
         try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind((address, port))
-            return Entrance(door)
+            return listen_at(address, port)
         except OSError as error:
-            door.close()
             if error.errno != errno.EADDRINUSE:
                 raise
     told = f"ports {ports[0]}-{ports[-1]}" if ports else "its ports"
