@@ -5,6 +5,7 @@ A submit costs an entry, one lock, and one wake-up for a burst; no byte is copie
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -161,13 +162,13 @@ def entry_of(
         if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         checked = _checked(reduction, kind, dtype)
-        text, is_given = named(group, kind, name)
-        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length)
-        nbytes = request.nbytes
+        nbytes = math.prod(shape) * dtype.itemsize
         if not holds(owner, address, nbytes):
             raise ValueError(
                 f"the tensor has {nbytes} bytes, but its storage was resized to fewer; pass tensor.clone()"
             )
+        text, is_given = named(group, kind, name)  # last: a call that is refused here takes no automatic name
+        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
 
 

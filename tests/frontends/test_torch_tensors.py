@@ -24,6 +24,14 @@ def a_storage_that_was_cut_is_refused() -> None:
 
 
 @scenario
+def a_call_that_is_refused_on_one_rank_takes_no_automatic_name() -> None:
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="storage was resized to fewer"):
+            hvd.allreduce(resized(0, 8))
+    assert hvd.allreduce(torch.ones(8), op=hvd.Sum).tolist() == [hvd.size()] * 8
+
+
+@scenario
 def a_distributed_parameter_is_refused_when_its_optimizer_is_wrapped() -> None:
     for how in ("fully_shard", "shard", "replicate"):
         parameter = distributed(torch.ones(2, 2), how)
