@@ -3,8 +3,9 @@
 They are pickled by name where that is possible, because ranks run the same program: then a class is the same one on all
 of them. What has no name, such as a lambda, is pickled by value, which takes the package cloudpickle on every rank.
 
-An object travels as two collectives, the length of its pickle and then the pickle. It is unpickled only from bytes that
-came over this job's own data plane: from a process that holds the job's key and runs the user's program already.
+An object travels as two collectives, the length of its pickle and then the pickle (`hvdlite.runtime.parts`). It is
+unpickled only from bytes that came over this job's own data plane: from a process that holds the job's key and runs the
+user's program already.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from hvdlite.by_value import UNPICKLABLE, dump_by_value
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.errors import HorovodInternalError
-from hvdlite.ops import arrays
+from hvdlite.ops import arrays, group_of, synchronize
 from hvdlite.session import rank
 
 _FAILED = -1  # sent instead of a length, so that the other ranks raise and do not wait for bytes that never come
@@ -33,28 +34,41 @@ def broadcast_object(
     A lambda, or what is defined inside a function, takes the package cloudpickle. Raises ValueError on the root for an
     object that cannot be pickled, or what its own methods raised, and then HorovodInternalError on the other ranks.
     """
-    return broadcast_with(_dumps, _loads, obj, root_rank, name, process_set)
+    data, is_own = broadcast_bytes(lambda: _dumps(obj), root_rank, name, process_set)
+    return obj if is_own else _loads(data)
 
 
-def broadcast_with(
-    dumps: Callable[[Any], bytes],
-    loads: Callable[[Any], Any],
-    obj: Any,
+def broadcast_bytes(
+    dumps: Callable[[], bytes],
     root_rank: int,
     name: str | None,
     process_set: ProcessSet,
-) -> Any:
-    """`broadcast_object` with another way to pickle: ``dumps`` is called on the root and ``loads`` elsewhere."""
-    is_root = rank() == root_rank
-    data, failure = _pickled(obj, dumps) if is_root else (_NO_BYTES, None)
-    length = arrays.broadcast_(_length(data, failure), root_rank, _part(name, "length"), process_set).item()
+    and_then: Callable[[memoryview], None] = lambda _: None,
+) -> tuple[memoryview, bool]:
+    """The bytes that ``dumps`` returns on the root, and whether this rank is that.
+
+    ``and_then`` is called with them, and may go on with collectives. An interrupt does not keep it from that, so it may
+    run in another thread.
+    """
+    is_root, group = rank() == root_rank, group_of(process_set)
+    data, failure = _pickled(dumps) if is_root else (_NO_BYTES, None)
+    first = arrays.broadcast_part("length", length := _length(data, failure), root_rank, name, group)
+
+    def rest() -> npt.NDArray[np.uint8]:
+        synchronize(first)
+        if length.item() == _FAILED:
+            return _NO_BYTES
+        received = data if is_root else np.empty(length.item(), np.uint8)
+        synchronize(group.submit(arrays.broadcast_part("pickle", received, root_rank, name, group), will_wait=True))
+        and_then(received.data)
+        return received
+
+    received = group.run_parts(first, rest)
     if failure is not None:
         raise failure
-    if length == _FAILED:
+    if length.item() == _FAILED:
         raise HorovodInternalError(f"rank {root_rank} could not pickle its object for a broadcast; see its error")
-    received = data if is_root else np.empty(length, np.uint8)
-    arrays.broadcast_(received, root_rank, _part(name, "pickle"), process_set)
-    return obj if is_root else loads(received.data)
+    return received.data, is_root
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -63,8 +77,18 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Raises as `broadcast_object` does: ValueError on the rank whose object cannot be pickled, HorovodInternalError on
     the others.
     """
-    data, failure = _pickled(obj)
-    lengths = arrays.allgather(_length(data, failure), _part(name, "length"), process_set)
+    group = group_of(process_set)
+    data, failure = _pickled(lambda: _dumps(obj))
+    first = arrays.allgather_part("length", _length(data, failure), name, group)
+
+    def rest() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        lengths = synchronize(first)
+        if _FAILED in lengths:
+            return lengths, _NO_BYTES
+        pickles = group.submit(arrays.allgather_part("pickle", data, name, group), will_wait=True)
+        return lengths, synchronize(pickles)
+
+    lengths, gathered = group.run_parts(first, rest)
     if failure is not None:
         raise failure
     if _FAILED in lengths:
@@ -72,7 +96,6 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         raise HorovodInternalError(
             f"ranks {failed} could not pickle their objects for allgather_object; see their errors"
         )
-    gathered = arrays.allgather(data, _part(name, "pickle"), process_set)
     return [_loads(part.data) for part in np.split(gathered, np.cumsum(lengths)[:-1])]
 
 
@@ -97,16 +120,12 @@ def _loads(data: Any) -> Any:
         ) from error
 
 
-def _pickled(obj: Any, dumps: Callable[[Any], bytes] = _dumps) -> tuple[npt.NDArray[np.uint8], Exception | None]:
+def _pickled(dumps: Callable[[], bytes]) -> tuple[npt.NDArray[np.uint8], Exception | None]:
     try:
-        return np.frombuffer(bytearray(dumps(obj)), np.uint8), None
+        return np.frombuffer(bytearray(dumps()), np.uint8), None
     except Exception as error:  # an object's own __reduce__ may raise anything, and the other ranks must hear of it
         return _NO_BYTES, error
 
 
 def _length(data: npt.NDArray[np.uint8], failure: Exception | None) -> npt.NDArray[np.int64]:
     return np.array([data.size if failure is None else _FAILED], np.int64)
-
-
-def _part(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"

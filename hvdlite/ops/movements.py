@@ -13,7 +13,7 @@ from hvdlite.core.messages import Kind
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.core.rows import even_splits
 from hvdlite.ops.calls import UNCHANGED, Calls, Draft, DraftInGroup, entry_of, group_of, index_in, named, whole_number
-from hvdlite.ops.handles import GroupHandle
+from hvdlite.ops.handles import GroupHandle, synchronize_all
 from hvdlite.runtime.group import Group
 
 T = TypeVar("T")
@@ -89,6 +89,23 @@ class Movements(Calls[T]):
         """Starts `broadcast_` and returns its handle."""
         group = group_of(process_set)
         return group.submit(self._broadcast(group, root_rank, True)(name, tensor))
+
+    def broadcast_all_(
+        self, named: Sequence[tuple[str, T]], root_rank: int, process_set: ProcessSet = global_process_set
+    ) -> list[T]:
+        """`broadcast_` of several tensors, each under its own name. An interrupt finds all of them submitted, or none.
+
+        Raises ValueError for a tensor or a name that cannot be; then none is.
+        """
+        group = group_of(process_set)
+        draft, entries = self._broadcast(group, root_rank, True), []
+        for name, tensor in named:
+            try:
+                entries.append(draft(name, tensor))
+            except ValueError as error:
+                raise ValueError(f"cannot broadcast {name!r}: {error}") from error
+        group.submit_all(entries, will_wait=True)
+        return synchronize_all(entries)
 
     # ---- alltoall
 
@@ -191,6 +208,16 @@ class Movements(Calls[T]):
         """Starts `recv_` and returns its handle."""
         return self._start_recv(tensor, rank, True, name, process_set)
 
+    # ---- parts of calls (`hvdlite.framework`)
+
+    def allgather_part(self, part: str, tensor: T, name: str | None, group: Group) -> Entry:
+        """The entry of an `allgather` that is one part of a call of this ``name``."""
+        return _part_of_call(group, Kind.ALLGATHER, name, part, self._allgather(group)("", tensor, 0))
+
+    def broadcast_part(self, part: str, tensor: T, root_rank: int, name: str | None, group: Group) -> Entry:
+        """The entry of a `broadcast_` that is one part of a call of this ``name``."""
+        return _part_of_call(group, Kind.BROADCAST, name, part, self._broadcast(group, root_rank, True)("", tensor))
+
     # ---- one tensor's part in each
 
     def _allgather(self, group: Group) -> DraftInGroup[T]:
@@ -292,6 +319,13 @@ class Movements(Calls[T]):
         entry.rename(f"{given} from {pair[0]} to {pair[1]}", is_cacheable=False)
         entry.request = entry.request._replace(root=sender, peer=receiver)
         return group.submit(entry, will_wait)
+
+
+def _part_of_call(group: Group, kind: Kind, name: str | None, part: str, entry: Entry) -> Entry:
+    """``entry`` under its name. Each part is counted by itself: that of an interrupted call may come late."""
+    given, is_given = named(group, kind, name, part)
+    entry.rename(f"{given}.{part}", is_given)
+    return entry
 
 
 def _checked_splits(splits: Any, rows: int, size: int) -> tuple[int, ...]:

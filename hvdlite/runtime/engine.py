@@ -27,6 +27,7 @@ from hvdlite.runtime.coordinator import Coordinator
 from hvdlite.runtime.deputy import Deputy
 from hvdlite.runtime.executor import Executor
 from hvdlite.runtime.inflight import InFlight
+from hvdlite.runtime.parts import Parts
 from hvdlite.runtime.wake import Wake
 from hvdlite.settings import Settings
 
@@ -48,8 +49,8 @@ class _Driver:
 class Engine:
     """A rank's threads in one group and the state that they share, until `shut_down`.
 
-    ``submit``, ``submit_all``, ``interrupted`` and ``burst`` are those of `InFlight`. ``known`` has what the cache
-    knows of each name.
+    ``submit``, ``submit_all``, ``interrupted`` and ``burst`` are those of `InFlight`, and ``run_parts`` is
+    `Parts.run`. ``known`` has what the cache knows of each name.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class Engine:
         self._driving = threading.Lock()
         self._driver = _Driver()
         self._deputy = Deputy(self._in_flight, self._wait, self._inbox.wake.set)
+        self._parts = Parts(self._in_flight, self.wait)
+        self.run_parts = self._parts.run
         self._main_thread = threading.main_thread().ident
         self._turns = 0
         self._watches: list[None] = []  # one for each `watching_peers`
@@ -149,6 +152,7 @@ class Engine:
             self._plane.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
             self._executor.close(time.monotonic() + 1)
         self._stop()
+        self._parts.stop(_STOP_S)
         with self._driving:  # whoever drives sees its handle end
             self._connections.close()
             self._driver.wake.close()

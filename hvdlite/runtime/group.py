@@ -26,7 +26,7 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit``, ``submit_all``, ``interrupted``, ``burst``, ``wait`` and ``known`` are the engine's.
+    ``submit``, ``submit_all``, ``interrupted``, ``burst``, ``run_parts``, ``wait`` and ``known`` are the engine's.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
@@ -38,6 +38,7 @@ class Group:
         self.submit_all = engine.submit_all
         self.interrupted = engine.interrupted
         self.burst = engine.burst
+        self.run_parts = engine.run_parts
         self.wait = engine.wait
         self.known = engine.known
         self._index_of = {member: index for index, member in enumerate(self.ranks)}

@@ -133,13 +133,16 @@ class InFlight:
         first = next(iter(entries), None)
         if first is None:
             return
-        # In the order in which an entry moves on.
-        if any(first in call for call in self._behind) or first in self._new or first.was_taken_up:
+        if self._has(first):
             for entry in entries:
                 entry.caller = threading.get_ident()
         else:
             self._withdraw(entries)
         self._wake()
+
+    def _has(self, entry: Entry) -> bool:
+        """Whether ``entry`` was submitted, looking in the order in which an entry moves on."""
+        return any(entry in call for call in self._behind) or entry in self._new or entry.was_taken_up
 
     def _refusal(self, name: str = "") -> HvdError | DuplicateName:
         if self._error is not None:
@@ -270,6 +273,11 @@ class InFlight:
             self._release((handle,))  # whoever finished it may have looked before
             return False
         return True
+
+    def forget(self, entry: Entry) -> None:
+        """Takes back each `watch` of ``entry``, if it was not submitted."""
+        if not self._has(entry):
+            self._waiters.pop(entry, None)
 
     def wait(self, handle: Handle) -> None:
         """Sleeps until ``handle`` is done. Not for the main thread, which must see signals."""

@@ -84,13 +84,14 @@ class UnixLink(ControlLink):
                 else:
                     guest.close()
         except TimeoutError:
-            link.close()
             late = ", ".join(map(str, sorted(missing)))
             raise HorovodInternalError(
                 f"rank(s) {late} did not connect to rank {settings.rank} in time; see their output"
             ) from None
         finally:
             guests.close()
+            if missing:
+                link.close()
         return link
 
     @classmethod

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from hvdlite.compat import stands_for_horovod
-from hvdlite.core.handle import Handle
 from hvdlite.core.process_set import ProcessSet, global_process_set
-from hvdlite.framework import broadcast_with
-from hvdlite.ops import synchronize_all
+from hvdlite.framework import broadcast_bytes
 from hvdlite.session import rank
 from hvdlite.torch.adapter import dense, expanded
 from hvdlite.torch.tensors import collectives
@@ -52,17 +50,18 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
     leaves_zeros = stands_for_horovod() and not optimizer.state_dict()["state"]
+    state = optimizer.state_dict() if rank() == root_rank else None
     tensors: list[torch.Tensor] = []
-    state = broadcast_with(
-        lambda state: _dump(state, tensors),
-        lambda data: _load(data, tensors),
-        optimizer.state_dict() if rank() == root_rank else None,
-        root_rank,
-        "optimizer_state",
-        process_set,
-    )
-    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
-    _broadcast_all(named, root_rank, process_set)
+
+    def broadcast_tensors(data: memoryview) -> None:
+        nonlocal state
+        if state is None:
+            state = _load(data, tensors)
+        named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+        _broadcast_all(named, root_rank, process_set)
+
+    broadcast_bytes(lambda: _dump(state, tensors), root_rank, "optimizer_state", process_set, broadcast_tensors)
+    assert state is not None
     optimizer.load_state_dict(state)
     if leaves_zeros:
         _zero_gradients(optimizer, model)
@@ -98,14 +97,10 @@ def _named(params: Any) -> list[Named]:
 
 @torch.no_grad()
 def _broadcast_all(tensors: list[Named], root_rank: int, process_set: ProcessSet) -> None:
-    handles: list[Handle] = []
-    try:
-        for name, tensor in tensors:
-            handles.append(collectives.broadcast_async_(dense(tensor), root_rank, name, process_set))
-    except ValueError as error:
-        synchronize_all(handles)
-        raise ValueError(f"cannot broadcast {name!r}: {error}") from error
-    for (_, tensor), received in zip(tensors, synchronize_all(handles), strict=True):
+    received_all = collectives.broadcast_all_(
+        [(name, dense(tensor)) for name, tensor in tensors], root_rank, process_set
+    )
+    for (_, tensor), received in zip(tensors, received_all, strict=True):
         if received is not tensor:
             _overwrite(tensor, received)
 
@@ -136,7 +131,7 @@ def _dump(state: Any, tensors: list[torch.Tensor]) -> bytes:
     return stream.getvalue()
 
 
-def _load(data: bytes, tensors: list[torch.Tensor]) -> Any:
+def _load(data: memoryview, tensors: list[torch.Tensor]) -> Any:
     """The state that was dumped, with empty tensors, which are appended to ``tensors`` in the same order."""
 
     class Unpickler(pickle.Unpickler):

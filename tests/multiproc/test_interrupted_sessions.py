@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
+import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ import pytest
 
 import hvdlite as hvd
 from tests.harness import process_ranks
-from tests.harness.interrupts import At, Interrupt, raise_interrupt
+from tests.harness.alarms import raise_in_a_wait
+from tests.harness.interrupts import At, Interrupt, is_ours, raise_interrupt
 from tests.harness.leaks import holdings, left_since
 
 _EVERY = 23  # bytecode, in all runs; all of them are for `make test-faults`
@@ -81,6 +85,107 @@ def _init_and_shutdown() -> None:
     hvd.init()
     _use()
     hvd.shutdown()
+
+
+class _InTheThread:
+    """A context in which the main thread is interrupted when the thread of ``init`` comes to its line ``number``."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self._was_raised = threading.Event()
+        self.where = ""
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGUSR1, self._raise)
+        threading.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        threading.settrace(None)  # type: ignore[arg-type]
+
+    def _raise(self, *_: Any) -> None:
+        self._was_raised.set()
+        raise Interrupt
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if threading.current_thread().name != "hvdlite-apart" or not is_ours(frame):
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == -1:
+                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                self._was_raised.wait()
+        return self._trace
+
+
+def _meet(is_last: bool) -> bool:
+    """Whether all ranks say that it is the last time. Calls ``init`` until a session has worked."""
+    while True:
+        try:
+            hvd.init()
+            are_last = bool(hvd.allreduce(np.array([is_last]), op=hvd.Min)[0])
+        except hvd.HorovodInternalError:
+            hvd.shutdown()
+        else:
+            hvd.shutdown()
+            return are_last
+
+
+def _while_it_connects(interrupted: int, step: int) -> list[str]:
+    before = _warm_up()
+    number, places, is_last = step // 2, [], False
+    while not is_last:
+        at = _InTheThread(number)
+        if _own_rank() == interrupted:
+            with contextlib.suppress(hvd.HorovodInternalError, Interrupt), at:
+                hvd.init()
+            assert hvd.is_initialized() != bool(at.where), at.where
+            if at.where:
+                gc.collect()
+                assert left_since(before) == [], at.where
+                places.append(at.where)
+        is_last = _meet(_own_rank() != interrupted or not at.where)
+        number += step
+    gc.collect()
+    assert left_since(before) == []
+    return places
+
+
+def _own_rank() -> int:
+    return int(os.environ["HVDLITE_RANK"])
+
+
+_WAYS: dict[str, dict[str, str]] = {
+    "shm": {},
+    "ring": {"HVDLITE_PLANE": "ring"},
+    "hosts": {"HVDLITE_HOSTID": "of each"},
+    "engine": {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": ""},
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_init_that_is_interrupted_while_ranks_connect_is_called_again(interrupted: int, way: str) -> None:
+    environ = {**_WAYS[way], "HVDLITE_START_TIMEOUT": "20"}  # what ends the wait for who gave up while ranks connect
+    hosts = {rank: {"HVDLITE_HOSTID": f"host {rank}"} for rank in range(2)} if way == "hosts" else None
+    outcomes = process_ranks(2, _while_it_connects, interrupted, 61, environ=environ, environ_by_rank=hosts)
+    assert len(outcomes[interrupted].result()) > 3
+
+
+def _waits_in_vain(error: type[BaseException]) -> None:
+    if _own_rank() == 0:
+        raise_in_a_wait(error, 0.1)
+        with pytest.raises(error) as caught:
+            hvd.init()
+        assert type(caught.value) is error
+        assert not hvd.is_initialized()
+
+
+@pytest.mark.parametrize("error", [ValueError, TimeoutError, ConnectionError, KeyboardInterrupt])
+def test_what_a_handler_raises_in_init_passes_as_it_is(error: type[BaseException]) -> None:
+    for outcome in process_ranks(2, _waits_in_vain, error):
+        outcome.result()
 
 
 @pytest.mark.parametrize("step", [_EVERY, pytest.param(1, marks=pytest.mark.faults)])
