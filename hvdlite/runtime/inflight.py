@@ -274,7 +274,7 @@ class InFlight:
             return False
         return True
 
-    def forget(self, entry: Entry) -> None:
+    def unwatch(self, entry: Entry) -> None:
         """Takes back each `watch` of ``entry``, if it was not submitted."""
         if not self._has(entry):
             self._waiters.pop(entry, None)

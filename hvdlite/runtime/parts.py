@@ -46,7 +46,7 @@ class Parts:
             self._in_flight.watch(first, later)
             self._in_flight.submit(first, will_wait=True)
         except BaseException:
-            self._in_flight.forget(first)
+            self._in_flight.unwatch(first)
             raise
         self._wait(first)
         while not is_seen(later.is_over):
