@@ -18,6 +18,7 @@ _STOPS = """
 import os, signal
 import numpy as np
 import hvdlite as hvd
+from hvdlite import cards
 from hvdlite.rendezvous import client
 
 def stop():
@@ -31,7 +32,7 @@ def stop_and_exchange(*arguments, exchange=client.exchange, **options):
 
 if {round} < 0:
     stop()
-hvd.session.exchange = stop_and_exchange
+cards.exchange = stop_and_exchange
 hvd.init()
 assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == 3
 """
