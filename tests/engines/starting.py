@@ -54,8 +54,8 @@ def start(command: Sequence[str], environ: Mapping[str, str] | None = None) -> s
     )
 
 
-def lines(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[list[dict[str, Any]], str]:
-    """What the ranks wrote, sorted, and all of stderr, once the job has ended. It is killed at the deadline."""
+def outputs(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[str, str]:
+    """All of stdout and stderr, once the job has ended. It is killed at the deadline."""
     try:
         out, err = job.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -63,6 +63,12 @@ def lines(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[list[di
         out, err = job.communicate()
         raise AssertionError(f"{job.args} did not end\n{out}\n{err}") from None
     assert (job.returncode == 0) == succeeds, f"{job.args} ended with code {job.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def lines(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[list[dict[str, Any]], str]:
+    """What the ranks wrote, sorted, and all of stderr, once the job has ended."""
+    out, err = outputs(job, succeeds=succeeds)
     told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return sorted(told, key=str), err
 
