@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ _OF_THE_USER: Final = (
     LaunchError,
     KeyboardInterrupt,
 )
-_OURS: Final = str(Path(__file__).resolve().parent) + "/"
+_OURS: Final = os.path.dirname(__file__) + "/"  # as code objects have it: a link on the way stays one
 _PROGRAMS: Final = _OURS + "bench/"  # called by nobody
 _STANDARD: Final = os.path.dirname(os.__file__) + "/"
 _INSTALLED: Final = (_STANDARD + "site-packages/", _STANDARD + "dist-packages/")

@@ -12,16 +12,16 @@ Where torch cannot mark what is below (before 2.7), frames of our own are left a
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
 import torch
 
 _PACKAGE: Final = __name__.partition(".")[0]
-_FOLDER: Final = f"{Path(__file__).resolve().parents[1]}/"
+_FOLDER: Final = os.path.dirname(os.path.dirname(__file__)) + "/"  # as code objects have it, with links
 _TRACED: Final = f"{_FOLDER}torch/compiled.py"  # which is written for dynamo
 _REASON: Final = "hvdlite's own code runs outside of graphs; see its docs/compile.md"
 
