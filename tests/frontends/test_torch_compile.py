@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import hvdlite
 import hvdlite.torch as hvd
 from tests.frontends.tracing import probe
 from tests.harness import process_ranks
@@ -326,6 +327,13 @@ TABLE: dict[str, Function] = {
 }
 """A use of each name, of a vector of four numbers."""
 
+OF_NUMPY: dict[str, Function] = {
+    "numpy's allreduce": lambda x: torch.as_tensor(hvdlite.allreduce((x * (1 + hvd.rank())).numpy())) + 1,
+    "numpy's allgather_async": lambda x: hvdlite.synchronize(hvdlite.allgather_async(x.numpy()[: 1 + hvd.rank()])),
+    "numpy's grouped_allreduce_": lambda x: hvdlite.grouped_allreduce_([x.numpy().copy()], name="array")[0] * 2,
+}
+"""Collectives of arrays, beside those of tensors."""
+USES = {**TABLE, **OF_NUMPY}
 
 PART = (
     "DistributedOptimizer",
@@ -345,7 +353,7 @@ def cells(names: Sequence[str]) -> tuple[int, dict[str, str]]:
     compiled = 0
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     for name in names:
-        function = TABLE[name]
+        function = USES[name]
         expected = outcome(function, x)
         torch._dynamo.reset()
         with probe() as traced:
@@ -380,7 +388,7 @@ def test_the_table_has_every_public_name() -> None:
     assert sorted(TABLE) == sorted(hvd.__all__)
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(2, [*TABLE]), (1, PART), (3, PART)], ids=["2", "1", "3"])
+@pytest.mark.parametrize(("ranks", "names"), [(2, [*USES]), (1, PART), (3, PART)], ids=["2", "1", "3"])
 def test_every_public_name_with_graph_breaks(ranks: int, names: Sequence[str]) -> None:
     for rank in process_ranks(ranks, cells, names, server=TORCH):
         compiled, wrong = rank.result()
