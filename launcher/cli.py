@@ -114,7 +114,14 @@ def hvdrun(
             plan = plan.meeting_at(server.address)
             on_failure: FailureReport | None = click.get_current_context().obj
             return execute(
-                plan, agents, screen, logs, readers=readers, is_verbose=output.is_verbose, on_failure=on_failure
+                plan,
+                agents,
+                screen,
+                logs,
+                readers=readers,
+                grace_s=job.grace_s,
+                is_verbose=output.is_verbose,
+                on_failure=on_failure,
             )
 
 

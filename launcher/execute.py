@@ -21,7 +21,7 @@ from .plan import Plan
 from .report import describe_failure
 from .screen import Screen
 from .sink import Sink
-from .supervisor import Action, Close, Destroy, Failure, Phase, Signal, Supervisor
+from .supervisor import GRACE_S, Action, Close, Destroy, Failure, Phase, Signal, Supervisor
 
 _READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
 _INTERRUPTED_PATIENCE_S: Final = 1.0
@@ -41,16 +41,17 @@ def execute(
     logs: Logs | None,
     *,
     readers: Collection[int] = (),
+    grace_s: float = GRACE_S,
     is_verbose: bool,
     on_failure: FailureReport | None = None,
 ) -> int:
     """Runs the job on ``agents``, one for each of its hosts, and returns hvdrun's exit code; all have ended then.
 
-    The ranks ``readers`` get what comes on stdin.
+    The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`.
     ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines, and
     returns whether the user is to be told here.
     """
-    return _Execution(plan, agents, screen, logs, readers, is_verbose, on_failure).run()
+    return _Execution(plan, agents, screen, logs, readers, grace_s, is_verbose, on_failure).run()
 
 
 class _Execution:
@@ -61,6 +62,7 @@ class _Execution:
         screen: Screen,
         logs: Logs | None,
         readers: Collection[int],
+        grace_s: float,
         is_verbose: bool,
         on_failure: FailureReport | None,
     ) -> None:
@@ -68,7 +70,7 @@ class _Execution:
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
         self._agents, self._loop = agents, agents.loop
         self._links = {host: agents.links[host] for host in plan.hosts}
-        self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic())
+        self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic(), grace_s)
         self._lease = Lease([link for link in self._links.values() if link.is_remote], time.monotonic())
         self._ranks = {host: frozenset(plan.ranks_on(host)) for host in plan.hosts}
         self._link_of = {rank: link for host, link in self._links.items() for rank in self._ranks[host]}

@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import Final
 
 INTERRUPT_GRACE_S: Final = 5.0  # between SIGINT and SIGTERM
-GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL
+GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL, if the user wants no other
 START_S: Final = 30.0  # for an agent to start its workers
 LAST_WAIT_S: Final = 2.0  # for processes to vanish after SIGKILL
 
@@ -98,10 +98,12 @@ class Failure:
 class Supervisor:
     """The state of one job. Every event takes ``now`` (monotonic, seconds) and returns the actions it calls for.
 
+    ``grace_s`` is the time between SIGTERM and SIGKILL for ranks that have not ended by themselves.
     Invariant: a deadline is set in every phase but FINISHED, and but RUNNING once all ranks have started.
     """
 
-    def __init__(self, host_by_rank: Mapping[int, str], now: float) -> None:
+    def __init__(self, host_by_rank: Mapping[int, str], now: float, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
         self._host_by_rank = dict(host_by_rank)
         self._alive = set(host_by_rank)
         self._awaited = set(host_by_rank)  # the ranks that have not started
@@ -215,8 +217,8 @@ class Supervisor:
         if not self._alive:
             # A shell that dies of Ctrl-C at once may leave a program that is still handling it.
             patience_s = GRACE_S if self.phase is Phase.INTERRUPTING else 0.0
-            self._enter(Phase.CLOSING, now + patience_s + GRACE_S + LAST_WAIT_S)
-            return [*(action for action in actions if isinstance(action, Destroy)), Close(patience_s)]
+            self._enter(Phase.CLOSING, now + patience_s + self._grace_s + LAST_WAIT_S)
+            return [*(action for action in actions if isinstance(action, Destroy)), Close(patience_s, self._grace_s)]
         return actions
 
     def _culprit(self, rank: int, ended_by: tuple[int, str] | None) -> Culprit | None:
@@ -234,7 +236,7 @@ class Supervisor:
         return known.culprit is not None and known.culprit.rank == end.rank and is_own and is_seen
 
     def _terminate(self, now: float) -> list[Action]:
-        self._enter(Phase.TERMINATING, now + GRACE_S)
+        self._enter(Phase.TERMINATING, now + self._grace_s)
         return [Signal(signal.SIGTERM)]
 
     def _kill(self, now: float) -> list[Action]:

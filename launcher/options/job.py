@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from ..supervisor import GRACE_S
 from .gather import gathered
 
 
@@ -23,6 +24,7 @@ class JobOptions:
     variables: tuple[str, ...]
     config_file: str | None
     reader: str
+    grace_s: float
     is_horovod: bool
 
     @property
@@ -77,6 +79,8 @@ _OF_JOB: Final = (
                  help="Read flags from a YAML file, as Horovod does."),
     click.option("--stdin", "reader", type=_reader, default="0", metavar="RANK|all|none",
                  help="Who reads hvdrun's stdin; rank 0 if nothing is said."),
+    click.option("--grace", "grace_s", type=click.FloatRange(0, 86400), default=GRACE_S, show_default=True,
+                 metavar="SECONDS", help="How long ranks have between SIGTERM and SIGKILL."),
     click.option("--horovod-compat", "is_horovod", is_flag=True,
                  help="In the workers 'import horovod' means hvdlite."),
 )  # fmt: skip

@@ -126,6 +126,16 @@ def test_ranks_that_ignore_sigterm_are_killed_after_five_seconds() -> None:
         assert time.monotonic() - begun > 4.5
 
 
+def test_ranks_get_as_long_after_sigterm_as_the_user_says() -> None:
+    """With no time at all they are killed; hvdrun does not wait for a long time to be over if they have ended."""
+    deaf, obedient = "trap '' TERM; echo ready; while :; do sleep 600; done", "echo ready; exec sleep 600"
+    for grace, program in (("0", deaf), (str(2 * PATIENCE_S), obedient)):
+        with started("--grace", grace, "-np", "1", "sh", "-c", program) as process:
+            wait_for_ready(process, 1)
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 143
+
+
 def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     with started(*family(tmp_path, 2)) as process:
         wait_for_ready(process, 2)

@@ -55,6 +55,16 @@ def test_the_first_failure_ends_the_others_and_decides_the_code() -> None:
     assert (supervisor.failure.rank, supervisor.failure.reason) == (1, "ended with code 7")
 
 
+def test_the_user_says_how_long_ranks_have_after_sigterm() -> None:
+    supervisor = Supervisor({0: "here", 1: "here"}, now=0.0, grace_s=25.0)
+    for rank in range(2):
+        supervisor.started(rank)
+    assert supervisor.interrupted(signal.SIGTERM, now=1.0) == [TERM]
+    assert supervisor.tick(25.9) == []
+    assert supervisor.exited(0, 10, 0, time=26.0, now=26.0) == []
+    assert supervisor.exited(1, 11, 0, time=26.0, now=26.0) == [Close(grace_s=25.0)]
+
+
 def test_a_signal_is_128_and_its_number() -> None:
     supervisor = job(*HERE[:1])
     supervisor.exited(0, 10, -signal.SIGSEGV, time=1.0, now=1.0)
