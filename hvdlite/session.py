@@ -31,6 +31,7 @@ from hvdlite.runtime.descriptors import check_descriptors
 from hvdlite.runtime.engine import Engine
 from hvdlite.runtime.lookout import looking_out
 from hvdlite.settings import Settings, doubt_about_size
+from hvdlite.untraced import leave_out_all
 
 _EXIT_S = 1.0
 _GIVING_UP_S = 5.0  # for an `init` that was interrupted: some tenths of a second, if the machine is not busy
@@ -171,6 +172,7 @@ def _begin(settings: Settings, interruption: Interruption) -> None:
     _begun += 1
     if _begun == 1:
         atexit.register(_at_exit)
+        leave_out_all()
     if settings.size == 1 and _begun == 1 and (doubt := doubt_about_size()):
         logger.warning("%s", doubt)
     logger.info(

@@ -60,7 +60,7 @@ from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.torch.tensors import collectives as _collectives
-from hvdlite.torch.untraced import leave_out_all as _leave_out_all
+from hvdlite.untraced import leave_out_all as _leave_out_all
 
 allgather = _collectives.allgather
 allgather_async = _collectives.allgather_async

@@ -17,7 +17,7 @@ from hvdlite import ops, session
 from hvdlite.core.dtypes import Average
 from hvdlite.core.process_set import ProcessSet, global_process_set
 from hvdlite.torch.operators import AUTOMATIC_NAME_BYTES, HAS_OPERATORS, order
-from hvdlite.torch.untraced import outside_of_graphs
+from hvdlite.untraced import outside_of_graphs
 
 Class = TypeVar("Class", bound=type)
 

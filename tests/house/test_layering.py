@@ -14,7 +14,19 @@ FRONT_ENDS = {"torch", "tensorflow", "keras"}
 
 # A layer may import itself, where LOWEST does not forbid it, and any layer before it.
 LAYERS = [
-    {"errors", "settings", "log", "version", "builds", "by_value", "compat", "engines", "cgroups", "tracebacks"},
+    {
+        "errors",
+        "settings",
+        "log",
+        "version",
+        "builds",
+        "by_value",
+        "compat",
+        "engines",
+        "cgroups",
+        "tracebacks",
+        "untraced",
+    },
     {"core"},
     {"native"},
     {"dataplane", "rendezvous"},

@@ -7,6 +7,8 @@ that we call, unless the frame's code says to leave it and all that is below alo
 
 Both are marks that cost a call nothing, unlike ``torch.compiler.disable``, which wraps a function, and imports dynamo.
 Where torch cannot mark what is below (before 2.7), frames of our own are left alone, which have all the tensors.
+
+Nothing is imported here: a program that uses arrays only may have torch, or not.
 """
 
 from __future__ import annotations
@@ -18,10 +20,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
-import torch
-
 _PACKAGE: Final = __name__.partition(".")[0]
-_FOLDER: Final = os.path.dirname(os.path.dirname(__file__)) + "/"  # as code objects have it, with links
+_FOLDER: Final = os.path.dirname(__file__) + "/"  # as code objects have it, with links
 _TRACED: Final = f"{_FOLDER}torch/compiled.py"  # which is written for dynamo
 _REASON: Final = "hvdlite's own code runs outside of graphs; see its docs/compile.md"
 
@@ -40,8 +40,11 @@ def outside_of_graphs(function: Function) -> Function:
 
 
 def leave_out_all() -> None:
-    """Marks all functions and methods of this package that are loaded."""
-    skip, seen = _code_marker(), set[type]()
+    """Marks all functions and methods of this package that are loaded, if torch is."""
+    torch_c: Any = getattr(sys.modules.get("torch"), "_C", None)
+    if not hasattr(torch_c, "_dynamo"):
+        return
+    skip, seen = _code_marker(torch_c._dynamo.eval_frame), set[type]()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == _PACKAGE:
             for function in _functions_of(module, seen):
@@ -56,8 +59,7 @@ def _mark(function: Callable[..., Any]) -> None:
     function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
 
 
-def _code_marker() -> Callable[[CodeType], None]:
-    eval_frame: Any = torch._C._dynamo.eval_frame
+def _code_marker(eval_frame: Any) -> Callable[[CodeType], None]:
     if hasattr(eval_frame, "set_code_exec_strategy"):
         skip = eval_frame._FrameAction.SKIP
         strategy = eval_frame._FrameExecStrategy(skip, skip)
