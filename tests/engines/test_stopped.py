@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def hvdrun(*words: str) -> list[str]:
 def slurm(script: str, when: str) -> list[str]:
     """Three processes with the variables that srun sets for the tasks of a step; the shell ends with the last one."""
     step = f"SLURM_JOB_ID={os.getpid()} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=3"
-    task = f"SLURM_PROCID=$task SLURM_LOCALID=$task {sys.executable} {script} {when} &"
+    task = f"SLURM_PROCID=$task SLURM_LOCALID=$task {shlex.join([sys.executable, script, when])} &"
     return ["sh", "-c", f"export {step}; for task in 0 1 2; do {task} done; wait"]
 
 
@@ -64,7 +65,7 @@ STARTED_BY: dict[str, Callable[[str, str], list[str]]] = {
     "mpirun": lambda script, when: [*mpirun(3), script, when],
     "mpiexec": lambda script, when: [*mpiexec(3), script, when],
     "srun": slurm,
-    "bash": lambda script, when: hvdrun("bash", "-c", f"{sys.executable} {script} {when}; exit $?"),
+    "bash": lambda script, when: hvdrun("bash", "-c", f"{shlex.join([sys.executable, script, when])}; exit $?"),
     "launcher": lambda script, when: hvdrun(sys.executable, "-c", BEFORE, script, when),
 }
 CASES = [

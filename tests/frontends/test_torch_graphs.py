@@ -271,6 +271,8 @@ def in_order(backends: Collection[str]) -> None:
 def test_collectives_stay_in_order_none_is_dropped_and_equal_ones_stay_two(backends: list[str], tmp_path: Path) -> None:
     if "inductor" in backends and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler; install g++")
+    if "inductor" in backends and " " in torch.__file__:
+        pytest.skip("inductor needs torch in a folder without a space in its path")
     environ = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     for outcome in process_ranks(2, in_order, backends, server=TORCH, environ=environ):
         outcome.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -203,7 +204,7 @@ def shell() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 def test_in_the_background_it_is_not_stopped_and_reads_on_in_the_foreground(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import sys\nprint('ready')\nfor line in sys.stdin: print('got', line.strip())\nprint('end')\n")
-    line = " ".join([*COMMAND, "-np", "1", sys.executable, "-S", str(program)])
+    line = shlex.join([*COMMAND, "-np", "1", sys.executable, "-S", str(program)])
     with shell() as (_, terminal):
         read_until(terminal, lambda found: found.endswith(b"$ "))
         os.write(terminal, f"{line} &\n".encode())
