@@ -45,12 +45,12 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run all tests
 	@$(SAY) 'building and running the native tests with sanitizers: about a minute at first'
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about ten minutes on two cores'
+	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about a quarter of an hour on two cores'
 	$(RUN_TESTS)
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
 test-busy: $(VENV)/.for-development native ## run all tests while other processes keep the cores busy
-	@$(SAY) 'running all tests beside processes that keep the cores busy: about half an hour on two cores'
+	@$(SAY) 'running all tests beside processes that keep the cores busy: about 25 minutes on two cores'
 	$(BIN)/python -m tests.harness.load $(RUN_TESTS)
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
