@@ -36,7 +36,7 @@ IN_PLACE = object()
 class World:
     rank, size = int(os.environ["FAKE_RANK"]), int(os.environ["FAKE_SIZE"])
     def Barrier(self):
-        Path(__file__).with_name(f"pid.{self.rank}").write_text(str(os.getpid()))
+        pass
     def Allreduce(self, given, tensor):
         assert given is IN_PLACE
         from bench.pattern import pattern
@@ -44,6 +44,7 @@ class World:
             tensor[index::3] = sum(values)
         FAULT
 COMM_WORLD = World()
+Path(__file__).with_name(f"pid.{COMM_WORLD.rank}").write_text(str(os.getpid()))
 def Get_library_version():
     return "Fake MPI 1.0, built for tests"
 """
