@@ -1,7 +1,7 @@
 """Builds the native library and tags the wheel; everything else about the package is in setup.cfg.
 
 One custom step, `build_native`, is a sub-command of ``build``, so that ``pip install .``, ``pip install -e .``, wheels
-and ``setup.py build_native --inplace`` all run it. It turns ``native/{kernels,shm,ring}/*.cc`` into one shared library
+and ``setup.py build_native --inplace`` all run it. It turns ``native/{kernels,shm,ring}/**.cc`` into one shared library
 that links nothing but libc: it knows no Python, so one wheel serves every CPython. The wheel's platform tag is computed
 from the glibc symbols that the library really needs.
 """
@@ -24,7 +24,7 @@ from setuptools.command.bdist_wheel import bdist_wheel as BdistWheel
 from setuptools.command.build import build as Build
 
 LIBRARY = Path("hvdlite/_native/libhvdlite.so")
-SOURCES = sorted(source for part in ("kernels", "ring", "shm") for source in Path("native", part).glob("*.cc"))
+SOURCES = sorted(source for part in ("kernels", "ring", "shm") for source in Path("native", part).rglob("*.cc"))
 HEADERS = sorted(Path("native").glob("**/*.h"))
 CXXFLAGS = shlex.split(
     "-std=c++17 -O3 -g1 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -pthread "
@@ -62,7 +62,7 @@ class BuildNative(Command):
         # Objects of another compiler or of other flags are other files.
         recipe = hashlib.sha256(repr((compiler, CXXFLAGS)).encode()).hexdigest()[:12]
         folder = Path(str(self.build_base)) / f"native-{recipe}"
-        objects = {source: folder / f"{source.parent.name}-{source.stem}.o" for source in SOURCES}
+        objects = {source: folder / "-".join(source.with_suffix(".o").parts[1:]) for source in SOURCES}
         newest_header = max(map(_modified, HEADERS))
         stale = [source for source, made in objects.items() if _modified(made) < max(_modified(source), newest_header)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

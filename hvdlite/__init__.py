@@ -23,7 +23,6 @@ from hvdlite.builds import (
     rocm_built,
 )
 from hvdlite.compat import install_as_horovod
-from hvdlite.core.dtypes import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.errors import (
     DuplicateName,
     FunctionFailed,
@@ -37,7 +36,6 @@ from hvdlite.errors import (
     Stalled,
     WorkerFailed,
 )
-from hvdlite.framework import allgather_object, broadcast_object
 from hvdlite.ops import barrier, join, poll, synchronize
 from hvdlite.ops.arrays import (
     allgather,
@@ -76,6 +74,7 @@ from hvdlite.ops.arrays import (
     send_async,
 )
 from hvdlite.ops.memory import shared_empty
+from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvdlite.running import run
 from hvdlite.session import (
@@ -90,6 +89,7 @@ from hvdlite.session import (
     shutdown,
     size,
 )
+from hvdlite.tensors.dtypes import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.version import __version__
 
 __all__ = [

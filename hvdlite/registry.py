@@ -21,14 +21,14 @@ from typing import Any
 
 import zmq
 
-from hvdlite.core.ending import error_of
-from hvdlite.core.messages import ORDERLY, End, EndKind
-from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.engine.apart import Interruption, run_apart
+from hvdlite.engine.connecting import SWAPS, Connections, Connector
+from hvdlite.engine.engine import Engine
+from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError, HvdError, Mismatch
-from hvdlite.runtime.apart import Interruption, run_apart
-from hvdlite.runtime.connecting import SWAPS, Connections, Connector
-from hvdlite.runtime.engine import Engine
-from hvdlite.runtime.group import Group
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.negotiation.end_messages import error_of
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind
 
 
 class Registry:

@@ -12,24 +12,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hvdlite.cards import agreed_check, agreed_spin, card_of, placements, swapper
 from hvdlite.compat import stands_for_horovod
-from hvdlite.core.process_set import ProcessSet
-from hvdlite.core.topology import Placement
-from hvdlite.dataplane.arena import Arena
-from hvdlite.engines.presence import Presence
+from hvdlite.engine.apart import Interruption, run_apart
+from hvdlite.engine.connecting import Connector
+from hvdlite.engine.engine import Engine
 from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.launched_by.presence import Presence
 from hvdlite.log import configure, logger
+from hvdlite.members.process_set import ProcessSet
+from hvdlite.members.topology import Placement
+from hvdlite.net.descriptors import check_descriptors
+from hvdlite.net.giving_up import giving_up_when
+from hvdlite.planes.shm.arena import Arena
 from hvdlite.registry import Registry
+from hvdlite.rendezvous.cards import agreed_check, agreed_spin, card_of, placements, swapper
 from hvdlite.rendezvous.client import MeetingOver
 from hvdlite.rendezvous.coordinator import own_address
-from hvdlite.rendezvous.giving_up import giving_up_when
+from hvdlite.rendezvous.lookout import looking_out
 from hvdlite.rendezvous.meeting import meet
-from hvdlite.runtime.apart import Interruption, run_apart
-from hvdlite.runtime.connecting import Connector
-from hvdlite.runtime.descriptors import check_descriptors
-from hvdlite.runtime.engine import Engine
-from hvdlite.runtime.lookout import looking_out
 from hvdlite.settings import Settings, doubt_about_size
 from hvdlite.untraced import leave_out_all
 

@@ -3,7 +3,7 @@
 A setting called ``fusion_threshold`` is the variable ``HVDLITE_FUSION_THRESHOLD``. Where Horovod has the same knob,
 ``HOROVOD_FUSION_THRESHOLD`` is honoured too and the ``HVDLITE_`` name wins. Settings are read once per ``init``.
 ``hvdrun --settings`` and ``docs/settings.md`` print this table. Where hvdrun did not start the process, who it is comes
-from the variables of what did, see `hvdlite.engines`.
+from the variables of what did, see `hvdlite.launched_by`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hvdlite.engines.detect import detect, doubt
+from hvdlite.launched_by.detect import detect, doubt
 
 _MAX_FLOAT = 1e6  # seconds of eleven days: as good as no limit, and still a number of milliseconds that polls take
 _MAX_PORT = 65535

@@ -10,7 +10,7 @@ from typing import Final
 
 from hvdlite.version import __version__
 
-from .software import FRAMEWORKS, examine
+from .agent.software import FRAMEWORKS, examine
 
 _INSTRUCTIONS: Final = ("f16c", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "sse4_2", "asimd", "asimdhp")
 

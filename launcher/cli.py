@@ -22,12 +22,14 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.version import __version__
 
-from .agents import Agents
+from .agents.agents import Agents
 from .check_build import describe_build
 from .doctor.command import doctor
-from .execute import FailureReport, execute
 from .hosts import Host, is_local
-from .logs import Logs
+from .job.execute import FailureReport, execute
+from .job.logs import Logs
+from .job.plan import Plan, wanted_hosts
+from .job.preparation import Request, prepare, sketch
 from .network.attempts import HostsUnreached
 from .options.command import LaunchCommand, complete_command
 from .options.completion import completion
@@ -39,10 +41,8 @@ from .options.of_python import check_target
 from .options.program import check_meaning, check_not_a_host, check_order, check_program
 from .options.spelling import misspelt
 from .options.table import horovod_options, typed_flags
-from .plan import Plan, wanted_hosts
-from .preparation import Request, prepare, sketch
-from .report import describe_plan, describe_settings
-from .screen import Screen
+from .screen.report import describe_plan, describe_settings
+from .screen.screen import Screen
 from .spawners import ways_to
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)

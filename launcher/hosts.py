@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hvdlite.core.topology import MAX_RANKS
 from hvdlite.errors import BadHostSpec
+from hvdlite.members.topology import MAX_RANKS
 
 _RANGES: Final = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
 _SPEC: Final = re.compile(

@@ -25,10 +25,10 @@ from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
 from hvdlite.bench.systems import OTHERS, TensorType, open_systems
 from hvdlite.bench.targets import against_targets, ranks_with_targets
-from hvdlite.core.dtypes import DType
 from hvdlite.errors import HvdError
 from hvdlite.session import current
 from hvdlite.settings import Settings
+from hvdlite.tensors.dtypes import DType
 
 _DEFAULT_SIZES = "1K,256K,4M,16M,256M"
 _DTYPES = [str(dtype) for dtype in DType if dtype is not DType.BOOL]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite.core.dtypes import DType
+from hvdlite.tensors.dtypes import DType
 
 Tensor = Any  # a numpy array, or a torch tensor when torch takes part
 

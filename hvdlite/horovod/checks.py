@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from hvdlite import builds
-from hvdlite.core.dtypes import Average, Sum
+from hvdlite.tensors.dtypes import Average, Sum
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ makes an instance with its own adapter; `hvdlite.ops.arrays` is the one for nump
 from typing import TypeVar
 
 from hvdlite.ops.adapter import Adapter, Compressor
-from hvdlite.ops.calls import group_of
+from hvdlite.ops.exchanges import Movements
 from hvdlite.ops.handles import GroupHandle, poll, synchronize, synchronize_all
 from hvdlite.ops.meeting import barrier, join
-from hvdlite.ops.movements import Movements
 from hvdlite.ops.reductions import Reductions
+from hvdlite.ops.submit import group_of
 
 __all__ = [
     "Adapter",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from hvdlite.core.buffer import Buffer
+from hvdlite.tensors.buffer import Buffer
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.core.buffer import address_of, of_array
 from hvdlite.ops import Collectives
 from hvdlite.ops.numbers import array_of, as_it_was
+from hvdlite.tensors.buffer import address_of, of_array
 
 Array = npt.NDArray[Any]
 

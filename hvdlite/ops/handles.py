@@ -6,9 +6,9 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hvdlite.core.entry import Entry
-from hvdlite.core.handle import Handle
 from hvdlite.errors import HvdError
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.handle import Handle
 
 
 class GroupHandle:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
-from hvdlite.core.dtypes import from_numpy
 from hvdlite.session import shared_arena
+from hvdlite.tensors.dtypes import from_numpy
 
 
 def shared_empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from hvdlite.core.buffer import NotAnArray
-from hvdlite.core.dtypes import Average, Sum
-from hvdlite.core.entry import Converted, Entry
-from hvdlite.core.handle import Handle
-from hvdlite.core.messages import Kind
-from hvdlite.core.process_set import ProcessSet, global_process_set
-from hvdlite.core.rows import even_splits
+from hvdlite.engine.group import Group
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.negotiation.entry import Converted, Entry
+from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.messages import Kind
+from hvdlite.negotiation.rows import even_splits
 from hvdlite.ops.adapter import Compressor
-from hvdlite.ops.calls import Calls, Draft, DraftInGroup, Reduction, entry_of, group_of, index_in
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.ops.numbers import is_number
-from hvdlite.runtime.group import Group
+from hvdlite.ops.submit import Calls, Draft, DraftInGroup, Reduction, entry_of, group_of, index_in
+from hvdlite.tensors.buffer import NotAnArray
+from hvdlite.tensors.dtypes import Average, Sum
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.calls import NobodyThere, Unanswered, ask
+from hvdlite.net.calls import NobodyThere, Unanswered, ask
 from hvdlite.rendezvous.job import Job
 
 MAX_ROSTER_BYTES = 64 << 20

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.listening import listen_at
 from hvdlite.rendezvous.client import GRACE_S, Meeting
-from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import listen_at
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
 

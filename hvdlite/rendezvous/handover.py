@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.net.door import Door, knock
+from hvdlite.net.entrance import tells_users_apart
+from hvdlite.net.giving_up import seconds_until, wait_readable
+from hvdlite.net.hostid import network_namespace
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
-from hvdlite.rendezvous.door import Door, knock
-from hvdlite.rendezvous.entrance import tells_users_apart
-from hvdlite.rendezvous.giving_up import seconds_until, wait_readable
-from hvdlite.rendezvous.hostid import network_namespace
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings

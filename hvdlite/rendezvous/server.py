@@ -6,7 +6,7 @@ Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size",
 ``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of
 one passes first, or ``{"error": text}``. ``{"over": number}`` tells a rank that was interrupted just when all came
 together which was the last ``init`` in which they did. A rank that does not wait for its answer any more has not come.
-Questions and answers are JSON, capped, and travel as `hvdlite.rendezvous.calls`, which admit who has the job's key.
+Questions and answers are JSON, capped, and travel as `hvdlite.net.calls`, which admit who has the job's key.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from hvdlite.dataplane.streams import name_of
-from hvdlite.rendezvous.calls import Call, CallServer
+from hvdlite.net.calls import Call, CallServer
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.streams import name_of
 from hvdlite.rendezvous.client import ROUNDS_OF_INIT
-from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
 
 MAX_REQUEST_BYTES = 64 << 10

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NoReturn
 
-from hvdlite.dataplane.streams import name_of
 from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
-from hvdlite.rendezvous.calls import Call as Question
-from hvdlite.rendezvous.calls import CallServer
-from hvdlite.rendezvous.entrance import Entrance
+from hvdlite.net.calls import Call as Question
+from hvdlite.net.calls import CallServer
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.streams import name_of
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, preparation
 from hvdlite.running.worker import FAILURE, FETCH, JOB, RESULT, split

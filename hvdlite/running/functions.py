@@ -17,7 +17,7 @@ import pickle
 import sys
 from typing import Any, Final
 
-from hvdlite.by_value import UNPICKLABLE, dump_by_value
+from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value
 
 MAX_BYTES: Final = 8 << 30  # of one function with its arguments, and of one result; more belongs in files
 

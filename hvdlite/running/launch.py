@@ -17,10 +17,10 @@ from typing import Any
 import click
 
 from hvdlite.errors import LaunchError
+from hvdlite.launcher.agent.processes import die_with_parent
 from hvdlite.launcher.cli import hvdrun
+from hvdlite.launcher.job.supervisor import Failure
 from hvdlite.launcher.network.attempts import HostsUnreached
-from hvdlite.launcher.processes import die_with_parent
-from hvdlite.launcher.supervisor import Failure
 from hvdlite.running.worker import DELIVERED
 
 

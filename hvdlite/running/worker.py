@@ -14,7 +14,7 @@ import traceback
 from typing import Any, Final
 
 from hvdlite.errors import LaunchError
-from hvdlite.rendezvous.calls import Unanswered, ask
+from hvdlite.net.calls import Unanswered, ask
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, prepare
 from hvdlite.settings import Settings

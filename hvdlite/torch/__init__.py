@@ -49,17 +49,17 @@ from hvdlite import (
     size,
     synchronize,
 )
-from hvdlite.framework import allgather_object, broadcast_object
+from hvdlite.ops.objects import allgather_object, broadcast_object
 from hvdlite.torch.broadcasting import broadcast_optimizer_state, broadcast_parameters
-from hvdlite.torch.compiled import barrier
+from hvdlite.torch.collectives.compiled import barrier
+from hvdlite.torch.collectives.operators import HAS_OPERATORS as _HAS_OPERATORS
+from hvdlite.torch.collectives.operators import register as _register
+from hvdlite.torch.collectives.sparse import sparse_allreduce_async
+from hvdlite.torch.collectives.tensors import collectives as _collectives
 from hvdlite.torch.compression import Compression, Compressor
 from hvdlite.torch.memory import shared_empty
-from hvdlite.torch.operators import HAS_OPERATORS as _HAS_OPERATORS
-from hvdlite.torch.operators import register as _register
 from hvdlite.torch.optimizer import DistributedOptimizer
-from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
-from hvdlite.torch.tensors import collectives as _collectives
 from hvdlite.untraced import leave_out_all as _leave_out_all
 
 allgather = _collectives.allgather

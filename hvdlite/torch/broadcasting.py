@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from hvdlite.compat import stands_for_horovod
-from hvdlite.core.process_set import ProcessSet, global_process_set
-from hvdlite.framework import broadcast_bytes
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops.objects import broadcast_bytes
 from hvdlite.session import rank
-from hvdlite.torch.adapter import dense, expanded
-from hvdlite.torch.tensors import collectives
+from hvdlite.torch.collectives.adapter import dense, expanded
+from hvdlite.torch.collectives.tensors import collectives
 
 Named = tuple[str, torch.Tensor]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite.ops.memory import shared_bytes
-from hvdlite.torch.adapter import dtype_of
+from hvdlite.torch.collectives.adapter import dtype_of
 
 
 def shared_empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:

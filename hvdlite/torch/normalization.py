@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from hvdlite.core.dtypes import Sum
-from hvdlite.core.process_set import ProcessSet
+from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops import synchronize
-from hvdlite.torch.tensors import collectives
+from hvdlite.tensors.dtypes import Sum
+from hvdlite.torch.collectives.tensors import collectives
 
 
 class Moments(NamedTuple):

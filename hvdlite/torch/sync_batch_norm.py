@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdlite.core.process_set import ProcessSet, global_process_set
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.torch.collectives.peers import has_peers
 from hvdlite.torch.normalization import Moments, Normalize, moments_of_all
-from hvdlite.torch.peers import has_peers
 
 
 class SyncBatchNorm(_BatchNorm):

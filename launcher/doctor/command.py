@@ -7,7 +7,7 @@ import os
 
 import click
 
-from ..agents import Agents
+from ..agents.agents import Agents
 from ..hosts import Host
 from ..network.connect_test import Ask
 from ..options.hosts import HostOptions, host_options

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ..fields import count, field, figure, shown, text
+from ..agents.fields import count, field, figure, shown, text
 
 _Check = Callable[[Any, str], Any]
 _MAX_ROWS: Final = 256  # of a list

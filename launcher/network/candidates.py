@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from hvdlite.errors import CannotStart
 
-from .. import fields
+from ..agents import fields
 
 LOOPBACK: Final = "127.0.0.1"
 _MAX_INTERFACES: Final = 4096

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..fields import field, figure, shown
+from ..agents.fields import field, figure, shown
 from .attempts import PROBLEMS, Attempt
 from .candidates import Candidate
 

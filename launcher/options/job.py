@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from ..supervisor import GRACE_S
+from ..job.supervisor import GRACE_S
 from .gather import gathered
 
 

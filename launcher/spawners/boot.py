@@ -19,7 +19,7 @@ import sys, types
 for name in "hvdlite", "hvdlite.launcher":
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [sys.argv.pop(1)]
-from hvdlite.launcher.agent import main
+from hvdlite.launcher.agent.agent import main
 main()
 """
 

@@ -26,7 +26,7 @@ enum {
   HVD_SYSTEM = 5,     // a system call failed; errno says which
 };
 
-// The values of hvdlite.core.dtypes.DType.
+// The values of hvdlite.tensors.dtypes.DType.
 enum {
   HVD_UINT8 = 0,
   HVD_INT8 = 1,
@@ -40,7 +40,7 @@ enum {
   HVD_BOOL = 9,
 };
 
-// The values of hvdlite.core.dtypes.Sum ... Product.
+// The values of hvdlite.tensors.dtypes.Sum ... Product.
 enum { HVD_SUM = 1, HVD_MIN = 3, HVD_MAX = 4, HVD_PRODUCT = 5 };
 
 // One contiguous piece of memory: read from `in`, written at `out`. Addresses are integers so that a numpy array of

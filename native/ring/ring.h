@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "hvdlite.h"
-#include "ring/link.h"
+#include "ring/link/link.h"
 #include "ring/span_list.h"
 
 namespace hvd::ring {

@@ -5,9 +5,9 @@
 
 #include "hvdlite.h"
 #include "kernels/reduce.h"
-#include "shm/arena.h"
+#include "shm/collectives/span_cursor.h"
+#include "shm/memory/arena.h"
 #include "shm/plane.h"
-#include "shm/span_cursor.h"
 
 struct hvd_shm : hvd::shm::Plane {
   using Plane::Plane;

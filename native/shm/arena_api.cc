@@ -3,7 +3,7 @@
 #include <cerrno>
 #include <new>
 
-#include "shm/arena.h"
+#include "shm/memory/arena.h"
 
 hvd_status hvd_arena_open(int32_t fd, int32_t own, int32_t count, uint64_t region_bytes, hvd_arena** out) {
   if (own < 0 || own >= count || region_bytes == 0) return HVD_INVALID;

@@ -21,8 +21,8 @@
 #include <memory>
 
 #include "hvdlite.h"
-#include "shm/arena.h"
-#include "shm/segment.h"
+#include "shm/memory/arena.h"
+#include "shm/memory/segment.h"
 
 namespace hvd::shm {
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "kernels/crc32c.h"
-#include "ring/receiver.h"
-#include "ring/sender.h"
+#include "ring/link/receiver.h"
+#include "ring/link/sender.h"
 #include "tests/check.h"
 #include "tests/ring_ranks.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/crc32c.h"
-#include "ring/frame.h"
+#include "ring/link/frame.h"
 #include "tests/check.h"
 #include "tests/ring_ranks.h"
 

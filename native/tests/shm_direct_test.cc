@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "shm/arena.h"
+#include "shm/memory/arena.h"
 #include "tests/shm_ranks.h"
 
 namespace {

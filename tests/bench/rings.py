@@ -20,10 +20,10 @@ import numpy as np
 
 import hvdlite as hvd
 from hvdlite.bench.timing import Candidate, measure
-from hvdlite.core.buffer import Spans
-from hvdlite.core.dtypes import DType
-from hvdlite.dataplane.ring import RingPlane
+from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.settings import Settings
+from hvdlite.tensors.buffer import Spans
+from hvdlite.tensors.dtypes import DType
 
 _NAME_BYTES = 64
 _START_S = 20.0

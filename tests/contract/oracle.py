@@ -1,4 +1,4 @@
-"""The arithmetic that `hvdlite.dataplane.base` documents, in numpy, as plainly as possible.
+"""The arithmetic that `hvdlite.planes.base` documents, in numpy, as plainly as possible.
 
 Arrays hold the bits that move: float16 as numpy has it, bfloat16 as uint16, bool as uint8 of 0 and 1.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.core.dtypes import DType, Max, Min, Product, Sum
+from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 
 Array = npt.NDArray[Any]
 

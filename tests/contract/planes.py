@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.core.buffer import Spans
-from hvdlite.core.topology import by_host
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.members.topology import by_host
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.buffer import Spans
 from tests.contract import oracle
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S

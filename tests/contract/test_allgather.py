@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvdlite.core.buffer import Spans
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.buffer import Spans
 from tests.contract.planes import Group, receiving, spans_of
 
 Array = npt.NDArray[Any]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvdlite.core.dtypes import OP_NAMES, DType, Max, Min, Product, Sum
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.dtypes import OP_NAMES, DType, Max, Min, Product, Sum
 from tests.contract import oracle
 from tests.contract.planes import Group, spans_of
 

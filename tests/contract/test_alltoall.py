@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvdlite.core.buffer import Matrix
-from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.buffer import Matrix
 from tests.contract.planes import Group, receiving, sending, spans_of
 
 Array = npt.NDArray[Any]

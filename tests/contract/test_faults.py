@@ -12,11 +12,11 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.segment import SegmentOffer, create, fetch
-from hvdlite.dataplane.shm import ShmPlane, geometry
 from hvdlite.errors import PeerLost
+from hvdlite.planes.shm.plane import ShmPlane, geometry
+from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
 from hvdlite.settings import Settings
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.contract.test_programs import COLLECTIVES
 from tests.harness import ProcessRanks, pause_at, reached

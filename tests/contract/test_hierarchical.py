@@ -10,14 +10,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from hvdlite.core.buffer import Spans
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane import hierarchical
-from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.opening import PLANE_SWAPS, Opening, choose
-from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError, PeerLost
+from hvdlite.planes import hierarchical
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.opening import PLANE_SWAPS, Opening, choose
+from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.settings import Settings
+from hvdlite.tensors.buffer import Spans
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.joined.hierarchical import open_on
 from tests.contract.planes import receiving, spans_of
 from tests.harness import thread_ranks

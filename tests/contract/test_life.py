@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HorovodInternalError, PeerLost
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.joined import PLANES
 from tests.contract.planes import Group, PlaneUnderTest, receiving, spans_of
 from tests.harness.patience import PATIENCE_S

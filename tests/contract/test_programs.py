@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import Group, receiving, sending, spans_of
 
 

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.base import DataPlane
 from hvdlite.errors import HorovodInternalError, PeerLost
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract import oracle
 from tests.contract.joined import shm
 from tests.contract.joined.registered import PLANE, StagingPlane, open_staging

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.ring.plane import RingPlane
 from tests.contract.two_rings import allreduce, connect, meddled, reduce_until, two_planes, wait_until
 from tests.harness import thread_ranks
 

@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.handshake import Callee, Caller
-from hvdlite.dataplane.ring import RingPlane
-from hvdlite.dataplane.streams import dial
 from hvdlite.errors import HorovodInternalError
+from hvdlite.net.handshake import Callee, Caller
+from hvdlite.net.streams import dial
+from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.contract.two_rings import HEARD, SECRET, allreduce, connect, two_planes, wait_until
 from tests.harness import thread_ranks

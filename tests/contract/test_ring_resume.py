@@ -11,9 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Max
-from hvdlite.dataplane.handshake import Caller
 from hvdlite.errors import HorovodInternalError
+from hvdlite.net.handshake import Caller
+from hvdlite.tensors.dtypes import DType, Max
 from tests.contract.planes import spans_of
 from tests.contract.two_rings import allreduce, meddled, reduce_until, two_planes, wait_until
 from tests.harness import thread_ranks

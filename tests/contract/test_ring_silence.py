@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.contract.two_rings import allreduce, connect, two_planes, wait_until
 from tests.harness import thread_ranks

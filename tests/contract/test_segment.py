@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from hvdlite.dataplane.segment import SegmentOffer, create, fetch
 from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
 from tests.harness.patience import PATIENCE_S
 
 _TOKEN = b"0123456789abcdef"

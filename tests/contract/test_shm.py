@@ -9,12 +9,12 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.segment import create
-from hvdlite.dataplane.shm import ShmPlane, geometry
 from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.shm.plane import ShmPlane, geometry
+from hvdlite.planes.shm.segment import create
 from hvdlite.settings import Settings
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.joined.shm import PLANE
 from tests.contract.planes import Group, spans_of
 from tests.harness.effort import Effort

@@ -10,9 +10,9 @@ from itertools import count
 
 import numpy as np
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.meddler import Meddler
 from tests.contract.planes import spans_of
 from tests.harness import thread_ranks

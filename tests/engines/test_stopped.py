@@ -23,7 +23,7 @@ SCRIPT = """
 import os, signal, sys
 import numpy as np
 import hvdlite as hvd
-from hvdlite.engines.detect import detect
+from hvdlite.launched_by.detect import detect
 from hvdlite import cards
 from hvdlite.rendezvous import client
 

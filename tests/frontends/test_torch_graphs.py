@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite.torch.operators import HAS_OPERATORS
+from hvdlite.torch.collectives.operators import HAS_OPERATORS
 from tests.frontends.scenarios import Scenarios, run
 from tests.frontends.test_torch_compile import shown
 from tests.frontends.tracing import probe

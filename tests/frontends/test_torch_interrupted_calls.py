@@ -12,8 +12,8 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.session import current
-from hvdlite.torch import compiled
-from hvdlite.torch.operators import HAS_OPERATORS
+from hvdlite.torch.collectives import compiled
+from hvdlite.torch.collectives.operators import HAS_OPERATORS
 from tests.harness import process_ranks
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.session import shared_arena
-from hvdlite.torch import places
+from hvdlite.torch.optimizer import places
 from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import assert_gradients, averaged_gradients, gradients_of, own_loss, sgd, two_layers
 

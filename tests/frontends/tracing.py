@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import hvdlite
 
 _OURS = f"{Path(hvdlite.__file__).parent}/"
-_TO_BE_TRACED = "torch/compiled.py"
+_TO_BE_TRACED = "torch/collectives/compiled.py"
 
 
 class Traced(NamedTuple):

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from hvdlite.runtime.apart import is_seen
-from hvdlite.runtime.wake import Bell
+from hvdlite.engine.apart import is_seen
+from hvdlite.net.wake import Bell
 
 _WAITS = {Bell.wait.__code__, is_seen.__code__}  # of the main thread in hvdlite
 _LOOK_S = 0.05

@@ -18,7 +18,7 @@ sh -c 'trap "" TERM; while :; do sleep 600; done' &
 setsid sh -c 'trap "" TERM; echo ready; while :; do sleep 600; done' &
 wait
 """
-AGENT = "hvdlite.launcher.agent"
+AGENT = "hvdlite.launcher.agent.agent"
 
 
 def test_killing_hvdrun_leaves_nobody_on_any_host(network: Network) -> None:

@@ -20,27 +20,37 @@ LAYERS = [
         "log",
         "version",
         "builds",
-        "by_value",
         "compat",
-        "engines",
+        "launched_by",
         "cgroups",
         "tracebacks",
         "untraced",
     },
-    {"core"},
-    {"native"},
-    {"dataplane", "rendezvous"},
-    {"runtime"},
-    {"cards", "registry", "session", "process_sets", "ops", "running"},
-    {"framework"},
+    {"net", "tensors", "members"},
+    {"negotiation"},
+    {"native", "spin"},
+    {"rendezvous"},
+    {"control", "planes"},
+    {"engine"},
+    {"registry", "session", "process_sets", "ops", "running"},
     {""},  # hvdlite/__init__.py, the numpy API
     FRONT_ENDS,
     {"bench", "horovod"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-LAUNCHER_MAY_IMPORT = ("errors", "settings", "log", "version", "cgroups", "compat", "rendezvous", "core.topology")
+LAUNCHER_MAY_IMPORT = (
+    "errors",
+    "settings",
+    "log",
+    "version",
+    "cgroups",
+    "compat",
+    "net",
+    "rendezvous",
+    "members.topology",
+)
 MAY_IMPORT_LAUNCHER = ("running", "horovod")
-PURE_CORE_MUST_NOT_IMPORT = {
+PURE_PARTS_MUST_NOT_IMPORT = {
     "threading",
     "socket",
     "zmq",
@@ -51,8 +61,15 @@ PURE_CORE_MUST_NOT_IMPORT = {
     "asyncio",
     "pathlib",
 }
-# The keeper's thread belongs to a data plane and lives exactly as long.
-MAY_START_THREADS = ("hvdlite.runtime", "hvdlite.rendezvous.server", "hvdlite.launcher", "hvdlite.dataplane.keeper")
+PURE = {"tensors", "members", "negotiation"}
+# The reconnector's thread belongs to a data plane and lives exactly as long.
+MAY_START_THREADS = (
+    "hvdlite.engine",
+    "hvdlite.rendezvous.lookout",
+    "hvdlite.rendezvous.server",
+    "hvdlite.launcher",
+    "hvdlite.planes.ring.reconnector",
+)
 MAY_READ_ENVIRONMENT = (
     "hvdlite.settings",
     "hvdlite.launcher",
@@ -85,7 +102,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def part_of(module: str) -> str:
-    """The part of the house that a module is in: ``core`` for ``hvdlite.core.fuse``, empty for hvdlite itself."""
+    """The part of the house that a module is in: ``net`` for ``hvdlite.net.wake``, empty for hvdlite itself."""
     return [*module.split("."), ""][1]
 
 
@@ -101,8 +118,8 @@ def _forbidden(importer: str, imported: str) -> str | None:
     part, top = part_of(importer), imported.split(".")[0]
     if part not in FRONT_ENDS and part != "bench" and top in FRONT_ENDS:
         return "only front ends know a framework"
-    if part == "core" and top in PURE_CORE_MUST_NOT_IMPORT:
-        return "core has no threads, sockets, files, clocks or environment"
+    if part in PURE and top in PURE_PARTS_MUST_NOT_IMPORT:
+        return f"{part} has no threads, sockets, files, clocks or environment"
     if top != "hvdlite":
         return None
     target = part_of(imported)
@@ -139,19 +156,19 @@ def test_only_settings_reads_the_environment() -> None:
     assert _users_of(("os.environ", "os.getenv"), MAY_READ_ENVIRONMENT) == []
 
 
-def test_only_the_runtime_starts_threads() -> None:
+def test_only_the_engine_starts_threads() -> None:
     assert _users_of(("Thread(", "Timer(", "ThreadPool"), MAY_START_THREADS) == []
 
 
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("hvdlite.core.fuse", "hvdlite.runtime.executor"),
-        ("hvdlite.core.fuse", "threading"),
-        ("hvdlite.dataplane.shm", "hvdlite.session"),
-        ("hvdlite.launcher.cli", "hvdlite.core.fuse"),
+        ("hvdlite.negotiation.fuse", "hvdlite.engine.executor"),
+        ("hvdlite.negotiation.fuse", "threading"),
+        ("hvdlite.planes.shm.plane", "hvdlite.session"),
+        ("hvdlite.launcher.cli", "hvdlite.negotiation.fuse"),
         ("hvdlite.session", "hvdlite.launcher.cli"),
-        ("hvdlite.framework", "torch"),
+        ("hvdlite.ops.objects", "torch"),
         ("hvdlite.torch", "hvdlite.tensorflow"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hvdlite import native
-from hvdlite.core import dtypes
+from hvdlite.tensors import dtypes
 from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
 

@@ -13,8 +13,8 @@ from tests.house.tree import ROOT, files, module_name
 DANGEROUS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "_pickle"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 MAY_UNPICKLE = {
-    "hvdlite.by_value",  # it only dumps
-    "hvdlite.framework",  # objects that the user's program gives to broadcast_object
+    "hvdlite.ops.by_value",  # it only dumps
+    "hvdlite.ops.objects",  # objects that the user's program gives to broadcast_object
     "hvdlite.torch.broadcasting",  # the same for objects with tensors in them
     "hvdlite.running.functions",  # the function that the user's program gives to run()
 }

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from hvdlite.launcher.feed import WINDOW_BYTES
-from hvdlite.launcher.frames import (
+from hvdlite.launcher.agent.feed import WINDOW_BYTES
+from hvdlite.launcher.spawners.boot import boot_here
+from hvdlite.launcher.stream.frames import (
     GREETING,
     FrameReader,
     Kind,
@@ -24,7 +25,6 @@ from hvdlite.launcher.frames import (
     unpack_message,
     unpack_output,
 )
-from hvdlite.launcher.spawners.boot import boot_here
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import read_until
 

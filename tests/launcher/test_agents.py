@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from hvdlite.errors import CannotStart
-from hvdlite.launcher import agents as module
-from hvdlite.launcher.agents import Agents
+from hvdlite.launcher.agents import agents as module
+from hvdlite.launcher.agents.agents import Agents
+from hvdlite.launcher.agents.link import AgentLink
 from hvdlite.launcher.hosts import parse_hosts
-from hvdlite.launcher.link import AgentLink
 from hvdlite.launcher.spawners import SshOptions
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import still_alive

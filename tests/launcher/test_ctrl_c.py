@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launcher.supervisor import INTERRUPT_GRACE_S
+from hvdlite.launcher.job.supervisor import INTERRUPT_GRACE_S
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import pids_in, python, read_until, started, still_alive
 
@@ -101,7 +101,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("module", ["numpy", "zmq", "hvdlite.launcher.execute"])
+@pytest.mark.parametrize("module", ["numpy", "zmq", "hvdlite.launcher.job.execute"])
 def test_ctrl_c_while_hvdrun_is_imported_is_one_line(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS.format(module=module))
     (tmp_path / "hvdrun").write_text("import sys\nfrom hvdlite.launcher.cli import main\nsys.exit(main())\n")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.launcher.frames import (
+from hvdlite.launcher.stream.frames import (
     FrameError,
     FrameReader,
     Kind,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.frames import FrameError
-from hvdlite.launcher.hello import Hello
+from hvdlite.launcher.stream.frames import FrameError
+from hvdlite.launcher.stream.hello import Hello
 
 OWN = Hello.describe()
 

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from hvdlite.launcher.agents import Agents
-from hvdlite.launcher.frames import GREETING, Kind, pack, pack_message, pack_output
-from hvdlite.launcher.hello import Hello
+from hvdlite.launcher.agent.machine import describe_machine
+from hvdlite.launcher.agents.agents import Agents
 from hvdlite.launcher.hosts import parse_hosts
-from hvdlite.launcher.machine import describe_machine
 from hvdlite.launcher.spawners import SshOptions
+from hvdlite.launcher.stream.frames import GREETING, Kind, pack, pack_message, pack_output
+from hvdlite.launcher.stream.hello import Hello
 from tests.launcher.hvdrun import run
 
 # Answers questions as an agent would that shares this machine, but for those in $ANSWERS. After START it sends what the
 # file of $LIES holds.
 PROGRAM = """
 import json, os
-from hvdlite.launcher.answers import ANSWERS
-from hvdlite.launcher.frames import GREETING, FrameReader, Kind, pack_message, unpack_message
-from hvdlite.launcher.hello import Hello
+from hvdlite.launcher.agent.answers import ANSWERS
+from hvdlite.launcher.stream.frames import GREETING, FrameReader, Kind, pack_message, unpack_message
+from hvdlite.launcher.stream.hello import Hello
 os.write(1, GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
 reader = FrameReader()
 lies = json.loads(os.environ.get("ANSWERS", "{}"))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite.cgroups import cores_limit, memory_limit
-from hvdlite.launcher.machine import describe_machine
-from hvdlite.launcher.software import examine
+from hvdlite.launcher.agent.machine import describe_machine
+from hvdlite.launcher.agent.software import examine
 from hvdlite.version import __version__
 from tests.harness.patience import PATIENCE_S
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hvdlite.errors import CannotStart
+from hvdlite.launcher.agent.interfaces import describe_network
 from hvdlite.launcher.network.candidates import Candidate, Network, network_environment, rank_candidates
-from hvdlite.launcher.network.interfaces import describe_network
 
 
 def interface(name: str, *addresses: str, **facts: Any) -> dict[str, Any]:

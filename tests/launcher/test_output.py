@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.launcher.output import MAX_LINE_BYTES, LineAssembler, Stream, prefix
+from hvdlite.launcher.screen.output import MAX_LINE_BYTES, LineAssembler, Stream, prefix
 
 
 def assemble(*pieces: bytes) -> list[bytes]:

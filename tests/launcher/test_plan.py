@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.core.topology import Placement
 from hvdlite.errors import BadHostSpec
 from hvdlite.launcher.hosts import Host
-from hvdlite.launcher.plan import job_environment, make_plan, place_ranks, rank_environment, wanted_hosts
+from hvdlite.launcher.job.plan import job_environment, make_plan, place_ranks, rank_environment, wanted_hosts
+from hvdlite.members.topology import Placement
 from hvdlite.rendezvous.job import Job
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.launcher.prompt import PATIENCE_S, Prompt
+from hvdlite.launcher.screen.prompt import PATIENCE_S, Prompt
 
 LATER = PATIENCE_S
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hvdlite.launcher.repeats import AHEAD_S, QUIET_S, RECENT_S, TOLD_S, Line, Repeats, Same, ranges
+from hvdlite.launcher.screen.repeats import AHEAD_S, QUIET_S, RECENT_S, TOLD_S, Line, Repeats, Same, ranges
 
 HEAD = b"Traceback (most recent call last):"
 FRAMES = (HEAD, b'  File "t.py", line 3, in <module>', b"    train()", b'  File "t.py", line 1, in train', b"    1 / 0")

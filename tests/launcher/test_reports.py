@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite.launcher.cli import main
-from hvdlite.launcher.report import describe_failure
-from hvdlite.launcher.supervisor import Failure
+from hvdlite.launcher.job.supervisor import Failure
+from hvdlite.launcher.screen.report import describe_failure
 from hvdlite.settings import table
 from hvdlite.version import __version__
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launcher import screen as module
-from hvdlite.launcher.output import Stream
-from hvdlite.launcher.screen import Screen
+from hvdlite.launcher.screen import screen as module
+from hvdlite.launcher.screen.output import Stream
+from hvdlite.launcher.screen.screen import Screen
 from tests.launcher.hvdrun import read_until
 
 

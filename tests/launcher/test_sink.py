@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launcher.sink import Sink
+from hvdlite.launcher.stream.sink import Sink
 
 
 @pytest.fixture

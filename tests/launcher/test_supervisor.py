@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from hvdlite.errors import ENDED, PeerLost
-from hvdlite.launcher.report import describe_failure
-from hvdlite.launcher.supervisor import (
+from hvdlite.launcher.job.supervisor import (
     GRACE_S,
     INTERRUPT_GRACE_S,
     LAST_WAIT_S,
@@ -19,6 +18,7 @@ from hvdlite.launcher.supervisor import (
     Signal,
     Supervisor,
 )
+from hvdlite.launcher.screen.report import describe_failure
 
 INT, TERM, KILL = Signal(signal.SIGINT), Signal(signal.SIGTERM), Signal(signal.SIGKILL)
 

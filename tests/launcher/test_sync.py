@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite.errors import LaunchError
-from hvdlite.launcher import sync
-from hvdlite.launcher.archive import Archive
+from hvdlite.launcher.agent.archive import Archive
+from hvdlite.launcher.agents import sync
 
 
 @pytest.fixture

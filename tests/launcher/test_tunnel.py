@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from hvdlite.launcher.frames import FrameReader, Kind, unpack_message, unpack_output
-from hvdlite.launcher.loop import Loop
-from hvdlite.launcher.tunnel import Tunnel, tunnelled
+from hvdlite.launcher.agent.tunnel import Tunnel, tunnelled
+from hvdlite.launcher.stream.frames import FrameReader, Kind, unpack_message, unpack_output
+from hvdlite.launcher.stream.loop import Loop
 from tests.harness.patience import PATIENCE_S
 
 NOBODY = 65534

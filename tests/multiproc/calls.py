@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hvdlite as hvd
-from hvdlite.core.rows import even_splits
+from hvdlite.negotiation.rows import even_splits
 
 Array = npt.NDArray[Any]
 

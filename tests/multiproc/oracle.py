@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import hvdlite as hvd
-from hvdlite.core.dtypes import from_numpy
-from hvdlite.core.rows import even_splits
+from hvdlite.negotiation.rows import even_splits
+from hvdlite.tensors.dtypes import from_numpy
 from tests.contract import oracle as arithmetic
 from tests.multiproc.calls import REDUCTIONS, Array, Call, receiver, splits, tensors
 

@@ -22,7 +22,7 @@ from hvdlite.bench.sizes import parse_sizes
 from hvdlite.bench.sweep import default_iterations
 from hvdlite.bench.targets import against_targets
 from hvdlite.bench.timing import BLOCKS, Candidate, measure
-from hvdlite.launcher.answers import free_port
+from hvdlite.launcher.agent.answers import free_port
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 from tests.harness.patience import PATIENCE_S

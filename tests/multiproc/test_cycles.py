@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.cards import placements
 from hvdlite.errors import HorovodInternalError
+from hvdlite.rendezvous.cards import placements
 from hvdlite.version import __version__
 from tests.harness import process_ranks
 

@@ -7,7 +7,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite import session
-from hvdlite.dataplane.spin import usable_cores
+from hvdlite.spin import usable_cores
 from tests.harness import process_ranks
 
 _NO_TIMER = {"HVDLITE_HEARTBEAT_INTERVAL": "1000"}  # a rank that forgets to go on sleeps longer than the test waits

@@ -46,7 +46,7 @@ def test_a_group_that_comes_again_is_asked_for_as_before(alone: None, monkeypatc
         assert [result.tolist() for result in results] == [[1] * 3, [2] * 3]
     with pytest.raises(ValueError, match="is text"):
         hvd.grouped_allreduce([np.ones(3), np.ones(3)], name=5)  # type: ignore[arg-type]
-    monkeypatch.setattr("hvdlite.ops.calls.Request", None)  # no new ones can be made
+    monkeypatch.setattr("hvdlite.ops.submit.Request", None)  # no new ones can be made
     results = hvd.grouped_allreduce([np.full(3, 1), np.full(3, 2)], name="5")
     assert [result.tolist() for result in results] == [[1] * 3, [2] * 3]
 

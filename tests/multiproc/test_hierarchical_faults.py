@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.dataplane.ring import RingPlane
-from hvdlite.dataplane.shm import ShmPlane
+from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.planes.shm.plane import ShmPlane
 from tests.harness import ProcessRanks, pause_at, reached
 from tests.harness.patience import NEVER_SILENT
 

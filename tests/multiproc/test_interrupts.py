@@ -19,7 +19,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite import registry
-from hvdlite.runtime import executor
+from hvdlite.engine import executor
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.interrupts import At, Interrupt, raise_interrupt

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite.net.door import Door
 from hvdlite.rendezvous.client import exchange
 from hvdlite.rendezvous.coordinator import meet_across_hosts
-from hvdlite.rendezvous.door import Door
 from hvdlite.settings import Settings
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
 from tests.harness.patience import PATIENCE_S

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.dataplane import opening
-from hvdlite.runtime import unixlink
+from hvdlite.control import unixlink
+from hvdlite.planes import opening
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.effort import Effort
 from tests.harness.patience import NEVER_SILENT

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.core.process_set import ProcessSet as PlainProcessSet
+from hvdlite.members.process_set import ProcessSet as PlainProcessSet
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 
 # Shared memory on one host, the ring on one host, and two hosts, which talk over TCP.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.dataplane.ring import RingPlane
 from hvdlite.errors import PeerLost
+from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.harness import ProcessRanks, pause_at, reached
 from tests.harness.patience import PATIENCE_S

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.core.dtypes import DType
+from hvdlite.tensors.dtypes import DType
 from tests.harness import process_ranks
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")

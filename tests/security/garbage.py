@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdlite.dataplane.handshake import Caller
+from hvdlite.net.handshake import Caller
 from tests.security.sniffer import Capture
 
 _GREETING_BYTES = 64  # of ZeroMQ's protocol

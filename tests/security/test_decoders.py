@@ -12,12 +12,12 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from hvdlite.core import greeting
-from hvdlite.core.messages import Batch, End, EndKind, Gathered, News, Ready, Response, Run
-from hvdlite.core.stream import Stream
-from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, encode, frame_of, header_of, message_of
-from hvdlite.dataplane.handshake import Callee, Caller, Refused
-from hvdlite.launcher.frames import (
+from hvdlite.control import greeting
+from hvdlite.control.frames import FrameSocket
+from hvdlite.control.stream import Stream
+from hvdlite.launcher.agent.interfaces import describe_network
+from hvdlite.launcher.network.candidates import Network
+from hvdlite.launcher.stream.frames import (
     FrameError,
     FrameReader,
     Kind,
@@ -26,11 +26,21 @@ from hvdlite.launcher.frames import (
     unpack_message,
     unpack_output,
 )
-from hvdlite.launcher.hello import Hello
-from hvdlite.launcher.network.candidates import Network
-from hvdlite.launcher.network.interfaces import describe_network
+from hvdlite.launcher.stream.hello import Hello
+from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, News, Ready, Response, Run
+from hvdlite.negotiation.wire import (
+    Header,
+    Message,
+    ProtocolError,
+    Type,
+    body_of,
+    encode,
+    frame_of,
+    header_of,
+    message_of,
+)
+from hvdlite.net.handshake import Callee, Caller, Refused
 from hvdlite.rendezvous.server import read_request
-from hvdlite.runtime.frames import FrameSocket
 from tests.security.damage import damaged
 from tests.unit.ranks import request
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from hvdlite.core.aggregate import Aggregator
-from hvdlite.core.messages import Gathered, News, Ready, Request, Run
-from hvdlite.core.wire import decode, encode
+from hvdlite.negotiation.aggregate import Aggregator
+from hvdlite.negotiation.messages import Gathered, News, Ready, Request, Run
+from hvdlite.negotiation.wire import decode, encode
 from tests.unit.ranks import Ranks
 
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hvdlite.core.messages import End, EndKind
-from hvdlite.core.wire import Message
+from hvdlite.control.link import ControlLink, Lost
+from hvdlite.control.zmqleaf import ZmqLeafLink
+from hvdlite.control.zmqroot import ZmqRootLink
+from hvdlite.negotiation.messages import End, EndKind
+from hvdlite.negotiation.wire import Message
 from hvdlite.rendezvous.job import Job
-from hvdlite.runtime.control import ControlLink, Lost
-from hvdlite.runtime.zmqleaf import ZmqLeafLink
-from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S
 

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 
-from hvdlite.rendezvous.listening import endpoint, split
+from hvdlite.net.listening import endpoint, split
 
 _LARGE_BYTES = 1000
 _RESET = struct.pack("ii", 1, 0)  # struct linger: a close sends a reset

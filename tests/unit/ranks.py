@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from hvdlite.core.bits import members
-from hvdlite.core.cache import Cache
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.core.messages import JOIN_NAME, Kind, Ready, Request, Run
-from hvdlite.core.negotiate import Negotiator
-from hvdlite.core.wire import decode, encode
+from hvdlite.negotiation.bits import members
+from hvdlite.negotiation.cache import Cache
+from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request, Run
+from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.wire import decode, encode
+from hvdlite.tensors.dtypes import DType, Sum
 
 
 def request(name: str, /, **changes: Any) -> Request:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from hvdlite.rendezvous.listening import endpoint
-from hvdlite.runtime.absence import Absence
-from hvdlite.runtime.beacon import Beacon
+from hvdlite.control.liveness_listener import Beacon
+from hvdlite.control.liveness_probe import Absence
+from hvdlite.net.listening import endpoint
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.core.aggregate import Aggregator
-from hvdlite.core.messages import Batch, Kind, News, Ready, Response, Run
+from hvdlite.negotiation.aggregate import Aggregator
+from hvdlite.negotiation.messages import Batch, Kind, News, Ready, Response, Run
 from tests.unit.hosts import RanksOnHosts
 from tests.unit.ranks import request
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdlite.core.buffer import address_of, of_array
-from hvdlite.core.dtypes import DType
+from hvdlite.tensors.buffer import address_of, of_array
+from hvdlite.tensors.dtypes import DType
 
 _BYTES = np.arange(65, dtype=np.uint8)
 _FLOATS = np.zeros(16, np.float32)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hvdlite.core.bits import members, set_of
+from hvdlite.negotiation.bits import members, set_of
 
 
 @pytest.mark.parametrize("numbers", [[], [0], [7], [8], [20_000], [3, 1, 2], [0, 63, 64, 16_383]])

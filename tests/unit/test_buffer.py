@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.core.buffer import Spans, in_place, sliced
+from hvdlite.tensors.buffer import Spans, in_place, sliced
 
 LENGTHS = st.lists(st.integers(0, 300), max_size=12)
 

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from hvdlite.dataplane.handshake import Caller
-from hvdlite.dataplane.streams import name_of
-from hvdlite.dataplane.talk import Talk
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous import calls
-from hvdlite.rendezvous.calls import Call, CallServer, NobodyThere, Unanswered, _pieces, ask
+from hvdlite.net import calls
+from hvdlite.net.calls import Call, CallServer, NobodyThere, Unanswered, _pieces, ask
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.handshake import Caller
+from hvdlite.net.handshake_io import Talk
+from hvdlite.net.listening import listen
+from hvdlite.net.streams import name_of
 from hvdlite.rendezvous.client import Meeting, exchange
-from hvdlite.rendezvous.entrance import Entrance
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import listen
 from hvdlite.rendezvous.server import RendezvousServer
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S

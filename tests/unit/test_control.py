@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import zmq
 
-from hvdlite.core.messages import Batch, Ready, Response, Run
-from hvdlite.core.wire import ProtocolError
+from hvdlite.control.link import ControlLink, Lost
+from hvdlite.control.unixlink import UnixLink
+from hvdlite.control.zmqleaf import ZmqLeafLink
+from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.door import Door, knock
+from hvdlite.negotiation.messages import Batch, Ready, Response, Run
+from hvdlite.negotiation.wire import ProtocolError
+from hvdlite.net.door import Door, knock
 from hvdlite.rendezvous.job import Job
-from hvdlite.runtime.control import ControlLink, Lost
-from hvdlite.runtime.unixlink import UnixLink
-from hvdlite.runtime.zmqleaf import ZmqLeafLink
-from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S
 from tests.unit.links import LEFT, SESSION, close, next_from, settings, soon, zmq_links

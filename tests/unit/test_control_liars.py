@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import zmq
 
-from hvdlite.core.greeting import Refused
-from hvdlite.core.messages import Ready
-from hvdlite.core.wire import Header, ProtocolError, Type, frame_of
+from hvdlite.control.greeting import Refused
+from hvdlite.control.link import Lost
+from hvdlite.control.zmqleaf import ZmqLeafLink
+from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.errors import HorovodInternalError
+from hvdlite.negotiation.messages import Ready
+from hvdlite.negotiation.wire import Header, ProtocolError, Type, frame_of
+from hvdlite.net.listening import split
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import split
-from hvdlite.runtime.control import Lost
-from hvdlite.runtime.zmqleaf import ZmqLeafLink
-from hvdlite.runtime.zmqroot import ZmqRootLink
 from tests.harness.patience import PATIENCE_S
 from tests.unit.links import SESSION, close, next_from, receive, settings, soon, zmq_links
 
@@ -216,7 +216,7 @@ def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors(context: 
 
 def test_strangers_who_have_taken_all_descriptors_are_shown_out(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not by the time-out of their handshake, within which nothing of the rank could open a file."""
-    monkeypatch.setattr("hvdlite.runtime.zmqlink._HANDSHAKE_MS", 3_600_000)
+    monkeypatch.setattr("hvdlite.control.zmqlink._HANDSHAKE_MS", 3_600_000)
     links = root, leaf, other = zmq_links(context)
     assert isinstance(root, ZmqRootLink)
     before = descriptors()

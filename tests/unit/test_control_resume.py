@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import zmq
 
-from hvdlite.core.greeting import Refused
-from hvdlite.core.messages import Batch, Ready, Run
+from hvdlite.control import liveness_probe as absence
+from hvdlite.control.greeting import Refused
+from hvdlite.control.link import ControlLink, Lost
+from hvdlite.negotiation.messages import Batch, Ready, Run
+from hvdlite.net.listening import split
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import split
-from hvdlite.runtime import absence
-from hvdlite.runtime.control import ControlLink, Lost
 from tests.harness.patience import PATIENCE_S
 from tests.unit.links import LEFT, close, next_from, receive, zmq_links
 from tests.unit.middleman import Middleman

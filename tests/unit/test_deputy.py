@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.core.entry import Entry
-from hvdlite.core.handle import Handle
-from hvdlite.core.messages import Kind, Request
-from hvdlite.runtime.deputy import Deputy
-from hvdlite.runtime.inflight import InFlight
-from hvdlite.runtime.wake import Bell
+from hvdlite.engine.deputy import Deputy
+from hvdlite.engine.inflight import InFlight
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.net.wake import Bell
+from hvdlite.tensors.dtypes import DType, Sum
 
 _GIVEN_UP = "given up"
 

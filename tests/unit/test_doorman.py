@@ -9,10 +9,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from hvdlite.dataplane.doorman import Doorman
-from hvdlite.dataplane.handshake import Callee, Caller
-from hvdlite.dataplane.streams import dial, listen, name_of
-from hvdlite.dataplane.watch import Watch
+from hvdlite.net.handshake import Callee, Caller
+from hvdlite.net.poll import Watch
+from hvdlite.net.streams import dial, listen, name_of
+from hvdlite.planes.ring.acceptor import Doorman
 from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from hvdlite.engines.detect import doubt
-from hvdlite.engines.slurm import first_host, tasks_of_nodes
+from hvdlite.launched_by.detect import doubt
+from hvdlite.launched_by.slurm import first_host, tasks_of_nodes
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S
 from tests.unit import engine_environments as recorded

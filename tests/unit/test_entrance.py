@@ -12,12 +12,12 @@ from contextlib import ExitStack, closing, suppress
 
 import pytest
 
-from hvdlite.launcher.frames import FrameReader, Kind
-from hvdlite.launcher.loop import Loop
-from hvdlite.launcher.tunnel import Tunnel
-from hvdlite.rendezvous.door import Door, knock
-from hvdlite.rendezvous.entrance import Entrance, peer_of
-from hvdlite.rendezvous.listening import listen
+from hvdlite.launcher.agent.tunnel import Tunnel
+from hvdlite.launcher.stream.frames import FrameReader, Kind
+from hvdlite.launcher.stream.loop import Loop
+from hvdlite.net.door import Door, knock
+from hvdlite.net.entrance import Entrance, peer_of
+from hvdlite.net.listening import listen
 from tests.harness.patience import PATIENCE_S
 from tests.harness.users import LARGE, NOBODY, in_child, needs_root
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hvdlite.runtime import executor
-from hvdlite.runtime.executor import Executor
+from hvdlite.engine import executor
+from hvdlite.engine.executor import Executor
 from tests.harness.patience import PATIENCE_S
 
 

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from hvdlite.core.wire import ProtocolError
-from hvdlite.runtime.frames import FrameSocket
+from hvdlite.control.frames import FrameSocket
+from hvdlite.negotiation.wire import ProtocolError
 
 
 @pytest.mark.parametrize("is_unread", [False, True], ids=["having read all", "with something unread"])

@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from hvdlite.dataplane.handshake import Callee, Caller, Disagrees, Refused, session_key
+from hvdlite.net.handshake import Callee, Caller, Disagrees, Refused, session_key
 
 SECRET = bytes(range(32))
 OTHER_SECRET = bytes(32)

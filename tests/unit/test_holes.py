@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hvdlite.core.holes import Holes
+from hvdlite.planes.shm.free_list import Holes
 
 
 def test_what_is_given_back_is_taken_again() -> None:

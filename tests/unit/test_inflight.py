@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvdlite.core.buffer import address_of
-from hvdlite.core.dtypes import DType, Sum
-from hvdlite.core.entry import Entry
-from hvdlite.core.messages import Kind, Request
+from hvdlite.engine.inflight import InFlight
 from hvdlite.errors import DuplicateName, HorovodInternalError
-from hvdlite.runtime.inflight import InFlight
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.tensors.buffer import address_of
+from hvdlite.tensors.dtypes import DType, Sum
 
 Array = npt.NDArray[Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hvdlite.core.dtypes import Average, DType
-from hvdlite.runtime.batch import _arithmetic
+from hvdlite.engine.batch import _arithmetic
+from hvdlite.tensors.dtypes import Average, DType
 from tests.unit.ranks import request
 
 

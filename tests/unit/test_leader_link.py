@@ -10,15 +10,15 @@ from unittest.mock import Mock
 import pytest
 import zmq
 
-from hvdlite.core.messages import End, EndKind
-from hvdlite.rendezvous.door import Door
+from hvdlite.control.hostlink import LeaderLink
+from hvdlite.control.link import Left, Lost
+from hvdlite.control.unixlink import UnixLink
+from hvdlite.control.zmqleaf import ZmqLeafLink
+from hvdlite.control.zmqroot import ZmqRootLink
+from hvdlite.engine.coordinator import Coordinator
+from hvdlite.negotiation.messages import End, EndKind
+from hvdlite.net.door import Door
 from hvdlite.rendezvous.job import Job
-from hvdlite.runtime.control import Left, Lost
-from hvdlite.runtime.coordinator import Coordinator
-from hvdlite.runtime.hostlink import LeaderLink
-from hvdlite.runtime.unixlink import UnixLink
-from hvdlite.runtime.zmqleaf import ZmqLeafLink
-from hvdlite.runtime.zmqroot import ZmqRootLink
 from hvdlite.settings import Settings
 from tests.unit.links import SESSION, soon
 

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from hvdlite.core.messages import Ready
+from hvdlite.control.liveness_listener import Beacon
+from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.errors import HorovodInternalError
+from hvdlite.negotiation.messages import Ready
+from hvdlite.net.listening import endpoint, split
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.listening import endpoint, split
-from hvdlite.runtime.beacon import Beacon
-from hvdlite.runtime.zmqroot import ZmqRootLink
 from tests.unit.links import SESSION, close, next_from, settings, zmq_links
 
 

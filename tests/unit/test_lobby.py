@@ -10,12 +10,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.dataplane.handshake import Callee, Caller
-from hvdlite.dataplane.lobby import Lobby
-from hvdlite.dataplane.talk import Talk
-from hvdlite.dataplane.watch import Watch
-from hvdlite.rendezvous.entrance import Entrance
-from hvdlite.rendezvous.listening import listen
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.handshake import Callee, Caller
+from hvdlite.net.handshake_io import Talk
+from hvdlite.net.listening import listen
+from hvdlite.net.lobby import Lobby
+from hvdlite.net.poll import Watch
 from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.core.messages import Batch, Response, Run
+from hvdlite.negotiation.messages import Batch, Response, Run
 
 
 def test_a_run_has_the_bits_of_what_is_known_and_of_what_is_known_from_now_on() -> None:

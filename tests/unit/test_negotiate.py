@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.core.dtypes import Average, DType, Max
-from hvdlite.core.messages import JOIN_NAME, Kind, Ready
-from hvdlite.core.negotiate import Negotiator
-from hvdlite.core.wire import ProtocolError, encode
+from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready
+from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.wire import ProtocolError, encode
+from hvdlite.tensors.dtypes import Average, DType, Max
 from tests.unit.ranks import Ranks, request
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.core.dtypes import DType
-from hvdlite.core.messages import JOIN_NAME, Kind, Ready, Request
-from hvdlite.core.negotiate import Negotiator
-from hvdlite.core.wire import ProtocolError
+from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request
+from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.wire import ProtocolError
+from hvdlite.tensors.dtypes import DType
 from tests.unit.hosts import RanksOnHosts
 from tests.unit.ranks import Ranks, group, request
 

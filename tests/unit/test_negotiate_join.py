@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.core.dtypes import Adasum, Average, DType, Max, Sum
-from hvdlite.core.messages import JOIN_NAME, Kind, Ready, Request
-from hvdlite.core.wire import ProtocolError
+from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request
+from hvdlite.negotiation.wire import ProtocolError
+from hvdlite.tensors.dtypes import Adasum, Average, DType, Max, Sum
 from tests.unit.ranks import Ranks, request
 
 JOIN = request(JOIN_NAME, kind=Kind.JOIN, shape=(), cacheable=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.core.messages import Kind, Request
+from hvdlite.negotiation.messages import Kind, Request
 from tests.unit.ranks import Ranks, request
 
 NAMES = "abcdef"

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.calls import ask
+from hvdlite.net.calls import ask
 from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer, Request, read_request

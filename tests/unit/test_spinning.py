@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.dataplane import spin
-from hvdlite.dataplane.spin import running_elsewhere, spin_us, usable_cores, wakeup_us
-from hvdlite.rendezvous.door import Door
-from hvdlite.runtime.inbox import Inbox
-from hvdlite.runtime.unixlink import UnixLink
-from hvdlite.runtime.wake import Wake
+from hvdlite import spin
+from hvdlite.control.inbox import Inbox
+from hvdlite.control.unixlink import UnixLink
+from hvdlite.net.door import Door
+from hvdlite.net.wake import Wake
 from hvdlite.settings import Settings
+from hvdlite.spin import running_elsewhere, spin_us, usable_cores, wakeup_us
 from tests.unit.links import LEFT, SESSION, next_from, soon
 
 _MINUTE_US = 60e6

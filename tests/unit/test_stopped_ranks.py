@@ -12,15 +12,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.engines.ancestor import environ_of
-from hvdlite.engines.stopped import stopped_processes, stopped_ranks
+from hvdlite.launched_by.ancestor import environ_of
+from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S
 
 # A process that is in init(), which starts the process of its arguments, and says so.
 IN_INIT = """
 import subprocess, sys
-from hvdlite.engines.presence import Presence
+from hvdlite.launched_by.presence import Presence
 from hvdlite.settings import Settings
 presence = Presence(Settings.read())
 child = subprocess.Popen(sys.argv[1:]) if sys.argv[1:] else None

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.core.messages import End, EndKind, Ready
-from hvdlite.core.stream import RECEIPT_EVERY, Stream
-from hvdlite.core.wire import Header, Message, ProtocolError, Type, body_of, frame_of, header_of
+from hvdlite.control.stream import RECEIPT_EVERY, Stream
+from hvdlite.negotiation.messages import End, EndKind, Ready
+from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, frame_of, header_of
 
 SESSION = 7
 

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from hvdlite.dataplane import streams
-from hvdlite.rendezvous.listening import LOOPBACK
+from hvdlite.net import streams
+from hvdlite.net.listening import LOOPBACK
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.core.topology import Placement, group, place
 from hvdlite.errors import BadHostSpec
+from hvdlite.members.topology import Placement, group, place
 
 
 def test_one_host_counts_local_ranks_up() -> None:

@@ -11,9 +11,9 @@ import traceback
 import pytest
 
 import hvdlite as hvd
+from hvdlite.engine.apart import run_apart
 from hvdlite.errors import HorovodInternalError, Mismatch
-from hvdlite.ops.calls import whole_number
-from hvdlite.runtime.apart import run_apart
+from hvdlite.ops.submit import whole_number
 from hvdlite.tracebacks import shorten
 
 
@@ -77,7 +77,7 @@ def test_frames_of_others_below_ours_stay() -> None:
         whole_number(Loud())
 
     text = shown(caught(calls_back))
-    assert "hvdlite/ops/calls.py" in text
+    assert "hvdlite/ops/submit.py" in text
     assert "in __index__" in text
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hvdlite.core.dtypes import OP_NAMES, DType
-from hvdlite.core.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
-from hvdlite.core.wire import Message, ProtocolError, Type, decode, encode
 from hvdlite.errors import DuplicateName
+from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
+from hvdlite.negotiation.wire import Message, ProtocolError, Type, decode, encode
+from hvdlite.tensors.dtypes import OP_NAMES, DType
 from tests.unit.ranks import request
 
 SCALES = st.floats(allow_nan=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from hvdlite.dataplane.base import DataPlane
+from hvdlite.planes.base import DataPlane
 from tests.contract.joined.ring import open_ring
 from tests.contract.planes import PlaneUnderTest
 

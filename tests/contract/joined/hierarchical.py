@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from typing import Final
 from unittest.mock import patch
 
-from hvdlite.dataplane import hierarchical
-from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.opening import Opening, open_plane
+from hvdlite.planes import hierarchical
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.opening import Opening, open_plane
 from hvdlite.settings import Settings
 from tests.contract.planes import PlaneUnderTest
 from tests.harness import thread_ranks

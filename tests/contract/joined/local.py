@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.local import LocalPlane
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.local import LocalPlane
 from tests.contract.planes import PlaneUnderTest
 
 

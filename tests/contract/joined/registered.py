@@ -12,13 +12,13 @@ from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 
-from hvdlite.core.buffer import Spans
-from hvdlite.core.dtypes import DType
-from hvdlite.dataplane import arena, segment
-from hvdlite.dataplane.arena import Arena, Regions
-from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.shm import Geometry, ShmPlane, geometry
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.shm import arena, segment
+from hvdlite.planes.shm.arena import Arena, Regions
+from hvdlite.planes.shm.plane import Geometry, ShmPlane, geometry
 from hvdlite.settings import Settings
+from hvdlite.tensors.buffer import Spans
+from hvdlite.tensors.dtypes import DType
 from tests.contract.planes import Array, PlaneUnderTest
 
 

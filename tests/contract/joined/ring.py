@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
-from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.ring import RingPlane
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.ring.plane import RingPlane
 from tests.contract.planes import PlaneUnderTest
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S

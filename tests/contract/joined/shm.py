@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
-from hvdlite.dataplane import segment
-from hvdlite.dataplane.base import DataPlane
-from hvdlite.dataplane.shm import ShmPlane, geometry
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.shm import segment
+from hvdlite.planes.shm.plane import ShmPlane, geometry
 from hvdlite.settings import Settings
 from tests.contract.planes import PlaneUnderTest
 

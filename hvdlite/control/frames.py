@@ -1,0 +1,93 @@
+"""Frames over a connected packet socket, without ever blocking.
+
+A frame travels as packets of a flag, 1 if more follow, and a piece. What the kernel does not take at once is kept and
+sent when it has room, so two peers that send much to each other cannot wait for one another.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+
+from hvdlite.negotiation.wire import MAX_FRAME_BYTES, ProtocolError
+
+_PIECE_BYTES = 64 << 10
+_LAST, _MORE = b"\0", b"\1"
+
+
+class FrameSocket:
+    """One connection (``SOCK_SEQPACKET``). Takes ``link`` over and makes it non-blocking.
+
+    ``has_ended`` is set by `receive` when the peer is gone.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setblocking(False)
+        self._socket = link
+        self._pieces: list[bytes] = []
+        self._unread_bytes = 0
+        self._unsent: deque[bytes] = deque()
+        self.has_ended = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` is due once the socket is writable."""
+        return bool(self._unsent)
+
+    def send(self, frame: bytes) -> None:
+        """Sends, or queues what does not fit. Does nothing once the peer is gone, which `receive` tells."""
+        while len(frame) > _PIECE_BYTES:
+            self._unsent.append(_MORE + frame[:_PIECE_BYTES])
+            frame = frame[_PIECE_BYTES:]
+        self._unsent.append(_LAST + frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what is queued, as far as the kernel takes it."""
+        try:
+            while self._unsent:
+                self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:  # the peer is gone; `receive` still gives what it sent before, then says so
+            self._unsent.clear()
+
+    def may_receive(self) -> bool:
+        """Whether `receive` has something to read now, or an end to find."""
+        return bool(select.select((self,), (), (), 0)[0])
+
+    def receive(self) -> bytes | None:
+        """The next frame; None if it has not come whole. Raises ProtocolError for a frame that no peer sends."""
+        try:
+            packet = self._socket.recv(1 + _PIECE_BYTES)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            # The peer closed without reading all that was sent to it. Linux says so once, ahead of the packets that
+            # had come before; they and the end follow.
+            return self.receive()
+        except OSError:
+            packet = b""
+        if not packet:
+            self.has_ended = True
+            return None
+        self._pieces.append(packet[1:])
+        self._unread_bytes += len(packet)
+        if self._unread_bytes > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a control frame is longer than {MAX_FRAME_BYTES} bytes")
+        if packet[0]:
+            if len(packet) <= _PIECE_BYTES:
+                raise ProtocolError("a control frame has a piece that is short and not the last")
+            return None
+        frame = b"".join(self._pieces)
+        self._pieces.clear()
+        self._unread_bytes = 0
+        return frame
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,73 @@
+"""What two ends of a link say about a new connection, before messages go over it.
+
+The dialling end says HELLO; the root answers WELCOME or REFUSAL. Both ends tell in the header how many messages they
+have received over earlier connections, and `hvdlite.control.stream` sends the rest again. A HELLO also tells how many
+messages there are, so that the root knows of those that do not get through. It carries a token that only this rank
+knows: the root was told its digest when the job began, so nobody else of the job can take the place of
+a rank, neither before it comes nor afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import NamedTuple
+
+from hvdlite.negotiation.wire import Header, ProtocolError, Type, frame_of, rest_of
+
+TOKEN_BYTES = 32
+
+_HELLO = struct.Struct(f"<II{TOKEN_BYTES}s")
+_MAX_REASON_BYTES = 4096
+
+
+class Refused(ProtocolError):
+    """The root does not talk to this rank, or no more."""
+
+
+class Hello(NamedTuple):
+    """Who dials: a rank of a group of ``size``, with its token."""
+
+    rank: int
+    size: int
+    token: bytes
+
+
+def digest(token: bytes) -> str:
+    """What may be known of a token."""
+    return hashlib.blake2b(token, digest_size=32).hexdigest()
+
+
+def fits(token: bytes, expected: str) -> bool:
+    """Whether ``token`` has the digest ``expected``."""
+    return hmac.compare_digest(digest(token), expected)
+
+
+def hello(message: Hello, sent: int, received: int, session: int) -> bytes:
+    """The first frame of a connection."""
+    return frame_of(Header(Type.HELLO, sent, received), session, _HELLO.pack(*message))
+
+
+def welcome(received: int, session: int) -> bytes:
+    """The answer to a HELLO that is accepted."""
+    return frame_of(Header(Type.WELCOME, 0, received), session, b"")
+
+
+def refusal(reason: str, session: int) -> bytes:
+    """The answer to a HELLO that is not, and the last frame to a peer that is given up."""
+    return frame_of(Header(Type.REFUSAL, 0, 0), session, reason.encode()[:_MAX_REASON_BYTES])
+
+
+def read_hello(header: Header, frame: bytes) -> Hello:
+    """The HELLO in ``frame``. Raises ProtocolError if it is something else."""
+    body = rest_of(frame)
+    if header.kind != Type.HELLO or len(body) != _HELLO.size:
+        raise ProtocolError("a connection does not begin with a hello")
+    return Hello(*_HELLO.unpack(body))
+
+
+def read_refusal(frame: bytes) -> str:
+    """The reason that a REFUSAL gives, fit to be printed."""
+    text = rest_of(frame)[:_MAX_REASON_BYTES].decode(errors="replace")
+    return "".join(character if character.isprintable() else "?" for character in text)

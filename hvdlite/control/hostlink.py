@@ -1,0 +1,139 @@
+"""Control links in a tree: the ranks of a host talk to its first rank, and only that one talks across hosts.
+
+The first rank of each host is its *leader*. Decisions of the root pass through it as they are; the news of its host go
+up as one message (`hvdlite.negotiation.aggregate`). Both ends are made of the link across hosts and the one within the
+host, and look like one. Other ranks have a `UnixLink` to their leader and do not see the difference, but for one: a
+leader that is lost takes its host along.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from hvdlite.control.link import ControlLink, Left, Lost
+from hvdlite.control.unixlink import UnixLink
+from hvdlite.control.zmqlink import ZmqLink
+from hvdlite.negotiation.aggregate import Aggregator
+from hvdlite.negotiation.messages import ORDERLY, End, Gathered, News, Ready, Run
+from hvdlite.negotiation.wire import Message, ProtocolError
+
+_HOLD_S = 1.0  # how long news of some ranks of a host wait for those of the others
+
+
+class _HostLink(ControlLink):
+    """What a leader and the root share: two links and one inbox."""
+
+    def __init__(self, across: ZmqLink, within: UnixLink) -> None:
+        self.inbox = across.inbox
+        self.inbox.add(within.inbox.fileno())
+        self._across = across
+        self._within = within
+
+    @property
+    def due(self) -> float | None:
+        return self._across.due
+
+    def close(self) -> None:
+        self._within.close()
+        self._across.close()
+
+
+class RootHostLink(_HostLink):
+    """The root's end. ``hosts`` has the ranks of each leader's host, itself among them."""
+
+    def __init__(self, across: ZmqLink, within: UnixLink, hosts: Mapping[int, Sequence[int]]) -> None:
+        super().__init__(across, within)
+        self._hosts = hosts
+
+    def send(self, message: Message) -> None:
+        self._across.send(message)
+        self._within.send(message)
+
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        yield from self._within.receive()
+        for item in self._across.receive():
+            if isinstance(item, Lost):
+                yield item
+            elif isinstance(item[1], Gathered):
+                yield from self._spread(item[0], item[1])
+            else:
+                yield item
+
+    def _spread(self, leader: int, gathered: Gathered) -> Iterator[tuple[int, Message]]:
+        for ranks, ready in gathered.news:
+            for rank in ranks:
+                if rank not in self._hosts[leader]:
+                    raise ProtocolError(f"rank {leader} speaks for rank {rank}, which is not on its host")
+                yield rank, ready
+
+
+class LeaderLink(_HostLink):
+    """A leader's end on another host, whose ``ranks`` begin with its own."""
+
+    def __init__(self, across: ZmqLink, within: UnixLink, ranks: Sequence[int]) -> None:
+        super().__init__(across, within)
+        self._rank = ranks[0]
+        self._aggregator = Aggregator(ranks)
+        self._held_until: float | None = None
+        self._news: list[News] = []
+        self._farewell: End | None = None
+
+    @property
+    def due(self) -> float | None:
+        return min((due for due in (self._held_until, super().due) if due is not None), default=None)
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._news += self._aggregator.receive(self._rank, message)
+            self._send_news()
+        elif isinstance(message, End):
+            self._send_end(message)
+            if message.kind in ORDERLY:
+                self._farewell = message
+
+    def receive(self) -> Iterator[tuple[int, Message] | Lost | Left]:
+        for item in self._within.receive():
+            if isinstance(item, Lost):
+                yield item
+            elif isinstance(item[1], Ready):
+                self._news += self._aggregator.receive(item[0], item[1])
+            elif isinstance(item[1], End):
+                self._send_end(item[1])
+                yield Left(item[1]) if item[1].kind in ORDERLY else item
+            else:
+                raise ProtocolError(f"rank {item[0]} sent a message that is not its to send")
+        self._send_news()
+        yield from self._pass_on()
+
+    def close(self) -> None:
+        if self._farewell is not None:  # not before: the root's own end tells what is still run
+            self._within.send(self._farewell)
+        super().close()
+
+    def _pass_on(self) -> Iterator[tuple[int, Message] | Lost]:
+        for item in self._across.receive():
+            if not isinstance(item, Lost):
+                if isinstance(item[1], Run):
+                    self._aggregator.decide(item[1])
+                self._within.send(item[1])
+            yield item
+
+    def _send_end(self, end: End) -> None:
+        self._news += self._aggregator.release()
+        self._send_news()
+        self._across.send(end)
+        if end.kind not in ORDERLY:  # it needs no decision of the root, which may be what was lost
+            self._within.send(end)
+
+    def _send_news(self) -> None:
+        if not self._aggregator.is_waiting:
+            self._held_until = None
+        elif self._held_until is None:
+            self._held_until = time.monotonic() + _HOLD_S
+        elif time.monotonic() >= self._held_until:
+            self._news += self._aggregator.release()
+            self._held_until = None
+        if self._news:
+            self._across.send(Gathered(tuple(self._news)))
+            self._news = []

@@ -1,0 +1,81 @@
+"""What a control link sleeps on: one descriptor that is readable while something has come from any peer.
+
+The coordinator's thread sleeps on it and on the link's wake. A thread that waits for a result may take its place: then
+the coordinator's thread looks at the wake only, so that what comes wakes one thread and not two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+from typing import Final
+
+from hvdlite import native
+from hvdlite.net.wake import Wake
+
+_WAKE: Final = 2  # of what hvd_spin_poll returns, where the wake is the second descriptor
+
+
+class Inbox:
+    """Descriptors of one link. What is added counts as something that came for as long as it is readable.
+
+    `fileno` is readable then, so the inbox of one link can be added to that of another. A driver spins for ``spin_us``
+    before it sleeps, but less often while that is in vain, and not again after it has slept in vain: who waits for long
+    costs nothing.
+    """
+
+    def __init__(self, spin_us: float = 0) -> None:
+        self.wake = Wake()
+        self.spin = native.Spin(round(max(spin_us, 0) * 1000))
+        self._spin_at = ctypes.addressof(self.spin)
+        self._spin_poll = native.library().hvd_spin_poll
+        self._sources = select.epoll()
+        self._sources_fd = self._sources.fileno()
+        self._poll = select.epoll()
+        self._poll.register(self.wake.fd, select.EPOLLIN)
+        self._poll.register(self._sources, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._sources.fileno()
+
+    def add(self, fd: int) -> None:
+        self._sources.register(fd, select.EPOLLIN)
+
+    def remove(self, fd: int) -> None:
+        self._sources.unregister(fd)
+
+    def watch(self, fd: int, events: int) -> None:
+        """From now on, ``events`` of ``fd``, which was added, are what counts."""
+        self._sources.modify(fd, events)
+
+    def ready(self) -> list[tuple[int, int]]:
+        """Descriptors of which something has come now, each with its events."""
+        return self._sources.poll(0)
+
+    def sleep(self, timeout_ms: int | None) -> None:
+        """Returns when something has come, `wake` is set, or the time is over. For the coordinator's thread."""
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        if any(fd == self.wake.fd for fd, _ in self._poll.poll(timeout_s)):
+            self.wake.clear()
+
+    def pause(self) -> None:
+        """From now on `sleep` looks at `wake` only."""
+        self._poll.modify(self._sources, 0)
+
+    def resume(self) -> None:
+        """Takes back `pause`."""
+        self._poll.modify(self._sources, select.EPOLLIN)
+
+    def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
+        """Returns when something has come, ``wake`` is set, or the time is over."""
+        timeout = -1 if timeout_ms is None else timeout_ms
+        ready = self._spin_poll(self._spin_at, self._sources_fd, wake.fd, timeout)
+        if ready < 0:
+            raise OSError(ctypes.get_errno(), "a control link cannot be waited for")
+        if ready & _WAKE:
+            wake.clear()
+
+    def close(self) -> None:
+        self._poll.close()
+        self._sources.close()
+        self.wake.close()

@@ -1,0 +1,69 @@
+"""The control links: how the root of a job and every other rank talk about tensors.
+
+A link has one end on each rank; threads take turns to use it, and may sleep on it meanwhile. Its frames are those of
+`hvdlite.negotiation.wire`. They carry the session and a count, so a frame that is lost, repeated or of another job is
+noticed. Within a host a connection that is gone is a peer that is gone; across hosts it is resumed, and the peer may
+come back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hvdlite.control.inbox import Inbox
+from hvdlite.negotiation.messages import End
+from hvdlite.negotiation.wire import Message
+
+
+class Lost(NamedTuple):
+    """A peer that can no longer be reached, and how that was noticed."""
+
+    rank: int
+    cause: str
+
+
+class Left(NamedTuple):
+    """The orderly end of a rank that talks to the root through this one. The root's answer ends the group here, too."""
+
+    end: End
+
+
+class ControlLink(ABC):
+    """One rank's end of the control plane. Threads sleep on its ``inbox``."""
+
+    inbox: Inbox
+
+    @property
+    def due(self) -> float | None:
+        """When `receive` is to be called even if nothing comes, on the monotonic clock. Any thread may ask."""
+        return None
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """To the root, or from the root to every rank. Does not block."""
+
+    @abstractmethod
+    def receive(self) -> Iterator[tuple[int, Message] | Lost | Left]:
+        """What has come: messages with their sender, and peers that were lost, after their last messages."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Sends what is queued and closes the link, the inbox too."""
+
+
+class SoloLink(ControlLink):
+    """The link of a job of one rank: nobody to talk to."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+
+    def send(self, message: Message) -> None:
+        pass
+
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        return iter(())
+
+    def close(self) -> None:
+        self.inbox.close()

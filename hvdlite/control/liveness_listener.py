@@ -1,0 +1,32 @@
+"""A TCP port that a rank holds open while its process lives, so that others can ask the kernel whether it does.
+
+It is no door: whoever connects is dropped at once, unread and unanswered. While the process runs, a connection is
+accepted and closed; while it is stopped, the kernel accepts and nothing follows; when it has ended, the kernel refuses.
+"""
+
+from __future__ import annotations
+
+from hvdlite.net.listening import endpoint, listen
+
+_BURST = 64  # connections dropped in one go
+
+
+class Beacon:
+    """Listens on ``address`` until it is closed. ``endpoint`` is what others dial."""
+
+    def __init__(self, address: str, ports: range | None) -> None:
+        self._entrance = listen(address, ports)
+        self.endpoint = endpoint(address, self._entrance.name()[1])
+
+    def fileno(self) -> int:
+        return self._entrance.fileno()
+
+    def drop_callers(self) -> None:
+        """Closes what has connected. Due when the beacon is readable."""
+        for _ in range(_BURST):
+            if (caller := self._entrance.accept()) is None:
+                break
+            caller.close()
+
+    def close(self) -> None:
+        self._entrance.close()

@@ -1,0 +1,109 @@
+"""What became of a peer whose connection has ended: dead, stopped, cut off, or on its way back.
+
+The kernel of its host knows. A connection to a port that the peer's process holds open
+(`hvdlite.control.liveness_listener`, and at the root the port that all dial) is
+
+- refused, and again a moment later: the process has ended, and the peer is lost at once;
+- accepted and closed, or greeted: the process is well, and gets ``peer_timeout`` to come back;
+- accepted and nothing more: the process is stopped, or does not get to run;
+- not answered: its host cannot be reached.
+
+In the last two cases the connection has ended because heartbeats were missing for a while, and the rest of
+``peer_timeout`` remains. One refusal alone proves nothing, because whatever cuts connections may cut this one too. No
+byte of the other side is looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from contextlib import suppress
+from enum import IntEnum
+
+from hvdlite.errors import ENDED
+from hvdlite.net.listening import resolve, split
+from hvdlite.settings import Settings
+
+_LOOK_S = 0.05
+_LOOK_AT_WELL_S = 0.2
+_SILENCE = 0.6  # of peer_timeout: so long without a heartbeat ends a connection
+
+
+class _Finding(IntEnum):
+    UNREACHABLE = 0
+    SILENT = 1
+    WELL = 2
+
+
+class Absence:
+    """Watches one peer, from the end of its connection until it is back or `look` says why it is lost.
+
+    ``due`` is when `look` is to be called, on the monotonic clock.
+    """
+
+    def __init__(self, endpoint: str, settings: Settings) -> None:
+        self._family, self._where = resolve(*split(endpoint))
+        self._timeout_s = settings.peer_timeout
+        self._silence_s = settings.peer_timeout + settings.heartbeat_interval
+        self._probe: socket.socket | None = None
+        self._finding = _Finding.UNREACHABLE
+        self._refusals = 0
+        self._since = time.monotonic()
+        self.due = self._since + _LOOK_S  # most are back before
+
+    @staticmethod
+    def silence_ms(settings: Settings) -> int:
+        """How long a connection may be without a sign of life before it ends."""
+        return int(settings.peer_timeout * _SILENCE * 1000)
+
+    def look(self) -> str | None:
+        """Why the peer is lost, or None while it may still come back."""
+        now = time.monotonic()
+        if now < self.due:
+            return None
+        self._ask()
+        self.due = now + (_LOOK_AT_WELL_S if self._finding is _Finding.WELL else _LOOK_S)
+        absent_s = now - self._since
+        if self._refusals > 1:
+            return ENDED
+        if self._finding is _Finding.WELL:
+            if absent_s < self._timeout_s:
+                return None
+            return f"its connection ended and was not made again within {absent_s:.1f} s, although its process ran"
+        if absent_s < self._silence_s - self._timeout_s * _SILENCE:
+            return None
+        if self._finding is _Finding.SILENT:
+            return f"its heartbeats stopped for {self._silence_s:.1f} s (stopped, or out of memory?)"
+        return f"its host could not be reached for {self._silence_s:.1f} s"
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+    def _ask(self) -> None:
+        if self._probe is None:
+            try:
+                self._probe = socket.socket(self._family, socket.SOCK_STREAM)
+            except OSError:  # no descriptor is free: nothing is found out this time
+                return
+            self._probe.setblocking(False)
+        error = self._probe.connect_ex(self._where)
+        if error in (errno.EINPROGRESS, errno.EALREADY):
+            return
+        if error == errno.ECONNREFUSED:
+            self._refusals += 1
+        elif error in (0, errno.EISCONN):
+            self._refusals = 0
+            with suppress(OSError):  # it has done so, and was answered
+                self._probe.shutdown(socket.SHUT_WR)  # the kernel keeps who says nothing from the process
+            try:
+                self._probe.recv(1)
+                self._finding = _Finding.WELL
+            except BlockingIOError:
+                self._finding = max(self._finding, _Finding.SILENT)  # well once, and perhaps just slow to answer again
+                return
+            except OSError:  # reset: the port may have been closed just now, so it is dialled again
+                pass
+        self.close()

@@ -1,0 +1,210 @@
+"""Control links within a host: Unix sockets, written and read by the coordinator itself.
+
+A message costs one system call on each side and wakes one thread, or finds it awake: a driver looks for a while before
+it sleeps, as those do who wait in shared memory, because to be woken takes longer than most waits. ZeroMQ handed every
+message to a thread of its own on either side first, which made a round trip four times as long (docs/threads.md has the
+figures).
+
+The kernel tells when a process dies: its connection ends, unless a forked child still holds it, and its pidfd becomes
+readable in any case. One that is stopped (SIGSTOP) stays connected and cannot say so; its state is looked up in
+``/proc`` from time to time while this rank waits for something. A rank whose Python is busy or hung is neither, so it
+counts as late and not as lost.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdlite.control.frames import FrameSocket
+from hvdlite.control.inbox import Inbox
+from hvdlite.control.link import ControlLink, Lost
+from hvdlite.errors import ENDED, HorovodInternalError
+from hvdlite.negotiation.wire import Message, decode, encode
+from hvdlite.net.door import Door, knock
+from hvdlite.net.entrance import peer_of
+from hvdlite.settings import Settings
+
+_CLOSE_S = 2.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    """The other end of one connection.
+
+    ``pidfd`` is -1 where the process cannot be seen from here. ``stopped_at`` is when it was first seen stopped, on the
+    monotonic clock.
+    """
+
+    rank: int
+    pid: int
+    pidfd: int
+    frames: FrameSocket
+    received: int = 0
+    stopped_at: float | None = field(default=None)
+
+
+class UnixLink(ControlLink):
+    """One rank's end: the first rank of the host has a peer for each other one, the others have it alone.
+
+    See `accept` and `dial`.
+    """
+
+    def __init__(self, session: int, settings: Settings) -> None:
+        self.inbox = Inbox(spin_us=settings.spin)
+        self._session = session
+        self._sent = 0
+        self._heartbeat_s = settings.heartbeat_interval
+        self._patience_s = settings.peer_timeout
+        self._next_look = 0.0
+        self._peers: dict[int, _Peer] = {}  # by descriptor
+
+    @classmethod
+    def accept(
+        cls, door: Door, session: int, settings: Settings, deadline: float, ranks: Iterable[int] | None = None
+    ) -> UnixLink:
+        """The first rank's end, once ``ranks``, by default all others of the group, came through ``door``.
+
+        Raises HorovodInternalError if they do not in time.
+        """
+        link = cls(session, settings)
+        missing = set(range(1, settings.size) if ranks is None else ranks)
+        guests = door.admit(deadline)
+        try:
+            while missing:
+                guest, greeting = next(guests)
+                if greeting.isdigit() and int(greeting) in missing:
+                    missing.discard(int(greeting))
+                    link._add(int(greeting), guest)
+                else:
+                    guest.close()
+        except TimeoutError:
+            late = ", ".join(map(str, sorted(missing)))
+            raise HorovodInternalError(
+                f"rank(s) {late} did not connect to rank {settings.rank} in time; see their output"
+            ) from None
+        finally:
+            guests.close()
+            if missing:
+                link.close()
+        return link
+
+    @classmethod
+    def dial(
+        cls, address: str, token: bytes, session: int, settings: Settings, deadline: float, first: int = 0
+    ) -> UnixLink:
+        """Any other rank's end. Raises HorovodInternalError if rank ``first`` does not listen at ``address``."""
+        try:
+            connection = knock(address, token, b"%d" % settings.rank, deadline)
+        except OSError as error:
+            raise HorovodInternalError(f"rank {settings.rank} cannot connect to rank {first}: {error}") from None
+        link = cls(session, settings)
+        link._add(first, connection)
+        return link
+
+    def send(self, message: Message) -> None:
+        frame = encode(message, self._sent, self._session)
+        self._sent += 1
+        for peer in self._all_peers():
+            peer.frames.send(frame)
+            if peer.frames.has_unsent:
+                self.inbox.watch(peer.frames.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        for fd, event in self.inbox.ready():
+            peer = self._peers.get(fd)
+            if peer is None:  # lost a moment ago, by its other descriptor
+                continue
+            if fd == peer.pidfd:
+                yield from self._read_last(peer)
+                continue
+            if event & select.EPOLLOUT:
+                peer.frames.flush()
+                if not peer.frames.has_unsent:
+                    self.inbox.watch(fd, select.EPOLLIN)
+            if event & ~select.EPOLLOUT:
+                yield from self._read(peer)
+        yield from self._look_for_stopped()
+
+    def close(self) -> None:
+        deadline = time.monotonic() + _CLOSE_S
+        for peer in self._all_peers():
+            while peer.frames.has_unsent and time.monotonic() < deadline:
+                select.select((), (peer.frames,), (), deadline - time.monotonic())
+                peer.frames.flush()
+            self._close_peer(peer)
+        self.inbox.close()
+
+    def _add(self, rank: int, connection: socket.socket) -> None:
+        pid = peer_of(connection).pid
+        peer = _Peer(rank, pid, _pidfd_of(pid), FrameSocket(connection))
+        for fd in (peer.frames.fileno(), peer.pidfd):
+            if fd >= 0:
+                self._peers[fd] = peer
+                self.inbox.add(fd)
+
+    def _all_peers(self) -> list[_Peer]:
+        return [peer for fd, peer in self._peers.items() if fd != peer.pidfd]
+
+    def _read(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
+        frame = peer.frames.receive()
+        if frame is not None:
+            peer.received += 1
+            yield peer.rank, decode(frame, peer.received - 1, self._session)
+        elif peer.frames.has_ended:
+            yield self._lose(peer, ENDED)
+
+    def _read_last(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
+        """What a process that has ended had sent before."""
+        while peer.frames.fileno() in self._peers and peer.frames.may_receive():
+            yield from self._read(peer)
+        if peer.frames.fileno() in self._peers:
+            yield self._lose(peer, ENDED)
+
+    def _look_for_stopped(self) -> Iterator[Lost]:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._heartbeat_s
+        for peer in self._all_peers():
+            if not _is_stopped(peer.pid):
+                peer.stopped_at = None
+            elif peer.stopped_at is None:
+                peer.stopped_at = now
+            elif now - peer.stopped_at >= self._patience_s:
+                yield self._lose(peer, f"its process {peer.pid} has been stopped for {now - peer.stopped_at:.1f} s")
+
+    def _lose(self, peer: _Peer, cause: str) -> Lost:
+        for fd in (peer.frames.fileno(), peer.pidfd):
+            if self._peers.pop(fd, None) is not None:
+                self.inbox.remove(fd)
+        self._close_peer(peer)
+        return Lost(peer.rank, cause)
+
+    @staticmethod
+    def _close_peer(peer: _Peer) -> None:
+        peer.frames.close()
+        if peer.pidfd >= 0:
+            os.close(peer.pidfd)
+            peer.pidfd = -1
+
+
+def _pidfd_of(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # of another pid namespace, or the kernel is older than 5.3: then only its connection tells
+        return -1
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal stopped the process. One that a debugger holds is not, nor one that cannot be looked up."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] == b"T"

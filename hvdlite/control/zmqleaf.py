@@ -1,0 +1,197 @@
+"""Any other rank's end of the control links across hosts: a DEALER to rank 0, and a new one when that ends."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from hvdlite.control.greeting import TOKEN_BYTES, Hello, Refused, digest, hello, read_refusal
+from hvdlite.control.link import Lost
+from hvdlite.control.liveness_listener import Beacon
+from hvdlite.control.liveness_probe import Absence
+from hvdlite.control.stream import Stream
+from hvdlite.control.zmqlink import Watched, ZmqLink
+from hvdlite.errors import HorovodInternalError
+from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
+from hvdlite.net.listening import LOOPBACK, split
+from hvdlite.rendezvous.job import Job
+from hvdlite.settings import Settings
+
+_REDIAL_S = 0.1  # between two connections that both came about and ended
+
+
+class ZmqLeafLink(ZmqLink):
+    """Opens its beacon at once; `join` connects. ``card`` is what the root needs.
+
+    Until the root's welcome to a connection, messages wait in the stream.
+    """
+
+    def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings) -> None:
+        super().__init__(context, session, settings)
+        self._job = job
+        self._root = ""
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._stream = Stream(session)
+        self._connection: Watched | None = None
+        self._dialled_at = 0.0
+        self._dial_at: float | None = None
+        self._is_welcome = False
+        self._absence: Absence | None = None
+        self._is_over = False
+        try:
+            self._beacon = Beacon(settings.address or LOOPBACK, settings.ports)
+        except BaseException:
+            self._unread.close()
+            self.inbox.close()
+            raise
+        self._answer(self._beacon.fileno(), self._beacon.drop_callers)
+        self.card = f"{digest(self._token)} {self._beacon.endpoint}"
+
+    def join(self, root: str, deadline: float) -> None:
+        """Connects to the root, whose card is ``root``. Raises HorovodInternalError if it does not answer in time."""
+        self._root = root
+        self._dial()
+        rank = self._settings.rank
+        while not self._is_welcome:
+            if time.monotonic() >= deadline:
+                raise HorovodInternalError(
+                    f"rank {rank} got no answer from rank 0 at {root} in time. See whether a firewall is between them; "
+                    "--network-interface chooses other addresses, --port-range the ports"
+                )
+            self._sleep_until(deadline)
+            for item in self.receive():
+                if isinstance(item, Lost):
+                    raise HorovodInternalError(f"rank {rank} lost rank 0 during init(): {item.cause}")
+                raise ProtocolError("rank 0 sent something before all ranks had come")
+
+    @property
+    def due(self) -> float | None:
+        absence, dial_at = self._absence, self._dial_at  # a turn may change them meanwhile
+        return None if absence is None else min(absence.due, dial_at or absence.due)
+
+    def send(self, message: Message) -> None:
+        if not self._is_over:
+            self._transmit(self._stream.send(*body_of(message)))
+
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        self._look()
+        if self._is_over or self._connection is None:
+            return
+        has_ended = self._has_events and self._read_events(self._connection)
+        while True:
+            try:
+                frame = self._connection.socket.recv(zmq.NOBLOCK)  # to ask before it, pyzmq takes longer than to fail
+            except zmq.Again:
+                break
+            try:
+                message = self._read(frame)
+            except Refused:
+                self._give_up()
+                raise
+            except ProtocolError as error:
+                yield self._lose(f"it broke the protocol: {error}")
+                return
+            if message is not None:
+                yield 0, message
+        if has_ended:
+            self._part()
+        if self._absence is None:
+            return
+        if (cause := self._absence.look()) is not None:
+            yield self._lose(cause)
+        elif self._dial_at is not None and time.monotonic() >= self._dial_at:
+            self._dial()
+
+    def _read(self, frame: bytes) -> Message | None:
+        header = header_of(frame, self._session)
+        if header.kind == Type.REFUSAL:
+            raise Refused(read_refusal(frame))
+        if (header.kind == Type.WELCOME) is self._is_welcome:
+            raise ProtocolError("a connection does not begin with one welcome")
+        if not self._is_welcome:
+            self._settle(header)
+            return None
+        message = self._stream.receive(header, frame)
+        if (receipt := self._stream.receipt()) is not None:
+            self._transmit(receipt)
+        return message
+
+    def _read_events(self, connection: Watched) -> bool:
+        """Whether the connection has ended: nothing else is watched for."""
+        self._has_events = False
+        return bool(list(connection.events()))
+
+    # ---- connections
+
+    def _dial(self) -> None:
+        self._hang_up(linger_ms=0)
+        self._dial_at = None
+        self._dialled_at = time.monotonic()
+        socket = self._open(zmq.DEALER, split(self._root)[0])
+        self._job.dial(socket)
+        self._connection = self._watch(socket, zmq.EVENT_DISCONNECTED)
+        socket.connect(self._root)
+        own = Hello(self._settings.rank, self._settings.size, self._token)
+        socket.send(hello(own, self._stream.sent, self._stream.received, self._session))
+        self._recheck(socket)
+
+    def _settle(self, header: Header) -> None:
+        """The root welcomes the connection: sends what it does not have."""
+        self._is_welcome = True
+        self._end_absence()
+        for frame in self._stream.resume(header.received):
+            self._transmit(frame)
+
+    def _part(self) -> None:
+        """The connection has ended."""
+        self._is_welcome = False
+        self._dial_at = self._dialled_at + _REDIAL_S
+        if self._absence is None:
+            self._absence = Absence(self._root, self._settings)
+
+    def _lose(self, cause: str) -> Lost:
+        self._give_up()
+        return Lost(0, cause)
+
+    def _give_up(self) -> None:
+        """Nobody is left to talk to. Closes everything, so that a root that comes back sees it at once."""
+        self._is_over = True
+        self._is_welcome = False
+        self._end_absence()
+        self._close_beacon()
+        self._hang_up(linger_ms=0)
+
+    def _hang_up(self, linger_ms: int | None) -> None:
+        if self._connection is not None:
+            self._discard(self._connection, linger_ms)
+            self._connection = None
+
+    def _close_beacon(self) -> None:
+        self._ignore(self._beacon.fileno())
+        self._beacon.close()
+
+    def _end_absence(self) -> None:
+        if self._absence is not None:
+            self._absence.close()
+            self._absence = None
+
+    def _transmit(self, frame: bytes) -> None:
+        if self._is_welcome and self._connection is not None:
+            with suppress(zmq.Again):  # libzmq has given the connection up, which its monitor tells
+                self._connection.socket.send(frame, zmq.NOBLOCK)
+            self._recheck(self._connection.socket)
+
+    # ---- what ZmqLink asks for
+
+    def _awaits_receipts(self) -> bool:
+        return self._stream.has_unacknowledged and not self._is_over
+
+    def _release(self) -> None:
+        self._end_absence()
+        self._close_beacon()
+        self._hang_up(linger_ms=None if self._is_welcome else 0)

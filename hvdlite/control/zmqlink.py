@@ -1,0 +1,168 @@
+"""Control links across hosts: ZeroMQ over TCP with CURVE, which admits the job's ranks and nobody else.
+
+A connection may end at any time: it is made again, and `hvdlite.control.stream` sees to it that nothing is lost or
+comes twice. Every attempt is a new socket at the dialling end, so that nothing of an earlier one goes before its hello;
+it has no routing id, so the root gives it a fresh one. ZeroMQ heartbeats, which libzmq's own thread sends, end a
+connection to a peer that is stopped or cut off, so that a busy or hung Python program is not taken for one. A peer is
+lost when its process has ended, or when it does not come back in time: `hvdlite.control.liveness_probe` tells.
+
+This file has what both ends share; `ZmqRootLink` and `ZmqLeafLink` are the ends.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import zmq
+
+from hvdlite.control.inbox import Inbox
+from hvdlite.control.link import ControlLink, Lost
+from hvdlite.control.liveness_probe import Absence
+from hvdlite.log import logger
+from hvdlite.negotiation.wire import MAX_FRAME_BYTES, Message
+from hvdlite.net.giving_up import seconds_until
+from hvdlite.net.wake import Wake
+from hvdlite.settings import Settings
+
+_EVENT = struct.Struct("=hi")  # as libzmq documents it; zmq.utils.monitor would import asyncio to do the same
+_CLOSE_S = 2.0
+_LINGER_MS = 100  # for receipts; what matters more has been acknowledged by then
+_HANDSHAKE_MS = 2000
+_REDIAL_MS = 50
+_CONNECT_MS = 500
+_WARN_EVERY_S = 60.0
+
+
+class Watched(NamedTuple):
+    """A socket and its monitor."""
+
+    socket: zmq.Socket[bytes]
+    fd: int
+    monitor: zmq.Socket[bytes]
+    monitor_fd: int
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """What has happened to its connections: events, each with a value, which is a descriptor for most."""
+        while True:
+            try:
+                event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield _EVENT.unpack(event)
+
+
+class ZmqLink(ControlLink):
+    """One end: sockets with their monitors, and the warnings.
+
+    The descriptor of a socket of ZeroMQ becomes readable only when something comes after the socket was found empty,
+    and is not any more once the socket was used at all. So `receive` takes everything, and whoever connects or sends
+    calls `_recheck` afterwards; then an inbox that is not readable has nothing to read, and no thread needs to ask the
+    socket before it sleeps.
+    """
+
+    def __init__(self, context: zmq.Context[Any], session: int, settings: Settings) -> None:
+        self.inbox = Inbox()
+        self._context = context
+        self._session = session
+        self._settings = settings
+        self._next_warning = 0.0
+        self._answers: dict[int, Callable[[], object]] = {}  # what `_look` does, by descriptor
+        self._has_events = True  # on a monitor, perhaps: to look each time would be a tenth of a round trip
+        self._unread = Wake()
+        self._answer(self._unread.fd, self._unread.clear)
+
+    @abstractmethod
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        """As of `ControlLink`: nobody talks to the root through this end alone."""
+
+    def close(self) -> None:
+        deadline = time.monotonic() + _CLOSE_S
+        while self._awaits_receipts() and time.monotonic() < deadline:
+            self._sleep_until(deadline)
+            for _ in self.receive():
+                pass
+        self._release()
+        self._unread.close()
+        self.inbox.close()
+
+    @abstractmethod
+    def _awaits_receipts(self) -> bool:
+        """Whether a peer that is not lost may not have all that was sent to it."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Closes what this end has opened."""
+
+    def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        """A socket for links over the IP address, neither bound nor connected yet."""
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.linger = _LINGER_MS
+        socket.set_hwm(0)
+        socket.ipv6 = ":" in address
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)  # while nobody answers; what was connected is dialled anew
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat_interval * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, Absence.silence_ms(self._settings))
+        return socket
+
+    def _sleep_until(self, deadline: float) -> None:
+        """For who connects or closes, before and after the threads of the engine use the link."""
+        until = deadline if self.due is None else min(deadline, self.due)
+        self.inbox.sleep(int(seconds_until(until) * 1000) + 1)
+
+    def _look(self) -> None:
+        """Does what is to be done for descriptors that are not of a socket for messages."""
+        for fd, _ in self.inbox.ready():
+            if (answer := self._answers.get(fd)) is not None:
+                answer()
+
+    def _recheck(self, socket: zmq.Socket[bytes]) -> None:
+        """Makes the inbox readable if ``socket`` has something to read that its descriptor may not tell."""
+        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._unread.set()
+
+    def _answer(self, fd: int, answer: Callable[[], object]) -> None:
+        """Has `_look` call ``answer`` when ``fd`` is readable."""
+        self._answers[fd] = answer
+        self.inbox.add(fd)
+
+    def _ignore(self, fd: int) -> None:
+        """Takes back `_answer`, if that was called."""
+        if self._answers.pop(fd, None) is not None:
+            self.inbox.remove(fd)
+
+    def _watch(self, socket: zmq.Socket[bytes], events: int) -> Watched:
+        """Adds ``socket`` to the inbox, and a monitor for ``events`` of its connections.
+
+        Not for failed handshakes: to tell of one, libzmq 4.3 overwrites the errno that says what failed, takes a frame
+        that was tampered with for a full queue, and ends the process with an assertion at the next heartbeat.
+        """
+        monitor = socket.get_monitor_socket(events)
+        watched = Watched(socket, int(socket.getsockopt(zmq.FD)), monitor, int(monitor.getsockopt(zmq.FD)))
+        self.inbox.add(watched.fd)
+        self._answer(watched.monitor_fd, self._expect_events)
+        self._has_events = True
+        self._recheck(monitor)
+        return watched
+
+    def _expect_events(self) -> None:
+        self._has_events = True
+
+    def _discard(self, watched: Watched, linger_ms: int | None = None) -> None:
+        self.inbox.remove(watched.fd)
+        self._ignore(watched.monitor_fd)
+        watched.socket.disable_monitor()
+        watched.monitor.close(0)
+        watched.socket.close(linger_ms)
+
+    def _warn(self, text: str) -> None:
+        """Logs what strangers or liars do, but not as often as they do it."""
+        if (now := time.monotonic()) >= self._next_warning:
+            self._next_warning = now + _WARN_EVERY_S
+            logger.warning(text)

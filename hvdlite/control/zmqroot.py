@@ -1,0 +1,307 @@
+"""Rank 0's end of the control links across hosts: a ROUTER that every other rank dials.
+
+A connection is known by the routing id that the ROUTER gives it, and belongs to nobody until its hello. Its end is told
+by its file descriptor, which the next connection may get; so the monitor's events are read in order, and a descriptor
+is believed to be open only from the one that says so to the one that says it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import zmq
+
+from hvdlite.control.greeting import Hello, fits, read_hello, refusal, welcome
+from hvdlite.control.link import Lost
+from hvdlite.control.liveness_probe import Absence
+from hvdlite.control.stream import MAX_FRUITLESS, Attempts, Stream
+from hvdlite.control.zmqlink import ZmqLink
+from hvdlite.errors import HorovodInternalError
+from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.listening import LOOPBACK, endpoint, listen, resolve, split
+from hvdlite.rendezvous.job import Job
+from hvdlite.settings import Settings
+
+_MOST_STRANGERS: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """Another rank. ``name`` is the routing id of its connection, until it has another one or is lost."""
+
+    rank: int
+    digest: str
+    beacon: str
+    stream: Stream
+    name: bytes | None = None
+    fd: int = -1
+    attempts: Attempts = field(default_factory=Attempts)
+    absence: Absence | None = None
+    lost: str = ""  # why, once it is
+
+
+class ZmqRootLink(ZmqLink):
+    """Listens at once; `accept` waits for the others. ``card`` is what they need.
+
+    Until `accept`, callers wait in the kernel's queue, where strangers among them cost no descriptor.
+    """
+
+    def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings) -> None:
+        super().__init__(context, session, settings)
+        address = settings.address or LOOPBACK
+        self._socket = self._open(zmq.ROUTER, address)
+        self._watched = self._watch(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._peers: dict[int, _Peer] = {}
+        self._by_name: dict[bytes, _Peer] = {}
+        self._by_fd: dict[int, _Peer] = {}
+        self._absent: set[int] = set()
+        self._open_fds: set[int] = set()
+        self._strange_fds: dict[int, None] = {}  # those of them that have not said hello, the oldest first
+        self._has_begun_message = False  # its name is sent, and the rest is not
+        self._spare_fd = -1
+        self._entrance: Entrance | None = None
+        try:
+            self._spare_fd = os.dup(self._unread.fd)
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            job.serve(self._socket)
+            self._entrance = listen(address, settings.ports)
+            self._port = int(self._entrance.name()[1])
+            self.card = endpoint(address, self._port)
+        except BaseException:
+            self.close()
+            raise
+
+    def accept(self, cards: Mapping[int, str], deadline: float) -> None:
+        """Waits until every rank that dials has said hello; ``cards`` are theirs, by rank.
+
+        Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
+        """
+        for rank, card in cards.items():
+            digest, _, beacon = card.partition(" ")
+            try:
+                resolve(*split(beacon))
+            except (ValueError, OSError) as error:
+                raise ProtocolError(f"rank {rank} listens at {beacon!r:.100}, which is no address: {error}") from None
+            self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
+        entrance, self._entrance = self._entrance, None
+        assert entrance is not None
+        self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
+        self._socket.bind(self.card)
+        while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
+            if time.monotonic() >= deadline:
+                raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")
+            self._sleep_until(deadline)
+            for item in self.receive():
+                if isinstance(item, Lost):
+                    raise HorovodInternalError(f"rank {item.rank} was lost during init(): {item.cause}")
+                raise ProtocolError(f"rank {item[0]} sent something before all ranks had come")
+
+    @property
+    def due(self) -> float | None:
+        absences = [self._peers[rank].absence for rank in tuple(self._absent)]  # a turn may change the set meanwhile
+        return min((absence.due for absence in absences if absence is not None), default=None)
+
+    def send(self, message: Message) -> None:
+        kind, body = body_of(message)
+        for peer in self._peers.values():
+            if not peer.lost:
+                frame = peer.stream.send(kind, body)
+                if peer.absence is None and peer.name is not None:
+                    self._transmit(peer.name, frame)
+
+    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+        self._look()
+        if self._has_events:
+            self._read_events()
+        while (received := self._next_frame()) is not None:
+            name, frame = received
+            peer = self._by_name.get(name)
+            if peer is None:
+                assert isinstance(frame, zmq.Frame)
+                if (stuck := self._greet(name, frame)) is not None:
+                    yield self._lose(stuck, self._why_stuck(stuck))
+                continue
+            assert isinstance(frame, bytes)
+            try:
+                message = peer.stream.receive(header_of(frame, self._session), frame)
+            except ProtocolError as error:
+                yield self._lose(peer, f"it broke the protocol: {error}")
+                continue
+            if (receipt := peer.stream.receipt()) is not None:
+                self._transmit(name, receipt)
+            if message is not None:
+                yield peer.rank, message
+        for rank in list(self._absent):
+            peer = self._peers[rank]
+            if peer.absence is not None and (cause := peer.absence.look()) is not None:
+                yield self._lose(peer, cause)
+
+    def _next_frame(self) -> tuple[bytes, bytes | zmq.Frame] | None:
+        """A frame and its connection. It has its descriptor only where that is asked for, which costs a copy less."""
+        while True:
+            try:
+                name = self._socket.recv(zmq.NOBLOCK)
+                # Parts come together: one is missing only if a signal's handler raised between these two calls before.
+                frame: bytes | zmq.Frame = self._socket.recv(zmq.NOBLOCK, copy=name in self._by_name)
+            except zmq.Again:
+                return None
+            if not self._socket.getsockopt(zmq.RCVMORE):
+                return name, frame
+            while self._socket.getsockopt(zmq.RCVMORE):
+                self._socket.recv(zmq.NOBLOCK)
+            self._warn("a peer sent a message of several parts, which no rank does; it was dropped")
+
+    # ---- connections
+
+    def _greet(self, name: bytes, frame: zmq.Frame) -> _Peer | None:
+        """Takes a connection if it is a peer's; returns that peer if nothing gets through to it or from it."""
+        try:
+            header = header_of(frame.bytes, self._session)
+            if header.kind in (Type.READY, Type.END, Type.RECEIPT):
+                return None  # the rest of a connection that its rank has replaced meanwhile; it comes again
+            hello = read_hello(header, frame.bytes)
+        except ProtocolError as error:
+            self._warn(f"a connection to rank 0 was ignored: {error}")
+            return None
+        if reason := self._why_not(hello):
+            self._warn(f"rank 0 refused a connection: {reason}")
+            self._transmit(name, refusal(reason, self._session))
+            return None
+        peer = self._peers[hello.rank]
+        self._attach(peer, name, int(frame.get(zmq.SRCFD)), header)
+        peer.attempts.begin(peer.stream.sent, header.received, header.number, peer.stream.received)
+        return peer if peer.attempts.fruitless >= MAX_FRUITLESS else None
+
+    def _why_not(self, hello: Hello) -> str:
+        """Why this hello is refused; empty if it is not."""
+        peer = self._peers.get(hello.rank)
+        if peer is None or hello.size != self._settings.size:
+            return f"rank {hello.rank} of {hello.size} is not of this group of {self._settings.size} ranks"
+        if not fits(hello.token, peer.digest):
+            return f"it claims to be rank {hello.rank}, and is not"
+        return f"rank 0 has taken it for lost: {peer.lost}" if peer.lost else ""
+
+    def _why_stuck(self, peer: _Peer) -> str:
+        return (
+            f"{MAX_FRUITLESS} connections in a row between rank 0 and rank {peer.rank} ended before a control frame "
+            "had passed: something in the network damages it, or cuts the connections"
+        )
+
+    def _attach(self, peer: _Peer, name: bytes, fd: int, header: Header) -> None:
+        try:
+            missing = list(peer.stream.resume(header.received))
+        except ProtocolError as error:
+            self._transmit(name, refusal(str(error), self._session))
+            self._warn(f"rank 0 refused a connection of rank {peer.rank}: {error}")
+            return
+        self._detach(peer)
+        self._read_events()
+        self._strange_fds.pop(fd, None)
+        peer.name, peer.fd = name, fd
+        self._by_name[name] = peer
+        if (former := self._by_fd.pop(fd, None)) is not None:
+            self._part(former)
+        if fd in self._open_fds:
+            self._by_fd[fd] = peer
+        else:
+            self._part(peer)
+        self._transmit(name, welcome(peer.stream.received, self._session))
+        for frame in missing:
+            self._transmit(name, frame)
+
+    def _detach(self, peer: _Peer) -> None:
+        """Forgets the connection of ``peer`` and its absence."""
+        if peer.name is not None:
+            self._by_name.pop(peer.name, None)
+        if self._by_fd.get(peer.fd) is peer:
+            del self._by_fd[peer.fd]
+        if peer.absence is not None:
+            peer.absence.close()
+            peer.absence = None
+        self._absent.discard(peer.rank)
+
+    def _part(self, peer: _Peer) -> None:
+        """The connection of ``peer`` has ended. What it sent over it can still be read."""
+        peer.absence = Absence(peer.beacon, self._settings)
+        self._absent.add(peer.rank)
+
+    def _lose(self, peer: _Peer, cause: str) -> Lost:
+        self._detach(peer)
+        peer.lost = cause
+        if peer.name is not None:
+            self._transmit(peer.name, refusal(f"rank 0 has taken it for lost: {cause}", self._session))
+        return Lost(peer.rank, cause)
+
+    def _read_events(self) -> None:
+        self._has_events = False
+        for event, value in self._watched.events():
+            if event == zmq.EVENT_ACCEPTED:
+                self._open_fds.add(value)
+                self._strange_fds[value] = None
+                continue
+            self._open_fds.discard(value)
+            if (peer := self._by_fd.pop(value, None)) is not None:
+                self._part(peer)
+            elif value in self._strange_fds:
+                self._warn(
+                    "somebody connected to rank 0 and did not prove to be of this job: a process with another key, "
+                    "a port scanner, or a network that breaks connections"
+                )
+            self._strange_fds.pop(value, None)
+        for fd in list(self._strange_fds)[:-_MOST_STRANGERS]:
+            self._show_out(fd)
+
+    def _show_out(self, fd: int) -> None:
+        """Ends a connection that ZeroMQ has not known for a peer's yet, of which it limits the time but not the number.
+
+        ZeroMQ may have closed it just now. Another file of this number is left alone, and so is what is a peer's. The
+        strangers may have all descriptors, so looking at one of them takes none but the spare one.
+        """
+        del self._strange_fds[fd]
+        with suppress(OSError):
+            os.dup2(fd, self._spare_fd, inheritable=False)
+            try:
+                stranger = socket.socket(fileno=self._spare_fd)
+                try:
+                    own = stranger.getsockname()
+                    if isinstance(own, tuple) and own[1] == self._port:
+                        stranger.shutdown(socket.SHUT_RDWR)
+                finally:
+                    stranger.detach()
+            finally:
+                os.dup2(self._unread.fd, self._spare_fd, inheritable=False)
+
+    def _transmit(self, name: bytes, frame: bytes) -> None:
+        if self._has_begun_message:  # a signal's handler raised in the middle of it
+            with suppress(zmq.ZMQError):
+                self._socket.send(b"", zmq.NOBLOCK)
+        self._has_begun_message = True
+        try:
+            self._socket.send(name, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor says so, or has said so
+                raise
+        self._has_begun_message = False
+        self._recheck(self._socket)
+
+    # ---- what ZmqLink asks for
+
+    def _awaits_receipts(self) -> bool:
+        return any(peer.stream.has_unacknowledged and not peer.lost for peer in self._peers.values())
+
+    def _release(self) -> None:
+        for peer in self._peers.values():
+            self._detach(peer)
+        self._discard(self._watched)
+        if self._entrance is not None:
+            self._entrance.close()
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)

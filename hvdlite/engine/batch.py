@@ -1,0 +1,208 @@
+"""Runs one agreed batch on a data plane: entries become spans, and spans one native call.
+
+Four collectives of the plane run all kinds. An all-gather also broadcasts; a reduce-scatter also reduces to one root;
+an all-to-all also gathers to one root, scatters from one, and sends from one rank to another.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.negotiation.cache import fuse_key
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.rows import even_splits, received_by
+from hvdlite.planes import adasum
+from hvdlite.planes.base import DataPlane
+from hvdlite.tensors.buffer import Spans, holds
+from hvdlite.tensors.dtypes import Adasum, Average, DType, Sum, added_as
+
+_ARRAY = np.ndarray
+_Row = tuple[int, int, int]
+
+
+class Work(NamedTuple):
+    """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`)."""
+
+    entries: Sequence[Entry]
+    rows: Sequence[tuple[int, ...]]
+
+
+def run(work: Work, plane: DataPlane) -> None:
+    """Moves the bytes of ``work``; every rank of the plane's group calls it with the same batch.
+
+    Raises HorovodInternalError, before any byte moves, if a storage was resized since it was submitted, or before that
+    to fewer bytes than its tensor has.
+    """
+    for entry in work.entries:
+        owner = entry.owner
+        # Arrays are not looked at, and most storages begin where their tensor does.
+        if (
+            type(owner) is not _ARRAY
+            and owner is not None
+            and (owner.data_ptr() != entry.source or len(owner) < entry.nbytes)
+            and not holds(owner, entry.source, entry.nbytes)
+        ):
+            raise HorovodInternalError(
+                f"the storage of tensor {entry.name!r} was resized while it was in flight, or to fewer bytes than the "
+                "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
+            )
+    kind = fuse_key(work.entries[0].request)[0]
+    assert isinstance(kind, Kind)
+    _RUNNERS[kind](work, plane)
+
+
+def _allreduce(work: Work, plane: DataPlane) -> None:
+    request = work.entries[0].request
+    if request.op == Adasum:
+        adasum.allreduce(work.entries, plane)
+        return
+    dtype, op, postscale = _arithmetic(request, plane)
+    words: list[int] = []
+    for entry in work.entries:
+        words += (entry.source, entry.target, entry.nbytes)
+    # Packed: half the time of an array that numpy makes of the list, and an all-reduce may have thousands of spans.
+    spans = np.frombuffer(struct.pack(f"{len(words)}Q", *words), np.uint64).reshape(-1, 3)
+    plane.allreduce(spans, dtype, op, request.prescale, postscale)
+
+
+def _arithmetic(request: Request, plane: DataPlane) -> tuple[DType, int, float]:
+    """The elements, the operation and the postscale with which a plane does what ``request`` asks for.
+
+    Integers are truncated, and 49 times the double that is next to 1/49 is less than 1. Where that is so, the next
+    larger one does it right.
+    """
+    dtype = added_as(request.dtype)
+    assert dtype is not None  # what has no sums was refused
+    if request.op != Average:
+        return dtype, request.op, request.postscale
+    scale = request.postscale / plane.size
+    if request.postscale == 1 and not dtype.is_floating and scale * plane.size < 1:
+        scale = math.nextafter(scale, 1)
+    return dtype, Sum, scale
+
+
+def _reducescatter(work: Work, plane: DataPlane) -> None:
+    request = work.entries[0].request
+    dtype, op, postscale = _arithmetic(request, plane)
+    parts = _lists(plane.size)
+    for entry in work.entries:
+        read = entry.source
+        for rank, nbytes in enumerate(_parts(entry.request, plane.size)):
+            parts[rank].append((read, entry.target if rank == plane.rank else 0, nbytes))
+            read += nbytes
+    plane.reducescatter([_spans(rows) for rows in parts], dtype, op, request.prescale, postscale)
+
+
+def _parts(request: Request, size: int) -> Iterator[int]:
+    """The bytes that each rank gets of a reduction."""
+    nbytes = request.nbytes
+    if request.kind is Kind.REDUCE:
+        yield from (nbytes if rank == request.root else 0 for rank in range(size))
+    else:
+        row_bytes = _row_bytes(request)
+        yield from (count * row_bytes for count in even_splits(request.shape[0], size))
+
+
+def _allgather(work: Work, plane: DataPlane) -> None:
+    streams = _lists(plane.size)
+    for entry, rows in zip(work.entries, work.rows, strict=True):
+        if entry.request.kind is Kind.BROADCAST:
+            streams[entry.request.root].append((entry.source, entry.target, entry.nbytes))
+            continue
+        row_bytes = _row_bytes(entry.request)
+        write = _allocate(entry, rows)
+        for rank, count in enumerate(rows):
+            streams[rank].append((entry.source if rank == plane.rank else 0, write, count * row_bytes))
+            write += count * row_bytes
+    plane.allgather([_spans(rows) for rows in streams])
+
+
+def _alltoall(work: Work, plane: DataPlane) -> None:
+    size, own = plane.size, plane.rank
+    sends, receives = _lists(size), _lists(size)
+    matrix = np.zeros((size, size), np.uint64)
+    for entry, rows in zip(work.entries, work.rows, strict=True):
+        moved = _moved(entry.request, rows, size)
+        matrix += moved
+        read = entry.source
+        write = entry.target if entry.allocate is None else _allocate(entry, _received(entry, rows, own))
+        for peer, nbytes in enumerate(moved[own].tolist()):
+            sends[peer].append((read, 0, nbytes))
+            read += nbytes
+        for peer, nbytes in enumerate(moved[:, own].tolist()):
+            receives[peer].append((0, write, nbytes))
+            write += nbytes
+    plane.alltoall([_spans(rows) for rows in sends], [_spans(rows) for rows in receives], matrix)
+
+
+def _moved(request: Request, rows: tuple[int, ...], size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    """The bytes of one tensor from each rank to each other."""
+    moved = np.zeros((size, size), np.uint64)
+    if request.kind is Kind.SEND:
+        moved[request.root, request.peer] = request.nbytes
+    elif request.kind is Kind.GATHER:
+        moved[:, request.root] = rows
+    elif request.kind is Kind.SCATTER:
+        moved[request.root] = rows
+    else:
+        moved[:] = np.reshape(rows, (size, size))
+    return moved if request.kind is Kind.SEND else moved * np.uint64(_row_bytes(request))
+
+
+def _received(entry: Entry, rows: tuple[int, ...], own_rank: int) -> tuple[int, ...]:
+    """The rows that this rank gets from each."""
+    request = entry.request
+    if request.kind is Kind.ALLTOALL:
+        return received_by(rows, own_rank)
+    if request.kind is Kind.SCATTER:
+        return (rows[own_rank],)
+    return rows if request.root == own_rank else ()
+
+
+def _allocate(entry: Entry, rows: tuple[int, ...]) -> int:
+    """Makes the output of ``entry`` for ``rows`` from each rank; the address to write them to."""
+    assert entry.allocate is not None
+    entry.rows = rows
+    entry.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
+    return entry.target
+
+
+def _barrier(work: Work, plane: DataPlane) -> None:
+    plane.barrier()
+
+
+def _join(work: Work, plane: DataPlane) -> None:
+    """Nothing moves: what the ranks wait for is that everything before was run."""
+    for entry, rows in zip(work.entries, work.rows, strict=True):
+        entry.output = rows[0]
+        if entry.group is not None:
+            entry.group.count_anew()  # here, because the call may have been interrupted
+
+
+_RUNNERS: dict[Kind, Callable[[Work, DataPlane], None]] = {
+    Kind.ALLREDUCE: _allreduce,
+    Kind.REDUCESCATTER: _reducescatter,
+    Kind.ALLGATHER: _allgather,
+    Kind.ALLTOALL: _alltoall,
+    Kind.BARRIER: _barrier,
+    Kind.JOIN: _join,
+}
+
+
+def _row_bytes(request: Request) -> int:
+    return math.prod(request.shape[1:]) * request.dtype.itemsize
+
+
+def _lists(size: int) -> list[list[_Row]]:
+    return [[] for _ in range(size)]
+
+
+def _spans(rows: Iterable[_Row]) -> Spans:
+    return np.array(list(rows), np.uint64).reshape(-1, 3)

@@ -1,0 +1,290 @@
+"""A rank's part in the negotiation: tells the root what became ready here, and queues what was agreed for the executor.
+
+A *turn* takes what has come, submits, and on the root decides: there it also runs the negotiator, and cuts a batch as
+soon as at most one batch waits behind the running one, so that readiness accumulates, and fuses, exactly while bytes
+are moving. `Engine` says which thread runs a turn, and that one does at a time.
+
+The end of a group reaches every rank of it as one `End` message, whoever causes it; the first one counts. If a rank
+merely left, batches that were agreed before are still run, by all; if one was lost or failed, the plane is aborted.
+Ranks are counted within the group here; ends, and all that users read, have their numbers in the job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hvdlite.control.link import ControlLink, Left, Lost
+from hvdlite.engine.batch import Work
+from hvdlite.engine.executor import Executor
+from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.report import report_end
+from hvdlite.errors import Mismatch
+from hvdlite.log import logger
+from hvdlite.negotiation.bits import members, set_of
+from hvdlite.negotiation.cache import Cache
+from hvdlite.negotiation.end_messages import error_of
+from hvdlite.negotiation.entry import Entry, stand_in
+from hvdlite.negotiation.messages import JOIN_NAME, ORDERLY, Batch, End, EndKind, Ready, Request, Response, Run
+from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.stall import StallWatch
+from hvdlite.negotiation.straggler import StragglerWatch
+from hvdlite.negotiation.wire import Message, ProtocolError
+from hvdlite.planes.base import DataPlane
+from hvdlite.settings import Settings
+
+_MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles and the rest goes on accumulating
+
+
+class Coordinator:
+    """The state of one rank between turns. No lock and no thread of its own.
+
+    ``has_ended`` is set when no batch will be agreed any more. ``known`` is that of its `Cache`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ranks: Sequence[int],
+        hosts: Sequence[str],
+        speakers: Sequence[int],
+        link: ControlLink,
+        plane: DataPlane,
+        in_flight: InFlight,
+        executor: Executor,
+        on_end: Callable[[End], None],
+    ) -> None:
+        self._rank = settings.rank
+        self._ranks = ranks
+        self._hosts = hosts
+        self._on_end = on_end
+        self._report = settings.report
+        self._link = link
+        self._plane = plane
+        self._in_flight = in_flight
+        self._executor = executor
+        self._cache = Cache()
+        self.known = self._cache.known
+        self._by_bit: dict[int, Entry] = {}
+        self._negotiator = (
+            Negotiator(ranks, settings.cache_capacity, settings.fusion_threshold) if self._rank == 0 else None
+        )
+        self._hold_s = settings.cycle_time / 1000
+        self._held_since: float | None = None
+        warn_s = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
+        self._stall = StallWatch(warn_s, settings.stall_shutdown_time_seconds)
+        self._next_stall_check: float | None = None
+        self._stragglers = StragglerWatch(ranks, hosts, speakers)
+        self._gone: set[int] = set()  # by their numbers in the job
+        self._end: End | None = None
+        self.has_ended = threading.Event()
+
+    def turn(self) -> None:
+        """One turn. Raises ProtocolError when the root or a peer sent what it must not."""
+        for item in self._link.receive():
+            if isinstance(item, Lost):
+                self._lose(item)
+            elif isinstance(item, Left):
+                self._gone.add(item.end.rank)
+            else:
+                self._take(*item)
+        if new := self._in_flight.take_new():
+            self._submit(new)
+        if self._negotiator is not None and self._end is None:
+            self._cut(self._negotiator)
+            self._check_stalls(self._negotiator)
+
+    def leave(self, kind: EndKind) -> None:
+        """Leaves the group, once. ``kind`` is one of `ORDERLY`."""
+        if self._ranks[self._rank] in self._gone:
+            return
+        self._gone.add(self._ranks[self._rank])
+        left = self._own_end(kind, "it left")
+        if self._end is not None:
+            self._announce(left)  # so that others do not take the end of its links for a loss
+        else:
+            self.end(left)
+
+    def fail(self, cause: str) -> None:
+        """Ends the group for all its ranks because of something that happened on this one."""
+        self._announce(self._own_end(EndKind.FAILED, cause))
+
+    def end(self, end: End) -> None:
+        """Ends the group for all its ranks, unless it has ended, because of ``end``, which may be another group's."""
+        if self._end is not None:
+            return
+        if end.kind not in ORDERLY or self._negotiator is not None:
+            self._announce(end)
+        else:
+            self._link.send(end)  # the root's answer ends the group here: it knows which batches are still run
+
+    @property
+    def ended_by(self) -> End | None:
+        """What ended the group, if it has ended."""
+        return self._end
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether a turn would cut a batch, if there is room for one."""
+        return self._negotiator is not None and self._end is None and self._negotiator.has_agreed
+
+    @property
+    def next_timer(self) -> float | None:
+        """When a turn is due even if nothing comes, on the monotonic clock."""
+        if self._held_since is None:
+            return self._next_stall_check
+        held_until = self._held_since + self._hold_s
+        return held_until if self._next_stall_check is None else min(held_until, self._next_stall_check)
+
+    def _submit(self, new: Sequence[Entry]) -> None:
+        bits: list[int] = []
+        requests: list[Request] = []
+        known, by_bit = self._cache.known, self._by_bit
+        for entry in new:
+            request = entry.request
+            seen = known.get(entry.name)
+            if seen is not None and (seen.request is request or seen.request == request):
+                bit = seen.bit
+                bits.append(bit)
+                by_bit[bit] = entry
+            else:
+                requests.append(request)
+        self._tell_root(Ready(self._cache.generation, set_of(bits), tuple(requests)))
+
+    def _tell_root(self, ready: Ready) -> None:
+        if self._negotiator is None:
+            self._link.send(ready)
+        else:
+            self._hear(self._negotiator, 0, ready)
+
+    def _take(self, sender: int, message: Message) -> None:
+        if isinstance(message, Run) and self._negotiator is None:
+            self._apply(message)
+        elif isinstance(message, Ready) and self._negotiator is not None:
+            self._hear(self._negotiator, sender, message)
+        elif isinstance(message, End):
+            if message.kind in ORDERLY:
+                self._gone.add(message.rank)
+            if self._negotiator is not None:
+                self._announce(message)
+            else:
+                self._finish(message)
+        else:
+            raise ProtocolError(f"rank {self._ranks[sender]} sent a message that is not its to send")
+
+    def _hear(self, negotiator: Negotiator, rank: int, ready: Ready) -> None:
+        if self._end is None:
+            was_last = negotiator.receive(rank, ready)
+            self._stragglers.heard(rank, was_last, time.monotonic())
+
+    # ---- batches
+
+    def _cut(self, negotiator: Negotiator) -> None:
+        if not negotiator.has_agreed or self._executor.backlog >= _MAX_BACKLOG:
+            return
+        if self._hold_s > 0:
+            now = time.monotonic()
+            self._held_since = self._held_since or now
+            if now - self._held_since < self._hold_s:
+                return
+            self._held_since = None
+        run = negotiator.cut()
+        if run is not None:
+            self._link.send(run)
+            self._apply(run)
+            if warning := self._stragglers.ran(run, time.monotonic()):
+                logger.warning(warning)
+
+    def _apply(self, run: Run) -> None:
+        if self._cache.begin(run.generation):
+            self._by_bit.clear()
+        for batch in run.batches:
+            entries, rows = self._known(batch)
+            for response in batch.responses:
+                if response.error and not response.fails(self._rank):
+                    continue
+                entry = self._entry(response)
+                if response.error:
+                    self._in_flight.finish((entry,), Mismatch(response.error))
+                    continue
+                if response.bit >= 0:
+                    self._cache.remember(response.bit, entry.request, response.rows)
+                entries.append(entry)
+                rows.append(response.rows)
+            if entries:
+                self._executor.put(Work(entries, rows))
+
+    def _known(self, batch: Batch) -> tuple[list[Entry], list[tuple[int, ...]]]:
+        if not batch.bits:
+            return [], []
+        bits = members(batch.bits)
+        submitted, known = self._by_bit, self._cache.by_bit
+        has_joined = self._in_flight.find(JOIN_NAME) is not None
+        try:
+            for bit in bits if has_joined else ():
+                if bit not in submitted:
+                    submitted[bit] = stand_in(known[bit].request)
+            return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
+        except KeyError as error:
+            raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
+
+    def _entry(self, response: Response) -> Entry:
+        self._by_bit.pop(self._cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name
+        entry = self._in_flight.find(response.name)
+        if entry is None:
+            if response.request is None:
+                raise ProtocolError(f"rank 0 answered {response.name!r}, which this rank did not submit")
+            entry = stand_in(response.request)
+        return entry
+
+    # ---- waiting for ranks
+
+    def _check_stalls(self, negotiator: Negotiator) -> None:
+        if self._stall.interval_s is None or not negotiator.is_waiting:
+            self._next_stall_check = None
+            return
+        now = time.monotonic()
+        if self._next_stall_check is None:  # most waits end at once: nothing is looked at until one has lasted
+            self._next_stall_check = now + self._stall.interval_s
+        if now < self._next_stall_check:
+            return
+        self._next_stall_check = now + self._stall.interval_s
+        report = self._stall.check(negotiator.waiting(), now)
+        if report.warning:
+            logger.warning(report.warning)
+        if report.fatal:
+            late = report.fatal[0][0]
+            host = self._hosts[self._ranks.index(late)]
+            self._announce(End(EndKind.STALLED, late, host, "", report.waited_s, report.fatal))
+
+    # ---- the end
+
+    def _lose(self, lost: Lost) -> None:
+        rank = self._ranks[lost.rank]
+        if rank not in self._gone:
+            self._announce(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
+
+    def _own_end(self, kind: EndKind, cause: str) -> End:
+        return End(kind, self._ranks[self._rank], self._hosts[self._rank], cause)
+
+    def _announce(self, end: End) -> None:
+        """Ends the group here and tells all its ranks."""
+        self._finish(end)
+        self._link.send(end)
+
+    def _finish(self, end: End) -> None:
+        error = error_of(end)
+        if self._end is None and end.kind is not EndKind.REMOVED:
+            report_end(end, self._report)
+        if end.kind not in ORDERLY:
+            self._plane.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
+        self.has_ended.set()  # the root agrees no batch after an end
+        if self._end is not None:
+            return
+        self._end = end
+        self._held_since = self._next_stall_check = None
+        self._in_flight.end(error)
+        agreed = self._executor.entries()
+        self._in_flight.finish([entry for entry in self._in_flight.all() if entry not in agreed], error)
+        self._on_end(end)

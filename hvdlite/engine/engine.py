@@ -1,0 +1,272 @@
+"""Which thread does what on a rank, from the first submit to the shutdown.
+
+The coordinator's thread sleeps until a message comes or something was submitted, and takes a turn; the executor's
+thread runs the batches. That is how tensors move beside a computation. A thread that has nothing to do but wait for a
+result *drives* instead: it takes the turns and runs the batches itself, and sleeps on the control link while the
+coordinator's thread does not look there. So a blocking collective switches between no threads on its way, which is most
+of its time. While a driver is inside a native call, the coordinator's thread watches the peers again. For the main
+thread, which signal handlers interrupt, a `Deputy` drives.
+
+One thread drives at a time; others that wait sleep until their handle is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from hvdlite.engine.connecting import Connections
+from hvdlite.engine.coordinator import Coordinator
+from hvdlite.engine.deputy import Deputy
+from hvdlite.engine.executor import Executor
+from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.parts import Parts
+from hvdlite.errors import HvdError, ShutDown
+from hvdlite.log import logger
+from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.messages import End, EndKind
+from hvdlite.negotiation.wire import ProtocolError
+from hvdlite.net.wake import Wake
+from hvdlite.settings import Settings
+
+_STOP_S = 5.0  # for a thread that has nothing left to do
+
+
+class _Driver:
+    """What a handle's end rings while its waiter drives: a wake, but only if the driver may be asleep."""
+
+    def __init__(self) -> None:
+        self.wake = Wake()
+        self.is_asleep = False
+
+    def release(self) -> None:
+        if self.is_asleep:
+            self.wake.set()
+
+
+class Engine:
+    """A rank's threads in one group and the state that they share, until `shut_down`.
+
+    ``submit``, ``submit_all``, ``interrupted`` and ``burst`` are those of `InFlight`, and ``run_parts`` is
+    `Parts.run`. ``known`` has what the cache knows of each name.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ranks: Sequence[int],
+        hosts: Sequence[str],
+        connections: Connections,
+        on_end: Callable[[End], None],
+    ) -> None:
+        """``settings`` have the rank and the size in the group, ``ranks`` and ``hosts`` are those of its members.
+
+        ``on_end`` is called once, in the middle of a turn, with what ended the group: it must not wait.
+        """
+        self._rank = ranks[settings.rank]
+        self._heartbeat_s = settings.heartbeat_interval
+        self._connections = connections
+        self._link = link = connections.link
+        self._inbox = link.inbox
+        self._plane = plane = connections.plane
+        self._in_flight = InFlight(self._inbox.wake.set)
+        self.burst = self._in_flight.burst
+        self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
+        self._coordinator = Coordinator(
+            settings, ranks, hosts, connections.speakers, link, plane, self._in_flight, self._executor, on_end
+        )
+        self.submit = self._in_flight.submit
+        self.submit_all = self._in_flight.submit_all
+        self.interrupted = self._in_flight.interrupted
+        self.known = self._coordinator.known
+        self._turn_lock = threading.Lock()
+        self._driving = threading.Lock()
+        self._driver = _Driver()
+        self._deputy = Deputy(self._in_flight, self._wait, self._inbox.wake.set)
+        self._parts = Parts(self._in_flight, self.wait)
+        self.run_parts = self._parts.run
+        self._main_thread = threading.main_thread().ident
+        self._turns = 0
+        self._watches: list[None] = []  # one for each `watching_peers`
+        self._is_alert = False  # the coordinator's thread looks after the peers every heartbeat
+        self._failure: HvdError | None = None  # of a batch, on its way from the thread that ran it to the next turn
+        self._posted: End | None = None  # what ended another group and is to end this one in the next turn
+        self._leaving: EndKind | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
+        self._thread.start()
+
+    def wait(self, handle: Handle) -> None:
+        """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle.
+
+        What a signal handler raises in the main thread ends the wait, and changes nothing else.
+        """
+        if threading.get_ident() == self._main_thread:
+            self._deputy.wait(handle)
+        else:
+            self._wait(handle)
+            if not handle.is_done:  # the process is about to end
+                self._in_flight.wait(handle)
+
+    def _wait(self, handle: Handle) -> None:
+        if self._driving.acquire(blocking=False):
+            try:
+                self._drive(handle)
+            finally:
+                self._driving.release()
+        else:
+            self._inbox.wake.set()
+            self._in_flight.wait(handle)
+
+    def end(self, end: End) -> None:
+        """Has the next turn end the group, for all its ranks, because of what ended another. Any thread may call it."""
+        self._posted = self._posted or end
+        self._inbox.wake.set()
+
+    @contextmanager
+    def watching_peers(self) -> Iterator[None]:
+        """A context in which this rank looks after its peers although nothing is in flight here."""
+        self._watches.append(None)
+        self._inbox.wake.set()
+        try:
+            yield
+        finally:
+            self._watches.pop()
+
+    @property
+    def ended_by(self) -> End | None:
+        """What ended the group, if it has ended."""
+        return self._coordinator.ended_by
+
+    def shut_down(self, deadline: float, kind: EndKind = EndKind.LEFT) -> None:
+        """Leaves the group: what is not agreed yet fails on all ranks, what is agreed is still run.
+
+        ``kind`` is the end that the others hear of, one of `ORDERLY`. ``deadline`` is on the monotonic clock.
+        """
+        self._leaving = kind
+        self._inbox.wake.set()
+        self._coordinator.has_ended.wait(max(0.0, deadline - time.monotonic()))
+        if not self._executor.close(deadline):
+            self._plane.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
+            self._executor.close(time.monotonic() + 1)
+        self._stop()
+        self._parts.stop(_STOP_S)
+        with self._driving:  # whoever drives sees its handle end
+            self._connections.close()
+            self._driver.wake.close()
+            self._deputy.close()
+
+    def forget(self, error: HvdError) -> None:
+        """Makes all that is in flight fail with ``error``, in a forked child, which has none of the threads."""
+        self._in_flight.forget(error)
+
+    def stop_at_exit(self, deadline: float) -> None:
+        """Ends the threads of a process that is about to end, and tells nobody: its end will.
+
+        Batches that were agreed may still finish, and what they sent is delivered.
+        """
+        is_idle = self._executor.close(deadline)
+        if not is_idle:
+            self._plane.abort(ShutDown(self._rank, f"rank {self._rank} is exiting"))
+            is_idle = self._executor.close(time.monotonic() + 1)
+        self._stop()
+        if is_idle:
+            self._plane.close()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._inbox.wake.set()
+        self._driver.wake.set()
+        self._thread.join(_STOP_S)
+        self._deputy.stop(_STOP_S)
+
+    # ---- the coordinator's thread
+
+    def _serve(self) -> None:
+        while not self._is_stopping:
+            turns = self._turns
+            self._inbox.sleep(self._milliseconds_to_sleep(self._is_alert))
+            self._is_alert = bool(self._in_flight or self._watches) or self._turns != turns
+            self._turn()
+            self._executor.wake()
+
+    def _turn(self) -> None:
+        with self._turn_lock:
+            self._turns += 1
+            had_ended = self._coordinator.has_ended.is_set()
+            try:
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    self._coordinator.fail(str(failure))
+                self._coordinator.turn()
+                if self._posted is not None:
+                    self._coordinator.end(self._posted)
+                    self._posted = None
+                if self._leaving is not None:
+                    self._coordinator.leave(self._leaving)
+            except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+                cause = str(error)
+                if not isinstance(error, ProtocolError):
+                    logger.exception("the coordinator failed")
+                    cause = f"its coordinator failed: {type(error).__name__}: {error}"
+                if had_ended:
+                    self._is_stopping = True  # not even the end can be told
+                else:
+                    self._coordinator.fail(cause)
+
+    def _milliseconds_to_sleep(self, is_alert: bool) -> int | None:
+        timer = self._next_timer
+        sleep_s = None if timer is None else max(0.0, timer - time.monotonic())
+        if is_alert:
+            sleep_s = self._heartbeat_s if sleep_s is None else min(sleep_s, self._heartbeat_s)
+        return None if sleep_s is None else int(sleep_s * 1000) + 1
+
+    @property
+    def _next_timer(self) -> float | None:
+        """When a turn is due even if nothing comes, on the monotonic clock."""
+        ours, of_link = self._coordinator.next_timer, self._link.due
+        if ours is None or of_link is None:
+            return of_link if ours is None else ours
+        return min(ours, of_link)
+
+    def _batches_are_done(self) -> None:
+        if self._coordinator.has_agreed:
+            self._inbox.wake.set()
+
+    def _batch_failed(self, error: HvdError) -> None:
+        if not self._coordinator.has_ended.is_set():
+            self._failure = error
+            self._inbox.wake.set()
+
+    # ---- a thread that waits
+
+    def _drive(self, handle: Handle) -> None:
+        if not self._in_flight.watch(handle, self._driver):
+            return
+        if not self._is_alert:
+            self._is_alert = True
+            self._inbox.wake.set()
+        try:
+            self._turn()
+            while not (handle.is_done or self._is_stopping):
+                if not self._executor.run_here(until=handle):
+                    self._sleep_as_driver(handle)
+                elif self._coordinator.has_agreed:  # there is room for the next batch now
+                    self._turn()
+        finally:
+            self._executor.wake()
+            if self._coordinator.has_agreed or self._next_timer is not None:
+                self._inbox.wake.set()
+
+    def _sleep_as_driver(self, handle: Handle) -> None:
+        try:
+            self._inbox.pause()
+            self._driver.is_asleep = True
+            if not handle.is_done:
+                self._inbox.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
+            self._turn()  # before the coordinator's thread sees, and wakes for, what this turn takes
+        finally:
+            self._driver.is_asleep = False
+            self._inbox.resume()

@@ -1,0 +1,120 @@
+"""Moves bytes: runs batches in the order in which they were agreed, one native call each, one at a time.
+
+A thread of its own does it, unless a thread that waits for a result does it in passing (`run_here`), which saves two
+switches between threads. Whoever has the lock runs what is queued, and looks again after it let the lock go; so a batch
+that is queued while somebody runs others is never forgotten.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from hvdlite.engine.batch import Work, run
+from hvdlite.engine.inflight import InFlight
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.handle import Handle
+from hvdlite.planes.base import DataPlane
+
+
+class Executor:
+    """Runs batches until it is closed.
+
+    ``on_done`` is called when the executor's own thread has run some, and ``on_failure`` with the error of each batch
+    that failed. A failed batch fails its entries; what follows it fails too, because the plane stays aborted.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        in_flight: InFlight,
+        on_done: Callable[[], None],
+        on_failure: Callable[[HvdError], None],
+    ) -> None:
+        self._plane = plane
+        self._in_flight = in_flight
+        self._on_done = on_done
+        self._on_failure = on_failure
+        self._unfinished: deque[Work] = deque()
+        self._is_running = threading.Lock()
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: the end
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-executor", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        """Batches that are running or waiting to run."""
+        return len(self._unfinished)
+
+    def entries(self) -> set[Entry]:
+        """The entries of those batches."""
+        return {entry for work in list(self._unfinished) for entry in work.entries}
+
+    def put(self, work: Work) -> None:
+        """Queues a batch. `run_here` or `wake` must follow."""
+        self._unfinished.append(work)
+
+    def wake(self) -> None:
+        """Has the executor's thread run what is queued, if anything is."""
+        if self._unfinished:
+            self._tokens.put(True)
+
+    def run_here(self, until: Handle | None = None) -> bool:
+        """Runs what is queued, in this thread, until ``until`` is done. False if there was nothing for it to do."""
+        has_run = False
+        while self._unfinished and self._is_running.acquire(blocking=False):
+            try:
+                while self._unfinished and not (until is not None and until.is_done):
+                    self._run_first()
+                    has_run = True
+            finally:
+                self._is_running.release()
+            if until is not None and until.is_done:
+                self.wake()
+                break
+        return has_run
+
+    def close(self, deadline: float) -> bool:
+        """Lets queued batches finish, then ends the thread. False if they have not finished by ``deadline``."""
+        self._tokens.put(True)
+        self._tokens.put(False)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        is_idle = not self._thread.is_alive() and self._is_running.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        )
+        if is_idle:
+            self._is_running.release()
+        return is_idle
+
+    def _serve(self) -> None:
+        while self._tokens.get():
+            if self.run_here():
+                self._on_done()
+        while self._unfinished:  # whoever ran batches when this thread looked may leave the last ones to it
+            with self._is_running:
+                pass
+            self.run_here()
+
+    def _run_first(self) -> None:
+        work = self._unfinished[0]
+        error = self._run(work)
+        if error is not None:
+            self._on_failure(error)  # first: whoever wakes may shut down, and the other ranks must hear of it before
+        self._in_flight.finish(work.entries, error)
+        self._unfinished.popleft()
+
+    def _run(self, work: Work) -> HvdError | None:
+        try:
+            run(work, self._plane)
+        except HvdError as error:
+            return error
+        except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+            names = ", ".join(entry.request.name for entry in work.entries[:3])
+            failure = HorovodInternalError(f"running {names} failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
+        return None

@@ -1,0 +1,91 @@
+"""A group of ranks that run collectives among themselves: all ranks of the job, or those of a process set.
+
+Every group has an engine of its own, with its own links, data plane and threads. So groups share nothing that one could
+hold up for another: what happens in one is neither negotiated with, nor queued behind, the tensors of another.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdlite.engine.engine import Engine
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.tensors.buffer import address_of
+from hvdlite.tensors.dtypes import DType, Sum
+
+
+class Group:
+    """This rank's membership in a group.
+
+    ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
+    ``submit``, ``submit_all``, ``interrupted``, ``burst``, ``run_parts``, ``wait`` and ``known`` are the engine's.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.size = len(self.ranks)
+        self.engine = engine
+        self.submit = engine.submit
+        self.submit_all = engine.submit_all
+        self.interrupted = engine.interrupted
+        self.burst = engine.burst
+        self.run_parts = engine.run_parts
+        self.wait = engine.wait
+        self.known = engine.known
+        self._index_of = {member: index for index, member in enumerate(self.ranks)}
+        self._joins = 0
+        self._names: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
+
+    def index_of(self, rank: int) -> int | None:
+        """The index in the group of the rank with this number in the job; None if it is no member."""
+        return self._index_of.get(rank)
+
+    def automatic_name(self, kind: Kind, *between: Any) -> str:
+        """The next name for a tensor that the user did not name.
+
+        It is counted for each kind of collective, and where only some ranks take part, for each choice of them.
+        """
+        number = next(self._names[(kind, *between)])
+        return f"{kind}.noname.{self._joins}.{number}" if self._joins else f"{kind}.noname.{number}"
+
+    @property
+    def joins(self) -> int:
+        """How often all ranks have joined: the same on every rank that is in no join."""
+        return self._joins
+
+    def count_anew(self) -> None:
+        """Begins all counts of automatic names again, because ranks had different numbers of tensors up to here.
+
+        Every rank calls it with the same batch. Names that are still in flight do not come again.
+        """
+        self._joins += 1
+        self._names.clear()
+
+    def swap(self, purpose: str, card: Any) -> list[Any]:
+        """The cards (JSON) of all ranks in rank order, once every rank has given one for the same ``purpose``.
+
+        Raises the error of the collective that did not happen.
+        """
+        name = f"{purpose}.{self.automatic_name(Kind.ALLGATHER, purpose)}"
+        line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)
+
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
+            output = np.empty(shape, np.uint8)
+            return output, address_of(output)
+
+        request = Request(name, Kind.ALLGATHER, DType.UINT8, line.shape, Sum, 1.0, 1.0, 0, cacheable=False)
+        entry = Entry(request, self, address_of(line), owner=line, allocate=allocate)
+        self.submit(entry, will_wait=True)
+        self.wait(entry)
+        if entry.error is not None:
+            raise copy.copy(entry.error) from entry.error.__cause__
+        return [json.loads(each) for each in entry.output.tobytes().splitlines()]

@@ -1,0 +1,294 @@
+"""The tensors in flight on this rank, between the user's threads, which submit and wait, and ours, which finish them.
+
+The first of several submits wakes the coordinator, and the next wake is due only after that has taken what was
+submitted. In a `burst`, which may let the GIL go between two submits, the wake comes at the end.
+
+A signal handler may raise in the main thread between any two steps; a lock held by the thread would then stay locked.
+So submitting and waiting take no lock. Each step is one operation of a built-in container, and a submit that is
+interrupted either did not happen or happened completely (`InFlight._settle`). The one lock is for the threads that
+finish entries, which are ours.
+
+An interrupted call leaves its entry in flight, because the other ranks make the same call. The next call of that name
+by the same thread does not fail with DuplicateName: it is submitted once that entry is done.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.handle import Handle, Waiter
+from hvdlite.negotiation.messages import JOIN_NAME
+
+
+class InFlight:
+    """Entries by name, the new ones in order of submission, and the error that ended the session, if one did."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._by_name: dict[str, Entry] = {}
+        self._new: list[Entry] = []
+        self._behind: list[Sequence[Entry]] = []  # calls to submit once interrupted ones of their names are done
+        self._waiters: dict[Handle, list[Waiter]] = {}
+        self._is_awake = False  # the coordinator was woken and has not taken the new ones yet
+        self._bursts: list[None] = []  # one for each that is open
+        self._error: HvdError | None = None
+        self._lock = threading.Lock()  # for those who finish entries
+
+    def __bool__(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._by_name)
+
+    def submit(self, entry: Entry, will_wait: bool = False) -> Handle:
+        """Puts ``entry`` in flight, wakes the coordinator if it is not awake yet, and returns the caller's handle.
+
+        With ``will_wait`` the caller waits next, and nobody is woken.
+
+        Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
+        and the session's error once it has ended.
+        """
+        by_name, name = self._by_name, entry.name
+        try:
+            ended_by = self._error
+            if ended_by is not None or JOIN_NAME in by_name:
+                raise self._refusal(name)
+            if will_wait:
+                entry.caller = threading.get_ident()
+            if by_name.setdefault(name, entry) is entry:
+                self._new.append(entry)
+            else:
+                self._put_behind((entry,))
+            if self._error is not None:  # it ended meanwhile, perhaps without this entry
+                self._withdraw((entry,))
+                self.end(self._error)
+                raise self._refusal()
+            if not (self._is_awake or will_wait or self._bursts):
+                self._is_awake = True
+                self._wake()
+            return entry
+        except (HvdError, DuplicateName):
+            raise
+        except BaseException:
+            self._settle((entry,))
+            raise
+
+    def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
+        """Puts all of ``entries`` in flight or none, like `submit`."""
+        by_name = self._by_name
+        try:
+            ended_by = self._error
+            if ended_by is not None or JOIN_NAME in by_name:
+                raise self._refusal()
+            if will_wait:
+                caller = threading.get_ident()
+                for entry in entries:
+                    entry.caller = caller
+            for entry in entries:
+                if by_name.setdefault(entry.name, entry) is not entry:
+                    self._put_behind(entries)
+                    break
+            else:
+                self._new.extend(entries)
+            if self._error is not None:
+                self._withdraw(entries)
+                self.end(self._error)
+                raise self._refusal()
+            if not (self._is_awake or will_wait or self._bursts):
+                self._is_awake = True
+                self._wake()
+        except (HvdError, DuplicateName):
+            raise
+        except BaseException:
+            self._settle(entries)
+            raise
+
+    def _put_behind(self, entries: Sequence[Entry]) -> None:
+        """Has `take_new` submit ``entries`` when their names are free, if interrupted calls of this thread have them.
+
+        Raises DuplicateName if others do.
+        """
+        self._withdraw(entries)
+        caller, names = threading.get_ident(), {entry.name for entry in entries}
+        waiting = [other for call in self._behind for other in call if other.name in names]
+        holding = [self._by_name.get(name) for name in names]
+        for other in (*holding, *waiting):
+            if other is not None and other.caller != caller:
+                raise self._refusal(other.name)
+        if len(names) < len(entries):
+            raise self._refusal(entries[0].name)
+        self._behind.append(entries)
+
+    def _withdraw(self, entries: Iterable[Entry]) -> None:
+        """Takes back what no turn has seen."""
+        for entry in entries:
+            if self._by_name.get(entry.name) is entry:
+                self._by_name.pop(entry.name, None)
+
+    def _settle(self, entries: Sequence[Entry]) -> None:
+        """After an interrupt: takes ``entries`` back, or leaves them in flight, if they are there, to nobody."""
+        first = next(iter(entries), None)
+        if first is None:
+            return
+        if self._has(first):
+            for entry in entries:
+                entry.caller = threading.get_ident()
+        else:
+            self._withdraw(entries)
+        self._wake()
+
+    def _has(self, entry: Entry) -> bool:
+        """Whether ``entry`` was submitted, looking in the order in which an entry moves on."""
+        return any(entry in call for call in self._behind) or entry in self._new or entry.was_taken_up
+
+    def _refusal(self, name: str = "") -> HvdError | DuplicateName:
+        if self._error is not None:
+            return copy.copy(self._error)
+        if JOIN_NAME in self._by_name:
+            return _has_joined()
+        return DuplicateName(
+            f"tensor {name!r} is already in flight on this rank; synchronize it first or use another name"
+        )
+
+    @contextmanager
+    def burst(self) -> Iterator[None]:
+        """A context in which what is submitted, by any thread, wakes the coordinator once, at the end."""
+        try:
+            self._bursts.append(None)
+            yield
+        finally:
+            self._bursts.pop()
+            if self._new and not (self._is_awake or self._bursts):
+                self._wake()
+
+    def take_new(self) -> list[Entry]:
+        """What was submitted since the last call, in order. For a turn."""
+        self._is_awake = False
+        if self._behind:
+            self._submit_freed()
+        new = self._new[:]
+        for entry in new:
+            entry.was_taken_up = True
+        del self._new[: len(new)]
+        if JOIN_NAME in self._by_name:
+            return self._before_join(new)
+        return new
+
+    def _submit_freed(self) -> None:
+        """Submits what was behind calls that are done now; calls of one name in their order."""
+        waiting: set[str] = set()
+        for call in self._behind[:]:
+            names = {entry.name for entry in call}
+            if waiting.isdisjoint(names) and self._by_name.keys().isdisjoint(names):
+                if all(self._by_name.setdefault(entry.name, entry) is entry for entry in call):
+                    self._new.extend(call)
+                    self._leave_behind(call)
+                else:  # another thread has just taken one of the names
+                    self._withdraw(call)
+            waiting |= names
+
+    def _leave_behind(self, call: Sequence[Entry]) -> None:
+        """Removes ``call``, which is new now, from those behind; if `end` has just refused it, it is not new either."""
+        try:
+            self._behind.remove(call)
+        except ValueError:
+            self._withdraw(call)
+            for entry in call:
+                self._new.remove(entry)
+
+    def _before_join(self, new: list[Entry]) -> list[Entry]:
+        """``new`` without what another thread submitted just as this one joined."""
+        join = self._by_name[JOIN_NAME]
+        kept = new[: new.index(join) + 1] if join in new else []
+        self.finish(new[len(kept) :], _has_joined())
+        return kept
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of this name."""
+        return self._by_name.get(name)
+
+    def interrupted(self, name: str) -> Entry | None:
+        """The entry of this name, if it was submitted by a blocking call of this thread, which has been interrupted."""
+        entry = self._by_name.get(name)
+        return entry if entry is not None and entry.caller == threading.get_ident() else None
+
+    def finish(self, entries: Sequence[Entry], error: HvdError | None = None) -> None:
+        """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them. For our threads only."""
+        freed = []  # without the lock: whatever is freed may take its time, or submit
+        with self._lock:
+            by_name = self._by_name
+            for entry in entries:
+                name = entry.name
+                if by_name.get(name) is not entry:
+                    continue  # finished already, or a place that this rank filled without having submitted
+                del by_name[name]
+                entry.error = error
+                entry.is_done = True
+                freed.append(entry.owner)
+                entry.owner = None
+                if entry.allocate is not None:
+                    freed.append(entry.allocate)
+                    entry.allocate = None
+        freed.clear()
+        if self._waiters:  # looked at after `is_done` was set, while those who come to wait look the other way round
+            self._release([handle for handle in list(self._waiters) if handle.is_done])  # few: one for each thread
+        if self._behind:
+            self._wake()
+
+    def _release(self, handles: Iterable[Handle]) -> None:
+        for handle in handles:
+            for waiter in self._waiters.pop(handle, ()):
+                waiter.release()
+
+    def end(self, error: HvdError) -> None:
+        """Refuses new entries with ``error``. The first error stays."""
+        self._error = self._error or error
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                call = self._behind.pop()
+                for entry in call:
+                    entry.error = error
+                    entry.is_done = True
+                self._release(call)
+
+    def forget(self, error: HvdError) -> None:
+        """Makes every entry done with ``error`` where nobody will finish it. Takes no lock: a fork may copy one."""
+        self.end(error)
+        for entry in self.all():
+            entry.error = error
+            entry.is_done = True
+        self._by_name.clear()
+
+    def all(self) -> list[Entry]:
+        """Every entry that is not finished."""
+        return list(self._by_name.values())
+
+    def watch(self, handle: Handle, waiter: Waiter) -> bool:
+        """Has ``waiter`` released when ``handle`` is done; False if it is done already."""
+        self._waiters.setdefault(handle, []).append(waiter)
+        if handle.is_done:
+            self._release((handle,))  # whoever finished it may have looked before
+            return False
+        return True
+
+    def unwatch(self, entry: Entry) -> None:
+        """Takes back each `watch` of ``entry``, if it was not submitted."""
+        if not self._has(entry):
+            self._waiters.pop(entry, None)
+
+    def wait(self, handle: Handle) -> None:
+        """Sleeps until ``handle`` is done. Not for the main thread, which must see signals."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        if self.watch(handle, waiter):
+            waiter.acquire()
+
+
+def _has_joined() -> HorovodInternalError:
+    return HorovodInternalError(
+        "this rank has joined, so it submits nothing until hvd.join() returns; "
+        "join once all threads have submitted what they have"
+    )

@@ -1,0 +1,27 @@
+"""Tells hvdrun because of which rank a session ended, so that it does not take a victim for the culprit.
+
+hvdrun gives every rank a pipe. The rank writes a line before any call can raise the error, and so before it can end
+because of it; whoever starts ranks reads the pipe when the process is over. A program between the two may have closed
+the descriptor and opened another file in its place, so the pipe is known by its inode too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+
+from hvdlite.negotiation.end_messages import fate_of
+from hvdlite.negotiation.messages import End
+
+_MAX_FATE = 500  # characters: a line is written in one piece, and some thousand of them fit
+
+
+def report_end(end: End, pipe: str) -> None:
+    """Writes which rank caused ``end``, and its fate, to the ``pipe`` of `Settings.report`. Waits for nobody."""
+    descriptor, _, inode = pipe.partition(":")
+    with suppress(OSError, ValueError):  # nobody to tell: hvdrun then shows the rank that ended first
+        found = os.fstat(int(descriptor))
+        if stat.S_ISFIFO(found.st_mode) and found.st_ino == int(inode):
+            os.write(int(descriptor), json.dumps([end.rank, fate_of(end)[:_MAX_FATE]]).encode() + b"\n")

@@ -1,0 +1,93 @@
+"""Whether a process above this one is the rank that this one would be.
+
+A child inherits its parent's environment, and so its rank: a data-loader worker that is spawned, for one, imports a
+script that calls ``init`` at the top. A process that is in ``init`` or in a session shows that by a descriptor, whose
+name others of the same user can read in ``/proc`` and which ends with the session. So a parent that has left no longer
+counts, and what merely lies between (shells, debuggers, launchers) never does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.launched_by.ancestor import parent_of
+from hvdlite.settings import Settings
+
+_MEMFD: Final = "/memfd:"
+
+
+class Presence:
+    """This process is the rank of ``settings`` until `close`.
+
+    Raises HorovodInternalError if a process that started this one, at any remove, is that rank of that job already.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._fd = -1
+        self._is_over = False
+        if settings.size == 1:
+            return  # nobody is kept waiting by another job of one
+        name = name_of(settings, settings.rank)
+        for pid in _ancestors():
+            if name in names_at(pid):
+                raise HorovodInternalError(
+                    f"this process, {os.getpid()}, was started by process {pid}, which is rank {settings.rank} itself; "
+                    "two processes cannot be the same rank. If the script starts processes that import it, such as "
+                    'data-loader workers, call hvd.init() under if __name__ == "__main__" only. A child may call it '
+                    "after its parent's hvd.shutdown()."
+                )
+        self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `close` has been called."""
+        return self._is_over
+
+    def close(self) -> None:
+        """Ends it; may be called twice."""
+        self._is_over = True
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    __del__ = close
+
+
+def name_of(settings: Settings, rank: int) -> str:
+    """The name of the descriptor that shows ``rank`` of the job of ``settings``."""
+    return "hvdlite-rank-" + hashlib.blake2b(repr((*job_of(settings), rank)).encode(), digest_size=8).hexdigest()
+
+
+def job_of(settings: Settings) -> tuple[object, ...]:
+    """What processes of one job have in common, and of no other on this host."""
+    return (settings.job, settings.rendezvous, settings.coordinator, settings.size)
+
+
+def names_at(pid: int) -> set[str]:
+    """The names of the descriptors of process ``pid``, if it is this user's, that may show a rank."""
+    try:
+        targets = [_target(f"/proc/{pid}/fd/{each}") for each in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return set()
+    return {target.removeprefix(_MEMFD).split(" ")[0] for target in targets if target.startswith(_MEMFD)}
+
+
+def _ancestors() -> Iterator[int]:
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        try:
+            pid = parent_of(pid)
+        except OSError:  # it ended meanwhile, or /proc is not there
+            return
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""

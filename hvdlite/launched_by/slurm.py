@@ -1,0 +1,48 @@
+"""What Slurm tells the tasks of a step.
+
+A batch script, the shell of salloc and its interactive step have most of these variables too, and are no ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from hvdlite.launched_by.variables import Environ, number
+
+_FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0  # batch scripts and interactive shells are steps of such numbers
+
+
+def is_in_step(environ: Environ) -> bool:
+    """Whether srun has started this process as a task, and not as the shell of its user."""
+    return number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
+
+
+def job(environ: Environ) -> str:
+    """The step, which gets the same number again when its job is requeued."""
+    return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}.{environ.get('SLURM_RESTART_COUNT', '0')}"
+
+
+def local_size(environ: Environ) -> int:
+    """The number of tasks of the step on this node."""
+    if number(environ, "SLURM_STEP_NUM_NODES") == 1:
+        return number(environ, "SLURM_STEP_NUM_TASKS")
+    tasks, node = tasks_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE", "")), number(environ, "SLURM_NODEID")
+    return tasks[node] if node < len(tasks) else 1
+
+
+def host_of_rank_0(environ: Environ) -> str:
+    """The node of the first task, unless a file or option of the user distributes the tasks otherwise."""
+    return first_host(environ.get("SLURM_STEP_NODELIST", ""))
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a node list: n01-ib of ``n[01-04,07]-ib,m1``."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def tasks_of_nodes(text: str) -> list[int]:
+    """The tasks of every node of a step: 2, 2, 1 of ``2(x2),1``."""
+    parts = re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text)
+    return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]

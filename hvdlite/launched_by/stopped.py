@@ -1,0 +1,78 @@
+"""Which ranks of this host are stopped, by a signal or a debugger, as far as ``/proc`` shows it.
+
+Ranks that have not met do not know of each other. But every process shows its state, what it was started with, and
+whether it is in ``init`` (`hvdlite.launched_by.presence`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+from hvdlite.launched_by.ancestor import environ_of, parent_of
+from hvdlite.launched_by.presence import job_of, name_of, names_at
+from hvdlite.settings import Settings
+
+_STATES: Final = (b"T", b"t")  # by a signal, by a debugger
+
+
+def stopped_processes() -> dict[int, bytes]:
+    """The stopped processes of this machine, each with counters that change as soon as it has gone on."""
+    found = {}
+    for pid in _pids():
+        with suppress(OSError, IndexError):  # it has ended
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split(None, 1)[0]
+            if state in _STATES:
+                with open(f"/proc/{pid}/status", "rb") as file:
+                    found[pid] = file.read().partition(b"voluntary_ctxt_switches")[2]
+    return found
+
+
+def stopped_ranks(settings: Settings, stopped: Collection[int]) -> Mapping[int, list[int]]:
+    """The ranks of the job of ``settings`` of which processes are ``stopped``, with their process ids.
+
+    None of them if a rank before this one waits in ``init``, which will tell of them too; and none that goes on, such
+    as one of which only a child is stopped, or that hvdrun sees, because it has started the stopped process itself.
+    """
+    ranks = {name_of(settings, rank): rank for rank in range(settings.size)}
+    found: dict[int, list[int]] = {}
+    for pid in stopped:
+        if (rank := _rank_of(pid, settings, ranks)) is not None:
+            found.setdefault(rank, []).append(pid)
+    if not found:
+        return {}
+    present = {ranks[name] for pid in _pids() if pid not in stopped for name in names_at(pid) & ranks.keys()}
+    if present and min(present) < settings.rank:
+        return {}
+    seen = {rank for rank, pids in found.items() if settings.rendezvous and any(_is_top(pid, settings) for pid in pids)}
+    return {rank: sorted(found[rank]) for rank in sorted(found.keys() - present - seen)}
+
+
+def _rank_of(pid: int, settings: Settings, ranks: Mapping[str, int]) -> int | None:
+    """The rank that process ``pid`` has shown to be, or else was started as."""
+    for name in names_at(pid) & ranks.keys():
+        return ranks[name]
+    return _started_as(pid, settings)
+
+
+def _started_as(pid: int, settings: Settings) -> int | None:
+    with suppress(OSError, ValueError):  # it has ended or is another user's, or its variables make no rank
+        other = Settings.read(environ_of(pid), pid)
+        if other.size > 1 and job_of(other) == job_of(settings):
+            return other.rank
+    return None
+
+
+def _is_top(pid: int, settings: Settings) -> bool:
+    """Whether the process was started by what started the job's ranks on this host."""
+    with suppress(OSError):
+        return _started_as(parent_of(pid), settings) is None
+    return False
+
+
+def _pids() -> Iterator[int]:
+    with suppress(OSError):  # /proc is not there
+        yield from (int(name) for name in os.listdir("/proc") if name.isdigit())

@@ -1,0 +1,1 @@
+"""Who is in a group, and where each member runs."""

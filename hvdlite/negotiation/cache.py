@@ -1,0 +1,161 @@
+"""What the ranks remember about tensors, so that a known one costs a bit.
+
+Every rank keeps a `Cache` from names to bits and its own last request; the root also keeps `Definitions`, from bits to
+what all ranks agreed. Both change only where a response is processed, and every rank processes the same responses in
+the same order, so they never differ. When the table is full the root starts a new *generation*: everything is
+forgotten at one point of the response stream, and bits of an older generation are read with the older table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.rows import request_of_rank
+from hvdlite.tensors.dtypes import Average, Sum
+
+FuseKey = tuple[object, ...]
+
+
+def fuse_key(request: Request) -> FuseKey:
+    """Tensors with equal keys may run in one batch."""
+    runs_as = _RUNS_AS[request.kind]
+    if runs_as in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        return (runs_as, request.dtype, request.op, request.prescale, request.postscale)
+    if runs_as in (Kind.BARRIER, Kind.JOIN):
+        return (runs_as, request.name)
+    return (runs_as,)  # bytes, whatever their type
+
+
+# What moves the bytes of each kind: all-gathers from one root, or to one, and reductions to one, are cases of others.
+_RUNS_AS: dict[Kind, Kind] = {
+    Kind.ALLREDUCE: Kind.ALLREDUCE,
+    Kind.REDUCESCATTER: Kind.REDUCESCATTER,
+    Kind.REDUCE: Kind.REDUCESCATTER,
+    Kind.ALLGATHER: Kind.ALLGATHER,
+    Kind.BROADCAST: Kind.ALLGATHER,
+    Kind.ALLTOALL: Kind.ALLTOALL,
+    Kind.GATHER: Kind.ALLTOALL,
+    Kind.SCATTER: Kind.ALLTOALL,
+    Kind.SEND: Kind.ALLTOALL,
+    Kind.BARRIER: Kind.BARRIER,
+    Kind.JOIN: Kind.JOIN,
+}
+
+
+def runs_with_joined_ranks(key: FuseKey) -> bool:
+    """Whether ranks that have joined can take part in what has this fuse key: zeros change no sum."""
+    return key[0] is Kind.ALLREDUCE and key[2] in (Sum, Average)
+
+
+class Definition(NamedTuple):
+    """What all ranks agreed about a tensor: the request of one of them, and the rows (`hvdlite.negotiation.rows`)."""
+
+    request: Request
+    rows: tuple[int, ...]
+
+    def of_rank(self, rank: int) -> Request:
+        """The request that ``rank`` made."""
+        return request_of_rank(self.request, self.rows, rank)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        shape = self.request.shape
+        elements = sum(self.rows) * math.prod(shape[1:]) if self.rows else math.prod(shape)
+        return elements * self.request.dtype.itemsize
+
+
+class FuseClass:
+    """The cached tensors that share a fuse key: their bits and their bytes together."""
+
+    __slots__ = ("bits", "nbytes")
+
+    def __init__(self) -> None:
+        self.bits = 0
+        self.nbytes = 0
+
+
+class Definitions:
+    """The root's table of one generation: bit to definition, and the bits of each fuse class."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._rows: list[Definition] = []
+        self._bit_of: dict[str, int] = {}
+        self.classes: dict[FuseKey, FuseClass] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, bit: int) -> Definition:
+        return self._rows[bit]
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._rows) >= self._capacity
+
+    def bit_of(self, name: str) -> int:
+        """The bit of ``name``, or -1."""
+        return self._bit_of.get(name, -1)
+
+    def add(self, definition: Definition) -> int:
+        """Remembers a new name and returns its bit."""
+        bit = len(self._rows)
+        self._bit_of[definition.request.name] = bit
+        self._rows.append(definition)
+        self._count(bit, definition, 1)
+        return bit
+
+    def replace(self, bit: int, definition: Definition) -> None:
+        """Gives ``bit`` a new meaning under the same name."""
+        self._count(bit, self._rows[bit], -1)
+        self._rows[bit] = definition
+        self._count(bit, definition, 1)
+
+    def _count(self, bit: int, definition: Definition, sign: int) -> None:
+        fused = self.classes.setdefault(fuse_key(definition.request), FuseClass())
+        fused.bits ^= 1 << bit
+        fused.nbytes += sign * definition.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What one rank knows of a tensor: the bit that stands for exactly the request, its bytes, and everybody's rows."""
+
+    bit: int
+    request: Request
+    nbytes: int
+    rows: tuple[int, ...]
+
+
+class Cache:
+    """One rank's memory: ``known`` tensors by name, and the same ones by bit.
+
+    Submitters look at ``known`` in any thread, to ask again with the very same request.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.known: dict[str, Known] = {}
+        self.by_bit: dict[int, Known] = {}
+
+    def bit_of_name(self, name: str) -> int:
+        """The bit that stands for any request of this name, or -1."""
+        known = self.known.get(name)
+        return -1 if known is None else known.bit
+
+    def remember(self, bit: int, request: Request, rows: tuple[int, ...]) -> None:
+        """From now on ``bit`` stands for ``request``, with everybody's ``rows``."""
+        self.known[request.name] = self.by_bit[bit] = Known(bit, request, request.nbytes, rows)
+
+    def begin(self, generation: int) -> bool:
+        """Forgets everything if ``generation`` is a new one, and says so."""
+        if generation == self.generation:
+            return False
+        self.generation = generation
+        self.known.clear()
+        self.by_bit.clear()
+        return True

@@ -1,0 +1,40 @@
+"""The end of a group in words: the error that every waiting and later call raises, and what became of the culprit."""
+
+from __future__ import annotations
+
+from hvdlite.errors import HorovodInternalError, HvdError, PeerLost, ShutDown, Stalled
+from hvdlite.negotiation.messages import End, EndKind
+
+
+def error_of(end: End) -> HvdError:
+    """The error that tells a user about ``end``."""
+    if end.kind is EndKind.LOST:
+        return PeerLost(end.rank, end.host, end.cause)
+    if end.kind is EndKind.STALLED:
+        missing: dict[int, list[str]] = {}
+        for rank, name in end.missing:
+            missing.setdefault(rank, []).append(name)
+        return Stalled(missing, end.waited_s)
+    if end.kind is EndKind.LEFT:
+        return ShutDown(
+            end.rank,
+            f"rank {end.rank} on {end.host} has shut down, so this collective cannot run. "
+            "Every rank must submit the same collectives before any of them calls shutdown() or exits.",
+        )
+    if end.kind is EndKind.REMOVED:
+        return HorovodInternalError(
+            f"rank {end.rank} on {end.host} has removed the process set, so this collective cannot run. "
+            "Wait for the collectives of a process set before you call remove_process_set()."
+        )
+    return HorovodInternalError(f"rank {end.rank} on {end.host} failed: {end.cause}")
+
+
+def fate_of(end: End) -> str:
+    """What became of the rank that caused ``end``, as in "was lost: its process ended"; empty if it merely left."""
+    if end.kind is EndKind.LOST:
+        return f"was lost: {end.cause}"
+    if end.kind is EndKind.STALLED:
+        names = [name for rank, name in end.missing if rank == end.rank]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"stalled: it did not submit {', '.join(names[:3])}{more} within {end.waited_s:.0f} s"
+    return f"failed: {end.cause}" if end.kind is EndKind.FAILED else ""

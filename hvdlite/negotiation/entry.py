@@ -1,0 +1,98 @@
+"""One submitted tensor on its own rank: what was asked for, and where its bytes are.
+
+An entry is the handle of its caller, too: one object for each tensor to make, and to be collected, instead of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hvdlite.negotiation.handle import Handle, InFlightIn
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.tensors.buffer import address_of
+
+Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
+"""Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
+each rank; returns what `synchronize` hands out and the address of its memory."""
+
+
+class Entry(Handle):
+    """A tensor in flight.
+
+    ``source`` is the address that is read, of ``nbytes`` bytes, and ``target`` the one that is written; they are the
+    same for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes it. ``owner``
+    keeps the memory that is read: an array, or a `Storage`. A handle that is done, and that its caller keeps, has
+    neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose
+    blocking call it was submitted, or 0: nobody else ever has its handle.
+    """
+
+    __slots__ = ("allocate", "caller", "nbytes", "owner", "request", "source", "target", "was_taken_up")
+
+    def __init__(
+        self,
+        request: Request,
+        group: InFlightIn | None,
+        source: int = 0,
+        target: int = 0,
+        nbytes: int = 0,
+        owner: Any = None,
+        output: Any = None,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self.request = request
+        self.source = source
+        self.target = target
+        self.nbytes = nbytes
+        self.owner = owner
+        self.allocate = allocate
+        self.name = request.name
+        self.group = group
+        self.output = output
+        self.rows = ()
+        self.error = None
+        self.caller = 0
+        self.was_taken_up = False
+        self.is_done = False
+        self.is_taken = False
+
+    def rename(self, name: str, is_cacheable: bool) -> None:
+        """Gives the tensor another name, before it is submitted."""
+        self.request = self.request._replace(name=name, cacheable=is_cacheable)
+        self.name = name
+
+
+class Converted(Entry):
+    """An entry whose result ``convert`` makes of the output."""
+
+    __slots__ = ("convert",)
+
+    def __init__(self, entry: Entry, convert: Callable[[Any], Any]) -> None:
+        super().__init__(
+            entry.request, entry.group, entry.source, entry.target, entry.nbytes, entry.owner, None, entry.allocate
+        )
+        self.convert = convert
+        self.output = entry.output
+
+    def _result(self) -> Any:
+        held = _held.__get__(self)
+        return None if held is None else self.convert(held)
+
+    def _hold(self, output: Any) -> None:
+        _held.__set__(self, output)
+
+    output: Any = property(_result, _hold)
+
+
+_held: Any = Handle.__dict__["output"]
+
+
+def stand_in(request: Request) -> Entry:
+    """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
+    if request.kind is not Kind.ALLREDUCE:
+        return Entry(request, None)
+    zeros = np.zeros(request.nbytes, np.uint8)
+    address = address_of(zeros)
+    return Entry(request, None, address, address, zeros.nbytes, zeros)

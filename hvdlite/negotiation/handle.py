@@ -1,0 +1,49 @@
+"""The caller's receipt for a submitted tensor."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hvdlite.errors import HvdError
+
+
+class Waiter(Protocol):
+    """What a thread sleeps on, a locked lock for one."""
+
+    def release(self) -> None:
+        """Wakes the thread."""
+
+
+class InFlightIn(Protocol):
+    """What a handle is in flight in, a group of ranks."""
+
+    def wait(self, handle: Handle) -> None:
+        """Returns when ``handle`` is done."""
+
+    def count_anew(self) -> None:
+        """Begins all counts of automatic names again."""
+
+
+class Handle:
+    """State of one submitted collective. Opaque to users: pass it to ``poll`` and ``synchronize``.
+
+    Every handle is an `hvdlite.negotiation.entry.Entry`, which makes it; this is what its caller knows of it.
+
+    Invariants: ``is_done`` goes from False to True once, after ``output`` or ``error`` is set. ``is_taken`` is set when
+    the result has been handed out. ``group`` is where it is in flight. ``rows`` are the rows that came from each rank,
+    where they may differ.
+    """
+
+    __slots__ = ("__weakref__", "error", "group", "is_done", "is_taken", "name", "output", "rows")
+
+    name: str
+    group: InFlightIn | None
+    output: Any
+    rows: tuple[int, ...]
+    error: HvdError | None
+    is_done: bool
+    is_taken: bool
+
+    def __repr__(self) -> str:
+        state = "done" if self.is_done else "in flight"
+        return f"<Handle {self.name!r} {state}>"

@@ -1,0 +1,165 @@
+"""What ranks tell each other: requests go up to the root, responses come down from it."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import NamedTuple
+
+from hvdlite.tensors.dtypes import ElementType
+
+
+class Kind(IntEnum):
+    """The collective that a request asks for."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    BARRIER = 3
+    REDUCESCATTER = 4
+    ALLTOALL = 5
+    REDUCE = 6
+    GATHER = 7
+    SCATTER = 8
+    SEND = 9  # and the receive that belongs to it
+    JOIN = 10
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+REDUCTIONS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.REDUCE})
+"""The kinds that calculate with elements. All others move bytes."""
+
+JOIN_NAME = "hvdlite.join"
+
+
+class Request(NamedTuple):
+    """One rank's description of one tensor. Equal requests can be told apart from new ones by one bit.
+
+    ``root`` is the root, or the sender, of a collective that has one; ``splits`` are the rows that this rank sends to
+    each rank in an alltoall or a scatter; ``peer`` is the receiver of a SEND, in which only these two ranks take part.
+    Ranks are counted within the group. ``group_length`` is for tensors that were submitted as a list, under the names
+    ``group_name[0]``, ``group_name[1]`` and so on: how many they are. Otherwise it is 0.
+    """
+
+    name: str
+    kind: Kind
+    dtype: ElementType
+    shape: tuple[int, ...]
+    op: int
+    prescale: float
+    postscale: float
+    root: int
+    cacheable: bool
+    splits: tuple[int, ...] = ()
+    peer: int = -1
+    group_length: int = 0
+
+    @property
+    def group_name(self) -> str:
+        """The name of the list, for a tensor that was submitted in one."""
+        return self.name.rpartition("[")[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Response(NamedTuple):
+    """What all ranks agreed about one name.
+
+    ``error`` is empty or why the ranks disagree. ``rows`` are the rows that move, as in `Definition`. ``bit`` is the
+    number under which every rank remembers the tensor from now on, or -1. ``request`` is there for ranks that did not
+    submit the tensor and take part all the same; None if all ranks submitted it.
+
+    With an error, ``bit`` is the number that the name has, if it has one, since ranks may have submitted it so; and
+    unless all ranks submitted the tensor, ``rows`` are those that did: another one may have submitted it since.
+    """
+
+    name: str
+    error: str
+    rows: tuple[int, ...]
+    bit: int
+    request: Request | None = None
+
+    def fails(self, rank: int) -> bool:
+        """Whether ``rank`` submitted what has an error."""
+        return self.request is None or rank in self.rows
+
+
+class Batch(NamedTuple):
+    """Tensors that run as one: those of the cached ``bits`` in ascending order, then those of ``responses``."""
+
+    bits: int
+    responses: tuple[Response, ...]
+
+
+class Ready(NamedTuple):
+    """A rank's news for the root: tensors that became ready, known ones as bits of cache ``generation``."""
+
+    generation: int
+    bits: int
+    requests: tuple[Request, ...]
+
+
+class News(NamedTuple):
+    """What several ranks of one host have to say alike. The last of them is the one that was ready last."""
+
+    ranks: tuple[int, ...]
+    ready: Ready
+
+
+class Gathered(NamedTuple):
+    """The news of one host, in the order in which they came, from its first rank to the root."""
+
+    news: tuple[News, ...]
+
+
+class Run(NamedTuple):
+    """The root's decision: batches to run in this order, beginning with cache ``generation``."""
+
+    generation: int
+    batches: tuple[Batch, ...]
+
+    @property
+    def bits(self) -> int:
+        """The remembered tensors that are answered, those that are remembered from now on among them."""
+        bits = 0
+        for batch in self.batches:
+            bits |= batch.bits
+            for response in batch.responses:
+                if response.bit >= 0:
+                    bits |= 1 << response.bit
+        return bits
+
+
+class EndKind(IntEnum):
+    """Why a group ends."""
+
+    LEFT = 0  # a rank called shutdown
+    LOST = 1  # a rank died or went silent
+    STALLED = 2  # a tensor was missing for too long
+    FAILED = 3  # a data plane or a rank's coordinator failed
+    REMOVED = 4  # a rank removed the process set
+
+
+ORDERLY = frozenset({EndKind.LEFT, EndKind.REMOVED})
+"""The ends after which what was agreed before is still run."""
+
+
+class End(NamedTuple):
+    """The end of a group, or of one rank's part in it: which rank caused it, where, and why.
+
+    Ranks are numbers in the job here, so that an end can go from one group to another.
+
+    ``missing`` is for STALLED only: pairs of a rank and a name that it never submitted.
+    """
+
+    kind: EndKind
+    rank: int
+    host: str
+    cause: str
+    waited_s: float = 0.0
+    missing: tuple[tuple[int, str], ...] = ()

@@ -1,0 +1,283 @@
+"""The root's decision: which tensors are ready on every rank, and in which batches they run.
+
+Ranks submit in any order; the root answers in one order for all. A tensor that every rank knows is a bit, and the bits
+that are set on all ranks are ready. A tensor that is new, or that some rank describes anew, is asked for by name: once
+every rank has asked, the requests are compared, and the answer is either an error for all of them or a definition with
+a bit. A bit that meets a request of the same name becomes *stale*: it is read as the request that it stands for until
+the name is answered.
+
+A rank that has *joined* has no more data: until all ranks have joined, nothing waits for it, and what can run without
+its data runs. A message from one rank to another waits for these two only; all others take part with nothing to move.
+
+Tensors that a rank submits as a list, a group, come as one. So once every rank has submitted one of them, what has no
+counterpart elsewhere never gets one.
+
+Invariants: a name is in flight at most once on each rank, so a rank cannot send a bit whose meaning changed before it
+has seen the change. A rank in ``_asked[name]`` has no bit set for that name. ``_ready`` never has a bit set on all
+ranks that have not joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_, or_
+
+from hvdlite.negotiation.agree import differ_in_length, disagreement
+from hvdlite.negotiation.bits import members
+from hvdlite.negotiation.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
+from hvdlite.negotiation.fuse import Agreed, fuse
+from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run
+from hvdlite.negotiation.rows import is_well_formed, rows_of
+from hvdlite.negotiation.wire import ProtocolError
+
+
+class Negotiator:
+    """The root's state for a group. Feed it with `receive`, take decisions with `cut`.
+
+    Ranks count within the group here; ``ranks`` are the numbers that users know them by, for what they read.
+    """
+
+    def __init__(self, ranks: Sequence[int], cache_capacity: int, fusion_threshold: int) -> None:
+        self._ranks = ranks
+        self._size = size = len(ranks)
+        self._capacity = cache_capacity
+        self._threshold = fusion_threshold
+        self._generation = 0
+        self._definitions = Definitions(cache_capacity)
+        self._retired: dict[int, Definitions] = {}
+        self._seen_generation = [0] * size
+        self._ready = [0] * size
+        self._stale = 0
+        self._asked: dict[str, dict[int, Request]] = {}
+        self._joined: list[int] = []
+        self._runs_cut = 0
+        self._agreed_bits = 0
+        self._agreed: list[Agreed] = []
+        self._errors: list[Response] = []
+        self._unequal: dict[str, str] = {}
+        self._is_full = False
+        self._was_last = False
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether `cut` has anything to give."""
+        return bool(self._agreed_bits or self._agreed or self._errors)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some ranks submitted what others did not."""
+        return bool(self._asked) or any(self._ready)
+
+    def receive(self, rank: int, ready: Ready) -> bool:
+        """Takes the news of ``rank``: True if it was the last of all ranks to submit something.
+
+        Raises ProtocolError when no correct rank could have sent it.
+        """
+        self._was_last = False
+        if ready.bits:
+            if ready.generation != self._generation:
+                self._receive_retired(rank, ready)
+            elif ready.bits >> len(self._definitions):
+                raise ProtocolError(f"rank {self._ranks[rank]} named a tensor that was never agreed")
+            else:
+                self._receive_bits(rank, ready.bits)
+        for request in ready.requests:
+            if not is_well_formed(request, rank, self._size):
+                raise ProtocolError(f"rank {self._ranks[rank]} asked for {request.name!r} in a way that cannot be")
+            self._ask(rank, request)
+        if self._unequal:
+            self._answer_rest()
+        self._seen_generation[rank] = ready.generation
+        return self._was_last
+
+    def cut(self) -> Run | None:
+        """The batches of everything agreed so far, or None. The caller sends them to all ranks in this order."""
+        if not self.has_agreed:
+            return None
+        batches = [Batch(0, tuple(self._errors))] if self._errors else []
+        batches += fuse(self._agreed_bits, self._definitions, self._agreed, self._threshold)
+        run = Run(self._generation, tuple(batches))
+        self._runs_cut += 1
+        self._agreed_bits = 0
+        self._agreed = []
+        self._errors = []
+        if self._is_full:
+            self._forget()
+        return run
+
+    def waiting(self) -> dict[str, tuple[int, ...]]:
+        """The names that some ranks submitted, each with the ranks, as users know them, that did not.
+
+        A join waits for as long as others have work, so its name changes whenever some was done.
+        """
+        missing = {}
+        for name, asked in self._asked.items():
+            shown = f"{JOIN_NAME} after {self._runs_cut} runs" if name == JOIN_NAME else name
+            missing[shown] = self._named([rank for rank in self._absent(asked) if rank not in self._joined])
+        submitted = reduce(or_, self._ready)
+        for bit in members(submitted) if submitted else ():
+            absent = [rank for rank in self._live() if not self._ready[rank] >> bit & 1]
+            missing[self._definitions[bit].request.name] = self._named(absent)
+        return missing
+
+    def _receive_bits(self, rank: int, bits: int) -> None:
+        if changed := bits & self._stale:
+            bits ^= changed
+            for bit in members(changed):
+                self._ask(rank, self._definitions[bit].of_rank(rank))
+        self._ready[rank] |= bits
+        if self._joined:
+            self._agree_without_joined()
+        elif common := reduce(and_, self._ready):
+            self._agreed_bits |= common
+            self._ready = [ready ^ common for ready in self._ready]
+            self._was_last = True
+
+    def _receive_retired(self, rank: int, ready: Ready) -> None:
+        table = self._retired.get(ready.generation)
+        if table is None or ready.bits >> len(table):
+            raise ProtocolError(
+                f"rank {self._ranks[rank]} named a tensor of generation {ready.generation}, which is forgotten"
+            )
+        for bit in members(ready.bits):
+            self._ask(rank, table[bit].of_rank(rank))
+
+    def _ask(self, rank: int, request: Request) -> None:
+        bit = self._definitions.bit_of(request.name)
+        if bit >= 0 and not self._stale >> bit & 1:
+            self._make_stale(bit)
+        asked = self._asked.setdefault(request.name, {})
+        if rank in asked:
+            raise ProtocolError(f"rank {self._ranks[rank]} submitted {request.name!r} twice")
+        asked[rank] = request
+        if request.kind is Kind.JOIN:
+            self._join(rank)
+        else:
+            self._answer_if_complete(request.name, asked)
+
+    def _make_stale(self, bit: int) -> None:
+        self._stale |= 1 << bit
+        definition = self._definitions[bit]
+        for rank in range(self._size):
+            if self._ready[rank] >> bit & 1:
+                self._ready[rank] ^= 1 << bit
+                self._asked.setdefault(definition.request.name, {})[rank] = definition.of_rank(rank)
+
+    def _answer_if_complete(self, name: str, asked: dict[int, Request]) -> None:
+        needed = 2 if next(iter(asked.values())).kind is Kind.SEND else self._size
+        if len(asked) >= needed - len(self._joined):
+            absent = self._absent(asked)
+            if not absent or (self._joined and set(absent) <= set(self._joined)):
+                del self._asked[name]
+                self._answer([asked[rank] for rank in sorted(asked)], sorted(asked), absent)
+
+    def _answer(self, requests: list[Request], ranks: list[int], absent: list[int]) -> None:
+        """Decides about one name: ``requests`` of ``ranks``, while the ranks of ``absent`` have joined."""
+        first = requests[0]
+        bit = self._definitions.bit_of(first.name)
+        if bit >= 0:
+            self._stale ^= 1 << bit
+        if len(requests) == self._size:
+            told = None
+            self._was_last = True
+        else:
+            told = first  # ranks that did not submit it have to know what the others run
+        error = disagreement(requests, self._named(ranks), self._ranks)
+        if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
+            error = self._why_not_without(first, absent)
+        if error:
+            self._errors.append(Response(first.name, error, () if told is None else tuple(ranks), bit, told))
+            if differ_in_length(requests):
+                self._unequal.update((each.group_name, error) for each in requests if each.group_length)
+            return
+        definition = Definition(first, rows_of(requests))
+        if not all(request.cacheable for request in requests):
+            bit = -1
+        elif bit >= 0:
+            self._definitions.replace(bit, definition)
+        elif not self._definitions.is_full:
+            bit = self._definitions.add(definition)
+        else:
+            self._is_full = self._capacity > 0
+        self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, told), definition))
+
+    def _answer_rest(self) -> None:
+        """Answers tensors of groups of unequal lengths: those without a counterpart would wait for ever."""
+        unequal, self._unequal = self._unequal, {}
+        submitted = reduce(or_, self._ready)
+        for bit in members(submitted) if submitted else ():
+            request = self._definitions[bit].request
+            if request.group_length and request.group_name in unequal:
+                self._make_stale(bit)
+        for name, asked in list(self._asked.items()):
+            for request in asked.values():
+                if request.group_length and request.group_name in unequal:
+                    del self._asked[name]
+                    if (bit := self._definitions.bit_of(name)) >= 0:
+                        self._stale ^= 1 << bit
+                    self._errors.append(Response(name, unequal[request.group_name], tuple(asked), bit, request))
+                    break
+
+    # ---- ranks that have joined
+
+    def _join(self, rank: int) -> None:
+        self._joined.append(rank)
+        self._agree_without_joined()
+        for name, asked in list(self._asked.items()):
+            if name != JOIN_NAME:
+                self._answer_if_complete(name, asked)
+        if len(self._joined) == self._size:
+            request = self._asked.pop(JOIN_NAME)[rank]
+            response = Response(JOIN_NAME, "", (self._ranks[rank],), -1)
+            self._agreed.append(Agreed(response, Definition(request, ())))  # after all that ran without some ranks
+            self._joined = []
+
+    def _agree_without_joined(self) -> None:
+        live = self._live()
+        common = reduce(and_, (self._ready[rank] for rank in live)) if live else reduce(or_, self._ready)
+        if not common:
+            return
+        with_all = reduce(and_, self._ready)
+        before, self._ready = self._ready, [ready & ~common for ready in self._ready]
+        for key, known in self._definitions.classes.items():
+            impossible = 0 if runs_with_joined_ranks(key) else known.bits & common & ~with_all
+            common ^= impossible
+            for bit in members(impossible) if impossible else ():
+                request = self._definitions[bit].request
+                error = self._why_not_without(request, self._joined)
+                ranks = tuple(rank for rank, ready in enumerate(before) if ready >> bit & 1)
+                self._errors.append(Response(request.name, error, ranks, bit, request))
+        self._agreed_bits |= common
+
+    def _why_not_without(self, request: Request, absent: Sequence[int]) -> str:
+        joined = ", ".join(map(str, sorted(self._named(absent))))
+        return (
+            f"{request.kind} of tensor {request.name!r} cannot run because rank(s) {joined} have joined and have no "
+            "more data; until all ranks have joined, only allreduce with op Average or Sum runs"
+        )
+
+    def _live(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in self._joined]
+
+    def _absent(self, asked: dict[int, Request]) -> list[int]:
+        """The ranks whose request for a name is still to come, those that have joined among them."""
+        first = next(iter(asked.values()))
+        takes_part = (first.root, first.peer) if first.kind is Kind.SEND else range(self._size)
+        return [rank for rank in takes_part if rank not in asked]
+
+    def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._ranks[rank] for rank in ranks)
+
+    def _forget(self) -> None:
+        self._is_full = False
+        oldest = min(self._seen_generation)
+        self._retired = {number: table for number, table in self._retired.items() if number >= oldest}
+        self._retired[self._generation] = table = self._definitions
+        self._generation += 1
+        self._definitions = Definitions(self._capacity)
+        self._stale = 0
+        waiting, self._ready = self._ready, [0] * self._size
+        for rank, bits in enumerate(waiting):
+            for bit in members(bits) if bits else ():
+                self._ask(rank, table[bit].of_rank(rank))

@@ -1,0 +1,132 @@
+"""Notices the rank for which all others wait, step after step.
+
+Whoever is last to submit a tensor has kept all others waiting at least since the latest of them was heard of: the job
+would have been so much faster without it. That is less than the whole of it if the others went on submitting
+meanwhile, and nothing at all if two are equally late, so nobody is accused for what is not its own.
+
+A *step* lasts a tenth of a second at least and ends when a tensor runs that has run in it already, which is once for a
+training step, whatever number of gradients it reduces and barriers it passes; tensors without a name never come back,
+and where only those run, a second is a step. Of each step the longest wait counts, for a barrier after the gradients
+finds everybody there.
+
+In a balanced job each rank is as likely the last as any other, so the chance that one is for k steps is ``size ** (1 -
+k)``. A rank is named when that is below one in half a million, where a wait for another rank takes five steps off; and
+when it was the last in half of 20 steps or more. (A rank that has too little of a processor is not late in every step:
+some of its pauses fall into a batch.) So a rank that is late now and then, as one that writes checkpoints is, is not.
+
+The news of another host come through its leader; for its ranks, the others are those of other hosts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.negotiation.messages import Run
+
+_MIN_STEPS = 20
+_MIN_BITS = 19  # of evidence: -log2 of the chance
+_MIN_WAIT_S = 0.01
+_MIN_SHARE = 0.1  # of a step
+_OTHER_RANK = 5  # steps of evidence that a wait for another rank takes off
+_MIN_STEP_S = 0.1  # in which Linux counts the quotas of containers: of shorter steps, only some have the pause
+_NAMELESS_STEP_S = 1.0
+
+
+@dataclass
+class _Suspect:
+    """A rank that was the last in at least half of the latest ``steps``. ``evidence`` is in steps, too."""
+
+    rank: int
+    steps: int = 0
+    times: int = 0
+    evidence: int = 0
+    waited_s: float = 0.0
+    lasted_s: float = 0.0
+
+    def judge(self, last: int | None, waited_s: float, lasted_s: float) -> bool:
+        """Takes in a step in which the others waited for ``last``, if for anybody. False if the suspicion is gone."""
+        self.steps += 1
+        self.lasted_s += lasted_s
+        if last == self.rank:
+            self.times += 1
+            self.evidence += 1
+            self.waited_s += waited_s
+        elif last is not None:
+            self.evidence -= _OTHER_RANK
+        return self.evidence > 0 and 2 * self.times >= self.steps
+
+
+class StragglerWatch:
+    """The root's for a group. Feed it with `heard` and `ran`, with the time on a clock that never goes back.
+
+    Ranks count within the group; ``ranks`` are their numbers for what users read, and ``hosts`` their hosts' names.
+    ``speakers`` has for each rank the one through which its news come. Costs nothing for each tensor.
+    """
+
+    def __init__(self, ranks: Sequence[int], hosts: Sequence[str], speakers: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._hosts = hosts
+        self._speakers = speakers
+        self._speaker = -1
+        self._heard_at = self._others_heard_at = math.inf
+        self._waited_s = 0.0  # the longest wait of this step, and the rank that caused it
+        self._last = -1
+        self._began = -math.inf
+        self._generation = 0
+        self._ran = 0
+        self._min_evidence = 1 + math.ceil(_MIN_BITS / math.log2(max(2, len(ranks))))
+        self._suspect: _Suspect | None = None
+        self._named: int | None = None  # the latest warning's rank, and how often it was the last
+        self._named_times = 0
+
+    def heard(self, rank: int, was_last: bool, now: float) -> None:
+        """News of ``rank`` came, and with them the last submission of something that all other ranks had submitted."""
+        speaker = self._speakers[rank]
+        if speaker != self._speaker:
+            self._speaker = speaker
+            self._others_heard_at = self._heard_at
+        self._heard_at = now
+        if was_last and now - self._others_heard_at > self._waited_s:
+            self._waited_s = now - self._others_heard_at
+            self._last = rank
+
+    def ran(self, run: Run, now: float) -> str:
+        """The root let ``run`` run. Returns what to warn of, or an empty text."""
+        bits = run.bits
+        if run.generation != self._generation:
+            self._generation = run.generation
+            self._ran = 0
+        elif (bits & self._ran or not bits) and now - self._began >= (_MIN_STEP_S if bits else _NAMELESS_STEP_S):
+            self._ran = bits
+            return self._end_step(now)
+        self._ran |= bits
+        return ""
+
+    def _end_step(self, now: float) -> str:
+        waited_s, lasted_s = self._waited_s, now - self._began
+        self._waited_s = 0.0
+        self._began = now
+        last = self._last if waited_s >= max(_MIN_WAIT_S, _MIN_SHARE * lasted_s) else None
+        if self._suspect is not None and self._suspect.judge(last, waited_s, lasted_s):
+            return self._verdict(self._suspect)
+        self._suspect = None
+        if last is not None:
+            self._suspect = _Suspect(last)
+            self._suspect.judge(last, waited_s, lasted_s)
+        return ""
+
+    def _verdict(self, suspect: _Suspect) -> str:
+        needed = 2 * self._named_times if suspect.rank == self._named else self._min_evidence
+        if suspect.steps < _MIN_STEPS or suspect.evidence < needed:
+            return ""
+        self._named, self._named_times = suspect.rank, suspect.times
+        rank, host = self._ranks[suspect.rank], self._hosts[suspect.rank]
+        return (
+            f"all others wait for rank {rank} on {host}: "
+            f"in {suspect.times} of the last {suspect.steps} steps they did, "
+            f"for {suspect.waited_s / suspect.times * 1000:.0f} ms on average, "
+            f"{suspect.waited_s / suspect.lasted_s:.0%} of the time. Look at the load and the limits of that host "
+            f"(hvdrun doctor -H {host}), and at what this rank does and others do not."
+        )

@@ -1,0 +1,281 @@
+"""Messages as bytes: fixed little-endian structs, with JSON inside for what is rare, and never a pickle.
+
+Every frame begins with magic, version, type, its number, how many frames the sender has received, and the session's
+number. Then, by type::
+
+    READY   generation u32, length of bits u32, length of requests u32, bits, requests as JSON
+    RUN     generation u32, batches u32, then each batch: length of bits u32, of responses u32, bits, responses as JSON
+    END     JSON
+    GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, what follows the header of a READY
+
+The other types are no messages but about a connection: `hvdlite.control.greeting` has their bodies.
+
+A step whose tensors are all known is a READY and a RUN of a few bytes for each eight tensors. `decode` trusts nothing:
+lengths are compared with what is there, numbers with their ranges, and anything else raises `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from hvdlite.errors import DuplicateName, HorovodInternalError
+from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
+from hvdlite.tensors.dtypes import BY_NAME, MAX_DTYPE_CHARACTERS, MAX_ITEMSIZE, OP_NAMES, DType, ElementType, Opaque
+
+MAX_FRAME_BYTES = 64 << 20
+MAX_NAME_CHARACTERS = 4096
+MAX_DIMENSIONS = 64
+MAX_ELEMENTS = 1 << 56
+MAX_BYTES = 8 * MAX_ELEMENTS
+
+_VERSION = 4
+_HEADER = struct.Struct("<2sBBQQQ")
+_READY = struct.Struct("<III")
+_RUN = struct.Struct("<II")
+_LENGTHS = struct.Struct("<II")
+_COUNT = struct.Struct("<I")
+
+Message = Ready | Run | End | Gathered
+
+
+class ProtocolError(HorovodInternalError):
+    """A peer sent bytes that no rank of this version sends."""
+
+
+class Type(IntEnum):
+    """The type of a frame."""
+
+    HELLO = 0
+    READY = 1
+    RUN = 2
+    END = 3
+    WELCOME = 4
+    REFUSAL = 5
+    RECEIPT = 6
+    GATHERED = 7
+
+
+class Header(NamedTuple):
+    """What a frame says of itself: its number counts messages only, and so does what its sender has received."""
+
+    kind: int
+    number: int
+    received: int
+
+
+def encode(message: Message, number: int, session: int) -> bytes:
+    """The frame of ``message`` on a link that counts but never resumes."""
+    kind, body = body_of(message)
+    return _HEADER.pack(b"hv", _VERSION, kind, number, 0, session) + body
+
+
+def decode(frame: bytes, number: int, session: int) -> Message:
+    """The message in ``frame``, which must have this ``number`` and ``session``. Raises ProtocolError."""
+    kind, got, _ = _fields_of(frame, session)
+    if got != number:
+        raise ProtocolError(f"control frame {got} came instead of {number}")
+    return _message(kind, frame)
+
+
+def frame_of(header: Header, session: int, body: bytes) -> bytes:
+    """The bytes of a frame."""
+    return _HEADER.pack(b"hv", _VERSION, *header, session) + body
+
+
+def body_of(message: Message) -> tuple[Type, bytes]:
+    """``message`` without the header, which differs from peer to peer."""
+    if isinstance(message, Ready):
+        return Type.READY, _ready_body(message)
+    if isinstance(message, Run):
+        parts = [_RUN.pack(message.generation, len(message.batches))]
+        for batch in message.batches:
+            bits, responses = _bytes_of(batch.bits), _json_of(batch.responses)
+            parts += (_LENGTHS.pack(len(bits), len(responses)), bits, responses)
+        return Type.RUN, b"".join(parts)
+    if isinstance(message, Gathered):
+        parts = [_COUNT.pack(len(message.news))]
+        for ranks, ready in message.news:
+            body = _ready_body(ready)
+            parts += (_LENGTHS.pack(len(ranks), len(body)), struct.pack(f"<{len(ranks)}I", *ranks), body)
+        return Type.GATHERED, b"".join(parts)
+    return Type.END, json.dumps(message).encode()
+
+
+def header_of(frame: bytes, session: int) -> Header:
+    """Reads the header. Raises ProtocolError unless it is of this version and of ``session``."""
+    return Header(*_fields_of(frame, session))
+
+
+def _fields_of(frame: bytes, session: int) -> tuple[int, int, int]:
+    try:
+        magic, version, kind, number, received, got_session = _HEADER.unpack_from(frame)
+    except struct.error:
+        raise ProtocolError(f"a control frame of {len(frame)} bytes is too short") from None
+    if magic != b"hv" or version != _VERSION:
+        raise ProtocolError("a control frame is not of this protocol version; install one hvdlite on all hosts")
+    if got_session != session:
+        raise ProtocolError(f"a control frame is of session {got_session:x} instead of {session:x}")
+    return kind, number, received
+
+
+def rest_of(frame: bytes) -> bytes:
+    """What follows the header."""
+    return frame[_HEADER.size :]
+
+
+def message_of(header: Header, frame: bytes) -> Message:
+    """The message in ``frame``. Raises ProtocolError if it is none, or malformed."""
+    return _message(header.kind, frame)
+
+
+def _message(kind: int, frame: bytes) -> Message:
+    try:
+        return _DECODERS[kind](frame, _HEADER.size)
+    except DuplicateName:  # a signal came meanwhile, and its handler submitted a tensor twice
+        raise
+    except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"a control frame is malformed: {error}") from None
+
+
+def _ready_body(ready: Ready) -> bytes:
+    bits, requests = _bytes_of(ready.bits), _json_of(ready.requests)
+    return _READY.pack(ready.generation, len(bits), len(requests)) + bits + requests
+
+
+def _bytes_of(bits: int) -> bytes:
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def _json_of(rows: tuple[Any, ...]) -> bytes:
+    return json.dumps(rows, separators=(",", ":")).encode() if rows else b""
+
+
+def _decode_ready(frame: bytes, offset: int) -> Ready:
+    generation, bits_length, requests_length = _READY.unpack_from(frame, offset)
+    offset += _READY.size
+    _expect(len(frame) == offset + bits_length + requests_length, "READY has another length than it says")
+    bits = int.from_bytes(frame[offset : offset + bits_length], "little")
+    return Ready(generation, bits, tuple(map(_request, _rows(frame[offset + bits_length :]))))
+
+
+def _decode_run(frame: bytes, offset: int) -> Run:
+    generation, count = _RUN.unpack_from(frame, offset)
+    offset += _RUN.size
+    _expect(count <= len(frame), "RUN has more batches than bytes")
+    batches = []
+    for _ in range(count):
+        bits_length, responses_length = _LENGTHS.unpack_from(frame, offset)
+        offset += _LENGTHS.size
+        end = offset + bits_length + responses_length
+        _expect(end <= len(frame), "a batch is longer than its frame")
+        bits = int.from_bytes(frame[offset : offset + bits_length], "little")
+        batches.append(Batch(bits, tuple(map(_response, _rows(frame[offset + bits_length : end])))))
+        offset = end
+    _expect(offset == len(frame), "RUN has bytes after its last batch")
+    return Run(generation, tuple(batches))
+
+
+def _decode_gathered(frame: bytes, offset: int) -> Gathered:
+    (count,) = _COUNT.unpack_from(frame, offset)
+    offset += _COUNT.size
+    _expect(count <= len(frame), "GATHERED has more news than bytes")
+    news = []
+    for _ in range(count):
+        ranks_count, length = _LENGTHS.unpack_from(frame, offset)
+        body = offset + _LENGTHS.size + _COUNT.size * ranks_count
+        _expect(body + length <= len(frame), "news are longer than their frame")
+        ranks = struct.unpack_from(f"<{ranks_count}I", frame, offset + _LENGTHS.size)
+        offset = body + length
+        news.append(News(ranks, _decode_ready(frame[body:offset], 0)))
+    _expect(offset == len(frame), "GATHERED has bytes after its last news")
+    return Gathered(tuple(news))
+
+
+def _decode_end(frame: bytes, offset: int) -> End:
+    kind, rank, host, cause, waited_s, missing = json.loads(frame[offset:])
+    _expect(_is_int(rank) and rank >= 0 and isinstance(host, str) and isinstance(cause, str), "END")
+    _expect(isinstance(waited_s, (int, float)) and isinstance(missing, list), "END")
+    pairs = []
+    for late, name in missing:
+        _expect(_is_int(late) and isinstance(name, str), "a missing tensor")
+        pairs.append((late, name))
+    return End(EndKind(kind), rank, host, cause, float(waited_s), tuple(pairs))
+
+
+_DECODERS: dict[int, Callable[[bytes, int], Message]] = {
+    Type.READY: _decode_ready,
+    Type.RUN: _decode_run,
+    Type.END: _decode_end,
+    Type.GATHERED: _decode_gathered,
+}
+
+
+def _rows(text: bytes) -> list[Any]:
+    rows = json.loads(text) if text else []
+    _expect(isinstance(rows, list), "a table is not a list")
+    return list(rows)
+
+
+def _request(row: Any) -> Request:
+    name, kind, dtype, shape, op, prescale, postscale, root, cacheable, splits, peer, group_length = row
+    _expect(isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS, "a name")
+    _expect(isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS, "a shape")
+    elements = 1
+    for extent in shape:
+        _expect(_is_int(extent) and 0 <= extent <= MAX_ELEMENTS, "an extent")
+        elements *= extent
+        _expect(elements <= MAX_ELEMENTS, "a shape is too large")
+    element = _element_type(dtype)
+    _expect(elements * element.itemsize <= MAX_BYTES, "a tensor is too large")
+    _expect(_is_int(op) and op in OP_NAMES and _is_int(root) and root >= 0 and isinstance(cacheable, bool), "a request")
+    _expect(isinstance(prescale, (int, float)) and isinstance(postscale, (int, float)), "a scale")
+    _expect(_are_counts(splits) and _is_int(peer) and peer >= -1, "splits")
+    _expect(_is_int(group_length) and 0 <= group_length <= MAX_ELEMENTS, "a group")
+    return Request(
+        name,
+        Kind(kind),
+        element,
+        tuple(shape),
+        op,
+        float(prescale),
+        float(postscale),
+        root,
+        cacheable,
+        tuple(splits),
+        peer,
+        group_length,
+    )
+
+
+def _element_type(value: Any) -> ElementType:
+    if not isinstance(value, list):
+        return DType(value)
+    name, itemsize = value
+    _expect(isinstance(name, str) and 0 < len(name) <= MAX_DTYPE_CHARACTERS and name not in BY_NAME, "a dtype")
+    _expect(_is_int(itemsize) and 0 < itemsize <= MAX_ITEMSIZE, "an element")
+    return Opaque(name, itemsize)
+
+
+def _response(row: Any) -> Response:
+    name, error, rows, bit, request = row
+    _expect(isinstance(name, str) and isinstance(error, str), "a response")
+    _expect(_are_counts(rows), "rows")
+    _expect(_is_int(bit) and -1 <= bit < 8 * MAX_FRAME_BYTES, "a bit")
+    return Response(name, error, tuple(rows), bit, None if request is None else _request(request))
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(_is_int(count) and 0 <= count <= MAX_ELEMENTS for count in values)
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def _expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)

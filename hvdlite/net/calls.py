@@ -1,0 +1,252 @@
+"""Calls: a question and its answer over one connection, between a program and the processes of its job.
+
+Both sides prove that they know a secret, as the neighbours of a ring do (`hvdlite.net.handshake`). A message is
+its length, its bytes and a keyed hash of them, under a key of this one connection, so nothing that a stranger says is
+looked at. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Generator, Iterator
+from typing import Any, Final
+
+from hvdlite.net.entrance import UNIX, Entrance, call_within_host
+from hvdlite.net.giving_up import seconds_until, wait_readable
+from hvdlite.net.handshake import Callee, Caller, Refused
+from hvdlite.net.handshake_io import Talk
+from hvdlite.net.lobby import Lobby
+from hvdlite.net.poll import ENDED, Watch
+from hvdlite.net.streams import parse, prepare
+
+_LENGTH: Final = struct.Struct("<Q")
+_HASH_BYTES: Final = 32
+_PIECE_BYTES: Final = 1 << 20
+_HANDSHAKE_S: Final = 5.0
+_RETRY_S: Final = 0.05
+_QUESTION: Final = b"question"
+_ANSWER: Final = b"answer"
+
+
+class Unanswered(Exception):
+    """There is no answer; the text says what happened instead."""
+
+
+class NobodyThere(Unanswered):
+    """Nobody listens at an address within this host."""
+
+
+class Call:
+    """One question to a `CallServer`. ``has_ended`` once nobody waits for the answer any more."""
+
+    def __init__(self, watch: Watch, link: socket.socket, keys: bytes) -> None:
+        self._watch = watch
+        self._link = link
+        self._keys = keys
+        self._pieces: Iterator[memoryview] = iter(())
+        self._piece = memoryview(b"")
+        self.is_answered = False
+        self.has_ended = False
+
+    def answer(self, *parts: bytes) -> None:
+        """Sends ``parts`` as one message, as far as the caller takes it now, and the rest in later turns."""
+        self.is_answered = True
+        if not self.has_ended:
+            self._pieces = _pieces(self._keys, _ANSWER, parts)
+            self._piece = next(self._pieces)
+            self._watch.set(self._link, select.POLLOUT, self._send)
+            self._send(0)
+
+    def hang_up(self) -> None:
+        if not self.has_ended:
+            self.has_ended = True
+            self._watch.close(self._link)
+
+    def _send(self, events: int) -> None:
+        try:
+            while self._piece:
+                self._piece = self._piece[self._link.send(self._piece, socket.MSG_NOSIGNAL) :]
+                self._piece = self._piece or next(self._pieces, self._piece)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.hang_up()
+
+
+class CallServer:
+    """Takes over ``entrance`` and lets in who knows ``secret``. Questions have ``limit`` bytes at most.
+
+    Of one thread, which calls `turn`; any thread may call `wake`. ``watch`` may be given descriptors of the user's.
+    """
+
+    def __init__(self, entrance: Entrance, secret: bytes, limit: int) -> None:
+        self.watch = Watch()
+        self._limit = limit
+        self._lobby = Lobby(self.watch, entrance, lambda: Callee(secret, 0, 0, 0), self._admit)
+        self._calls: set[Call] = set()
+        self._asked: list[tuple[Call, bytearray]] = []
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.watch.set(self._wake, select.POLLIN, lambda _: self._wake_up())
+
+    def turn(self, until: float) -> list[tuple[Call, bytearray]]:
+        """Serves until something has happened, or until ``until`` (monotonic); the questions that have come."""
+        self._lobby.tick(time.monotonic())
+        self.watch.sleep(min(until, self._lobby.due))
+        self._calls = {call for call in self._calls if not call.has_ended}
+        asked, self._asked = self._asked, []
+        return asked
+
+    def wake(self) -> None:
+        """Makes `turn` return."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self, linger_s: float) -> None:
+        """Ends all connections; answers that are on their way get ``linger_s``."""
+        self._lobby.close()
+        deadline = time.monotonic() + linger_s
+        while any(call.is_answered for call in self._calls) and time.monotonic() < deadline:
+            self.turn(deadline)
+        for call in self._calls:
+            call.hang_up()
+        os.close(self._wake)
+
+    def _wake_up(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def _admit(self, talk: Talk[Callee]) -> None:
+        talk.say(talk.party.welcome(0))
+        prepare(talk.link)
+        keys = talk.party.keys
+        call = Call(self.watch, talk.link, keys)
+        self._calls.add(call)
+        question = _message(keys, _QUESTION, self._limit)
+        room = [next(question)]
+        self.watch.set(talk.link, select.POLLIN, lambda _: self._listen_to(call, talk.link, question, room))
+
+    def _listen_to(
+        self, call: Call, link: socket.socket, question: Generator[memoryview, int, bytearray], room: list[memoryview]
+    ) -> None:
+        try:
+            if not (count := link.recv_into(room[0])):
+                raise ConnectionResetError
+            room[0] = question.send(count)
+        except BlockingIOError:
+            return
+        except StopIteration as whole:
+            self.watch.set(link, ENDED, lambda _: call.hang_up())
+            self._asked.append((call, whole.value))
+        except (Refused, OSError):
+            call.hang_up()
+
+
+def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> bytearray:
+    """The answer of who listens at ``address`` and knows ``secret``. ``limit`` is the most bytes that it may have.
+
+    Times are on the monotonic clock. Raises Unanswered if nobody has let this process in by ``start_by``, or there is
+    no answer by ``answer_by``; within a host at once if nobody listens there.
+    """
+    link, keys = _connect(address, secret, start_by)
+    with link:
+        try:
+            for piece in _pieces(keys, _QUESTION, question):
+                link.settimeout(_left(answer_by))
+                link.sendall(piece)
+            answer = _message(keys, _ANSWER, limit)
+            room = next(answer)
+            while True:
+                wait_readable(link, answer_by)
+                link.settimeout(_left(answer_by))
+                if not (count := link.recv_into(room)):
+                    raise Unanswered("the connection ended")
+                room = answer.send(count)
+        except StopIteration as whole:
+            result: bytearray = whole.value
+            return result
+        except TimeoutError:
+            raise Unanswered("no answer in time") from None
+        except (Refused, OSError) as error:
+            raise Unanswered(str(error)) from None
+
+
+def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+    cause: Exception | None = None
+    while True:
+        try:
+            return _shake_hands(address, secret, min(deadline, time.monotonic() + _HANDSHAKE_S))
+        except (Refused, OSError) as error:
+            if isinstance(error, ConnectionRefusedError) and address.startswith(UNIX):
+                raise NobodyThere("nobody listens there") from None
+            if cause is None or not isinstance(error, TimeoutError):  # the deadline may have cut the last attempt short
+                cause = error
+            if time.monotonic() + _RETRY_S >= deadline:
+                raise Unanswered(getattr(cause, "strerror", None) or str(cause)) from None
+        time.sleep(min(_RETRY_S, seconds_until(deadline)))
+
+
+def _shake_hands(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+    family, where = parse(address)
+    link = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        prepare(link)
+        if family != socket.AF_UNIX:
+            link.settimeout(_left(deadline))
+            link.connect(where)
+        elif not call_within_host(link, address.removeprefix(UNIX), deadline).is_own:
+            raise Unanswered("another user listens there")
+        caller = Caller(secret, 0, 0, 0)
+        link.sendall(caller.hello)
+        talk = Talk(link, caller, deadline)
+        while not talk.go_on():
+            wait_readable(link, deadline)
+        return link, caller.keys
+    except BaseException:
+        link.close()
+        raise
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
+def _pieces(keys: bytes, kind: bytes, parts: tuple[bytes, ...]) -> Iterator[memoryview]:
+    """A message as it is sent, in pieces that are hashed when they are asked for."""
+    digest = hashlib.blake2b(key=keys, person=kind, digest_size=_HASH_BYTES)
+    for part in (_LENGTH.pack(sum(map(len, parts))), *parts):
+        for start in range(0, len(part), _PIECE_BYTES):
+            piece = memoryview(part)[start : start + _PIECE_BYTES]
+            digest.update(piece)
+            yield piece
+    yield memoryview(digest.digest())
+
+
+def _message(keys: bytes, kind: bytes, limit: int) -> Generator[memoryview, int, bytearray]:
+    """A message as it is received: yields what to fill next, and is sent how many bytes of it were.
+
+    Raises Refused for one that is too long, or was not sent by the peer.
+    """
+    digest = hashlib.blake2b(key=keys, person=kind, digest_size=_HASH_BYTES)
+    (length,) = _LENGTH.unpack((yield from _filled(_LENGTH.size, digest)))
+    if length > limit:
+        raise Refused(f"a message of {length} bytes is longer than {limit}")
+    message = yield from _filled(length, digest)
+    if not hmac.compare_digest((yield from _filled(_HASH_BYTES, None)), digest.digest()):
+        raise Refused("a message was altered on its way")
+    return message
+
+
+def _filled(size: int, digest: Any) -> Generator[memoryview, int, bytearray]:
+    buffer, came = bytearray(size), 0
+    while came < size:
+        room = memoryview(buffer)[came : came + _PIECE_BYTES]
+        count = yield room
+        if digest is not None:
+            digest.update(room[:count])
+        came += count
+    return buffer

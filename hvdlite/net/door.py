@@ -1,0 +1,95 @@
+"""A door between processes of one host and one user: who knocks with the token gets a connected socket.
+
+The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Entrance` lets in who
+is of the same user, and it admits those of them whose first packet begins with the token; the rest of the packet is a
+greeting. Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is dropped and
+delays nobody.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Generator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Self
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.net.entrance import Entrance, call_within_host
+from hvdlite.net.giving_up import seconds_until
+
+_KNOCK_LIMIT_BYTES: Final = 4096
+
+
+class Door:
+    """Listens at ``address`` until it is closed, for peers that know ``token``. Raises OSError if it is taken."""
+
+    def __init__(self, token: bytes, address: str | None = None) -> None:
+        self.address = address or f"hvdlite-door-{secrets.token_hex(16)}"
+        self._token = token
+        self._entrance = Entrance.within_host(self.address, socket.SOCK_SEQPACKET)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops listening. Those who were admitted stay connected."""
+        self._entrance.close()
+
+    def admit(self, deadline: float) -> Generator[tuple[socket.socket, bytes], None, None]:
+        """Everyone who is let in, with the greeting; the caller closes the sockets.
+
+        Raises TimeoutError at ``deadline`` (``time.monotonic()`` seconds).
+        """
+        with selectors.DefaultSelector() as ready, ExitStack() as guests:
+            ready.register(self._entrance, selectors.EVENT_READ)
+            while True:
+                events = ready.select(seconds_until(deadline))
+                if not events and time.monotonic() >= deadline:
+                    raise TimeoutError
+                for key, _ in events:
+                    if key.fileobj is self._entrance:
+                        if (guest := self._entrance.accept()) is not None:
+                            ready.register(guests.enter_context(guest), selectors.EVENT_READ)
+                        continue
+                    assert isinstance(key.fileobj, socket.socket)
+                    ready.unregister(key.fileobj)
+                    greeting = self._check(key.fileobj)
+                    if greeting is None:
+                        key.fileobj.close()
+                    else:
+                        # A new object for the caller: the stack closes its own when the iteration ends.
+                        yield socket.socket(fileno=key.fileobj.detach()), greeting
+
+    def _check(self, guest: socket.socket) -> bytes | None:
+        try:
+            packet = guest.recv(_KNOCK_LIMIT_BYTES)
+        except OSError:
+            return None
+        length = len(self._token)
+        return packet[length:] if hmac.compare_digest(packet[:length], self._token) else None
+
+
+def knock(address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
+    """A socket to whoever listens at ``address``; it blocks until ``deadline``.
+
+    Raises OSError if nobody listens, and HorovodInternalError if the listener is another user's.
+    """
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if not call_within_host(link, address, deadline).is_own:
+            raise HorovodInternalError(f"{address} belongs to another user; start the job anew")
+        link.send(token + greeting)
+    except BaseException:
+        link.close()
+        raise
+    return link

@@ -1,0 +1,161 @@
+"""Listening sockets that strangers cannot use up. The standard library is all that an agent needs for it.
+
+Within a host the kernel says who calls: another user's process is closed before it costs anything. Over TCP it does
+not, so there the kernel keeps a caller until it has said something (see `hvdlite.net.lobby` for what follows).
+
+When no descriptor is left, callers would stay in the kernel's queue and the listener readable, so that its thread found
+no rest. One descriptor is kept in reserve for that case: it lets a caller in, who is turned away at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+UNIX: Final = "unix://@"
+"""How the address of an abstract Unix socket begins."""
+
+_BURST: Final = 64  # callers who are turned away in one go
+_DEFER_S: Final = 1
+_REST_S: Final = 0.01  # when there is no descriptor in reserve either
+_SHORT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+_ALL_USERS: Final = ("0", "0", str(2**32 - 1))  # what a system maps that has no user namespaces
+_TIMEVAL: Final = struct.Struct("ll")
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred of Linux: only the process id has a sign
+
+
+class Peer(NamedTuple):
+    """Whose socket is at the other end of one within this host."""
+
+    pid: int
+    uid: int
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of this process's user, as far as `tells_users_apart`."""
+        return self.uid == os.geteuid()
+
+
+def peer_of(link: socket.socket) -> Peer:
+    """What the kernel knows of the peer since it connected or listened, in the numbers of this process's namespaces."""
+    pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return Peer(pid, uid)
+
+
+def tells_users_apart() -> bool:
+    """Whether the kernel does for this process.
+
+    In a user namespace, all users that it does not map have one number there. A process of one of them takes all of
+    them for its own: a key has to tell what the kernel does not.
+    """
+    try:
+        nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        maps = [tuple(line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except OSError:
+        return True
+    return os.geteuid() != nobody or maps == [_ALL_USERS]
+
+
+def call_within_host(link: socket.socket, name: str, deadline: float) -> Peer:
+    """Connects ``link``, which then has a time-out at ``deadline`` (monotonic), to the abstract Unix socket ``name``.
+
+    While the queue there is full, of strangers perhaps, it waits for its turn. Raises OSError.
+    """
+    left_s = max(0.001, deadline - time.monotonic())
+    link.setblocking(True)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6)))
+    link.connect("\0" + name)
+    link.settimeout(max(0.001, deadline - time.monotonic()))
+    return peer_of(link)
+
+
+class Entrance:
+    """Takes over ``listener``, which is bound, and listens. `fileno` is readable while somebody waits."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._is_within_host = listener.family == socket.AF_UNIX
+        self._reserve = -1
+        try:
+            if not self._is_within_host:
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
+            listener.listen(socket.SOMAXCONN)
+            listener.setblocking(False)
+            self._reserve = os.eventfd(0, os.EFD_CLOEXEC)
+        except BaseException:
+            listener.close()
+            raise
+
+    @classmethod
+    def within_host(cls, name: str, kind: int = socket.SOCK_STREAM) -> Entrance:
+        """Listens on the abstract Unix socket ``name``. Raises OSError if it is taken."""
+        listener = socket.socket(socket.AF_UNIX, kind)
+        try:
+            listener.bind(f"\0{name}")
+        except BaseException:
+            listener.close()
+            raise
+        return cls(listener)
+
+    @property
+    def is_within_host(self) -> bool:
+        """Whether the kernel vouches for who is let in."""
+        return self._is_within_host
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def name(self) -> tuple[str, int] | str:
+        """The IP address and the port, or the name of the abstract Unix socket."""
+        where = self._listener.getsockname()
+        return str(where[1:].decode()) if self._is_within_host else (where[0], where[1])
+
+    def accept(self) -> socket.socket | None:
+        """A caller's connection, which does not block; None if nobody waits who may come in, or not for now."""
+        for _ in range(_BURST):
+            try:
+                link, _ = self._listener.accept()
+            except BlockingIOError:
+                return None
+            except OSError as error:  # the caller has gone, or there is no descriptor for it, or no memory
+                if error.errno in _SHORT_OF_DESCRIPTORS:
+                    self._turn_away()
+                continue
+            if self._is_within_host and not peer_of(link).is_own:
+                link.close()
+                continue
+            link.setblocking(False)
+            return link
+        return None
+
+    def _turn_away(self) -> None:
+        if self._reserve < 0:  # another thread was faster, and took it
+            time.sleep(_REST_S)
+        else:
+            os.close(self._reserve)
+            with suppress(OSError):
+                self._listener.accept()[0].close()
+        with suppress(OSError):
+            self._reserve = -1
+            self._reserve = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def hand_over(self) -> int:
+        """The descriptor of the listener, for ZeroMQ to accept and close; nothing is left here but what `name` told."""
+        os.close(self._reserve)
+        self._reserve = -1
+        return self._listener.detach()
+
+    def close(self) -> None:
+        """Listens no more, also where a forked child has a copy of the descriptor."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1

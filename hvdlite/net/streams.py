@@ -1,0 +1,91 @@
+"""The stream sockets of a ring: where a rank listens for its neighbour, and how it dials one.
+
+Within a host these are abstract Unix sockets, which leave no file; across hosts TCP on one IP address.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import struct
+from contextlib import suppress
+from typing import Any, Final
+
+from hvdlite.net import listening
+from hvdlite.net.entrance import UNIX, Entrance
+
+_KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
+_MOST_UNSENT_BYTES: Final = 256 << 10  # what lies in a second-level cache
+_SHORT_LINE_US: Final = 1000  # between hosts of one network
+_MIN_RTT: Final = struct.Struct("148x I")  # where a tcp_info has the shortest round trip, in microseconds
+
+
+def listen(address: str | None, ports: range | None) -> Entrance:
+    """Listens on the IP address ``address`` at one of ``ports`` (None: any that is free).
+
+    ``address`` None: at a random name within this host. Raises HorovodInternalError that says what to change.
+    """
+    if address is not None:
+        return listening.listen(address, ports)
+    return Entrance.within_host(f"hvdlite-ring-{secrets.token_hex(16)}")
+
+
+def name_of(entrance: Entrance) -> str:
+    """What `dial` takes to reach ``entrance``."""
+    where = entrance.name()
+    return f"{UNIX}{where}" if isinstance(where, str) else listening.endpoint(*where)
+
+
+def dial(name: str) -> socket.socket:
+    """A non-blocking socket that is connecting to ``name``. Raises OSError."""
+    family, where = parse(name)
+    link = socket.socket(family, socket.SOCK_STREAM)
+    link.setblocking(False)
+    prepare(link)
+    result = link.connect_ex(where)
+    if result not in (0, errno.EINPROGRESS):
+        link.close()
+        raise OSError(result, os.strerror(result))
+    return link
+
+
+def prepare(link: socket.socket) -> None:
+    """Small frames leave at once, and a firewall does not forget a connection that is idle for long.
+
+    The kernel takes little more than the network does: megabytes that wait in it would leave the caches, and are copied
+    twice. How much may be on its way, which a long line needs, is not limited by this.
+    """
+    if link.family != socket.AF_UNIX:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+
+
+def leave_bbr(link: socket.socket) -> None:
+    """On a short line a connection that has just been made is taken from BBR, if that is what the system chose.
+
+    BBR spreads packets over time and sets a timer for each bunch of them, which takes a quarter of the time of a large
+    all-reduce between hosts whose processors are the limit (docs/ring.md). It pays where a round trip is long, so that
+    a loss is dear. A system that does not permit Reno keeps what it has.
+    """
+    if link.family == socket.AF_UNIX:
+        return
+    with suppress(OSError):
+        algorithm = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+        if algorithm.startswith(b"bbr") and len(info) == _MIN_RTT.size and _MIN_RTT.unpack(info)[0] < _SHORT_LINE_US:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def parse(name: str) -> tuple[int, Any]:
+    """The family of what `name_of` returns, and what the system's sockets call it there. Raises OSError for others."""
+    if name.startswith(UNIX):
+        return socket.AF_UNIX, "\0" + name.removeprefix(UNIX)
+    try:
+        return listening.resolve(*listening.split(name))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from None

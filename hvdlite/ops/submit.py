@@ -1,0 +1,244 @@
+"""From a call to a tensor in flight: what is checked, how tensors are named, and where results go.
+
+A submit costs an entry, one lock, and one wake-up for a burst; no byte is copied.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, Generic, TypeVar
+
+from hvdlite.engine.group import Group
+from hvdlite.errors import HorovodInternalError
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.negotiation.entry import Allocate, Converted, Entry
+from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.messages import REDUCTIONS, Kind, Request
+from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
+from hvdlite.ops.adapter import Adapter
+from hvdlite.ops.handles import GroupHandle, synchronize
+from hvdlite.session import current
+from hvdlite.tensors.buffer import Buffer, NotAnArray, holds
+from hvdlite.tensors.dtypes import BY_NAME, OP_NAMES, Adasum, Average, DType, ElementType, Sum, added_as, is_complex
+
+T = TypeVar("T")
+
+
+Reduction = tuple[Any, float, float]
+"""Operation, prescale and postscale, as the caller gave them. A plain tuple, because every submit makes one."""
+
+Draft = Callable[[str | None, T], Entry]
+"""Makes the entry of one tensor under the user's name for it, or else an automatic one. Checks the tensor first, so
+that a call which raises uses up no automatic name: a rank that repeats it would be out of step with the others."""
+
+DraftInGroup = Callable[[str | None, T, int], Entry]
+"""The same for a collective that can be grouped, with the number of tensors in the group, or 0."""
+
+
+class Calls(Generic[T]):
+    """What every collective does with a front end's tensors."""
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        self._adapter = adapter
+
+    @staticmethod
+    def _many(
+        group: Group,
+        kind: Kind,
+        name: str | None,
+        tensors: Sequence[T],
+        draft: DraftInGroup[T],
+        will_wait: bool = False,
+    ) -> GroupHandle:
+        """Submits several tensors, all or none, so that they become ready together on every rank."""
+        tensors = list(tensors)
+        count = len(tensors)
+        if type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}[0]" in group.known:
+            # The group comes again, as most do: with their names, its tensors have their requests ready.
+            entries = list(map(draft, _kept_names_in(name, count), tensors, repeat(count)))
+        else:
+            entries = [draft("", tensor, count) for tensor in tensors]
+            base, is_given = named(group, kind, name, "grouped")
+            for entry, each in zip(entries, _names_in(base, count), strict=True):
+                entry.rename(each, is_given)
+        group.submit_all(entries, will_wait)
+        return GroupHandle(entries)
+
+    def _alike(
+        self,
+        group: Group,
+        kind: Kind,
+        is_in_place: bool,
+        reduction: Reduction,
+        root: int,
+        name: str | None,
+        tensor: T,
+        length: int = 0,
+    ) -> Entry:
+        """The entry of a collective whose output has the shape and dtype of its input."""
+        try:
+            source = self._adapter.buffer(tensor, is_in_place)
+        except NotAnArray as refusal:
+            scalar, convert = self._of_number(tensor, refusal)
+            if is_in_place:
+                raise ValueError("a number cannot be written in place; use the form without _") from None
+            return Converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
+        if is_in_place:
+            return entry_of(group, name, kind, source, source[0], tensor, reduction, root, length)
+        output, target = self._adapter.empty(source[2], tensor)
+        return entry_of(group, name, kind, source, target, output, reduction, root, length)
+
+    def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:
+        """See `Adapter.of_number`; raises ``refusal`` for what is no number."""
+        found = self._adapter.of_number(value)
+        if found is None:
+            raise refusal
+        return found
+
+    def _rows_buffer(self, tensor: T, what: str) -> tuple[Buffer, tuple[int, ...]]:
+        """The memory and the shape of a tensor that is divided or joined along its first dimension."""
+        source = self._adapter.buffer(tensor)
+        _, _, shape, _ = source
+        if not shape:
+            raise ValueError(f"{what} needs a tensor with at least one dimension; reshape a scalar to (1,)")
+        return source, shape
+
+    def _allocator(self, like: T) -> Allocate:
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[T, int]:
+            return self._adapter.empty(shape, like)
+
+        return allocate
+
+    def _result(self, handle: Handle | GroupHandle) -> Any:
+        return synchronize(handle)
+
+
+_LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # room for what is added in groups, for messages and for gradients
+_LONGEST_OF_GROUP = _LONGEST_NAME - 32  # so that it is still a user's name with a number
+
+UNCHANGED: Reduction = (Sum, 1.0, 1.0)
+"""For what is not reduced."""
+
+NOTHING: Buffer = (0, DType.UINT8, (), None)
+"""For what has no tensor."""
+
+
+def _names_in(base: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{base}[{number}]" for number in range(count))
+
+
+_kept_names_in = lru_cache(maxsize=256)(_names_in)  # to make a name takes a sixth of the time of its tensor
+
+
+def entry_of(
+    group: Group,
+    name: str | None,
+    kind: Kind,
+    source: Buffer,
+    target: int = 0,
+    output: Any = None,
+    reduction: Reduction = UNCHANGED,
+    root: int = 0,
+    group_length: int = 0,
+    allocate: Allocate | None = None,
+    splits: tuple[int, ...] = (),
+) -> Entry:
+    """The entry, with its request, of one tensor; see `Entry`.
+
+    Raises ValueError if ``reduction`` or ``name`` cannot be.
+    """
+    address, dtype, shape, owner = source
+    op, prescale, postscale = reduction
+    # A tensor that comes again, as most do, has its request ready: it was checked, and compares at a glance.
+    known = group.known.get(name) if type(name) is str else None
+    asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length)
+    if known is not None and (request := known.request) == asked:
+        nbytes = known.nbytes
+    else:
+        if len(shape) > MAX_DIMENSIONS:
+            raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
+        checked = _checked(reduction, kind, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not holds(owner, address, nbytes):
+            raise ValueError(
+                f"the tensor has {nbytes} bytes, but its storage was resized to fewer; pass tensor.clone()"
+            )
+        text, is_given = named(group, kind, name)  # last: a call that is refused here takes no automatic name
+        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length)
+    return Entry(request, group, address, target, nbytes, owner, output, allocate)
+
+
+def group_of(process_set: ProcessSet) -> Group:
+    """The group that runs collectives of ``process_set``.
+
+    Raises HorovodInternalError before ``init``, ValueError if the set is unknown or this rank is not in it.
+    """
+    session = current()
+    return session.everyone if process_set is global_process_set else session.sets.group_of(process_set)
+
+
+def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:
+    """The user's name, or else the next automatic one, and whether the user gave it: then it may come again.
+
+    Raises ValueError for what can be no name.
+    """
+    if name is None:
+        return group.automatic_name(kind, *between), False
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise ValueError(f"a tensor's name is text of at most {_LONGEST_NAME} characters, not {name!r:.60}")
+    if name.startswith("hvdlite."):
+        raise ValueError(f"names that begin with 'hvdlite.' are hvdlite's own; give {name!r:.60} another one")
+    return name, True
+
+
+def index_in(group: Group, rank: Any, what: str) -> int:
+    """The index in the group of ``rank``, a number in the job. Raises ValueError, naming ``what``, if it is none."""
+    number = whole_number(rank)
+    index = None if number is None else group.index_of(number)
+    if index is None:
+        if group.ranks == tuple(range(group.size)):
+            raise ValueError(f"{what} {rank!r} is not a rank of this job; it must be from 0 to {group.size - 1}")
+        raise ValueError(f"{what} {rank!r} is not in the process set of ranks {list(group.ranks)}")
+    return index
+
+
+def whole_number(value: Any) -> int | None:
+    """``value`` as an int if it is a whole number of any type."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _checked(reduction: Reduction, kind: Kind, dtype: ElementType) -> tuple[int, float, float]:
+    """The reduction in plain numbers.
+
+    Raises ValueError if elements of ``dtype`` cannot be reduced so, and HorovodInternalError, as Horovod does, for
+    Adasum in anything but an all-reduce.
+    """
+    op, prescale, postscale = reduction
+    may_be_adasum = kind is Kind.ALLREDUCE
+    number = op if type(op) is int else whole_number(op)  # numpy's integers are welcome
+    if number is None or number not in OP_NAMES or (number == Adasum and not may_be_adasum):
+        legal = ", ".join(f"hvd.{name}" for each, name in OP_NAMES.items() if each != Adasum or may_be_adasum)
+        refused = HorovodInternalError if number == Adasum else ValueError
+        raise refused(f"op {OP_NAMES.get(op, op)} is not supported in {kind}; use one of {legal}")
+    if prescale != prescale or postscale != postscale:
+        raise ValueError("a scale factor is not a number (NaN)")
+    if kind not in REDUCTIONS:
+        return number, 1.0, 1.0
+    if added_as(dtype) is None:
+        raise ValueError(
+            f"dtype {dtype} is not supported by {kind}, which adds native {', '.join(BY_NAME)} and complex"
+        )
+    if is_complex(dtype) and number not in (Sum, Average):
+        raise ValueError(f"op {OP_NAMES[number]} of complex numbers is not supported; use hvd.Sum or hvd.Average")
+    if number == Average and dtype is DType.BOOL:
+        raise ValueError("a bool tensor has no average; pass op=hvd.Min, Max, Sum or Product")
+    if number == Adasum and not dtype.is_floating:
+        raise ValueError(f"Adasum is for floating-point tensors, not {dtype}; pass op=hvd.Sum or Average")
+    return number, float(prescale), float(postscale)

@@ -1,0 +1,95 @@
+"""What every data plane promises.
+
+A plane belongs to one group of ``size`` ranks and is one of them, ``rank``. Its collectives
+
+- run one at a time, called by one thread (the executor), in the same order with matching arguments on every rank;
+- block until this rank's part is done: outputs are written and inputs may be reused or freed;
+- release the GIL while they wait or move bytes;
+- leave bit-identical results on all ranks;
+- end early, with the error given to `abort`, when `abort` is called from any other thread, and every later
+  collective raises the same error at once;
+- raise `HorovodInternalError` if no byte moves for ``progress_timeout`` seconds.
+
+Memory is given as spans: rows of (address to read, address to write, bytes). A collective works on their virtual
+concatenation, so that a batch of many tensors is one call and nothing is copied into a fusion buffer. Spans may be
+empty. Reading and writing address of one row are equal or do not overlap; rows do not overlap each other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from hvdlite.errors import HvdError
+from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.dtypes import DType
+
+
+class DataPlane(ABC):
+    """The collectives of one group. `close` frees what it holds and may be called twice."""
+
+    name: str
+    rank: int
+    size: int
+
+    @abstractmethod
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        """Writes ``postscale * reduce(prescale * x_rank)`` over all ranks to every rank.
+
+        ``op`` is Sum, Min, Max or Product (an average is a sum with a postscale). Spans have the same bytes row by
+        row on every rank. float16 and bfloat16 accumulate in float32 and round once. Integers with a scale other
+        than 1 are scaled in double and truncated toward zero; otherwise exact with wrap-around. bool is 0 or 1:
+        Sum and Max are *or*, Product and Min are *and*.
+        """
+
+    @abstractmethod
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        """Copies what each rank contributes to every rank.
+
+        ``streams[r]`` are the spans of rank ``r``'s contribution: for ``r == self.rank`` rows read and write local
+        memory (equal addresses: nothing to copy), for others the reading address is 0 and ignored. Row ``i`` of
+        stream ``r`` has the same bytes on every rank; streams may differ in length and be empty. A broadcast is an
+        allgather in which only the root's stream is not empty.
+        """
+
+    @abstractmethod
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        """Reduces as `allreduce` does and writes each part of the result on one rank only.
+
+        ``parts[r]`` are the spans of what rank ``r`` gets: row ``i`` of part ``r`` has the same bytes on every rank.
+        All rows are read; only those of ``parts[self.rank]`` are written, and of others the writing address is ignored.
+        Parts may differ in length and be empty. A reduction to one root is the case of one part that is not empty.
+        """
+
+    @abstractmethod
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        """Gives every rank bytes of its own from each rank.
+
+        ``sends[r]`` is what goes to rank ``r``: rows whose reading address and bytes count. ``receives[r]`` is where
+        what rank ``r`` sends goes: rows whose writing address and bytes count. ``matrix[s, d]`` are the bytes from rank
+        ``s`` to rank ``d``, equal on all ranks; rows may divide them differently on the two sides. What is read and
+        what is written do not overlap. Gather, scatter and a message from one rank to another are cases of it.
+        """
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns after every rank has entered."""
+
+    @abstractmethod
+    def abort(self, error: HvdError) -> None:
+        """Makes the running collective, on this rank, and all later ones raise ``error``. Any thread; never blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees memory, descriptors and sockets. Not while a collective runs."""
+
+
+class HostPlane(DataPlane):
+    """A plane of ranks of one host, whose reductions others can go on with."""
+
+    @abstractmethod
+    def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
+        """Reduces as `reducescatter` does, but writes this rank's part to ``partials``, neither postscaled nor rounded.
+
+        There its elements follow each other, those of float16 and bfloat16 as float32. Spans are read only.
+        """

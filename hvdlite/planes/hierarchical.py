@@ -1,0 +1,235 @@
+"""The plane of several hosts with several ranks: shared memory within a host, rings across.
+
+The ranks of a host share memory, the *local* plane. The first ranks of all hosts form a ring, the second ones another,
+and so on as far as the smallest host goes: the *lanes*. Hosts with equal numbers of ranks have a lane for each local
+rank; if some host has one rank, the only lane joins the hosts' first ranks. An all-reduce cuts the batch into one slice
+per lane and
+
+1. reduces each slice within the host, in shared memory, into the memory of the rank whose lane it is;
+2. reduces it across hosts in that lane;
+3. hands it out within the host.
+
+Ranks without a lane take part in 1 and 3 only. With H hosts, each sends 2 (H - 1) / H of the batch over the network, as
+few bytes as any algorithm can (Patarasuk and Yuan, 2009), and all ranks share the work. Partial results of float16 and
+bfloat16 are float32 in 1 and 2, so that sums round once, at the end, and overflow no earlier; what is complete travels
+as 16 bits.
+
+An all-gather does 3 first, with what the host itself contributes, and then 2 and 3 with what the other hosts do: each
+host receives each byte once. A broadcast is a case of it.
+
+In a reduce-scatter a lane reduces the parts of its own ranks, and 2 leaves each where it belongs. That takes hosts with
+equal numbers of ranks; otherwise it goes over one *ring* of all ranks, in which those of a host are neighbours, and so
+does what an all-to-all moves between hosts.
+
+Large batches move in pieces. Ranks that wait in shared memory, while others wait for the network, then never wait for
+more than a piece, so that a timeout means what it says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite import native
+from hvdlite.errors import HvdError
+from hvdlite.planes.base import DataPlane, HostPlane
+from hvdlite.tensors.buffer import Matrix, Spans, in_place, sliced
+from hvdlite.tensors.dtypes import DType
+
+_PIECE_BYTES: Final = 16 << 20
+_STEP: Final = 4096  # elements; a slice of fewer is not worth the messages of one more lane
+_WIDENED: Final = (DType.FLOAT16, DType.BFLOAT16)
+_NOTHING: Final = np.empty((0, 3), np.uint64)
+
+Hosts = Sequence[Sequence[int]]
+"""The ranks of each host, ascending; the hosts in one order on all ranks."""
+
+
+def lanes_of(hosts: Hosts) -> Hosts:
+    """The ranks of each lane, in the order of their hosts."""
+    return list(zip(*hosts, strict=False))
+
+
+def in_ring_order(hosts: Hosts) -> Sequence[int]:
+    """All ranks, those of a host one after the other."""
+    return [rank for ranks in hosts for rank in ranks]
+
+
+class HierarchicalPlane(DataPlane):
+    """Rank ``rank`` of those on ``hosts``.
+
+    It owns the planes that it is made of: ``local`` of the ranks of this host, ``lane`` of the ranks of this rank's
+    lane, if it is in one, and ``ring`` of all ranks, host by host.
+    """
+
+    name = "hierarchical"
+
+    def __init__(self, rank: int, hosts: Hosts, local: HostPlane, lane: DataPlane | None, ring: DataPlane) -> None:
+        self.rank = rank
+        self.size = sum(len(ranks) for ranks in hosts)
+        self._hosts = hosts
+        self._neighbours = next(ranks for ranks in hosts if rank in ranks)
+        self._lanes = lanes_of(hosts)
+        self._order = in_ring_order(hosts)
+        self._local = local
+        self._lane = lane
+        self._ring = ring
+        self._parts = [local, ring] if lane is None else [local, lane, ring]
+        self._error: HvdError | None = None
+        self._lock = threading.Lock()  # guards _error: `abort` comes from any thread
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        with self._failing_as_one():
+            step = _STEP * dtype.itemsize
+            for piece in sliced(spans, _pieces(spans), step):
+                slices = self._by_local_rank(sliced(piece, len(self._lanes), step))
+                if dtype in _WIDENED:
+                    parts = sliced(slices[self._local.rank], len(self._hosts), step)
+                    self._reduce_parts(slices, parts, native.Reduction(int(dtype), op, prescale, postscale))
+                    if self._lane is not None:
+                        self._lane.allgather([in_place(rows) for rows in parts])
+                else:
+                    self._local.reducescatter(slices, dtype, op, prescale, 1.0)
+                    if self._lane is not None:
+                        self._lane.allreduce(in_place(slices[self._local.rank]), dtype, op, 1.0, postscale)
+                self._local.allgather([in_place(rows) for rows in slices])
+
+    def _reduce_parts(self, slices: Sequence[Spans], parts: Sequence[Spans], reduction: native.Reduction) -> None:
+        """Steps 1 and 2 by way of partial results.
+
+        ``slices`` are by local rank what their lanes reduce; ``parts`` are those of this rank's slice that follow each
+        other, by host. On each host the result of its part is rounded, scaled and written to the spans.
+        """
+        dtype = DType(reduction.dtype)
+        wide = DType.FLOAT32 if dtype in _WIDENED else dtype
+        sizes = [int(part[:, 2].sum()) // dtype.itemsize * wide.itemsize for part in parts]
+        partials = np.empty(sum(sizes), np.uint8)
+        self._local.reduce_partials(slices, dtype, reduction.op, reduction.prescale, partials.ctypes.data)
+        if self._lane is None:
+            return
+        ends = partials.ctypes.data + np.cumsum(sizes, dtype=np.uint64)
+        rows = [np.array([[end - size, end - size, size]], np.uint64) for end, size in zip(ends, sizes, strict=True)]
+        self._lane.reducescatter(rows, wide, reduction.op, 1.0, 1.0)
+        own = parts[self._lane.rank]
+        status = native.library().hvd_close_partials(
+            int(rows[self._lane.rank][0, 0]), own.ctypes.data, len(own), ctypes.byref(reduction)
+        )
+        native.check(status, f"rounding on rank {self.rank}")
+
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        self._expect(streams, "allgather")
+        with self._failing_as_one():
+            pieces = max(_pieces(_joined(streams, ranks)) for ranks in self._hosts)
+            for piece in zip(*(sliced(stream, pieces, _STEP) for stream in streams), strict=True):
+                self._gather(piece)
+
+    def _gather(self, streams: Sequence[Spans]) -> None:
+        self._local.allgather([streams[rank] for rank in self._neighbours])
+        held = [in_place(stream) for stream in streams]
+        by_host = [sliced(_joined(held, ranks), len(self._lanes), _STEP) for ranks in self._hosts]
+        if self._lane is not None:
+            self._lane.allgather([slices[self._local.rank] for slices in by_host])
+        others = [slices for slices, ranks in zip(by_host, self._hosts, strict=True) if ranks is not self._neighbours]
+        self._local.allgather(self._by_local_rank([np.concatenate(rows) for rows in zip(*others, strict=True)]))
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self._expect(parts, "reducescatter")
+        with self._failing_as_one():
+            if len(self._lanes) < max(map(len, self._hosts)):
+                self._ring.reducescatter([parts[rank] for rank in self._order], dtype, op, prescale, postscale)
+                return
+            reduction, step = native.Reduction(int(dtype), op, prescale, postscale), _STEP * dtype.itemsize
+            pieces = max(_pieces(_joined(parts, lane)) for lane in self._lanes)
+            for piece in zip(*(sliced(part, pieces, step) for part in parts), strict=True):
+                slices = [_joined(piece, lane) for lane in self._lanes]
+                self._reduce_parts(slices, [piece[rank] for rank in self._lanes[self._local.rank]], reduction)
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        self._expect(sends, "alltoall")
+        self._expect(receives, "alltoall")
+        self._expect_bytes(sends, receives, matrix)
+        with self._failing_as_one():
+            here = self._neighbours
+            self._local.alltoall([sends[r] for r in here], [receives[r] for r in here], matrix[np.ix_(here, here)])
+            self._ring.alltoall(self._to_others(sends), self._to_others(receives), self._between_hosts(matrix))
+
+    def barrier(self) -> None:
+        with self._failing_as_one():
+            self._local.barrier()
+            if self._lane is not None:
+                self._lane.barrier()
+            self._local.barrier()
+
+    def abort(self, error: HvdError) -> None:
+        with self._lock:
+            self._error = self._error or error
+        for part in self._parts:
+            part.abort(self._error)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def _by_local_rank(self, slices: Sequence[Spans]) -> list[Spans]:
+        """The slices of the lanes, and none for the local ranks without a lane."""
+        return [*slices, *[_NOTHING] * (len(self._neighbours) - len(slices))]
+
+    def _to_others(self, spans: Sequence[Spans]) -> list[Spans]:
+        """``spans`` of each rank in the order of the ring, without those of this host."""
+        return [_NOTHING if rank in self._neighbours else spans[rank] for rank in self._order]
+
+    def _between_hosts(self, matrix: Matrix) -> Matrix:
+        """``matrix`` in the order of the ring, without what stays on a host."""
+        between = matrix.copy()
+        for ranks in self._hosts:
+            between[np.ix_(ranks, ranks)] = 0
+        return between[np.ix_(self._order, self._order)]
+
+    def _expect(self, spans: Sequence[Spans], what: str) -> None:
+        if len(spans) != self.size:
+            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
+
+    def _expect_bytes(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        """Holds the spans to the matrix before anything is moved: either part would see a part of it only."""
+        if matrix.shape != (self.size, self.size):
+            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {matrix.shape}")
+        for what, spans, expected in (("sent", sends, matrix[self.rank]), ("received", receives, matrix[:, self.rank])):
+            found = _bytes_of_each(spans)
+            for rank in np.flatnonzero(found != expected).tolist():
+                raise ValueError(
+                    f"alltoall: the matrix says {expected[rank]} bytes between ranks {self.rank} and {rank}, "
+                    f"but {found[rank]:.0f} are {what}"
+                )
+
+    @contextmanager
+    def _failing_as_one(self) -> Iterator[None]:
+        """Refuses to begin after a failure, and makes the failure of one part that of all."""
+        if self._error is not None:
+            raise self._error
+        try:
+            yield
+        except HvdError as error:
+            self.abort(error)
+            assert self._error is not None
+            raise self._error from None
+
+
+def _pieces(spans: Spans) -> int:
+    """Into how many pieces a batch is cut."""
+    return max(1, -(-int(spans[:, 2].sum()) // _PIECE_BYTES))
+
+
+def _bytes_of_each(spans: Sequence[Spans]) -> npt.NDArray[np.float64]:
+    """The bytes of the rows of each rank: floats, which are exact for all sizes that there are."""
+    ranks = np.repeat(np.arange(len(spans)), [len(rows) for rows in spans])
+    return np.asarray(np.bincount(ranks, np.concatenate(spans)[:, 2], len(spans)), np.float64)
+
+
+def _joined(spans: Sequence[Spans], ranks: Sequence[int]) -> Spans:
+    return np.concatenate([spans[rank] for rank in ranks])

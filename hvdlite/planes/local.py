@@ -1,0 +1,69 @@
+"""The plane of a group of one: scales and copies, talks to nobody."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from hvdlite import native
+from hvdlite.errors import HvdError
+from hvdlite.planes.base import HostPlane
+from hvdlite.tensors.buffer import Matrix, Spans, paired
+from hvdlite.tensors.dtypes import DType
+
+
+class LocalPlane(HostPlane):
+    """Runs every collective with rank 0 of 1."""
+
+    name = "local"
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self._library = native.library()
+        self._error: HvdError | None = None
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self._refuse_if_aborted()
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        source = (ctypes.c_void_p * 1)()
+        for read, write, nbytes in spans.tolist():
+            source[0] = read
+            status = self._library.hvd_reduce(write, source, 1, nbytes // dtype.itemsize, ctypes.byref(reduction))
+            native.check(status, "allreduce")
+
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        self._refuse_if_aborted()
+        for read, write, nbytes in streams[0].tolist():
+            if read != write:
+                ctypes.memmove(write, read, nbytes)
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self.allreduce(parts[0], dtype, op, prescale, postscale)
+
+    def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
+        self._refuse_if_aborted()
+        reduction, rows = native.Reduction(int(dtype), op, prescale, 1.0), parts[0]
+        status = self._library.hvd_open_partials(partials, rows.ctypes.data, len(rows), ctypes.byref(reduction))
+        native.check(status, "reducescatter")
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        self._refuse_if_aborted()
+        expected, sent, received = int(matrix[0, 0]), int(sends[0][:, 2].sum()), int(receives[0][:, 2].sum())
+        if not sent == received == expected:
+            raise ValueError(f"alltoall: the matrix says {expected} bytes, but {sent} are sent and {received} received")
+        for read, write, nbytes in paired(sends[0], receives[0]):
+            ctypes.memmove(write, read, nbytes)
+
+    def barrier(self) -> None:
+        self._refuse_if_aborted()
+
+    def abort(self, error: HvdError) -> None:
+        self._error = self._error or error
+
+    def close(self) -> None:
+        pass
+
+    def _refuse_if_aborted(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,1 @@
+"""Collectives around a ring of stream sockets."""

@@ -1,0 +1,92 @@
+"""Lets the left neighbour of a ring in, the first time and after each end of one of its connections."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.handshake import Callee
+from hvdlite.net.handshake_io import Talk
+from hvdlite.net.lobby import Lobby
+from hvdlite.net.poll import Watch
+from hvdlite.net.streams import prepare
+from hvdlite.planes.ring.connections import Wires
+
+
+class Doorman:
+    """Anybody may connect to ``entrance``; whoever proves to be the left neighbour becomes a left connection.
+
+    ``admitted`` counts the left connections by their number. Of one thread only.
+    """
+
+    def __init__(self, watch: Watch, wires: Wires, entrance: Entrance, new_callee: Callable[[], Callee]) -> None:
+        self._watch = watch
+        self._wires = wires
+        self._lobby = Lobby(watch, entrance, new_callee, self._admit)
+        self._left: dict[int, socket.socket] = {}
+        self._cut_off: set[int] = set()
+        self.admitted = [0] * wires.connections
+
+    @property
+    def is_cut_off(self) -> bool:
+        """A connection broke or was given up: the neighbour may not have the last acknowledgements, and will call."""
+        return bool(self._cut_off)
+
+    @property
+    def refused(self) -> int:
+        """How many strangers have called."""
+        return self._lobby.refused
+
+    @property
+    def trouble(self) -> str:
+        """What was wrong with the neighbour, if it came."""
+        return self._lobby.trouble
+
+    @property
+    def due(self) -> float:
+        """When `tick` has something to do."""
+        return self._lobby.due
+
+    def tick(self, now: float) -> None:
+        self._lobby.tick(now)
+
+    def close(self) -> None:
+        """Ends all connections. The native ring has to be done with the left ones."""
+        for connection, link in self._left.items():
+            self._wires.detach_left(connection)
+            self._watch.close(link)
+        self._lobby.close()
+
+    def _admit(self, talk: Talk[Callee]) -> None:
+        # Nothing more may be received over the old connection once the number has been told. The neighbour has given it
+        # up before it called, so if this call fails now, there is none until the next one.
+        prepare(talk.link)
+        connection = talk.party.connection
+        received = self._wires.detach_left(connection)
+        if connection in self._left:
+            self._watch.close(self._left.pop(connection))
+            self._cut_off.add(connection)
+        talk.say(talk.party.welcome(received))
+        if not self._wires.attach_left(connection, talk.link.fileno(), talk.party.keys):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        self._left[connection] = talk.link
+        self._watch.set(talk.link, select.POLLRDHUP, lambda events: self._neighbour_is_done(connection, events))
+        self._cut_off.discard(connection)
+        self.admitted[connection] += 1
+
+    def _neighbour_is_done(self, connection: int, events: int) -> None:
+        """The neighbour sends nothing more over this connection; what it sent may still be waiting to be received.
+
+        It has all been delivered to this host, and the neighbour gets to know that.
+        """
+        link = self._left[connection]
+        self._watch.let_go(link)
+        if events & (select.POLLERR | select.POLLHUP):
+            self._cut_off.add(connection)
+        with suppress(OSError):  # it may have ended in both directions
+            link.shutdown(socket.SHUT_WR)

@@ -1,0 +1,243 @@
+"""The plane of ranks that share no memory: a ring of stream sockets, driven by native code.
+
+Each rank listens for its left neighbour, from which it receives, and dials its right one, to which it sends: over one
+connection each, or over several that share the frames. A `Keeper` makes the connections, lets the neighbours
+authenticate each other, and makes them again whenever one ends; ``native/ring`` alone reads and writes them, and loses
+nothing in between. Connections are TCP if the plane got an address, with a checksum for each frame, and else Unix
+sockets, for ranks of one host.
+
+The first failure is final: it ends the connections, and every later call raises the same error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite import native
+from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
+from hvdlite.net.handshake import session_key
+from hvdlite.net.streams import listen, name_of
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.ring.connections import Wires
+from hvdlite.planes.ring.reconnector import Keeper, Neighbours
+from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.dtypes import DType
+
+_LINGER_S: Final = 2.0
+_NO_LIBCRYPTO: Final = (
+    "tensors cannot be encrypted: this Python has no OpenSSL 1.1 or newer in a shared library, which its module "
+    "_hashlib uses on most systems; use another Python on all hosts, or leave out --encrypt-data (HVDLITE_ENCRYPT_DATA)"
+)
+
+
+class Counters(NamedTuple):
+    """What a ring went through: connections that took the place of one that ended, and damaged frames that came."""
+
+    resumed: int
+    corrupt: int
+
+
+class RingPlane(DataPlane):
+    """One rank of a ring. Usable after `connect`.
+
+    `address` is what the left neighbour has to connect to. All ranks give the same ``job_secret``, ``session``,
+    ``chunk_bytes``, ``window``, ``connections`` (how many to each neighbour, 16 at most) and ``encrypt``, and all of
+    them an ``address`` or none. ``address`` is an IP address of this host on which to listen, at one of ``ports``
+    (None: any port); without it only ranks of this host can connect.
+    The ring fails if a neighbour's host that was connected cannot be reached for ``unreachable_s``.
+    ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group. Raises
+    HorovodInternalError if the rank cannot listen there.
+    """
+
+    name = "ring"
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        job_secret: bytes,
+        session: int,
+        *,
+        chunk_bytes: int,
+        window: int,
+        connections: int = 1,
+        spin_us: float = 0.0,
+        progress_timeout_s: float,
+        unreachable_s: float = 5.0,
+        address: str | None = None,
+        ports: range | None = None,
+        encrypt: bool = False,
+        called: Sequence[int] = (),
+    ) -> None:
+        if not 0 <= rank < size or size < 2:
+            raise ValueError(f"a ring needs at least 2 ranks and a rank below their number, got rank {rank} of {size}")
+        self.rank = rank
+        self.size = size
+        left, own, right = ((called or range(size))[number % size] for number in (rank - 1, rank, rank + 1))
+        self._neighbours = Neighbours(job_secret, session, left, own, right, connections)
+        self._progress_timeout_s = progress_timeout_s
+        self._unreachable_s = unreachable_s
+        self._library = native.library()
+        self._error: HvdError | None = None
+        self._keeper: Keeper | None = None
+        self._lock = threading.Lock()  # guards _ring, _keeper and _error against abort, which any thread may call
+        try:
+            self._entrance = listen(address, ports)
+        except HorovodInternalError as error:
+            raise HorovodInternalError(f"rank {own} {error}") from None
+        self.address: str = name_of(self._entrance)
+        try:
+            self._ring: ctypes.c_void_p | None = self._open(
+                session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt, spin_us
+            )
+        except BaseException:
+            self._entrance.close()
+            raise
+
+    def connect(self, right_address: str, deadline: float) -> None:
+        """Connects to the right neighbour and lets the left one in, both authenticated.
+
+        ``deadline`` is a time of the monotonic clock. Raises HorovodInternalError that names the neighbour which did
+        not come or is not of this job. Strangers are refused and do not keep the neighbours from connecting.
+        """
+        with self._lock:
+            if self._error is not None or self._ring is None:
+                raise self._error or HorovodInternalError("connect on a ring that is closed")
+            wires = Wires(self._ring, self._neighbours.connections)
+            self._keeper = keeper = Keeper(
+                self._neighbours,
+                wires,
+                self._entrance,
+                right_address,
+                self._progress_timeout_s,
+                self._unreachable_s,
+                self.abort,
+            )
+        try:
+            keeper.wait_until_connected(deadline)
+        except HorovodInternalError as error:
+            failure = HorovodInternalError(f"rank {self._neighbours.rank} cannot join the ring: {error}")
+            self.abort(failure)
+            self.close()
+            raise self._error or failure from None
+
+    @property
+    def counters(self) -> Counters:
+        with self._lock:
+            if self._keeper is None or self._ring is None:
+                return Counters(0, 0)
+            return Counters(self._keeper.resumed, self._keeper.corrupt)
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        self._run("allreduce", spans.ctypes.data, len(spans), ctypes.byref(reduction))
+
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        spans, counts = self._of_all_ranks(streams, "allgather")
+        self._run("allgather", spans.ctypes.data, counts.ctypes.data)
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        spans, counts = self._of_all_ranks(parts, "reducescatter")
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        self._run("reducescatter", spans.ctypes.data, counts.ctypes.data, ctypes.byref(reduction))
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        sent, send_counts = self._of_all_ranks(sends, "alltoall")
+        received, receive_counts = self._of_all_ranks(receives, "alltoall")
+        cells = np.ascontiguousarray(matrix, np.uint64)
+        if cells.shape != (self.size, self.size):
+            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {cells.shape}")
+        arrays = (sent, send_counts, received, receive_counts, cells)
+        self._run("alltoall", *(array.ctypes.data for array in arrays))
+
+    def barrier(self) -> None:
+        self._run("barrier")
+
+    def abort(self, error: HvdError) -> None:
+        with self._lock:
+            self._error = self._error or error
+            if self._ring is not None:
+                self._library.hvd_ring_abort(self._ring)
+            if self._keeper is not None:
+                self._keeper.stop()
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            # The last frames of a collective that ended well may still be on their way to the neighbour.
+            self._keeper.close(linger_s=0 if self._error else _LINGER_S)
+        else:
+            self._entrance.close()
+        own = self._neighbours.rank
+        self.abort(ShutDown(own, f"rank {own} closed its ring"))
+        with self._lock:
+            ring, self._ring = self._ring, None
+        if ring is not None:
+            self._library.hvd_ring_close(ring)
+
+    def _open(
+        self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool, spin_us: float
+    ) -> ctypes.c_void_p:
+        ring = ctypes.c_void_p()
+        status = self._library.hvd_ring_open(
+            self.rank,
+            self.size,
+            session,
+            chunk_bytes,
+            window,
+            self._neighbours.connections,
+            has_checksums,
+            _path_of_libcrypto() if encrypt else None,
+            round(spin_us * 1000),
+            int(self._progress_timeout_s * 1e9),
+            ctypes.byref(ring),
+        )
+        if encrypt and status == native.SYSTEM and ctypes.get_errno() == errno.ELIBACC:
+            raise HorovodInternalError(_NO_LIBCRYPTO)
+        native.check(status, f"opening the ring on rank {self._neighbours.rank}")
+        return ring
+
+    def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
+        """The spans of each rank as the rows of one array, and how many rows each rank has."""
+        if len(spans) != self.size:
+            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
+        return np.concatenate(spans), np.array([len(rows) for rows in spans], np.uint64)
+
+    def _run(self, collective: str, *arguments: Any) -> None:
+        if self._ring is None or self._keeper is None:
+            raise self._error or HorovodInternalError(f"{collective} before the ring was connected")
+        status = getattr(self._library, f"hvd_ring_{collective}")(self._ring, *arguments)
+        if status == native.OK:
+            return
+        neighbours = self._neighbours
+        beside = {neighbours.left, neighbours.right}  # of two ranks each is the other's neighbour on both sides
+        where = (
+            f"between ranks {neighbours.left} and {neighbours.right}"
+            if len(beside) > 1
+            else f"next to rank {neighbours.left}"
+        )
+        what = f"{collective} on rank {neighbours.rank} of the ring, {where},"
+        try:
+            native.check(status, what, self._error)
+        except HvdError as error:
+            self.abort(error)
+            raise
+
+
+def _path_of_libcrypto() -> bytes:
+    """A library that links to the OpenSSL of this Python. Raises HorovodInternalError if there is none."""
+    try:
+        path = importlib.import_module("_hashlib").__file__
+    except ImportError:
+        path = None
+    if path is None:  # compiled into the interpreter
+        raise HorovodInternalError(_NO_LIBCRYPTO)
+    return os.fsencode(path)

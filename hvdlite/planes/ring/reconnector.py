@@ -1,0 +1,204 @@
+"""Keeps a rank of a ring connected to its neighbours, beside whatever the rank does.
+
+A thread sleeps until a connection comes or ends; frames never wake it. It lets the left neighbour in (`doorman`), dials
+the right one (`dialer`, one for each connection), and hands the connections to the native ring, which goes on with the
+first frame that the receiver does not have. So a rank that computes, or that has finished its part of a collective,
+still sends again what a broken connection has lost.
+
+Only the caller of a connection makes it anew, as soon as its own end shows that it has ended: a rank to which a damaged
+frame came shuts the connection down, and both ends see that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.log import logger
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.giving_up import seconds_until
+from hvdlite.net.handshake import Callee, Caller
+from hvdlite.net.poll import Watch
+from hvdlite.planes.ring.acceptor import Doorman
+from hvdlite.planes.ring.connections import Wires
+from hvdlite.planes.ring.connector import Dialer
+
+_NEVER: Final = float("inf")
+
+
+class Neighbours(NamedTuple):
+    """Who is beside whom, by the numbers that messages call them, over how many connections, and what proves it."""
+
+    secret: bytes
+    session: int
+    left: int
+    rank: int
+    right: int
+    connections: int
+
+    def new_callee(self) -> Callee:
+        return Callee(self.secret, self.session, self.rank, self.left, self.connections)
+
+    def new_caller(self, connection: int) -> Caller:
+        return Caller(self.secret, self.session, self.rank, self.right, connection, self.connections)
+
+
+class Keeper:
+    """Takes over ``entrance``, and dials ``right_name`` as soon as it is started.
+
+    ``on_failure`` is called in the keeper's thread if the right neighbour, once connected, did not let this rank in
+    again for ``patience_s``, or its host could not even be reached for ``unreachable_s``. `stop` and `close` may be
+    called by any thread.
+    """
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        wires: Wires,
+        entrance: Entrance,
+        right_name: str,
+        patience_s: float,
+        unreachable_s: float,
+        on_failure: Callable[[HvdError], None],
+    ) -> None:
+        self._neighbours = neighbours
+        self._wires = wires
+        self._right_name = right_name
+        self._patience_s = patience_s
+        self._unreachable_s = unreachable_s
+        self._on_failure = on_failure
+        self._watch = Watch()
+        self._doorman = Doorman(self._watch, wires, entrance, neighbours.new_callee)
+        self._dialers = [
+            Dialer(self._watch, wires, connection, right_name, neighbours.new_caller)
+            for connection in range(neighbours.connections)
+        ]
+        self._changed = threading.Condition()  # notified after every turn of the thread
+        self._close_by = _NEVER  # set once
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watch.set(self._wake, select.POLLIN, self._wake_up)
+        self._told = 0  # how many resumed connections the user knows of
+        self._thread = threading.Thread(target=self._run, name="hvdlite-ring-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def resumed(self) -> int:
+        """How many connections have taken the place of one that ended, on either side."""
+        made = (*(dialer.connected for dialer in self._dialers), *self._doorman.admitted)
+        return sum(max(0, times - 1) for times in made)
+
+    @property
+    def corrupt(self) -> int:
+        """How many damaged frames have come from the left neighbour."""
+        return self._wires.corrupt
+
+    def wait_until_connected(self, deadline: float) -> None:
+        """Returns once all connections are made. Raises HorovodInternalError naming who is missing at ``deadline``."""
+        with self._changed:
+            while not self._changed.wait_for(self._is_complete_or_closing, seconds_until(deadline)):
+                if time.monotonic() >= deadline:
+                    break
+        left, right, doorman = self._neighbours.left, self._neighbours.right, self._doorman
+        if doorman.trouble:
+            raise HorovodInternalError(
+                f"its left neighbour, rank {left}, disagrees with it: {doorman.trouble}; "
+                "HVDLITE_RING_CONNECTIONS must be the same on all ranks"
+            )
+        if missing := next((dialer for dialer in self._dialers if not dialer.connected), None):
+            raise HorovodInternalError(
+                f"its right neighbour, rank {right} at {self._right_name}, cannot be reached: {missing.trouble}; "
+                "see that rank's own output for the reason"
+            )
+        if not all(doorman.admitted):
+            strangers = f"; {doorman.refused} connections that are not of this job were refused"
+            raise HorovodInternalError(
+                f"its left neighbour, rank {left}, did not connect in time{strangers if doorman.refused else ''}"
+            )
+
+    def stop(self, linger_s: float = 0.0) -> None:
+        """Lets the thread end: with ``linger_s`` as soon as the right neighbour's host has all that was sent."""
+        with self._changed:
+            self._close_by = min(self._close_by, time.monotonic() + linger_s)
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def close(self, linger_s: float) -> None:
+        """Stops the thread and waits until it has ended and closed all connections."""
+        self.stop(linger_s)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _is_complete_or_closing(self) -> bool:
+        is_complete = all(dialer.connected for dialer in self._dialers) and all(self._doorman.admitted)
+        return is_complete or bool(self._doorman.trouble) or self._close_by < _NEVER
+
+    @property
+    def _has_delivered(self) -> bool:
+        """Whether both neighbours have what they need of this rank, which closes."""
+        return all(dialer.is_finished for dialer in self._dialers) and not self._doorman.is_cut_off
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        finally:
+            if self._close_by == _NEVER:  # an error that nobody thought of, which the thread's end prints
+                rank = self._neighbours.rank
+                self._on_failure(HorovodInternalError(f"the keeper of the ring on rank {rank} failed; see its output"))
+            for dialer in self._dialers:
+                dialer.close()
+            self._doorman.close()
+            with self._changed:
+                wake, self._wake = self._wake, -1
+            os.close(wake)
+
+    def _wake_up(self, _: int) -> None:
+        os.eventfd_read(self._wake)
+
+    def _keep(self) -> None:
+        is_finishing = False
+        while not self._has_delivered and time.monotonic() < self._close_by:
+            if self._close_by < _NEVER and not is_finishing:
+                is_finishing = True
+                for dialer in self._dialers:
+                    dialer.finish()
+            now = time.monotonic()
+            self._doorman.tick(now)
+            for dialer in self._dialers:
+                dialer.tick(now)
+            self._watch.sleep(min(self._doorman.due, self._close_by, *(dialer.due for dialer in self._dialers)))
+            self._report()
+            with self._changed:
+                self._changed.notify_all()
+            for dialer in self._dialers:
+                self._check_patience(dialer)
+
+    def _check_patience(self, dialer: Dialer) -> None:
+        if not dialer.connected or dialer.is_connected:
+            return
+        right = self._neighbours.right
+        now = time.monotonic()
+        if now > min(dialer.lost_at + self._patience_s, dialer.reached_at + self._unreachable_s):
+            self._on_failure(
+                HorovodInternalError(
+                    f"rank {self._neighbours.rank} lost its connection to rank {right} at {self._right_name} and could "
+                    f"not make it again for {now - dialer.lost_at:.1f} s: {dialer.trouble}. See whether the network "
+                    "between their hosts is up, and whether a firewall lets all ports of --port-range pass"
+                )
+            )
+
+    def _report(self) -> None:
+        """Tells of connections that took the place of others: the first, and then each time there are twice as many."""
+        resumed = self.resumed
+        if resumed < max(1, 2 * self._told):
+            return
+        self._told = resumed
+        logger.warning(
+            "rank %d: connections to its neighbours, ranks %d and %d, ended and were made again without a loss; "
+            "%d so far, and %d damaged frames",
+            *(self._neighbours.rank, self._neighbours.left, self._neighbours.right, resumed, self.corrupt),
+        )

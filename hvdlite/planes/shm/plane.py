@@ -1,0 +1,214 @@
+"""The plane of the ranks of one host: collectives through a segment of shared memory, run by native code.
+
+A collective is one native call without the GIL; `docs/dataplanes.md` explains the algorithms. All ranks map the same
+segment with one `geometry`, which they compute from the same settings.
+
+A forked child has no mapping of the segment (and no other ranks that expect it): its collectives raise, its `close`
+does nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite import native
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.planes.base import HostPlane
+from hvdlite.planes.shm.arena import Regions
+from hvdlite.settings import Settings
+from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.dtypes import DType
+
+# docs/dataplanes.md has the measurements behind these.
+_CHUNK_BYTES = 256 << 10
+_CHUNK_BYTES_OVERSUBSCRIBED = 512 << 10
+_SEGMENT_LIMIT_BYTES = 64 << 20
+
+
+class Geometry(NamedTuple):
+    """How a segment is laid out, equal on all its ranks, and how this rank waits."""
+
+    nbytes: int
+    chunk_bytes: int
+    slots: int
+    spin_ns: int
+    progress_timeout_s: float
+
+
+def geometry(settings: Settings, cores: int) -> Geometry:
+    """The geometry for ``settings.size`` ranks on ``cores`` cores: what the settings say, and defaults elsewhere.
+
+    Ranks that share cores use longer chunks, since each wait is a context switch. Many ranks get shorter chunks so that
+    the segment stays below 64 MiB.
+    Raises ValueError for settings that no segment can have.
+    """
+    size, slots, chunk_bytes = settings.size, settings.shm_slots, settings.shm_chunk
+    is_oversubscribed = size > cores
+    if chunk_bytes == 0:
+        preferred = _CHUNK_BYTES_OVERSUBSCRIBED if is_oversubscribed else _CHUNK_BYTES
+        chunk_bytes = min(preferred, _SEGMENT_LIMIT_BYTES // (2 * size * slots))
+    nbytes = int(native.library().hvd_shm_bytes(size, chunk_bytes, slots))
+    if nbytes == 0:
+        raise ValueError(
+            f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} are no segment for {size} ranks; "
+            "chunks have 64 bytes to 1 GiB, slots are 2 to 1024, ranks of a host at most 1024"
+        )
+    return Geometry(nbytes, chunk_bytes, slots, round(max(settings.spin, 0) * 1000), settings.progress_timeout)
+
+
+class ShmPlane(HostPlane):
+    """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
+
+    ``called`` is the number by which messages call it, where those ranks are only a part of a group. ``regions`` are
+    those of the ranks in the arena of their host, if this one has it.
+    """
+
+    name = "shm"
+
+    def __init__(
+        self,
+        fd: int,
+        rank: int,
+        size: int,
+        shape: Geometry,
+        called: int | None = None,
+        regions: Regions | None = None,
+    ) -> None:
+        """Maps the segment and closes ``fd``, also when it fails.
+
+        Raises HorovodInternalError if the segment is too small or other ranks map it with another geometry.
+        """
+        self.rank = rank
+        self.size = size
+        self._arena = regions and regions.arena
+        self._name = rank if called is None else called
+        self._library = native.library()
+        self._owner_pid = os.getpid()
+        self._error: HvdError | None = None
+        self._handle: ctypes.c_void_p | None = None
+        self._handle_lock = threading.Lock()  # `abort` comes from other threads, perhaps during `close`
+        handle = ctypes.c_void_p()
+        try:
+            status = self._library.hvd_shm_open(
+                fd,
+                rank,
+                size,
+                shape.chunk_bytes,
+                shape.slots,
+                shape.spin_ns,
+                round(shape.progress_timeout_s * 1e9),
+                ctypes.byref(handle),
+            )
+        finally:
+            os.close(fd)
+        if status == native.INVALID:
+            raise HorovodInternalError(
+                f"rank {self._name} cannot use the shared segment with {shape.chunk_bytes} bytes a slot and "
+                f"{shape.slots} slots for {size} ranks; HVDLITE_SHM_CHUNK and HVDLITE_SHM_SLOTS must be equal on all "
+                "ranks of a host."
+            )
+        native.check(status, "mapping the shared segment")
+        self._handle = handle
+        if regions is not None:
+            numbers = np.array(regions.numbers, np.int32)
+            native.check(
+                self._library.hvd_shm_use_arena(handle, regions.arena.handle, numbers.ctypes.data), "using the arena"
+            )
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        handle = self._usable_handle("allreduce")
+        rows = _as_rows(spans)
+        reduction = native.Reduction(int(dtype), op, prescale, postscale)
+        status = self._library.hvd_shm_allreduce(handle, rows.ctypes.data, len(rows), ctypes.byref(reduction))
+        self._check(status, "allreduce")
+
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        handle = self._usable_handle("allgather")
+        rows, counts = self._of_all_ranks(streams, "allgather")
+        self._check(self._library.hvd_shm_allgather(handle, rows.ctypes.data, counts.ctypes.data), "allgather")
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        self._reducescatter(parts, native.Reduction(int(dtype), op, prescale, postscale), None)
+
+    def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
+        self._reducescatter(parts, native.Reduction(int(dtype), op, prescale, 1.0), partials)
+
+    def _reducescatter(self, parts: Sequence[Spans], reduction: native.Reduction, partials: int | None) -> None:
+        handle = self._usable_handle("reducescatter")
+        rows, counts = self._of_all_ranks(parts, "reducescatter")
+        status = self._library.hvd_shm_reducescatter(
+            handle, rows.ctypes.data, counts.ctypes.data, ctypes.byref(reduction), partials
+        )
+        self._check(status, "reducescatter")
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        handle = self._usable_handle("alltoall")
+        sent, send_counts = self._of_all_ranks(sends, "alltoall")
+        received, receive_counts = self._of_all_ranks(receives, "alltoall")
+        cells = np.ascontiguousarray(matrix, np.uint64)
+        if cells.shape != (self.size, self.size):
+            raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {cells.shape}")
+        status = self._library.hvd_shm_alltoall(
+            handle,
+            sent.ctypes.data,
+            send_counts.ctypes.data,
+            received.ctypes.data,
+            receive_counts.ctypes.data,
+            cells.ctypes.data,
+        )
+        self._check(status, "alltoall")
+
+    def barrier(self) -> None:
+        self._check(self._library.hvd_shm_barrier(self._usable_handle("barrier")), "barrier")
+
+    @property
+    def copied_bytes(self) -> int:
+        """What this rank's collectives have copied so far, through the slots and between spans; none may be running."""
+        return int(self._library.hvd_shm_copied_bytes(self._usable_handle("copied_bytes")))
+
+    def abort(self, error: HvdError) -> None:
+        with self._handle_lock:
+            self._error = self._error or error
+            if self._handle is not None:
+                self._library.hvd_shm_abort(self._handle)
+
+    def close(self) -> None:
+        with self._handle_lock:
+            handle, self._handle = self._handle, None
+        if handle is not None and os.getpid() == self._owner_pid:
+            self._library.hvd_shm_close(handle)
+            self._arena = None
+
+    def _usable_handle(self, what: str) -> ctypes.c_void_p:
+        if self._error is not None:
+            raise self._error
+        if self._handle is None or os.getpid() != self._owner_pid:
+            reason = "the plane is closed" if self._handle is None else "this process was forked from rank's own"
+            raise HorovodInternalError(f"{what} failed on rank {self._name}: {reason}; call hvdlite.init() here first.")
+        return self._handle
+
+    def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:
+        """The spans of each rank as the rows of one array, and how many rows each rank has."""
+        if len(spans) != self.size:
+            raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
+        return _as_rows(np.concatenate(spans)), np.array([len(rows) for rows in spans], np.uint64)
+
+    def _check(self, status: int, what: str) -> None:
+        if status != native.OK and (arena := self._arena) is not None:
+            arena.stop_sharing()  # a peer may still be writing
+        native.check(status, f"{what} on rank {self._name}", self._error)
+
+
+def _as_rows(spans: Spans) -> Spans:
+    """The rows as native code reads them: an array of three 64-bit words each."""
+    rows = np.ascontiguousarray(spans, np.uint64)
+    if rows.ndim != 2 or rows.shape[1] != 3:
+        raise ValueError(f"spans must have shape (n, 3), not {rows.shape}")
+    return rows

@@ -1,0 +1,103 @@
+"""Hands one piece of anonymous memory to the other ranks of a host.
+
+The memory is a *memfd*: it has no name in any file system, so it needs no space in ``/dev/shm`` and nothing is left
+when all ranks are gone, however they died. Its pages are reserved at once (a full machine is an error here and not a
+SIGBUS later), unless it is made sparse, and its size is sealed. The rank that made it passes the descriptor
+(``SCM_RIGHTS``) to peers that come through a `Door`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.net.door import Door, knock
+from hvdlite.net.giving_up import wait_readable
+
+_SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+def create(nbytes: int) -> int:
+    """A descriptor of ``nbytes`` of zeroed, reserved, sealed memory. Raises HorovodInternalError if there is none."""
+    try:
+        return _sealed(lambda fd: os.posix_fallocate(fd, 0, nbytes))
+    except OSError as error:
+        raise HorovodInternalError(
+            f"cannot reserve {nbytes} bytes of shared memory: {error.strerror}. "
+            "Free memory on this host, or lower HVDLITE_SHM_CHUNK or HVDLITE_SHM_SLOTS."
+        ) from None
+
+
+def create_sparse(nbytes: int) -> int:
+    """The same of memory without pages: who uses some reserves them. Raises OSError if there cannot be so much."""
+    return _sealed(lambda fd: os.ftruncate(fd, nbytes))
+
+
+def _sealed(resize: Callable[[int], None]) -> int:
+    fd = os.memfd_create("hvdlite", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        resize(fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+class SegmentOffer(Door):
+    """A door at which ``fd`` (borrowed, never closed here) is handed to peers that present ``token``."""
+
+    def __init__(self, fd: int, token: bytes) -> None:
+        super().__init__(token)
+        self._fd = fd
+
+    def serve(self, count: int, deadline: float) -> None:
+        """Hands the descriptor to ``count`` peers.
+
+        Raises HorovodInternalError if they have not all come at ``deadline`` (``time.monotonic()`` seconds).
+        """
+        served = 0
+        guests = self.admit(deadline)
+        while served < count:
+            try:
+                guest, _ = next(guests)
+            except TimeoutError:
+                raise HorovodInternalError(
+                    f"{count - served} of {count} ranks of this host did not fetch the shared segment in time; "
+                    "see their output, or raise HVDLITE_START_TIMEOUT."
+                ) from None
+            with guest:
+                served += self._answer(guest)
+        guests.close()
+
+    def _answer(self, guest: socket.socket) -> bool:
+        """Passes the descriptor; False if the guest is already gone."""
+        try:
+            socket.send_fds(guest, [b"\0"], [self._fd])
+        except OSError:
+            return False
+        return True
+
+
+def fetch(address: str, token: bytes, deadline: float) -> int:
+    """The descriptor offered at ``address``; the caller closes it.
+
+    Raises HorovodInternalError if the offer is gone, is another user's, refuses the token, or does not answer before
+    ``deadline`` (``time.monotonic()`` seconds).
+    """
+    try:
+        with knock(address, token, b"", deadline) as link:
+            wait_readable(link, deadline)
+            _, fds, _, _ = socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise HorovodInternalError(
+            f"cannot fetch the shared segment {address}: {error}. The rank that offers it has ended or is stopped; "
+            "see the output of local rank 0."
+        ) from None
+    if not fds:
+        raise HorovodInternalError(f"the shared segment {address} was refused: this rank belongs to another job.")
+    return fds[0]

@@ -1,0 +1,62 @@
+"""Tells of stopped ranks of this host while others wait for them in ``init``.
+
+In a session ranks watch each other, and hvdrun sees it when a process stops that it has started. Nobody else sees one
+below a shell or another wrapper, or of a job that torchrun, mpirun or srun has started.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from hvdlite.launched_by.presence import Presence
+from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
+from hvdlite.log import logger
+from hvdlite.settings import Settings
+
+_LOOK_S: Final = 1.5  # what two looks in turn find stopped is told: after 3 s at most
+
+
+@contextmanager
+def looking_out(settings: Settings, presence: Presence) -> Iterator[None]:
+    """A context in which a thread tells of ranks that are stopped, and again every ``stall_check_time_seconds``.
+
+    The thread also ends after ``presence`` has: an exception of a signal handler may keep the context from its end.
+    """
+    if settings.size == 1:
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_look, args=(settings, presence, done), name="hvdlite-lookout", daemon=True)
+    try:
+        thread.start()
+        yield
+    finally:
+        done.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+def _look(settings: Settings, presence: Presence, done: threading.Event) -> None:
+    again_s = settings.stall_check_time_seconds or float("inf")
+    told: dict[int, float] = {}  # when each rank was told of
+    before: dict[int, bytes] = {}
+    while not done.wait(_LOOK_S) and not presence.is_over:
+        now = time.monotonic()
+        stopped = stopped_processes()
+        lasting = {pid for pid, counters in stopped.items() if before.get(pid) == counters}
+        before = stopped
+        ranks = stopped_ranks(settings, lasting) if lasting else {}
+        told = {rank: when for rank, when in told.items() if rank in ranks}
+        for rank, pids in ranks.items():
+            if now - told.get(rank, -again_s) >= again_s and not done.is_set():
+                told[rank] = now
+                logger.warning(
+                    "rank %d, process %s, is stopped (SIGSTOP, a debugger); ranks that wait for it in init() wait "
+                    "until it goes on (SIGCONT)",
+                    rank,
+                    ", ".join(map(str, pids)),
+                )

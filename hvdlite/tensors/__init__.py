@@ -1,0 +1,1 @@
+"""What a tensor is to everything below the front ends."""

@@ -1,0 +1,238 @@
+"""CPU torch tensors as buffers.
+
+A tensor's memory is not always what `data_ptr` says: its values may be the negatives or conjugates of what lies there,
+it may wrap other tensors, or have no memory at all. Most tensors are plain, and found to be in a few looks. All others
+go the long way: copies are made for forms that only read, and what has no meaning here is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._functorch import pyfunctorch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hvdlite.ops.numbers import array_of
+from hvdlite.tensors.buffer import Buffer, NotAnArray
+from hvdlite.tensors.dtypes import DType, ElementType, Opaque, added_as
+
+_DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_PLAIN = frozenset({_Tensor, _Parameter})
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """Raises ValueError for a dtype that collectives do not calculate with."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype {dtype} is not supported; hvdlite takes {', '.join(map(str, _DTYPES))}")
+    return _DTYPES[dtype]
+
+
+class TensorAdapter:
+    """Tensors in CPU memory, whether or not they require a gradient."""
+
+    def buffer(self, tensor: torch.Tensor, is_written: bool = False) -> Buffer:
+        try:
+            kind = type(tensor)
+            is_plain = kind is _Tensor or kind is _Parameter
+            if is_plain and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                dtype, address = _DTYPES[tensor.dtype], tensor.data_ptr()
+                # Without an address it has no elements, or no memory; no element is longer than 8 bytes.
+                if address and not (address & 7 and address % dtype.itemsize):
+                    return address, dtype, tensor.shape, tensor.untyped_storage()
+        except (KeyError, RuntimeError):
+            pass  # what is raised below is not to be raised in the course of this
+        return _looked_at(tensor, is_written)
+
+    def of_number(self, value: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]] | None:
+        array = array_of(value)
+        if array is None:
+            return None
+        is_python = not isinstance(value, array.dtype.type)
+        try:
+            tensor = torch.from_numpy(array)
+        except TypeError:
+            raise ValueError(
+                f"torch has no dtype {array.dtype}; hvdlite's own collectives, without torch, take it"
+            ) from None
+
+        def convert(result: Any) -> Any:
+            if not isinstance(result, torch.Tensor) or result.dim():  # converted before, or without rows
+                return result
+            return result.item() if is_python else result.numpy()[()]
+
+        return tensor, convert
+
+    def empty(self, shape: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
+        if shape == like.shape and type(like) in _PLAIN:  # half the time
+            output = torch.empty_like(like, memory_format=torch.contiguous_format)
+        else:  # the device is named because torch.set_default_device counts for one thread only
+            output = torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
+        try:
+            if type(output) is torch.Tensor and ((address := output.data_ptr()) or not output.numel()):
+                return output, address
+        except RuntimeError:
+            pass
+        return _empty_in_memory(shape, like.dtype)
+
+    def counts(self, values: Sequence[int]) -> torch.Tensor:
+        with _in_memory():
+            return torch.tensor(values, dtype=torch.int32, device="cpu")
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` itself if its memory has its values, contiguous and aligned, or else a copy.
+
+    What has no memory is left to be refused.
+    """
+    if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    found = tensor.resolve_conj().resolve_neg().contiguous()
+    return found if _is_aligned(found) else found.clone()
+
+
+def expanded(tensor: torch.Tensor) -> list[int]:
+    """The dimensions along which elements share memory, as after `expand`."""
+    return [index for index, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[index] > 1]
+
+
+def refuse_wrapped(parameter: torch.Tensor, name: str) -> None:
+    """Raises ValueError for a parameter of a class that wraps tensors, such as a DTensor."""
+    if _is_dtensor(parameter):
+        raise ValueError(
+            f"parameter {name!r} is a DTensor: torch (fully_shard, distribute_tensor) reduces its gradient itself; "
+            "use either that or hvd.DistributedOptimizer, not both"
+        )
+    if _is_wrapper(parameter):
+        raise ValueError(f"parameter {name!r} {_advice_on_wrapper(parameter)}")
+
+
+def _advice(thing: object) -> str:
+    is_number = isinstance(thing, (int, float, complex))
+    return "torch.tensor([x]) makes one of one row" if is_number else "torch.as_tensor(x) makes one"
+
+
+def _looked_at(tensor: torch.Tensor, is_written: bool) -> Buffer:
+    if not isinstance(tensor, torch.Tensor):
+        raise NotAnArray(f"expected a torch tensor, got {type(tensor).__name__}; {_advice(tensor)}")
+    with torch._C.DisableTorchFunctionSubclass():
+        refusal = _refusal(tensor)
+        if refusal:
+            raise ValueError(refusal)
+        return _buffer(tensor, is_written)
+
+
+def _buffer(tensor: torch.Tensor, is_written: bool) -> Buffer:
+    dtype = _element_type(tensor.dtype)
+    try:
+        found = tensor if is_written else dense(tensor)
+    except RuntimeError as error:
+        raise ValueError(f"torch cannot make the tensor contiguous: {error}") from None
+    if found.is_neg() or found.is_conj():
+        raise ValueError(
+            "the tensor's values are the negatives or conjugates of its memory, so it cannot be written in place; "
+            "use the form without _, or pass tensor.resolve_neg().resolve_conj()"
+        )
+    if not found.is_contiguous():
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} that is not contiguous cannot be written in place; "
+            "use the form without _, or pass tensor.contiguous()"
+        )
+    if not _is_aligned(found):
+        raise ValueError(f"the memory of the tensor is not aligned to its {dtype} elements; pass tensor.clone()")
+    address = found.data_ptr()
+    if not address and found.numel():
+        raise ValueError(
+            "the tensor has no memory: its storage was resized to 0, or it is one of zeros that were never made; "
+            "pass a tensor with values, such as torch.zeros_like(tensor)"
+        )
+    return address, dtype, found.shape, found.untyped_storage()
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether planes can add the tensor's elements where they are; no matter for what has none."""
+    parts = added_as(_element_type(tensor.dtype))
+    return parts is None or not _has_memory(tensor) or tensor.data_ptr() % parts.itemsize == 0
+
+
+def _refusal(tensor: torch.Tensor) -> str:
+    """Why ``tensor`` has no memory to send; empty if it has."""
+    if _is_wrapper(tensor):
+        return f"a tensor {_advice_on_wrapper(tensor)}"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "inside torch.func or torch.vmap a tensor has no memory of its own; call collectives outside of them"
+    if torch.nn.parameter.is_lazy(tensor):
+        return "a parameter that is not initialized has no memory; run the module once, or give it its sizes"
+    if tensor.is_nested:
+        return "a nested tensor is not supported; pass tensor.values(), or the tensors of tensor.unbind() as a group"
+    if tensor.layout is not torch.strided:
+        return f"tensor of layout {tensor.layout} is not supported; pass tensor.to_dense()"
+    if tensor.is_quantized:
+        return f"dtype {tensor.dtype} is not supported; pass tensor.int_repr(), or tensor.dequantize()"
+    if not tensor.is_cpu:
+        return f"tensor on device {tensor.device} is not supported; hvdlite takes CPU tensors, pass tensor.cpu()"
+    return ""
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a class of the user's, or of torch's, says what the tensor is, and there is no memory behind it."""
+    dispatch = getattr(type(tensor), "__torch_dispatch__", None)
+    if dispatch is None or dispatch is torch.Tensor.__torch_dispatch__:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        return not _has_memory(tensor)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    if _is_fake(tensor):  # it warns
+        return False
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def _advice_on_wrapper(tensor: torch.Tensor) -> str:
+    kind = type(tensor)
+    if _is_dtensor(tensor):
+        return (
+            "is a DTensor, which torch spreads over ranks itself (fully_shard, distribute_tensor); "
+            "pass tensor.to_local() for the part of this rank, or tensor.full_tensor() for all of it"
+        )
+    if _is_fake(tensor):
+        return "is a FakeTensor, which has no values; call collectives outside of FakeTensorMode"
+    return f"is a {kind.__name__}, which has no memory of its own; pass the tensors that it wraps"
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    """Asked by name, because to import the class takes a second."""
+    return any(each.__name__ == "DTensor" for each in type(tensor).__mro__)
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return type(tensor).__name__ == "FakeTensor"
+
+
+def _element_type(dtype: torch.dtype) -> ElementType:
+    return _DTYPES[dtype] if dtype in _DTYPES else Opaque(str(dtype).removeprefix("torch."), dtype.itemsize)
+
+
+def _empty_in_memory(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    with _in_memory():
+        output = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    return output, output.data_ptr()
+
+
+@contextmanager
+def _in_memory() -> Iterator[None]:
+    """Has torch make tensors in memory also where it would make others: in FakeTensorMode, or in `torch.func`."""
+    with _disable_current_modes():
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            yield
+            return
+        clear = getattr(pyfunctorch, "temporarily_clear_interpreter_stack", None)  # since torch 2.3
+        with (clear or pyfunctorch.temporarily_pop_interpreter_stack)():
+            yield

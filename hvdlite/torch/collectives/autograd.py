@@ -1,0 +1,195 @@
+"""Gradients through collectives: the blocking forms that make a new tensor are nodes of torch's graph.
+
+The gradient of a collective is another collective, which ranks run when their backward reaches the node. It is named
+after the collective that went forward, so ranks meet in it whatever else they do meanwhile. Blocking collectives end in
+one order on all ranks, and backward walks them in the reverse one. So there are two rules for users: a rank takes part
+in backward if its own tensor requires a gradient, which holds on all ranks of a call or on none; and every one of these
+ranks lets its result, be it empty, reach the loss.
+
+The gradients that Horovod has are kept as they are, also where they are those of the average of all ranks' losses
+(`allgather`, `broadcast`) or scaled (`reducescatter`). Those that it lacks are the derivatives of the sum of all ranks'
+losses.
+
+`differentiable` makes a method out of a blocking form and a *rule* (see `derivatives`). A rule gets the call that went
+forward and the gradients of its results, and returns those of its inputs. Without a gradient to compute the method is
+the plain form.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from hvdlite.negotiation.handle import Handle
+from hvdlite.ops import Collectives, GroupHandle, group_of
+from hvdlite.session import rank
+from hvdlite.torch.collectives.adapter import TensorAdapter
+from hvdlite.torch.compression import NoneCompressor
+
+Tensors = tuple[torch.Tensor, ...]
+Form = TypeVar("Form", bound=Callable[..., Any])
+
+
+class Receipt(Protocol):
+    """What is known of a tensor that went forward: a `Handle` has it."""
+
+    @property
+    def name(self) -> str:
+        """By which ranks found it."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """From each rank, if ranks had any number of them."""
+
+
+class Call(NamedTuple):
+    """A collective that ran forward: what a rule needs to know of it."""
+
+    collectives: Collectives[torch.Tensor]
+    arguments: dict[str, Any]
+    shapes: list[torch.Size]
+    handles: Sequence[Receipt]
+
+    def of(self, members: Sequence[int]) -> Call:
+        """The same call of some tensors of a group."""
+        shapes = [self.shapes[index] for index in members]
+        return self._replace(shapes=shapes, handles=[self.handles[index] for index in members])
+
+    @property
+    def meeting(self) -> dict[str, Any]:
+        """Where ranks meet for the gradient: the arguments that every collective has."""
+        return {"name": f"{self.handles[0].name}.backward", "process_set": self.arguments["process_set"]}
+
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """The rows of each result that came from each rank."""
+        return [handle.rows for handle in self.handles]
+
+    @property
+    def root(self) -> dict[str, Any]:
+        """Where ranks meet, and with which root."""
+        return {"root_rank": self.arguments["root_rank"], **self.meeting}
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root."""
+        return bool(self.arguments["root_rank"] == rank())
+
+    @property
+    def own_index(self) -> int:
+        """This rank's index in the process set."""
+        return group_of(self.arguments["process_set"]).rank
+
+
+Rule = Callable[[Call, Tensors], Sequence[torch.Tensor | None]]
+
+
+class Recorder(Collectives[torch.Tensor]):
+    """Runs one collective in its blocking form, and keeps its handle and the handle's result."""
+
+    handle: Handle | GroupHandle
+    result: Any
+
+    def __init__(self) -> None:
+        super().__init__(TensorAdapter())
+
+    def _result(self, handle: Handle | GroupHandle) -> Any:
+        self.handle = handle
+        self.result = super()._result(handle)
+        return self.result
+
+
+def differentiable(blocking: Form, rule: Rule) -> Form:
+    """``blocking``, a method of `Collectives`, with a gradient by ``rule``.
+
+    Compression, if there is any, is undone by the derivatives of ``compress`` and ``decompress``.
+    """
+    signature = inspect.signature(blocking)
+    subject = list(signature.parameters)[1]
+    is_grouped = subject == "tensors"
+
+    @functools.wraps(blocking)
+    def collective(self: Collectives[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get(subject)
+        if is_grouped and not isinstance(given, (list, tuple)):  # an iterator, which could be looked at only once
+            given = list(given or ())
+            args, kwargs = (given, *args[1:]), {key: value for key, value in kwargs.items() if key != subject}
+        if not torch.is_grad_enabled() or not _requires_grad(given):
+            return blocking(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {key: value for key, value in bound.arguments.items() if key not in ("self", subject)}
+        tensors = bound.arguments[subject]
+        is_list = not isinstance(tensors, torch.Tensor)
+        compression = arguments.pop("compression", None) or NoneCompressor
+        listed = tensors if is_list else (tensors,)
+        sent, contexts = zip(*(compression.compress(tensor) for tensor in listed), strict=True)
+        results = _Crossing.apply(blocking, is_list, rule, self, arguments, *sent)  # type: ignore[no-untyped-call]
+        if "compression" in bound.arguments:
+            results = [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
+        if is_list:
+            return list(results)
+        has_received_splits = len(results) > 1 and arguments["splits"] is not None
+        return tuple(results) if has_received_splits else results[0]
+
+    return cast(Form, collective)
+
+
+def _requires_grad(tensors: Any) -> bool:
+    if isinstance(tensors, (list, tuple)):
+        return any(map(_requires_grad, tensors))
+    return isinstance(tensors, torch.Tensor) and tensors.requires_grad
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+class _Crossing(torch.autograd.Function):
+    """The node of one call: all of its tensors cross to other ranks, forward and backward."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        blocking: Callable[..., Any],
+        is_list: bool,
+        rule: Rule,
+        collectives: Collectives[torch.Tensor],
+        arguments: dict[str, Any],
+        *tensors: torch.Tensor,
+    ) -> Tensors:
+        recorder = Recorder()
+        blocking(recorder, list(tensors) if is_list else tensors[0], **arguments)
+        handle, results = recorder.handle, recorder.result
+        handles = handle.handles if isinstance(handle, GroupHandle) else (handle,)
+        context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], handles)
+        context.rule = rule
+        if results is None:  # a send
+            return (tensors[0].new_zeros(()),)
+        return tuple(results) if isinstance(results, (list, tuple)) else (results,)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        return (*[None] * 5, *gradients_of(context.call, context.rule, gradients))
+
+
+def gradients_of(call: Call, rule: Rule, gradients: Tensors) -> list[torch.Tensor | None]:
+    """The gradients of a call's inputs by ``rule``, from those of its results."""
+    contiguous = tuple(gradient.contiguous() for gradient in gradients)
+    floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
+    if len(floating) == len(call.shapes):
+        return list(rule(call, contiguous))
+    found: list[torch.Tensor | None] = [None] * len(call.shapes)
+    if floating:  # a group with integers, which have no gradient
+        of_floating = call.of(floating)
+        for index, gradient in zip(
+            floating, rule(of_floating, tuple(contiguous[index] for index in floating)), strict=True
+        ):
+            found[index] = gradient
+    return found

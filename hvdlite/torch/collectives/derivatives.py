@@ -1,0 +1,98 @@
+"""The rule of each collective: from the gradients of its results to those of its inputs, see `autograd`.
+
+A collective and its grouped form have one rule; a single tensor is a group of one on its way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.tensors.dtypes import OP_NAMES, Average, Max, Min, Product, Sum
+from hvdlite.torch.collectives.autograd import Call, Tensors
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+def of_allreduce(call: Call, gradients: Tensors) -> Gradients:
+    """The same reduction of the gradients."""
+    _refuse_without_gradient(call.arguments["op"])
+    same = {key: call.arguments[key] for key in ("average", "op", "prescale_factor", "postscale_factor")}
+    return call.collectives.grouped_allreduce(gradients, **same, **call.meeting)
+
+
+def of_allgather(call: Call, gradients: Tensors) -> Gradients:
+    """The average over ranks, of which each takes the rows that it gave."""
+    averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
+    index = call.own_index
+    return [
+        average.narrow(0, sum(rows[:index]), rows[index]) for average, rows in zip(averages, call.rows, strict=True)
+    ]
+
+
+def of_broadcast(call: Call, gradients: Tensors) -> Gradients:
+    """The average over ranks on the root, and zeros elsewhere."""
+    averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
+    return averages if call.is_root else [torch.zeros_like(average) for average in averages]
+
+
+def of_alltoall(call: Call, gradients: Tensors) -> Gradients:
+    """Every row back where it came from. Rows that were not sent have a gradient of zero."""
+    returned = call.collectives.alltoall(gradients[0], splits=call.rows[0], **call.meeting)
+    return [_filled_up(returned[0], call.shapes[0])]
+
+
+def of_reducescatter(call: Call, gradients: Tensors) -> Gradients:
+    """The rows of all ranks, times the scale factors, and for a Sum times the number of ranks."""
+    scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
+    if call.arguments["op"] == Sum:
+        scale *= call.arguments["process_set"].size()
+    _refuse_without_gradient(call.arguments["op"])
+    return call.collectives.grouped_allgather([scale * gradient for gradient in gradients], **call.meeting)
+
+
+def of_reduce(call: Call, gradients: Tensors) -> Gradients:
+    """The root's gradient, scaled as the tensor was."""
+    _refuse_without_gradient(call.arguments["op"])
+    scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
+    if call.arguments["op"] == Average:
+        scale /= call.arguments["process_set"].size()
+    gradient = gradients[0] if call.is_root else gradients[0].new_empty(call.shapes[0])
+    return [call.collectives.broadcast_(scale * gradient, **call.root)]
+
+
+def of_gather(call: Call, gradients: Tensors) -> Gradients:
+    """To every rank the gradient of its rows, from the root."""
+    return [call.collectives.scatter(gradients[0], splits=call.rows[0], **call.root)]
+
+
+def of_scatter(call: Call, gradients: Tensors) -> Gradients:
+    """On the root the gradients of all rows, and zeros elsewhere."""
+    gathered = call.collectives.gather(gradients[0], **call.root)
+    return [_filled_up(gathered, call.shapes[0])]
+
+
+def of_send(call: Call, gradients: Tensors) -> Gradients:
+    """What the receiver sends back. The gradient of what `send` returns, which is zero, is nothing."""
+    like = gradients[0].new_empty(call.shapes[0])
+    return [call.collectives.recv_(like, call.arguments["rank"], **call.meeting)]
+
+
+def of_recv(call: Call, gradients: Tensors) -> Gradients:
+    """Nothing for the tensor that said what to receive; its gradient goes to the sender."""
+    call.collectives.send(gradients[0], call.arguments["rank"], **call.meeting)
+    return [None]
+
+
+def _refuse_without_gradient(op: Any) -> None:
+    if op in (Min, Max, Product):
+        raise RuntimeError(f"there is no gradient through op {OP_NAMES[op]}; use hvd.Sum or hvd.Average, or detach()")
+
+
+def _filled_up(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """``rows`` followed by zeros, in ``shape``."""
+    if rows.shape == shape:
+        return rows
+    return torch.cat([rows, rows.new_zeros(shape[0] - rows.shape[0], *shape[1:])])

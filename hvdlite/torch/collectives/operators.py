@@ -1,0 +1,180 @@
+"""Blocking collectives as operators of torch, which `torch.compile` puts into its graphs as they are.
+
+There are three: for results whose shapes this rank knows, for their gradients, and for a result whose rows the other
+ranks decide, through which gradients go outside of graphs only. They run the collectives of `tensors` when the graph
+runs, so names, checks and errors are those of a call outside of a graph, and ranks meet whether they have compiled it
+or not.
+
+Ranks must run blocking collectives in one order, and a compiler that sees pure functions drops, merges and reorders
+them: effect types do not keep inductor of torch 2.13 from reordering operators for less memory. So each *writes* one
+tensor that they all share, which every pass respects, forward and backward.
+
+A gradient travels under the name of the collective that went forward, which may be an automatic one and is then known
+only when it has run. So each writes the name into a tensor, its receipt, which autograd keeps for the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from hvdlite.members.process_set import global_process_set
+from hvdlite.negotiation.handle import Handle
+from hvdlite.ops import Collectives, GroupHandle, barrier
+from hvdlite.torch.collectives import derivatives
+from hvdlite.torch.collectives.autograd import Call, Recorder, Rule, gradients_of
+
+# Operators that write lists of tensors are more than torch 2.4, the first with custom_op, can make functional. Versions
+# in between were not tried, and calls that end a graph are right with all of them.
+HAS_OPERATORS: Final = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+
+AUTOMATIC_NAME_BYTES: Final = 96  # a name that the user did not give, and what is added to any
+
+order = torch.zeros((), device="cpu")
+
+
+class _Form(NamedTuple):
+    """A collective: the arguments that it has beside its tensors, name and process set, and its rule, if needed."""
+
+    fields: tuple[str, ...]
+    rule: Rule | None = None
+
+
+_REDUCTION = ("op", "prescale_factor", "postscale_factor")
+_FORMS: Final = {
+    "allreduce": _Form(_REDUCTION, derivatives.of_allreduce),
+    "grouped_allreduce": _Form(_REDUCTION, derivatives.of_allreduce),
+    "reducescatter": _Form(_REDUCTION, derivatives.of_reducescatter),
+    "grouped_reducescatter": _Form(_REDUCTION, derivatives.of_reducescatter),
+    "reduce": _Form(("root_rank", *_REDUCTION), derivatives.of_reduce),
+    "broadcast": _Form(("root_rank",), derivatives.of_broadcast),
+    "allgather": _Form(()),
+    "alltoall": _Form(("splits",)),
+    "gather": _Form(("root_rank",)),
+    "scatter": _Form(("root_rank", "splits")),
+    "send": _Form(("rank",), derivatives.of_send),
+    "recv": _Form(("rank",), derivatives.of_recv),
+}
+
+
+class _Receipt(NamedTuple):
+    name: str
+    rows: tuple[int, ...]
+
+
+def register(collectives: Collectives[torch.Tensor]) -> None:
+    """Makes the operators, ``torch.ops.hvdlite``, out of ``collectives``."""
+    arguments = "str form, str? name, SymInt op, float prescale, float postscale, SymInt rank"
+    define = torch.library.custom_op
+
+    @define(
+        "hvdlite::collective",
+        mutates_args=("order", "outputs", "receipt"),
+        schema=f"(Tensor(a!) order, Tensor(b!)[] outputs, Tensor(c!) receipt, Tensor[] inputs, {arguments}) -> ()",
+    )
+    def collective(
+        order: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        receipt: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        form: str,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        rank: int,
+    ) -> None:
+        if form == "barrier":
+            barrier()
+            return
+        handle, results = run(form, inputs, name, (op, prescale, postscale), rank)
+        text = torch.frombuffer(bytearray(handle.name.encode()), dtype=torch.uint8)
+        receipt.zero_()[: len(text)] = text
+        for output, result in zip(outputs, results, strict=True):
+            output.copy_(result)
+
+    @define(
+        "hvdlite::exchange",
+        mutates_args=("order",),
+        schema="(Tensor(a!) order, Tensor input, str form, str? name, SymInt rank, SymInt[]? splits)"
+        " -> (Tensor, Tensor)",
+    )
+    def exchange(
+        order: torch.Tensor,
+        input: torch.Tensor,
+        form: str,
+        name: str | None,
+        rank: int,
+        splits: Sequence[int] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        handle, results = run(form, [input], name, (), rank, splits)
+        return results[0], torch.tensor(handle.rows, dtype=torch.int32, device="cpu")
+
+    @define(
+        "hvdlite::backward",
+        mutates_args=("order", "outputs"),
+        schema="(Tensor(a!) order, Tensor(b!)[] outputs, Tensor[] gradients, Tensor receipt, "
+        "str form, SymInt op, float prescale, float postscale, SymInt rank) -> ()",
+    )
+    def backward(
+        order: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        receipt: torch.Tensor,
+        form: str,
+        op: int,
+        prescale: float,
+        postscale: float,
+        rank: int,
+    ) -> None:
+        kind = _FORMS[form]
+        assert kind.rule is not None
+        name = bytes(receipt.tolist()).rstrip(b"\0").decode()
+        given = {**_arguments(kind, (op, prescale, postscale), rank), "average": None}
+        call = Call(collectives, given, [output.shape for output in outputs], [_Receipt(name, ())] * len(outputs))
+        found = gradients_of(call, kind.rule, tuple(gradients))
+        for output, gradient in zip(outputs, found, strict=True):
+            if gradient is None:
+                output.zero_()
+            else:
+                output.copy_(gradient)
+
+    def run(
+        form: str,
+        inputs: Sequence[torch.Tensor],
+        name: str | None,
+        reduction: Sequence[Any],
+        rank: int,
+        splits: Sequence[int] | None = None,
+    ) -> tuple[Handle, list[torch.Tensor]]:
+        """The handle of the first tensor, and the results."""
+        recorder = Recorder()
+        tensors = list(inputs) if form.startswith("grouped_") else inputs[0]
+        getattr(recorder, form)(tensors, name=name, **_arguments(_FORMS[form], reduction, rank, splits))
+        handle, result = recorder.handle, recorder.result
+        if isinstance(handle, GroupHandle):
+            return handle.handles[0], result
+        if result is None:  # a send
+            return handle, []
+        return handle, [result[0] if form == "alltoall" else result]
+
+    @collective.register_fake
+    def _(*arguments: Any) -> None:
+        pass
+
+    @backward.register_fake
+    def _(*arguments: Any) -> None:
+        pass
+
+    @exchange.register_fake
+    def _(order: Any, input: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        context = torch.library.get_ctx()
+        rows, ranks = context.new_dynamic_size(), context.new_dynamic_size()
+        return input.new_empty((rows, *input.shape[1:])), torch.empty(ranks, dtype=torch.int32, device="cpu")
+
+
+def _arguments(form: _Form, reduction: Sequence[Any], rank: int, splits: Sequence[int] | None = None) -> dict[str, Any]:
+    values = {"root_rank": rank, "rank": rank, "splits": splits, **dict(zip(_REDUCTION, reduction, strict=False))}
+    return {"process_set": global_process_set, **{field: values[field] for field in form.fields}}

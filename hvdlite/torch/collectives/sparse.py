@@ -1,0 +1,84 @@
+"""Reductions of sparse tensors: every rank gathers the rows of all others and adds up those with the same index.
+
+One all-gather moves a tensor. An element's indices travel in front of its values, in one row, as the bits of numbers of
+the values' type, and a row is never torn. The first row of a rank has the extents of the indexed dimensions in place of
+indices. Ranks that differ in these are told so by all, as they are by the all-gather if they differ in type or in the
+dimensions after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from hvdlite.errors import Mismatch
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import group_of, synchronize
+from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
+from hvdlite.torch.collectives.tensors import collectives
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Starts the reduction of a sparse COO tensor, of which ranks may hold different elements, or none.
+
+    Returns a function that waits for it and gives the coalesced result, as `synchronize` does for other collectives.
+    Raises ValueError for a tensor that is not sparse, and for operations other than Average and Sum.
+    """
+    if not (isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo):
+        raise ValueError("sparse_allreduce_async takes a sparse COO tensor; use allreduce_async for a dense one")
+    if op not in (Average, Sum):
+        raise ValueError(f"op {OP_NAMES.get(op, op)} of sparse tensors is not supported; use hvd.Average or hvd.Sum")
+    shape, sparse_dim = tensor.shape, tensor.sparse_dim()
+    group = group_of(process_set)
+    handle = collectives.allgather_async(_pack(tensor.detach().coalesce()), name, process_set)
+
+    def wait() -> torch.Tensor:
+        indices, values = _unpack(synchronize(handle), shape, sparse_dim)
+        firsts = [sum(handle.rows[:index]) for index in range(group.size)]
+        _compare(handle.name, dict(zip(group.ranks, indices[firsts].tolist(), strict=True)))
+        elements = torch.ones(len(indices), dtype=torch.bool)
+        elements[firsts] = False
+        total = _sparse(indices[elements], values[elements], shape).coalesce()
+        return _divided(total, group.size) if op == Average else total
+
+    return wait
+
+
+def _pack(tensor: torch.Tensor) -> torch.Tensor:
+    values = tensor.values()
+    extents = torch.tensor(tensor.shape[: tensor.sparse_dim()]).unsqueeze(0)
+    indices = torch.cat([extents, tensor.indices().t()]).view(values.dtype)
+    columns = values.reshape(len(values), math.prod(values.shape[1:]))
+    return torch.cat([indices, torch.cat([columns.new_zeros(1, columns.shape[1]), columns])], dim=1)
+
+
+def _unpack(rows: torch.Tensor, shape: torch.Size, sparse_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    width = sparse_dim * torch.int64.itemsize // rows.dtype.itemsize
+    indices = rows[:, :width].clone(memory_format=torch.contiguous_format).view(torch.int64)
+    return indices, rows[:, width:].reshape(-1, *shape[sparse_dim:])
+
+
+def _compare(name: str, extents_by_rank: dict[int, list[int]]) -> None:
+    if len(set(map(tuple, extents_by_rank.values()))) > 1:
+        told = "; ".join(f"rank {rank} has {extents}" for rank, extents in extents_by_rank.items())
+        raise Mismatch(
+            f"ranks disagree about the shape of sparse tensor {name!r}: {told}. Submit the same on every rank."
+        )
+
+
+def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True)  # an index may be another rank's
+
+
+def _divided(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """``tensor / count`` in its dtype; whole numbers are truncated toward zero."""
+    values = tensor.values()
+    quotient = values / count if values.is_floating_point() else torch.div(values, count, rounding_mode="trunc")
+    return torch.sparse_coo_tensor(tensor.indices(), quotient, tensor.shape, is_coalesced=True, check_invariants=False)

@@ -1,0 +1,140 @@
+"""The optimizer of ``op=hvd.Adasum``: every rank takes its own step, and ranks combine where these steps lead.
+
+Adasum adds what steps disagree on and averages what they agree on (Maleki et al., "Scaling Distributed Training with
+Adaptive Summation", 2020), so that a large number of ranks needs no smaller learning rate. It wants the steps of whole
+optimizers, not gradients: momentum and scale are in them.
+
+So nothing is reduced during backward. `step` keeps a copy of the parameters, lets the user's optimizer step, reduces
+the differences in the parameters' own memory, and adds the copy to the results. The optimizer's state stays that of
+each rank alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.ops import group_of
+from hvdlite.torch.optimizer.naming import Named, ParamGroup, group_names, horovod_names, known_as
+from hvdlite.torch.optimizer.parameter_check import ParameterCheck
+from hvdlite.torch.optimizer.reduction import Reduction
+from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes
+
+Start = tuple[str, list[torch.Tensor], list[torch.Tensor]]
+"""The name of a bucket, its parameters, and copies of them from which a step is measured."""
+
+
+class DeltaReducer:
+    """Combines the steps of the parameters that it was told to `watch`."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+        self._buckets: list[list[Named]] = []
+        self._check = ParameterCheck(reduction.process_set)
+        self._torn_in: object = None  # the group in which a step was interrupted
+
+    def watch(self, members: Sequence[Named]) -> None:
+        """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
+        if self._reduction.process_set.included():
+            self._buckets.append(known_as(self._reduction.process_set, "delta", members))
+            self._check.watch(members, self._buckets[-1])
+
+    def starts(self) -> list[Start]:
+        """Where the next step starts. Empty if there is nobody to combine it with."""
+        starts: list[Start] = []
+        if not self._buckets or not self._reduction.is_needed:
+            return starts
+        if self._torn_in is group_of(self._reduction.process_set):
+            raise HorovodInternalError(
+                "a step of this rank was interrupted while ranks combined it, so their parameters differ; broadcast "
+                "parameters and optimizer state after hvd.shutdown() and hvd.init() on all ranks"
+            )
+        self._check.read()
+        for bucket in self._buckets:
+            moving = [(name, parameter) for name, parameter in bucket if parameter.requires_grad]
+            if moving:
+                parameters = [parameter.detach() for _, parameter in moving]
+                starts.append((moving[0][0], parameters, [parameter.clone() for parameter in parameters]))
+        return starts
+
+    @torch.no_grad()
+    def combine(self, starts: Sequence[Start]) -> None:
+        """Makes the steps that were taken since ``starts`` those of all ranks.
+
+        If some fail, their parameters are back where they started, and the others are combined before the first
+        HorovodInternalError is raised.
+        """
+        for _, parameters, copies in starts:
+            for parameter, copy in zip(parameters, copies, strict=True):
+                parameter.sub_(copy)
+        if not starts:
+            return
+        try:
+            failures = self._reduce(starts)
+        except BaseException:  # out of a signal handler, say: the other ranks go on with this rank's step
+            self._torn_in = group_of(self._reduction.process_set)
+            for _, parameters, copies in starts:
+                for parameter, copy in zip(parameters, copies, strict=True):
+                    parameter.copy_(copy)
+            raise
+        self._check.conclude()
+        if failures:
+            raise failures[0]
+
+    def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
+        with self._reduction.burst():
+            self._check.submit()
+            waits = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
+        failures = []
+        for (_, parameters, copies), wait in zip(starts, waits, strict=True):
+            try:
+                deltas: list[torch.Tensor | None] = [*wait()]
+            except HvdError as error:
+                failures.append(error)
+                deltas = [None] * len(parameters)
+            for parameter, copy, delta in zip(parameters, copies, deltas, strict=True):
+                parameter.copy_(copy if delta is None else copy + delta)
+        return failures
+
+
+class AdasumStep(DistributedStep):
+    """What ``op=hvd.Adasum`` puts before the user's class."""
+
+    _deltas: DeltaReducer
+    _passes: int
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes before a step. Their gradients are summed on their rank, as without hvdlite."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes `backward_passes_per_step`. Raises ValueError unless it is positive."""
+        self._passes = positive_passes(passes)
+
+    def synchronize(self) -> None:
+        """Does nothing: what is reduced is the step."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raises AssertionError: there are no reduced gradients that could be changed before the step."""
+        raise AssertionError("skip_synchronize() cannot be used with op=hvd.Adasum, which reduces in step()")
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """The user's step on this rank's gradients, combined with those of the other ranks."""
+        starts = self._deltas.starts()
+        result = super().step(closure)
+        self._deltas.combine(starts)
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the user's step, so not here too
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Adds parameters, which are combined from now on; all ranks add the same."""
+        super().add_param_group(param_group)
+        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
+        self._parameter_names.update(horovod_names(names))
+        for parameter, name in names.items():
+            self._deltas.watch([(name, parameter)])

@@ -1,0 +1,75 @@
+"""Which parameters of an optimizer are reduced together: what users ask for as ``groups``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from hvdlite.torch.optimizer.naming import Named
+
+Groups = int | Sequence[Sequence[torch.Tensor]] | None
+
+
+def in_buckets(names: dict[torch.Tensor, str], groups: Groups) -> list[list[Named]]:
+    """The named parameters, in buckets.
+
+    ``groups`` is None for one bucket each, a number of buckets to cut the parameters into, or lists of parameters that
+    are a bucket each and leave a bucket to each of the others. Raises ValueError for anything else, for a parameter
+    that is in two lists, and for one that the optimizer does not have.
+    """
+    if groups is None:
+        return [[(name, parameter)] for parameter, name in names.items()]
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        return _cut([(name, parameter) for parameter, name in names.items()], groups)
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(each, (list, tuple)) for each in groups):
+        raise ValueError(f"groups must be a positive number or lists of parameters, got {_shown(groups)}")
+    return _listed(names, groups)
+
+
+def merged(groups: Groups, num_groups: int) -> Groups:
+    """``groups``, or else what its former name ``num_groups`` asks for, with a warning unless that is 0.
+
+    Raises ValueError for both together, and for a ``num_groups`` that is no number from 0.
+    """
+    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
+        raise ValueError(f"num_groups must be a number from 0, got {_shown(num_groups)}")
+    if num_groups == 0:
+        return groups
+    warnings.warn("num_groups is deprecated; pass groups instead", DeprecationWarning, stacklevel=3)
+    if groups is not None:
+        raise ValueError("pass either groups or num_groups, not both; groups is the one to keep")
+    return num_groups
+
+
+def _cut(members: list[Named], count: int) -> list[list[Named]]:
+    if count <= 0:
+        raise ValueError(f"groups must be a positive number or lists of parameters, got {count}")
+    count = min(count, len(members))
+    edges = [len(members) * index // count for index in range(count + 1)] if count else []
+    return [members[start:end] for start, end in pairwise(edges)]
+
+
+def _listed(names: dict[torch.Tensor, str], groups: Sequence[Sequence[torch.Tensor]]) -> list[list[Named]]:
+    rest = dict(names)
+    buckets = []
+    for group in groups:
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError(f"groups must be lists of parameters, but one has {_shown(parameter)}")
+            if parameter not in names:
+                raise ValueError(
+                    f"groups has a parameter of shape {tuple(parameter.shape)} that the optimizer does not have"
+                )
+            if rest.pop(parameter, None) is None:
+                raise ValueError(f"groups has parameter {names[parameter]!r} more than once")
+        if group:
+            buckets.append([(names[parameter], parameter) for parameter in group])
+    return buckets + [[(name, parameter)] for parameter, name in rest.items()]
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r}" if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"

@@ -1,0 +1,236 @@
+"""`DistributedOptimizer`: any torch optimizer, stepping on gradients that are averaged over all ranks.
+
+A `GradientReducer` does the work during backward; `step` waits for it before the user's ``step`` runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import Compressor
+from hvdlite.session import size
+from hvdlite.tensors.dtypes import OP_NAMES, Adasum, Average, Sum
+from hvdlite.torch.collectives.adapter import refuse_wrapped
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer
+from hvdlite.torch.optimizer.buckets import Groups, in_buckets, merged
+from hvdlite.torch.optimizer.ddp import refuse_ddp
+from hvdlite.torch.optimizer.gradients import GradientReducer
+from hvdlite.torch.optimizer.naming import ParamGroup, group_names, horovod_names, names_of
+from hvdlite.torch.optimizer.reduction import Reduction
+from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes, wrap
+
+_GRAD_SCALERS = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
+
+
+class _GradientStep(DistributedStep):
+    """What stands before the user's class when gradients are reduced."""
+
+    _reducer: GradientReducer
+    _is_synchronized: bool
+    _skips_synchronize: bool
+
+    @property
+    def param_groups(self) -> list[ParamGroup]:
+        """The parameter groups. A `GradScaler` that reads them while ranks reduce gets an AssertionError."""
+        if sys._getframe(1).f_globals.get("__name__") in _GRAD_SCALERS and self._reducer.is_reducing:
+            # It changes gradients without a trace in their versions, which `GradientReducer` compares.
+            raise AssertionError(
+                "a GradScaler was used while ranks are reducing the gradients of the last backward(); call "
+                "optimizer.synchronize() before scaler.unscale_() or scaler.step(), and the latter in "
+                "optimizer.skip_synchronize()"
+            )
+        groups: list[ParamGroup] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[ParamGroup]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are summed on their rank before they are reduced."""
+        return self._reducer.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes `backward_passes_per_step` between two steps. Raises ValueError unless it is positive."""
+        self._refuse_while_reducing("set_backward_passes_per_step()")
+        self._reducer.start_over(positive_passes(passes))
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is reduced; then gradients may be clipped, unscaled or looked at.
+
+        A parameter without a gradient on this rank takes part with zeros and gets what the others computed, so ranks
+        may use different parameters, but all of them must require gradients for the same ones. Raises AssertionError if
+        a gradient was changed since backward, and HorovodInternalError if the ranks could not reduce one.
+        """
+        self._reducer.synchronize()
+        self._is_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A context in which `step` does not synchronize, because `synchronize` was called before."""
+        skipped_before, self._skips_synchronize = self._skips_synchronize, True
+        try:
+            yield
+        finally:
+            self._skips_synchronize = skipped_before
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """The user's step on the reduced gradients; with a closure, on those of each time that it is called.
+
+        In `skip_synchronize` the gradients are taken as they are: `synchronize` has reduced them, or the closure calls
+        it. Raises AssertionError where nobody did.
+        """
+        if closure is not None:
+            evaluate = self._evaluate_synchronized if self._skips_synchronize else self._evaluate
+            result = super().step(lambda: evaluate(closure))
+            self._is_synchronized = False
+            return result
+        if self._skips_synchronize:
+            self._refuse_unsynchronized("call that first")
+            self._is_synchronized = False
+            return super().step()
+        if self._is_synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
+                "all gradients are reduced a second time. Call it as in: with optimizer.skip_synchronize(): "
+                "optimizer.step()",
+                stacklevel=2,
+            )
+        self.synchronize()
+        self._is_synchronized = False
+        return super().step()
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the user's step, so not here too
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients. Raises AssertionError between backward and step, where ranks are reducing them."""
+        self._refuse_while_reducing("zero_grad()")
+        self._reducer.start_over()
+        self._is_synchronized = False
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Adds parameters, which are reduced from now on; all ranks add the same."""
+        super().add_param_group(param_group)
+        names = group_names(self.param_groups[-1], len(self.param_groups) - 1)
+        self._parameter_names.update(horovod_names(names))
+        for parameter, name in names.items():
+            self._reducer.watch([(name, parameter)])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of a wrapped or bare optimizer, and forgets reductions of the steps before."""
+        self._reducer.start_over()
+        self._is_synchronized = False
+        super().load_state_dict(state_dict)
+
+    def _evaluate(self, closure: Closure) -> Any:
+        loss = closure()
+        self._reducer.synchronize()
+        return loss
+
+    def _evaluate_synchronized(self, closure: Closure) -> Any:
+        loss = closure()
+        self._refuse_unsynchronized("the closure calls it after backward()")
+        return loss
+
+    def _refuse_unsynchronized(self, advice: str) -> None:
+        if not self._is_synchronized or self._reducer.has_begun:
+            raise AssertionError(
+                f"step() in skip_synchronize() takes the gradients that synchronize() has reduced; {advice}"
+            )
+
+    def _refuse_while_reducing(self, action: str) -> None:
+        if self._reducer.is_reducing:
+            raise AssertionError(
+                f"{action} was called while ranks are reducing the gradients of the last backward(); "
+                "call step() or synchronize() first"
+            )
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Any]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    gradients_in_shared_memory: bool = True,
+) -> DistributedStep:
+    """An optimizer of the same class and state whose ``step`` first reduces the gradients over all ranks.
+
+    Gradients are reduced while backward computes others. ``named_parameters`` gives them names that mean something in
+    messages. With ``backward_passes_per_step`` the gradients of so many passes are summed before they are reduced.
+    ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it.
+    ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
+    of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
+    a group of several or ``sparse_as_dense`` is set; they are sparse again when they have arrived. A rank outside
+    ``process_set`` takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/optimizer.md).
+    With ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, where ranks
+    of a host reduce it without copies.
+
+    The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
+    take either. Raises ValueError for arguments that cannot be, and before ``init``.
+    """
+    _check(optimizer, op, gradient_predivide_factor, process_set)
+    given = None if named_parameters is None else list(named_parameters)
+    names = names_of(optimizer.param_groups, given)
+    for parameter, name in names.items():
+        refuse_wrapped(parameter, name)
+    refuse_ddp((name, parameter) for parameter, name in names.items())
+    buckets = in_buckets(names, merged(groups, num_groups))
+    passes = positive_passes(backward_passes_per_step)
+    factor = float(gradient_predivide_factor)
+    reduction = Reduction(compression, op, 1 / factor, factor, sparse_as_dense, process_set)
+    all_names = {**names, **{parameter: name for name, parameter in given or ()}}
+    shared = dict(_parameter_names=horovod_names(all_names))
+    choices = dict(
+        op=op,
+        gradient_predivide_factor=factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    if op == Adasum:
+        deltas = DeltaReducer(reduction)
+        for bucket in buckets:
+            deltas.watch(bucket)
+        return wrap(optimizer, AdasumStep, choices, _deltas=deltas, _passes=passes, **shared)
+    reducer = GradientReducer(reduction, passes, gradients_in_shared_memory)
+    for bucket in buckets:
+        reducer.watch(bucket)
+    state = dict(_reducer=reducer, _is_synchronized=False, _skips_synchronize=False)
+    wrapped = wrap(optimizer, _GradientStep, choices, **state, **shared)
+    weakref.finalize(wrapped, reducer.close).atexit = False  # another optimizer may take the parameters over
+    return wrapped
+
+
+def _check(optimizer: Any, op: int, predivide_factor: float, process_set: ProcessSet) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, DistributedStep):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    if (wrapper := vars(optimizer).get("_wrapper")) is not None and wrapper() is not None:
+        raise ValueError("this optimizer is wrapped in a DistributedOptimizer already; use that one")
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported; use hvd.Average, hvd.Sum or hvd.Adasum")
+    if predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
+    if not predivide_factor > 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+    size()  # raises before init
+    if process_set.included() is None:
+        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")

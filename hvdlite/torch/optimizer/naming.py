@@ -1,0 +1,84 @@
+"""Names for parameters, equal on all ranks and in every step: a name is how ranks find each other's gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.engine.group import Group
+from hvdlite.members.process_set import ProcessSet
+from hvdlite.session import current
+
+Named = tuple[str, torch.Tensor]
+ParamGroup = dict[str, Any]
+
+
+def group_names(group: ParamGroup, index: int) -> dict[torch.Tensor, str]:
+    """The names that a parameter group has from ``named_parameters``, or else the places of its parameters."""
+    default = [f"noname.{index}.{place}" for place in range(len(group["params"]))]
+    return dict(zip(group["params"], group.get("param_names", default), strict=True))
+
+
+def names_of(
+    groups: Sequence[ParamGroup], named_parameters: Iterable[tuple[str, Any]] | None
+) -> dict[torch.Tensor, str]:
+    """The name of every parameter of an optimizer, in the optimizer's order.
+
+    Raises ValueError if ``named_parameters`` are not pairs, name something twice, or leave a parameter out.
+    """
+    by_place = {
+        parameter: name for index, group in enumerate(groups) for parameter, name in group_names(group, index).items()
+    }
+    if named_parameters is None:
+        return by_place
+    given = _checked(named_parameters)
+    missing = [
+        f"{name} of shape {tuple(parameter.shape)}" for parameter, name in by_place.items() if parameter not in given
+    ]
+    if missing:
+        raise ValueError(
+            f"named_parameters leaves out parameters of the optimizer: {', '.join(missing)}; "
+            "pass the named_parameters() of every model that it optimizes"
+        )
+    return {parameter: given[parameter] for parameter in by_place}
+
+
+def horovod_names(names: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
+    """``names`` as Horovod has them in ``_parameter_names``, which scripts read."""
+    return {parameter: f"allreduce.{name}" if name.startswith("noname.") else name for parameter, name in names.items()}
+
+
+def known_as(process_set: ProcessSet, kind: str, members: Iterable[Named]) -> list[Named]:
+    """The members with the names by which ranks find each other: ``gradient.weight``, then ``gradient.weight#2``.
+
+    Optimizers may share parameters' names, so the uses of each are counted, from the time that the process set is
+    there. Ranks need only make the optimizers that share a name in the same order.
+    """
+    uses = _uses.setdefault(current().group_of(process_set), Counter())
+    return [(_numbered(f"{kind}.{name}", uses), parameter) for name, parameter in members]
+
+
+_uses: weakref.WeakKeyDictionary[Group, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def _numbered(name: str, uses: Counter[str]) -> str:
+    uses[name] += 1
+    return name if uses[name] == 1 else f"{name}#{uses[name]}"
+
+
+def _checked(named_parameters: Iterable[tuple[str, Any]]) -> dict[torch.Tensor, str]:
+    pairs = list(named_parameters)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ValueError(
+                "named_parameters must be pairs of a name and a parameter, as model.named_parameters() gives them; "
+                f"got a {type(pair).__name__}"
+            )
+    repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if repeated:
+        raise ValueError(f"named_parameters names more than one parameter {', '.join(repeated)}; names must be unique")
+    return {parameter: name for name, parameter in pairs}

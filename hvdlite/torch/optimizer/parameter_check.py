@@ -1,0 +1,151 @@
+"""Notices that ranks begin to train with different parameters: ``broadcast_parameters`` was forgotten.
+
+Each rank sends a checksum of every parameter in the burst that carries the first gradients of its first step, and
+looks at the sum over all ranks when it has come, without ever waiting for it. Whoever submits gradients submits
+checksums with them, so they are complete whenever the gradients are. Ranks that have joined come back with the
+parameters of earlier steps, and some take their first step only then, so the next step of each rank is a first one
+again. All ranks count joins alike, and by this number alone decide whether they compare: scripts that join in every
+step, to have a barrier, compare ever more rarely.
+
+Ranks that have joined add zeros to sums, and run nothing but sums. So a checksum c travels as c and as its square: n
+values are equal exactly where n times the sum of their squares is the square of their sum.
+
+    [ a number for each rank, zeros but for its own: that of all its parameters | c of each parameter | c squared ]
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hvdlite import native
+from hvdlite.engine.group import Group
+from hvdlite.errors import HvdError
+from hvdlite.log import logger
+from hvdlite.members.process_set import ProcessSet
+from hvdlite.negotiation.handle import Handle
+from hvdlite.ops import arrays, group_of, synchronize
+from hvdlite.session import current
+from hvdlite.tensors.dtypes import Sum
+from hvdlite.torch.collectives.adapter import TensorAdapter
+from hvdlite.torch.optimizer.naming import Named
+
+Checksums = npt.NDArray[np.uint64]
+Vector = npt.NDArray[np.int64]
+
+_EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
+_ADAPTER: Final = TensorAdapter()
+
+
+class ParameterCheck:
+    """Compares the parameters of one optimizer."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._members: list[Named] = []
+        self._known_as = ""  # the first of the names that ranks use, which no other optimizer has
+        self._first_step_in: tuple[weakref.ref[Group], int] | None = None
+        self._ready: Vector | None = None
+        self._names: list[str] = []  # of the parameters that were compared, in the optimizer's order
+        self._handle: Handle | None = None
+        self._has_told = False
+
+    def watch(self, members: Sequence[Named], known_as: Sequence[Named]) -> None:
+        """Adds parameters, with their names for users and those that ranks use."""
+        self._members += members
+        self._known_as = min([name for name, _ in known_as] + [self._known_as] * bool(self._known_as))
+
+    def read(self) -> None:
+        """To be called where a step begins, before parameters change: takes checksums if it is a first one."""
+        group = group_of(self._process_set)
+        begun = (weakref.ref(group), group.joins)
+        if begun == self._first_step_in:
+            return
+        self._first_step_in = begun
+        self._ready = self._handle = None
+        if current().compares_parameters and _compares_after(group.joins):
+            moving = [(name, parameter) for name, parameter in self._members if parameter.requires_grad]
+            self._names = [name for name, _ in moving]
+            self._ready = _packed([_checksum(parameter) for _, parameter in moving], group.rank, group.size)
+
+    def submit(self) -> None:
+        """Sends what `read` took, if it did, in the burst of the caller."""
+        if self._ready is not None:
+            vector, self._ready = self._ready, None
+            try:
+                name = f"checksum.{self._known_as}"
+                self._handle = arrays.allreduce_async_(vector, None, name, Sum, process_set=self._process_set)
+            except (HvdError, ValueError):
+                pass  # the gradients, which matter, say what is wrong
+
+    def conclude(self) -> None:
+        """Warns about what has come from the other ranks, if it has."""
+        if self._handle is None or not self._handle.is_done:
+            return
+        handle, self._handle = self._handle, None
+        try:
+            total = synchronize(handle)
+        except HvdError:  # ranks have other parameters, or there is no session any more: as above
+            return
+        group = group_of(self._process_set)
+        models, differ = _unpacked(total, group.size, len(self._names))
+        live = np.flatnonzero(models)
+        if differ.any() and not self._has_told:
+            self._has_told = True
+            if group.rank == live[0]:
+                logger.warning("%s", _warning(self._names, differ, models, group.ranks))
+
+
+def _compares_after(joins: int) -> bool:
+    return joins <= _EACH_OF_JOINS or joins & (joins - 1) == 0
+
+
+def _checksum(parameter: torch.Tensor) -> int:
+    """The CRC32C of the parameter's memory; 0 for what has none that ranks could share."""
+    try:
+        address, dtype, shape, owner = _ADAPTER.buffer(parameter.detach())
+    except ValueError:
+        return 0
+    checksum: int = native.library().hvd_crc32c(0, address, math.prod(shape) * dtype.itemsize)
+    del owner  # until here it kept the memory, which may be that of a copy
+    return checksum
+
+
+def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:
+    kept = np.array(checksums, np.uint64) & np.uint64((1 << _bits(size)) - 1)
+    vector = np.zeros(size + 2 * len(kept), np.int64)
+    vector[rank] = 1 + zlib.crc32(kept.tobytes())
+    vector[size:] = np.concatenate([kept, kept * kept])
+    return vector
+
+
+def _unpacked(total: Vector, size: int, count: int) -> tuple[Vector, npt.NDArray[np.bool_]]:
+    """The number of each rank's parameters, 0 for a rank that has joined, and which parameters differ."""
+    models, sums = total[:size], total[size:].astype(np.uint64)
+    live = np.uint64(np.count_nonzero(models))
+    return models, live * sums[count:] != sums[:count] * sums[:count]  # both sides modulo 2 ** 64
+
+
+def _bits(size: int) -> int:
+    """How many bits of a checksum may travel, so that ``size`` squares still have a sum of 63."""
+    return (63 - size.bit_length()) // 2
+
+
+def _warning(names: Sequence[str], differ: Any, models: Vector, ranks: Sequence[int]) -> str:
+    first, *others = [name for name, is_different in zip(names, differ, strict=True) if is_different]
+    live: list[int] = np.flatnonzero(models).tolist()
+    reference = live[0]
+    unlike = [str(ranks[index]) for index in live if models[index] != models[reference]]
+    more = f", as are {len(others)} more" if others else ""
+    return (
+        f"ranks begin to train with different parameters: {first!r} is different{more}; rank(s) {', '.join(unlike)} "
+        f"do not have those of rank {ranks[reference]}. Call hvd.broadcast_parameters(model.state_dict(), root_rank=0) "
+        "before the first step, and after hvd.join(). HVDLITE_CHECK_PARAMETERS=0 turns this check off"
+    )

@@ -1,0 +1,294 @@
+"""The agent: starts the workers of one host, relays what they write, and outlives none of them.
+
+hvdrun runs one agent per host and speaks with it in frames over the agent's stdin and stdout. The environment of the
+workers, with the job's key in it, comes in a frame and so never shows in a command line.
+
+When a worker ends, what is left in its pipes is sent before the news of its end. When hvdrun says so, or is dead, the
+agent sends SIGTERM to every process that is left, SIGKILL after a grace time, and ends once it has no descendant. After
+Ctrl-C it waits before the SIGTERM, unless all that is left ignores Ctrl-C.
+hvdrun is dead when its stream ends, and on another host also when it has said nothing for the time of the last lease: a
+network that drops everything ends no stream.
+
+When hvdrun does not read, the agent stops reading too, and the workers wait in their writes as for any slow pipe.
+The module and all it imports need nothing but the standard library, so that an agent is up within a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from hvdlite.cgroups import oom_kills
+
+from ..stream.frames import (
+    GREETING,
+    FrameError,
+    FrameReader,
+    Kind,
+    pack_message,
+    pack_output,
+    unpack_message,
+    unpack_output,
+)
+from ..stream.hello import Hello
+from ..stream.loop import Loop
+from ..stream.outbox import Outbox
+from .answers import Answerer, take_files
+from .ending import Ending
+from .feed import Feed, open_pipe
+from .guard import fork_guarded
+from .tunnel import Tunnel
+from .workers import Worker, Workers, explain
+
+_READ_BYTES: Final = 64 << 10
+_PIPE_BYTES: Final = 1 << 20  # the most that Linux lets an unprivileged pipe hold
+_ABANDONED_GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL once hvdrun is dead; all must be over within 5 s
+_FAREWELL_S: Final = 2.0  # for hvdrun to read the last output
+
+
+class Agent:
+    """One host's workers, from the first frame on stdin to the end of the last descendant."""
+
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self._stdin = stdin
+        self._frames = FrameReader()
+        self._loop = Loop()
+        self._outbox = Outbox(self._loop, stdout, "hvdrun", self._hold)
+        self._workers = Workers()
+        self._ending = Ending(self._workers)
+        self._answerer = Answerer()
+        self._tunnel = Tunnel(self._loop, self._outbox.send)
+        self._oom_kills = oom_kills()
+        self._lease_s: float | None = None
+        self._heard = time.monotonic()
+        os.set_blocking(stdin, False)
+        self._loop.watch(stdin, self._read_commands)
+        self._loop.watch(self._answerer.fileno(), self._send_answers)
+        self._outbox.send(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
+
+    def run(self) -> None:
+        """Returns when hvdrun wants it, or is dead, and no descendant is left."""
+        signals, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, lambda *_: None)
+        self._loop.watch(signals, lambda: None)
+        while not (self._ending.has_begun and self._workers.are_all_gone()):
+            self._loop.turn(self._seconds_to_act())
+            with suppress(BlockingIOError):
+                if set(os.read(signals, 512)) - {signal.SIGCHLD}:
+                    self._end(_ABANDONED_GRACE_S)
+            with suppress(ChildProcessError):
+                self._reap()
+            for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
+                self._outbox.send(pack_message(Kind.STOPPED, rank=worker.rank, pid=worker.process.pid))
+            self._ending.go_on()
+            self._check_lease()
+        self._say_farewell()
+
+    # ---- what hvdrun says
+
+    def _read_commands(self) -> None:
+        try:
+            data = os.read(self._stdin, _READ_BYTES)
+        except ConnectionError:  # under sshd it is a socket
+            data = b""
+        self._heard = time.monotonic()
+        try:
+            for kind, payload in self._frames.feed(data):
+                self._obey(kind, payload)
+        except (FrameError, KeyError) as error:
+            self._complain(f"hvdrun sent what cannot be understood ({error}); ending")
+            data = b""
+        if not data:
+            self._loop.unwatch(self._stdin)
+            self._lease_s = None
+            self._end(_ABANDONED_GRACE_S)
+
+    def _obey(self, kind: Kind, payload: bytes) -> None:
+        if kind is Kind.DATA:
+            self._tunnel.deliver(*unpack_output(payload))
+            return
+        if kind is Kind.FILES:
+            take_files(payload)
+            return
+        if kind is Kind.STDIN:
+            self._feed(*unpack_output(payload))
+            return
+        message = unpack_message(payload)
+        if kind is Kind.ASK:
+            self._answerer.begin(message)
+        elif kind is Kind.START:
+            self._start(message)
+        elif kind is Kind.LEASE:
+            self._lease_s = message["for_s"]
+            self._outbox.send(pack_message(Kind.LEASE, sent=message["sent"], time=time.monotonic()))
+        elif kind is Kind.SIGNAL:
+            self._signal(message["signum"], message["everyone"])
+        elif kind is Kind.CLOSE:
+            self._tunnel.close(message["channel"])
+        elif kind is Kind.END:
+            self._end(message["grace_s"], message.get("patience_s", 0.0))
+
+    def _send_answers(self) -> None:
+        for answer in self._answerer.finished():
+            self._outbox.send(pack_message(Kind.ANSWER, **answer))
+
+    def _start(self, message: Mapping[str, Any]) -> None:
+        inherited = dict(os.environ) if message["inherits"] else {}
+        for name, service in message["listen"].items():
+            self._tunnel.listen(name, service)
+        for entry in message["workers"]:
+            environment = inherited | message["environment"] | entry["environment"]
+            rank = entry["rank"]
+            try:
+                start = self._start_reader if entry.get("stdin") else self._workers.start
+                worker = start(rank, message["command"], environment, message["cwd"])
+            except (OSError, ValueError) as error:
+                self._outbox.send(pack_message(Kind.FAILED, rank=rank, reason=explain(error)))
+                continue
+            self._outbox.send(pack_message(Kind.STARTED, rank=rank, pid=worker.process.pid))
+            for pipe in worker.pipes:
+                self._watch_pipe(worker, pipe)
+            # epoll reports descriptors in the order in which they became ready: the order of the deaths.
+            if worker.pidfd is not None:
+                self._loop.watch(worker.pidfd, partial(self._finish, worker))
+
+    def _start_reader(self, rank: int, command: list[str], environment: dict[str, str], cwd: str) -> Worker:
+        """Starts a worker that reads what `_feed` gives it."""
+        stdin, written = open_pipe()
+        try:
+            worker = self._workers.start(rank, command, environment, cwd, stdin)
+        except (OSError, ValueError):
+            os.close(written)
+            raise
+        finally:
+            os.close(stdin)
+        worker.feed = Feed(self._loop, written, partial(self._report_taken, rank))
+        return worker
+
+    def _feed(self, rank: int, data: bytes) -> None:
+        for worker in self._workers:
+            if worker.rank == rank and worker.feed:
+                worker.feed.give(data)
+
+    def _report_taken(self, rank: int, count: int | None) -> None:
+        self._outbox.send(pack_message(Kind.TAKEN, rank=rank, count=count))
+
+    def _signal(self, signum: int, everyone: bool) -> None:
+        if not everyone:
+            self._workers.signal_ranks(signum)
+            return
+        self._workers.signal_everyone(signum)
+        if signum == signal.SIGKILL:
+            self._end(0.0)
+
+    def _check_lease(self) -> None:
+        if self._lease_s is not None and time.monotonic() - self._heard > self._lease_s:
+            self._complain(f"hvdrun gave no sign of life for {self._lease_s:g} s; ending")
+            self._lease_s = None
+            self._end(_ABANDONED_GRACE_S)
+
+    # ---- what the workers write
+
+    def _read_output(self, worker: Worker, pipe: int, limit: int = _READ_BYTES) -> None:
+        """Sends what is in ``pipe``, up to ``limit`` bytes, and closes it at its end."""
+        while limit > 0:
+            try:
+                data = os.read(pipe, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._loop.unwatch(pipe)
+                os.close(pipe)
+                del worker.pipes[pipe]
+                return
+            self._outbox.send(pack_output(worker.pipes[pipe], worker.rank, data))
+            limit -= len(data)
+
+    def _watch_pipe(self, worker: Worker, pipe: int) -> None:
+        if not self._outbox.is_full:
+            self._loop.watch(pipe, partial(self._read_output, worker, pipe))
+
+    def _hold(self, is_held: bool) -> None:
+        """Reads the workers' output only while the outbox has room."""
+        self._tunnel.hold(is_held)
+        for worker in self._workers:
+            for pipe in worker.pipes:
+                if is_held:
+                    self._loop.unwatch(pipe)
+                else:
+                    self._watch_pipe(worker, pipe)
+
+    # ---- how processes end
+
+    def _finish(self, worker: Worker) -> None:
+        """Reaps ``worker`` and reports its last output, then its end."""
+        pid, code, ended = worker.process.pid, worker.process.wait(), time.monotonic()
+        if worker.pidfd is not None:
+            self._loop.unwatch(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.pidfd = None
+        if worker.feed:
+            worker.feed.close()
+        for pipe in tuple(worker.pipes):  # a process that it left behind may hold them open and write on
+            self._read_output(worker, pipe, limit=_PIPE_BYTES)
+        self._workers.forget_empty_groups()
+        kills, self._oom_kills = self._oom_kills, oom_kills()
+        is_oom = code == -signal.SIGKILL and self._oom_kills > kills
+        told = worker.read_report()
+        self._outbox.send(
+            pack_message(Kind.EXITED, rank=worker.rank, pid=pid, code=code, time=ended, is_oom=is_oom, ended_by=told)
+        )
+
+    def _reap(self) -> None:
+        """Takes note of children that have ended: orphans that were adopted, and workers without a pidfd."""
+        while ended := self._workers.peek():
+            worker = self._workers.find(ended.si_pid)
+            if worker is None or worker.process.returncode is not None:
+                os.waitpid(ended.si_pid, 0)
+                self._workers.forget_empty_groups()
+            elif worker.pidfd is None:
+                self._finish(worker)
+            else:
+                return  # the next turn finishes it, in its order
+
+    def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
+        if not self._ending.has_begun:
+            self._tunnel.shut()
+        self._ending.begin(grace_s, patience_s)
+
+    def _seconds_to_act(self) -> float | None:
+        """How long the loop may wait: until something is due, if anything is."""
+        lease_ends = None if self._lease_s is None else self._heard + self._lease_s
+        times = (self._ending.due, lease_ends, self._workers.stop_due)
+        dates = [when for when in times if when is not None]
+        return max(0.0, min(dates) - time.monotonic()) if dates else None
+
+    # ---- frames to hvdrun
+
+    def _complain(self, text: str) -> None:
+        with suppress(OSError):  # nobody may be left to read it
+            print(f"hvdlite agent: {text}", file=sys.stderr, flush=True)
+
+    def _say_farewell(self) -> None:
+        for worker in self._workers:
+            for pipe in tuple(worker.pipes):
+                self._read_output(worker, pipe, limit=_PIPE_BYTES)
+        self._outbox.drain(_FAREWELL_S)
+
+
+def main() -> None:
+    """Runs an agent on stdin and stdout."""
+    fork_guarded()
+    Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
+
+
+if __name__ == "__main__":
+    main()

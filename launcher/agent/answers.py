@@ -1,0 +1,137 @@
+"""What an agent answers about its host: one row of the table and one function for each kind of question.
+
+A function gets the fields of the question and returns what JSON can hold; an exception that says what was wrong with
+the question or the host (OSError, ValueError, KeyError) becomes the answer's error. Each question is answered in a
+thread of its own, so that one that takes seconds holds up nothing. All run on the standard library alone, and what they
+need is imported when they are first asked: an agent of hvdrun's own host is asked next to nothing, and is up sooner.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .archive import Archive
+    from .probe import Prober
+
+Fields = Mapping[str, Any]
+
+
+def is_folder(question: Fields) -> bool:
+    """Whether ``path`` is a folder that this user may enter."""
+    path = Path(question["path"])
+    return path.is_dir() and os.access(path, os.X_OK)
+
+
+def is_there(question: Fields) -> bool:
+    """Whether there is a file or folder ``path``."""
+    return Path(question["path"]).exists()
+
+
+def free_port(question: Fields) -> int:
+    """A TCP port that is free on ``address``; the last such of ``ports`` ([first, last], or None for any).
+
+    Raises OSError if there is none.
+    """
+    address, ports = question["address"], question["ports"]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in range(ports[1], ports[0] - 1, -1) if ports else (0,):
+        with socket.socket(family) as probe, suppress(OSError):
+            probe.bind((address, port))
+            return int(probe.getsockname()[1])
+    raise OSError(f"no port of {address} is free{f' from {ports[0]} to {ports[1]}' if ports else ''}")
+
+
+def take_files(piece: bytes) -> None:
+    """Takes the next bytes of an archive that is to be unpacked."""
+    _archive().write(piece)
+
+
+@cache
+def _archive() -> Archive:
+    from .archive import Archive
+
+    return Archive()
+
+
+@cache
+def _prober() -> Prober:
+    from .probe import Prober
+
+    return Prober()
+
+
+def _network(question: Fields) -> dict[str, Any]:
+    from .interfaces import describe_network
+
+    return describe_network()
+
+
+def _machine(question: Fields) -> dict[str, Any]:
+    from .machine import describe_machine
+
+    return describe_machine()
+
+
+def _software(question: Fields) -> dict[str, Any]:
+    from .software import examine
+
+    return examine()
+
+
+ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
+    "is_folder": is_folder,
+    "is_there": is_there,
+    "free_port": free_port,
+    "unpack": lambda question: _archive().unpack(question),
+    "network": _network,
+    "listen": lambda question: _prober().listen(question),
+    "dial": lambda question: _prober().dial(question),
+    "unlisten": lambda question: _prober().close(question),
+    "clock": lambda question: time.time(),
+    "machine": _machine,
+    "software": _software,
+}
+
+
+class Answerer:
+    """Answers questions in the background. ``fileno`` is readable when there are answers to take."""
+
+    def __init__(self) -> None:
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._readable, self._written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def begin(self, question: Fields) -> None:
+        """Starts to answer ``{"id", "what", ...}``. Raises KeyError if it is no question."""
+        number, what = question["id"], question["what"]
+        threading.Thread(target=self._answer, args=(number, what, question), name=f"answer {what}", daemon=True).start()
+
+    def finished(self) -> Iterator[dict[str, Any]]:
+        """The fields of the answers that are ready."""
+        os.read(self._readable, 4096)
+        while not self._answers.empty():
+            yield self._answers.get()
+
+    def _answer(self, number: int, what: str, question: Fields) -> None:
+        try:
+            if what not in ANSWERS:
+                raise ValueError(f"this agent knows no {what!r}")
+            answer = {"id": number, "answer": ANSWERS[what](question)}
+        except KeyError as error:
+            answer = {"id": number, "error": f"the question {what!r} lacks {error}"}
+        except (OSError, ValueError) as error:
+            answer = {"id": number, "error": str(error)}
+        self._answers.put(answer)
+        os.write(self._written, b"\0")

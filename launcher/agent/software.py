@@ -1,0 +1,80 @@
+"""What a Python has of all that hvdlite runs on: asked in a process of its own, which may crash, and answered in JSON.
+
+An agent has no site-packages, and a native library that crashes while it is loaded must be a line of a report. So
+`examine` starts the interpreter anew; there `describe` and then the library have their say, a line each. What only
+`describe` needs is imported there: an agent, which imports this file, should be up at once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+FRAMEWORKS: Final = (("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("Keras", "keras"), ("JAX", "jax"))
+_DEADLINE_S: Final = 20.0
+_PROGRAM: Final = """
+import json
+from hvdlite import native
+from hvdlite.launcher.agent.software import describe
+print(json.dumps({**describe(), "abi": native.ABI_VERSION, "library": str(native.LIBRARY)}), flush=True)
+from hvdlite.spin import wakeup_us
+try:
+    print(json.dumps({"wakeup_us": round(wakeup_us(), 1), "problem": ""}))
+except ImportError as error:
+    print(json.dumps({"problem": str(error)}))
+"""
+
+
+def examine(python: str = sys.executable) -> dict[str, Any]:
+    """What `describe` says in ``python``, ``abi`` and ``library``, and ``problem``: why hvdlite does not work there.
+
+    It is empty if hvdlite works, and then ``wakeup_us`` is how long a wake-up takes there. Takes 20 s at most.
+    """
+    command = [python, "-P", "-c", _PROGRAM]
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        return {"problem": f"loading it took more than {_DEADLINE_S:.0f} s"}
+    except OSError as error:
+        return {"problem": f"{error.strerror}: {python}"}
+    found: dict[str, Any] = {}
+    for line in ended.stdout.decode(errors="replace").splitlines():
+        with suppress(ValueError):
+            found |= json.loads(line)
+    if "problem" not in found:  # it did not come to the last line
+        said = ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        found["problem"] = f"loading it ended with code {ended.returncode}: {said[-1]}"
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """The versions in this Python. Needs its site-packages."""
+    import zmq
+
+    from hvdlite.version import __version__
+
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "executable": sys.executable,
+        "hvdlite": __version__,
+        "pyzmq": zmq.pyzmq_version(),
+        "zmq": zmq.zmq_version(),
+        "has_curve": zmq.has("curve"),
+        "frameworks": {module: version for _, module in FRAMEWORKS if (version := _version(module)) is not None},
+    }
+
+
+def _version(module: str) -> str | None:
+    """The version of a framework, which is looked up and not imported; None if it is not installed."""
+    from importlib import metadata
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        return None
+    try:
+        return metadata.version(module)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"

@@ -1,0 +1,159 @@
+"""Connections that are carried through the stream between hvdrun and an agent.
+
+Workers of another host meet over hvdrun's sockets, which are abstract Unix sockets of hvdrun's host: no port is opened
+for them anywhere. On the other host the agent listens on an abstract Unix socket of that host, lets in nobody but its
+own user, and carries the bytes of each connection as a numbered *channel*; hvdrun connects each channel to the socket
+of the *service* that was asked for. The bytes are those of `hvdlite.net.calls`.
+
+Both ends hold their channels in a `Tunnel`. What a socket does not take is kept up to a limit, beyond which its channel
+is closed; sockets are read only while the stream has room (`hold`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from hvdlite.net.entrance import UNIX, Entrance, peer_of
+
+from ..stream.frames import NUMBERS, Kind, pack_message, pack_output
+from ..stream.loop import WRITE, Loop
+from ..stream.sink import Sink
+
+MAX_CHANNELS: Final = 4096
+_READ_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    reader: socket.socket
+    writer: socket.socket  # a duplicate, for the loop watches a descriptor for one thing
+    sink: Sink
+
+
+class Tunnel:
+    """One end. ``send`` takes frames for the other end; a channel that either end closes is closed at both."""
+
+    def __init__(self, loop: Loop, send: Callable[[bytes], None]) -> None:
+        self._loop, self._send = loop, send
+        self._channels: dict[int, _Channel] = {}
+        self._entrances: list[Entrance] = []
+        self._numbers = itertools.count()
+        self._is_held = False
+
+    def listen(self, name: str, service: str) -> None:
+        """Accepts connections to the abstract socket ``name`` for ``service``. Raises OSError if the name is taken."""
+        entrance = Entrance.within_host(name)
+        self._entrances.append(entrance)
+        self._loop.watch(entrance.fileno(), partial(self._accept, entrance, service))
+
+    def open(self, channel: int, name: str | None) -> None:
+        """Connects ``channel`` to the abstract socket ``name``; without one, or if that fails, closes it."""
+        is_new = channel in NUMBERS and channel not in self._channels
+        connection = None if name is None or not is_new or len(self._channels) >= MAX_CHANNELS else _connect(name)
+        if connection is None or not self._add(channel, connection):
+            self._send(pack_message(Kind.CLOSE, channel=channel))
+            if connection is not None:
+                connection.close()
+
+    def deliver(self, channel: int, data: bytes) -> None:
+        """Writes what came for ``channel``; bytes for one that is closed already are dropped."""
+        if found := self._channels.get(channel):
+            found.sink.write(data)
+            self._balance(channel)
+
+    def close(self, channel: int) -> None:
+        """The other end has closed ``channel``."""
+        if found := self._channels.pop(channel, None):
+            for end in (found.reader, found.writer):
+                self._loop.unwatch(end.fileno())
+                end.close()
+
+    def hold(self, is_held: bool) -> None:
+        """Stops to read the channels, or reads on."""
+        self._is_held = is_held
+        for channel, found in self._channels.items():
+            if is_held:
+                self._loop.unwatch(found.reader.fileno())
+            else:
+                self._loop.watch(found.reader.fileno(), partial(self._read, channel))
+
+    def shut(self) -> None:
+        """Closes everything."""
+        for entrance in self._entrances:
+            self._loop.unwatch(entrance.fileno())
+            entrance.close()
+        self._entrances.clear()
+        for channel in tuple(self._channels):
+            self.close(channel)
+
+    def _accept(self, entrance: Entrance, service: str) -> None:
+        if (connection := entrance.accept()) is None:
+            return
+        channel = next(self._numbers)
+        if len(self._channels) < MAX_CHANNELS and self._add(channel, connection):
+            self._send(pack_message(Kind.OPEN, channel=channel, service=service))
+        else:
+            connection.close()
+
+    def _add(self, channel: int, connection: socket.socket) -> bool:
+        """Whether there was a descriptor for it."""
+        try:
+            writer = connection.dup()
+        except OSError:
+            return False
+        self._channels[channel] = _Channel(connection, writer, Sink(writer.fileno(), f"channel {channel}"))
+        if not self._is_held:
+            self._loop.watch(connection.fileno(), partial(self._read, channel))
+        return True
+
+    def _read(self, channel: int) -> None:
+        try:
+            data = self._channels[channel].reader.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._send(pack_output(Kind.DATA, channel, data))
+        else:
+            self._break(channel)
+
+    def _flush(self, channel: int) -> None:
+        self._channels[channel].sink.flush()
+        self._balance(channel)
+
+    def _balance(self, channel: int) -> None:
+        found = self._channels[channel]
+        if found.sink.problem:
+            self._break(channel)
+        elif found.sink.waiting_bytes:
+            self._loop.watch(found.writer.fileno(), partial(self._flush, channel), WRITE)
+        else:
+            self._loop.unwatch(found.writer.fileno())
+
+    def _break(self, channel: int) -> None:
+        self.close(channel)
+        self._send(pack_message(Kind.CLOSE, channel=channel))
+
+
+def _connect(name: str) -> socket.socket | None:
+    """A connection to the abstract socket ``name``, which does not block; None if nobody of this user answers there."""
+    with ExitStack() as undo, suppress(OSError):
+        connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        connection.connect(f"\0{name}")
+        if peer_of(connection).is_own:
+            undo.pop_all()
+            return connection
+    return None
+
+
+def tunnelled(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The variables called ``prefix`` and more that hold the address of an abstract Unix socket, and its name."""
+    found = {name: value for name, value in environment.items() if name.startswith(prefix)}
+    return {name: value.removeprefix(UNIX) for name, value in found.items() if value.startswith(UNIX)}

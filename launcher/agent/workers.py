@@ -1,0 +1,181 @@
+"""The worker processes of one host: how they start, take signals, and are known to be gone.
+
+A worker leads a session of its own, reads /dev/null or a pipe, and writes to two pipes, and to a third one because of
+which rank its session ended, which is read when it is over (`hvdlite.engine.report`). The process that uses this
+module is the subreaper of all of them, so one that left its worker's group is still its child in the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ..stream.frames import Kind
+from .feed import Feed
+from .processes import Process, die_with_parent, ignores, processes, signal_group
+
+_REPORT_BYTES: Final = 64 << 10
+_STOPPED_S: Final = 2.5  # as in a session (HVDLITE_PEER_TIMEOUT): one that goes on sooner is not worth a word
+
+_ADVICE: Final = {
+    errno.ENOENT: "see that it is on that host, and on PATH there",
+    errno.EACCES: "see that it may be executed on that host",
+    errno.ENOEXEC: "its first line must name an interpreter, as #!/bin/sh does",
+    errno.EMFILE: "raise the limit on open files on that host, see ulimit -n",
+    errno.EAGAIN: "raise the limit on processes on that host, see ulimit -u",
+}
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank's process. ``pipes`` are those still open, and which of its streams each is; ``report`` is the third.
+
+    ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when its being stopped is to be told, on the
+    monotonic clock.
+    """
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    pipes: dict[int, Kind]
+    report: int
+    pidfd: int | None = None
+    feed: Feed | None = None
+    tell_stop_at: float | None = None
+
+    def read_report(self) -> list[object] | None:
+        """The culprit and its fate, as the rank told last, or None; closes the pipe. Call it once, after the end."""
+        with open(self.report, "rb", buffering=0) as pipe, suppress(ValueError):
+            *_, last = (pipe.read(_REPORT_BYTES) or b"").splitlines()  # none: it never told
+            told = json.loads(last)
+            if [type(each) for each in told] == [int, str]:
+                return list(told)
+        return None
+
+
+def explain(error: OSError | ValueError) -> str:
+    """Why a worker could not be started, and what to do about it if that is known."""
+    if not isinstance(error, OSError):
+        return str(error)
+    what = f": {error.filename}" if error.filename else ""
+    advice = f"; {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
+    return f"{error.strerror}{what}{advice}"
+
+
+class Workers:
+    """All workers, also after their end, and the process groups of which something may be left."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, Worker] = {}
+        self._groups: set[int] = set()  # a group may outlive its worker
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._by_pid.values())
+
+    def find(self, pid: int) -> Worker | None:
+        return self._by_pid.get(pid)
+
+    def start(
+        self, rank: int, command: list[str], environment: dict[str, str], cwd: str, stdin: int = subprocess.DEVNULL
+    ) -> Worker:
+        """Starts the worker of ``rank``. Raises OSError or ValueError if that cannot be done."""
+        ends: list[int] = []
+        try:
+            ends += [*os.pipe(), *os.pipe(), *os.pipe()]
+            stdout, written_stdout, stderr, written_stderr, report, written_report = ends
+            for end in (stdout, stderr, report, written_report):
+                os.set_blocking(end, False)
+            process = subprocess.Popen(
+                command,
+                env={**environment, "HVDLITE_REPORT": f"{written_report}:{os.fstat(written_report).st_ino}"},
+                pass_fds=(written_report,),
+                cwd=cwd,
+                stdin=stdin,
+                stdout=written_stdout,
+                stderr=written_stderr,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
+            )
+        except (OSError, ValueError):
+            for end in ends:
+                os.close(end)
+            raise
+        for end in (written_stdout, written_stderr, written_report):
+            os.close(end)
+        worker = Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR}, report)
+        self._by_pid[process.pid] = worker
+        with suppress(OSError):  # a kernel without pidfd (before 5.3) still tells of each death by SIGCHLD
+            worker.pidfd = os.pidfd_open(process.pid)
+        self._groups.add(process.pid)
+        return worker
+
+    def signal_everyone(self, signum: int) -> None:
+        """Sends ``signum`` to the workers' groups, the rest of their sessions, and the orphans that left these.
+
+        A process that left its worker's session and has a parent other than this process gets nothing.
+        """
+        for group in self._groups:
+            signal_group(group, signum)
+        for process in self._reachable():
+            if process.group not in self._groups:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signum)
+
+    def all_ignore(self, signum: int) -> bool:
+        """Whether nobody that is left acts on ``signum``. Background programs of a script ignore SIGINT."""
+        return all(ignores(process.pid, signum) for process in self._reachable())
+
+    def signal_ranks(self, signum: int) -> None:
+        """Sends ``signum`` to the workers themselves, and not to what they started."""
+        for worker in self:
+            if worker.process.returncode is None:  # it may have ended, but its number is still its own
+                os.kill(worker.process.pid, signum)
+
+    def forget_empty_groups(self) -> None:
+        """Forgets groups of which nothing is left: their numbers may soon be those of other processes."""
+        for group in tuple(self._groups):
+            if self._by_pid[group].process.returncode is not None and not signal_group(group, 0):
+                self._groups.discard(group)
+
+    def are_all_gone(self) -> bool:
+        """Whether this process has no descendant left."""
+        try:
+            self.peek()
+        except ChildProcessError:
+            return True
+        return False
+
+    def _reachable(self) -> Iterator[Process]:
+        me = os.getpid()
+        return (each for each in processes() if each.session in self._groups or each.parent == me)
+
+    def stopped(self, now: float) -> Iterator[Worker]:
+        """The workers that a signal stopped a while ago and that have not gone on, each once for each time.
+
+        ``now`` is the monotonic time. To be called after SIGCHLD and at `stop_due`.
+        """
+        with suppress(ChildProcessError):
+            while news := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+                if worker := self._by_pid.get(news.si_pid):
+                    worker.tell_stop_at = now + _STOPPED_S if news.si_code == os.CLD_STOPPED else None
+        for worker in self:
+            if worker.tell_stop_at is not None and now >= worker.tell_stop_at:
+                worker.tell_stop_at = None
+                if worker.process.returncode is None:
+                    yield worker
+
+    @property
+    def stop_due(self) -> float | None:
+        """When `stopped` has something to tell, on the monotonic clock."""
+        return min((worker.tell_stop_at for worker in self if worker.tell_stop_at is not None), default=None)
+
+    def peek(self) -> os.waitid_result | None:
+        """A child that has ended and is still to be reaped. Raises ChildProcessError if there is no child at all."""
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

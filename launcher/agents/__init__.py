@@ -1,0 +1,1 @@
+"""hvdrun's side of its agents."""

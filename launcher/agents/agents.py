@@ -1,0 +1,181 @@
+"""The agents of all hosts: connected, and asked, before anything of a job is started.
+
+    with Agents(options, say) as agents:
+        agents.connect(hosts)                       # all at once; raises CannotStart for the first that fails
+        agents.hellos["a"].cores
+        agents.ask("is_folder", {host: {"path": cwd} for host in agents.links})
+
+When the ``with`` block ends, so do the agents and all that they started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from hvdlite.errors import CannotStart
+
+from ..hosts import Host
+from ..spawners import SshOptions
+from ..stream.frames import Kind
+from ..stream.hello import Hello
+from ..stream.loop import Loop
+from .link import AgentLink, Listener, Question
+
+MAX_HANDSHAKES: Final = 64  # at once
+HELLO_S: Final = 30.0  # from the start of ssh to the agent's hello
+ANSWER_S: Final = 20.0
+_REASON_S: Final = 0.5  # for ssh to end after it has said why
+_END_S: Final = 2.0  # for an agent that has closed its output to end
+
+
+class Agents:
+    """The links to all agents, in the order of the hosts, and the loop that serves them.
+
+    ``say`` shows one line to the user. ``failures`` tells for each host that has no agent why.
+    """
+
+    def __init__(self, options: SshOptions, say: Callable[[str], None]) -> None:
+        self.loop = Loop()
+        self._say = say
+        self._said: dict[AgentLink, list[str]] = {}  # before the hello of the agent, and not shown yet
+        self._say_at: float | None = None  # when that is shown
+        self._listener = Listener(_ignore_frame, self._hear, _ignore_end)
+        self.links: dict[str, AgentLink] = {}
+        self.failures: dict[str, str] = {}
+        self._options = options
+
+    def attend(
+        self,
+        frame: Callable[[AgentLink, Kind, bytes], None],
+        line: Callable[[AgentLink, str], None],
+        end: Callable[[AgentLink], None],
+    ) -> None:
+        """Has those be told from now on what comes: frames of a job, lines of stderr, and the ends of agents."""
+        self._listener.frame, self._listener.line, self._listener.end = frame, line, end
+
+    @property
+    def hellos(self) -> dict[str, Hello]:
+        """What the agents said of their hosts."""
+        return {host: link.hello for host, link in self.links.items() if link.hello is not None}
+
+    def connect(self, hosts: Sequence[Host]) -> None:
+        """Starts the agent of every host. Raises CannotStart if one fails, after all have been tried."""
+        self.try_to_connect(hosts)
+        for host, reason in self.failures.items():
+            others = ", ".join(other for other in self.failures if other != host)
+            raise CannotStart(host, f"{reason}{f'. Nor on {others}' if others else ''}.")
+
+    def try_to_connect(self, hosts: Sequence[Host]) -> None:
+        """Starts the agent of every host, and notes the `failures`."""
+        waiting = deque({host.name: host for host in hosts}.values())
+        order = [host.name for host in waiting]
+        shaking: set[AgentLink] = set()
+        own = Hello.describe()
+        while waiting or shaking:
+            while waiting and len(shaking) < MAX_HANDSHAKES:
+                host = waiting.popleft()
+                try:
+                    link = AgentLink(host, self._options, self.loop, self._listener)
+                except CannotStart as error:
+                    self.failures[host.name] = error.reason
+                    continue
+                self.links[host.name] = link
+                shaking.add(link)
+            if shaking:
+                until = min(link.started for link in shaking) + HELLO_S
+                until = until if self._say_at is None else min(until, self._say_at)
+                self.loop.turn(max(0.0, until - time.monotonic()))
+            for link in tuple(shaking):
+                if (reason := _outcome(link, own)) is not None:
+                    shaking.discard(link)
+                    if reason:
+                        self._give_up(link, reason)
+                    self._pass_on(link, reason)
+            if self._say_at is not None and time.monotonic() >= self._say_at:
+                self._say_at = None
+                for link in tuple(self._said):
+                    self._pass_on(link)
+        self.links = {name: self.links[name] for name in order if name in self.links}
+
+    def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+        """Asks each host of ``questions`` with those fields, all at once, and returns their answers by host.
+
+        Raises CannotStart for the first host that answers with an error, not in time, or not at all.
+        """
+        deadline = time.monotonic() + timeout_s
+        asked = {host: self.links[host].ask(what, **fields) for host, fields in questions.items()}
+        self._wait_for(list(asked.values()), deadline)
+        for host, question in asked.items():
+            if not question.is_done:
+                raise CannotStart(host, f"it did not answer {what!r} within {timeout_s:g} s.")
+            if question.error:
+                gone = self.links[host].is_over
+                raise CannotStart(host, f"{self.links[host].explain() if gone else question.error}.")
+        return {host: question.answer for host, question in asked.items()}
+
+    def close(self) -> None:
+        """Ends all agents, and what is left of their workers."""
+        for link in self.links.values():
+            link.hang_up()
+        deadline = time.monotonic() + _END_S
+        for link in self.links.values():
+            link.close(max(0.0, deadline - time.monotonic()))
+        self.links.clear()
+        self.loop.close()
+
+    def __enter__(self) -> Agents:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_for(self, questions: Sequence[Question], deadline: float) -> None:
+        while not all(question.is_done for question in questions):
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                return
+            self.loop.turn(remaining_s)
+
+    def _hear(self, link: AgentLink, line: str) -> None:
+        """Shows what ssh or a login script said; in the first moment it may be the reason of a failure to come."""
+        self._said.setdefault(link, []).append(line)
+        if link.hello is not None:
+            self._pass_on(link)
+        elif self._say_at is None:
+            self._say_at = time.monotonic() + _REASON_S
+
+    def _pass_on(self, link: AgentLink, reason: str = "") -> None:
+        for line in self._said.pop(link, ()):
+            if line.strip().rstrip(".") not in reason:
+                self._say(f"{link.host}: {line}")
+
+    def _give_up(self, link: AgentLink, reason: str) -> None:
+        del self.links[link.host]
+        link.destroy()
+        link.close(_END_S)
+        self.failures[link.host] = reason
+
+
+def _outcome(link: AgentLink, own: Hello) -> str | None:
+    """Why the agent cannot be used; empty if it can, None while it has not said."""
+    if link.hello is not None:
+        return link.hello.misfit(own)
+    if link.is_over:
+        return link.explain()
+    if time.monotonic() >= link.started + HELLO_S:
+        return f"it did not answer within {HELLO_S:.0f} s"
+    return None
+
+
+def _ignore_frame(link: AgentLink, kind: Kind, payload: bytes) -> None:
+    """Nothing has been started that could be told of."""
+
+
+def _ignore_end(link: AgentLink) -> None:
+    """`Agents` sees it by itself."""

@@ -1,0 +1,1 @@
+"""A job: planned, prepared, run and supervised."""

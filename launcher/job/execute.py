@@ -1,0 +1,296 @@
+"""The loop of hvdrun: carries frames, signals and deadlines to the supervisor, and does what it decides."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from ..agents.agents import Agents
+from ..agents.link import AgentLink
+from ..screen.output import Stream
+from ..screen.report import describe_failure
+from ..screen.screen import Screen
+from ..stream.frames import FrameError, Kind, unpack_message, unpack_output
+from ..stream.lease import SILENCE_S, Lease
+from ..stream.loop import WRITE
+from ..stream.sink import Sink
+from .input import Input
+from .logs import Logs
+from .plan import Plan
+from .supervisor import GRACE_S, Action, Close, Destroy, Failure, Phase, Signal, Supervisor
+
+_READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
+_INTERRUPTED_PATIENCE_S: Final = 1.0
+_STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
+_FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm sends before it takes the hosts away
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGENT_DIED: Final = "the process that started it died"
+
+
+FailureReport = Callable[[Failure, Sequence[str]], bool]
+
+
+def execute(
+    plan: Plan,
+    agents: Agents,
+    screen: Screen,
+    logs: Logs | None,
+    *,
+    readers: Collection[int] = (),
+    grace_s: float = GRACE_S,
+    is_verbose: bool,
+    on_failure: FailureReport | None = None,
+) -> int:
+    """Runs the job on ``agents``, one for each of its hosts, and returns hvdrun's exit code; all have ended then.
+
+    The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`.
+    ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines, and
+    returns whether the user is to be told here.
+    """
+    return _Execution(plan, agents, screen, logs, readers, grace_s, is_verbose, on_failure).run()
+
+
+class _Execution:
+    def __init__(
+        self,
+        plan: Plan,
+        agents: Agents,
+        screen: Screen,
+        logs: Logs | None,
+        readers: Collection[int],
+        grace_s: float,
+        is_verbose: bool,
+        on_failure: FailureReport | None,
+    ) -> None:
+        self._on_failure = on_failure
+        self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
+        self._agents, self._loop = agents, agents.loop
+        self._links = {host: agents.links[host] for host in plan.hosts}
+        self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic(), grace_s)
+        self._lease = Lease([link for link in self._links.values() if link.is_remote], time.monotonic())
+        self._ranks = {host: frozenset(plan.ranks_on(host)) for host in plan.hosts}
+        self._link_of = {rank: link for host, link in self._links.items() for rank in self._ranks[host]}
+        self._readers = frozenset(readers)
+        self._input = Input(self._loop, 0, self._readers, self._send_input, screen.answered)
+        self._waiting: set[Sink] = set()
+        self._warned_of_logs = False
+
+    def run(self) -> int:
+        self._agents.attend(self._receive, self._show_line, self._lose)
+        try:
+            with _signals() as signals:
+                self._loop.watch(signals, lambda: self._take_signals(signals))
+                self._start()
+                for link in self._links.values():
+                    if link.is_over:  # since it was connected
+                        self._lose(link)
+                while self._supervisor.phase is not Phase.FINISHED:
+                    self._turn()
+                self._loop.unwatch(signals)
+        finally:
+            self._input.close()
+            self._watch_sinks(set())
+            self._agents.close()
+        return self._finish()
+
+    def _start(self) -> None:
+        for host, link in self._links.items():
+            part = self._plan.on(host)
+            self._tell(f"the way to the agent of {host} is process {link.pid} here; ranks start in {part.cwd}")
+            link.services = part.services
+            workers = [
+                {"rank": rank, "environment": dict(self._plan.of_rank[rank]), "stdin": rank in self._readers}
+                for rank in part.ranks
+            ]
+            link.send(
+                Kind.START,
+                cwd=part.cwd,
+                command=self._plan.command,
+                environment=dict(part.environment),
+                inherits=link.is_remote,
+                listen={name: service for service, name in part.names.items()},
+                workers=workers,
+            )
+        self._screen.asks = min(self._readers, default=None)
+        self._input.begin()
+
+    def _turn(self) -> None:
+        times = (self._supervisor.deadline, self._lease.deadline, self._input.deadline, self._screen.deadline)
+        deadlines = [when for when in times if when is not None]
+        self._loop.turn(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
+        now = time.monotonic()
+        self._input.tick(now)
+        for link in self._lease.tick(now):
+            self._act(
+                self._supervisor.host_lost(link.host, now, f"no sign of life from {link.host} for {SILENCE_S:.0f} s")
+            )
+        self._act(self._supervisor.tick(now))
+        self._screen.redraw()
+        self._watch_sinks(set(self._screen.waiting))
+
+    def _receive(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
+        if kind in _STREAMS:
+            self._show(link, kind, payload)
+        elif kind is Kind.TAKEN:
+            self._note_taken(link, payload)
+        else:
+            self._note(link, kind, payload)
+
+    def _send_input(self, rank: int, data: bytes) -> None:
+        self._link_of[rank].send_input(rank, data)
+        if not data:
+            self._screen.asks = None
+
+    def _note_taken(self, link: AgentLink, payload: bytes) -> None:
+        message = unpack_message(payload)
+        rank, count = int(message["rank"]), message["count"]
+        self._check(link, rank)
+        if count is None:
+            self._input.left(rank)
+        else:
+            self._input.taken(rank, int(count))
+
+    def _check(self, link: AgentLink, rank: int) -> None:
+        if rank not in self._ranks[link.host]:
+            raise FrameError(f"rank {rank} is not one of its own")
+
+    def _show_line(self, link: AgentLink, line: str) -> None:
+        self._screen.message(f"hvdrun: {link.host}: {line}")
+
+    def _lose(self, link: AgentLink) -> None:
+        if link.host in self._links:
+            self._act(self._supervisor.agent_ended(link.host, time.monotonic(), self._why_gone(link)))
+
+    def _why_gone(self, link: AgentLink) -> str:
+        if self._supervisor.phase is Phase.CLOSING:
+            return ""  # it was told to end
+        return link.explain() if link.is_remote or link.problem else _AGENT_DIED
+
+    def _show(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
+        rank, data = unpack_output(payload)
+        self._check(link, rank)
+        self._screen.show(rank, _STREAMS[kind], data)
+        if self._logs:
+            self._logs.write(rank, _STREAMS[kind], data)
+            if self._logs.problem and not self._warned_of_logs:
+                self._warned_of_logs = True
+                self._screen.message(f"hvdrun: {self._logs.problem}; the ranks go on without it")
+
+    def _note(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
+        message, now = unpack_message(payload), time.monotonic()
+        rank = int(message["rank"])
+        self._check(link, rank)
+        if kind is Kind.STARTED:
+            link.pids[rank] = int(message["pid"])
+            self._screen.name(rank, link.pids[rank])
+            self._supervisor.started(rank)
+            self._tell(f"rank {rank} on {link.host} is process {message['pid']}")
+        elif kind is Kind.STOPPED:
+            self._screen.message(
+                f"hvdrun: rank {rank} on {link.host}, process {message['pid']}, is stopped (SIGSTOP, a debugger); "
+                "ranks that need it wait until it goes on (SIGCONT)"
+            )
+        elif kind is Kind.FAILED:
+            self._tell(f"rank {rank} on {link.host} could not be started: {message['reason']}")
+            self._input.left(rank)
+            self._act(self._supervisor.not_started(rank, message["reason"], now))
+        elif kind is Kind.EXITED:
+            link.pids.pop(rank, None)
+            self._input.left(rank)
+            self._screen.end(rank)
+            self._tell(f"rank {rank} on {link.host} ended with code {message['code']}")
+            self._act(
+                self._supervisor.exited(
+                    rank,
+                    int(message["pid"]),
+                    int(message["code"]),
+                    link.clock.translate(float(message["time"])),
+                    now,
+                    is_oom=bool(message["is_oom"]),
+                    uncertain_s=link.clock.uncertain_s,
+                    ended_by=(int(told[0]), " ".join(str(told[1]).split())) if (told := message["ended_by"]) else None,
+                )
+            )
+
+    def _take_signals(self, signals: int) -> None:
+        for signum in os.read(signals, 64):
+            if signum in _FORWARDED:
+                for link in self._links.values():
+                    link.send(Kind.SIGNAL, signum=signum, everyone=False)
+            elif signum == signal.SIGTSTP:
+                self._lease.suspend(time.monotonic())
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                self._interrupt(signum)
+
+    def _interrupt(self, signum: int) -> None:
+        if self._supervisor.phase is Phase.RUNNING:
+            self._screen.message(
+                f"hvdrun: {signal.Signals(signum).name}: ending {len(self._supervisor.alive)} rank(s); "
+                "once more kills them at once"
+            )
+        self._act(self._supervisor.interrupted(signum, time.monotonic()))
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Destroy):
+                self._links[action.host].destroy()
+                continue
+            for link in self._links.values():
+                if isinstance(action, Signal):
+                    link.send(Kind.SIGNAL, signum=action.signum, everyone=True)
+                elif isinstance(action, Close):
+                    link.send(Kind.END, patience_s=action.patience_s, grace_s=action.grace_s)
+
+    def _watch_sinks(self, waiting: set[Sink]) -> None:
+        for sink in waiting - self._waiting:
+            self._loop.watch(sink.fileno(), sink.flush, WRITE)
+        for sink in self._waiting - waiting:
+            self._loop.unwatch(sink.fileno())
+        self._waiting = waiting
+
+    def _finish(self) -> int:
+        for rank in range(self._plan.size):
+            self._screen.end(rank)
+        self._screen.settle()
+        failure = self._supervisor.failure
+        if failure and (self._on_failure is None or self._on_failure(failure, self._screen.tail(failure.rank))):
+            rank = failure.to_look_at
+            tail, stream = self._screen.tail(rank), self._screen.stream_of_tail(rank)
+            log = self._logs.path(rank, stream) if self._logs else None
+            self._screen.message(
+                *describe_failure(failure, tail, log, stream, are_in_sight=self._screen.is_in_sight(rank))
+            )
+        if self._logs and self._logs.lost_bytes:
+            self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
+        interrupted = failure is None and self._supervisor.exit_code != 0
+        self._screen.close(_INTERRUPTED_PATIENCE_S if interrupted else _READER_PATIENCE_S)
+        return self._supervisor.exit_code
+
+    def _tell(self, text: str) -> None:
+        if self._is_verbose:
+            self._screen.message(f"hvdrun: {text}")
+
+
+@contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor that yields the numbers of the signals that hvdrun acts on; those it ignores stay ignored."""
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    previous = {}
+    old_wakeup = signal.set_wakeup_fd(write)
+    try:
+        for signum in (*_ENDING, *_FORWARDED, signal.SIGTSTP):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                previous[signum] = signal.signal(signum, lambda *_: None)
+        yield read
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(old_wakeup)
+        with suppress(OSError):
+            os.close(read)
+            os.close(write)

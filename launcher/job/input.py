@@ -1,0 +1,149 @@
+"""hvdrun's stdin on its way to the ranks that read it, no faster than they do.
+
+Each of these ranks has a window: how many bytes its agent may hold that the rank's pipe has not taken yet. stdin is
+read only while all of them have room, so with the pipe hvdrun is never more than 64 KiB ahead of a rank. The end of the
+file is passed on.
+
+In the background of a shell with job control a terminal belongs to somebody else. SIGTTIN, which would stop hvdrun
+there, is blocked while the terminal is read, so that the kernel says EIO instead; then hvdrun looks now and then
+whether it is in the foreground again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Callable, Collection
+from typing import Final
+
+from ..agent.feed import WINDOW_BYTES
+from ..stream.loop import Loop
+
+_LOOK_S: Final = 0.25  # between two looks whether hvdrun is in the foreground
+
+
+class Input:
+    """What is read from ``descriptor`` for all ``ranks``.
+
+    ``send`` takes it, rank by rank; no bytes stand for the end. ``entered`` is called when a person has entered a line.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        descriptor: int,
+        ranks: Collection[int],
+        send: Callable[[int, bytes], None],
+        entered: Callable[[], None],
+    ) -> None:
+        self._loop, self._send, self._entered = loop, send, entered
+        self._room = dict.fromkeys(ranks, WINDOW_BYTES)
+        self._descriptor = _open_anew(descriptor)
+        self._is_terminal = os.isatty(descriptor)
+        self._is_open = True
+        self.deadline: float | None = None  # when `tick` looks again, while hvdrun is in the background
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no rank will get any more."""
+        return not self._is_open
+
+    def begin(self) -> None:
+        """Reads from now on."""
+        self._settle()
+
+    def taken(self, rank: int, count: int) -> None:
+        """The pipe of ``rank`` has taken ``count`` bytes. Raises ValueError if that is more than it got."""
+        if rank in self._room:
+            if not 0 < count <= WINDOW_BYTES - self._room[rank]:
+                raise ValueError(f"rank {rank} has taken more of stdin than it got")
+            self._room[rank] += count
+            self._settle()
+
+    def left(self, rank: int) -> None:
+        """``rank`` reads no more."""
+        self._room.pop(rank, None)
+        self._settle()
+
+    def tick(self, now: float) -> None:
+        """Reads on if hvdrun is in the foreground again."""
+        if self.deadline is not None and now >= self.deadline:
+            self.deadline = None if _is_in_foreground(self._descriptor) else now + _LOOK_S
+            self._settle()
+
+    def close(self) -> None:
+        """Reads no more."""
+        if self._is_open:
+            self._is_open, self.deadline = False, None
+            self._loop.unwatch(self._descriptor)
+            os.close(self._descriptor)
+
+    def _settle(self) -> None:
+        """Reads on when there is something to read, or not now, or never again."""
+        if not self._is_open:
+            return
+        if not self._room:
+            self.close()
+        elif self.deadline is not None or not min(self._room.values()):
+            self._loop.unwatch(self._descriptor)
+        else:
+            try:
+                self._loop.watch(self._descriptor, self._read)
+            except PermissionError:  # a file, which is always ready
+                self._read_all()
+
+    def _read_all(self) -> None:
+        while self._is_open and min(self._room.values()):
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._read_what_is_there(min(self._room.values()))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno == errno.EIO and not _is_in_foreground(self._descriptor):
+                self.deadline = 0.0
+                self._settle()
+                return
+            data = b""  # such as a terminal that is gone, or what was not opened for reading
+        for rank in self._room:
+            self._room[rank] -= len(data)
+            self._send(rank, data)
+        if not data:
+            self.close()
+            return
+        if self._is_terminal and data.endswith(b"\n"):
+            self._entered()
+        if not min(self._room.values()):
+            self._loop.unwatch(self._descriptor)
+
+    def _read_what_is_there(self, limit: int) -> bytes:
+        if not self._is_terminal:
+            return os.read(self._descriptor, limit)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN})
+        try:
+            return os.read(self._descriptor, limit)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _open_anew(descriptor: int) -> int:
+    """A descriptor to read from, without waiting where that can be had: O_NONBLOCK is shared with the shell's own."""
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(kind) or os.isatty(descriptor):
+        try:
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            pass  # the terminal of another user, as after su
+    return os.dup(descriptor)
+
+
+def _is_in_foreground(terminal: int) -> bool:
+    """Whether ``terminal`` gives its input to this process; so does one that is gone, or not the job's."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return True

@@ -1,0 +1,45 @@
+"""The files of --output-filename: ``DIR/rank.N/stdout`` and ``stderr``, byte for byte what each rank wrote."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from ..screen.output import Stream
+
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+
+
+class Logs:
+    """One pair of files for each of ``size`` ranks. N has leading zeros so that names sort as numbers do."""
+
+    def __init__(self, folder: str, size: int) -> None:
+        """Makes the files, empty. Raises OSError if that cannot be done."""
+        self.lost_bytes = 0
+        self.problem = ""
+        self._paths: dict[tuple[int, Stream], Path] = {}
+        self._files: dict[tuple[int, Stream], int] = {}
+        digits = len(str(size - 1))
+        for rank in range(size):
+            rank_folder = Path(folder) / f"rank.{rank:0{digits}}"
+            rank_folder.mkdir(parents=True, exist_ok=True)
+            for stream in Stream:
+                path = self._paths[rank, stream] = rank_folder / stream.value
+                self._files[rank, stream] = os.open(path, _FLAGS, 0o666)
+
+    def path(self, rank: int, stream: Stream) -> Path:
+        return self._paths[rank, stream]
+
+    def write(self, rank: int, stream: Stream, data: bytes) -> None:
+        """Appends ``data``. A full disk must not end the training: what does not fit is dropped and counted."""
+        try:
+            while data:
+                data = data[os.write(self._files[rank, stream], data) :]
+        except OSError as error:
+            self.lost_bytes += len(data)
+            self.problem = f"{error.strerror}: {self._paths[rank, stream]}"
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])

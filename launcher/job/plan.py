@@ -1,0 +1,181 @@
+"""What is to be started where, with which environment: decided before anything runs.
+
+Every rank gets its numbers under hvdlite's names, Horovod's, and those that torch.distributed reads. Ranks of this host
+inherit all of hvdrun's environment; those of another get what belongs to the job, on top of what a login there has.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from hvdlite.errors import BadHostSpec
+from hvdlite.members.topology import Placement, place
+from hvdlite.net.entrance import UNIX
+from hvdlite.rendezvous.job import Job
+from hvdlite.settings import Settings
+
+from ..agent.tunnel import tunnelled
+from ..hosts import Host, is_local
+
+# What goes to other hosts besides what -x names.
+_TRAVELLING_NAMES: Final = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"})
+_TRAVELLING_PREFIXES: Final = tuple("HVDLITE_ HOROVOD_ NCCL_ OMP_ PYTHON TORCH TF_ XLA_ JAX_ UCX_ MASTER_".split())
+_BOUND_TO_A_HOST: Final = frozenset({"HVDLITE_HOSTID"})
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What one host is told: its ranks, where they run and with what.
+
+    ``names`` are the abstract sockets on that host for the services that its ranks reach through hvdrun, ``services``
+    the sockets on this host that they lead to.
+    """
+
+    ranks: tuple[int, ...]
+    cwd: str
+    environment: Mapping[str, str]
+    names: Mapping[str, str]
+    services: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One job: ``placements`` in rank order, ``environment`` for all ranks and ``of_rank`` on top of it.
+
+    ``named`` are the variables that the user named with -x; ``folders`` the working directories of hosts where it is
+    not ``cwd``; ``of_host`` what all ranks of a host get on top of ``environment``.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    placements: tuple[Placement, ...]
+    environment: Mapping[str, str]
+    of_rank: tuple[Mapping[str, str], ...]
+    named: frozenset[str] = frozenset()
+    folders: Mapping[str, str] = field(default_factory=dict)
+    of_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return len(self.placements)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts that have ranks, in order."""
+        return tuple(dict.fromkeys(placement.host for placement in self.placements))
+
+    def ranks_on(self, host: str) -> tuple[int, ...]:
+        return tuple(placement.rank for placement in self.placements if placement.host == host)
+
+    def meeting_at(self, address: str) -> Plan:
+        """The same plan with the address where the ranks find each other."""
+        return replace(self, environment={**self.environment, "HVDLITE_RENDEZVOUS": address})
+
+    def on(self, host: str) -> HostPlan:
+        """The part of ``host``."""
+        environment = {**self.environment, **self.of_host.get(host, {})}
+        cwd = self.folders.get(host, self.cwd)
+        if is_local(host):
+            return HostPlan(self.ranks_on(host), cwd, environment, {}, {})
+        services = tunnelled(environment, "HVDLITE_")
+        names = {service: f"hvdlite-{secrets.token_hex(8)}" for service in services}
+        environment = {name: value for name, value in environment.items() if self._travels(name)}
+        environment |= {service: f"{UNIX}{name}" for service, name in names.items()}
+        return HostPlan(self.ranks_on(host), cwd, environment, names, services)
+
+    def _travels(self, name: str) -> bool:
+        if name in self.named:
+            return True
+        return (name in _TRAVELLING_NAMES or name.startswith(_TRAVELLING_PREFIXES)) and name not in _BOUND_TO_A_HOST
+
+
+def wanted_hosts(hosts: Sequence[Host], size: int | None, per_host: int | None = None) -> tuple[Host, ...]:
+    """The hosts to start on: those that were named, else this machine with a slot for each rank.
+
+    No host takes more than ``per_host`` ranks. Raises BadHostSpec if nothing says how many ranks there are to be, and
+    for a user of this machine, where ranks belong to who starts them.
+    """
+    for host in hosts:
+        if host.user and is_local(host.name):
+            raise BadHostSpec(f"{host.name} is this host, where ranks run as you; leave out {host.user}@.")
+    if not hosts:
+        if size is None and per_host is None:
+            raise BadHostSpec("say how many processes to start: hvdrun -np 4 python train.py.")
+        hosts = (Host("localhost", per_host if size is None else size),)
+    if per_host is None:
+        return tuple(hosts)
+    return tuple(replace(host, slots=min(per_host, host.slots or per_host)) for host in hosts)
+
+
+def place_ranks(hosts: Sequence[Host], size: int | None, cores: Mapping[str, int]) -> tuple[Placement, ...]:
+    """Gives every rank its host. Without ``size`` all slots are used; a host without slots takes its ``cores``.
+
+    Raises BadHostSpec for too few slots.
+    """
+    slots = [(host.name, cores[host.name] if host.slots is None else host.slots) for host in hosts]
+    return place(slots, sum(count for _, count in slots) if size is None else size)
+
+
+def rank_environment(placement: Placement, size: int, cores: int, base: Mapping[str, str]) -> dict[str, str]:
+    """The variables that differ from rank to rank. ``base`` is what the user set; OMP_NUM_THREADS there wins."""
+    numbers = {
+        "RANK": placement.rank,
+        "SIZE": size,
+        "LOCAL_RANK": placement.local_rank,
+        "LOCAL_SIZE": placement.local_size,
+        "CROSS_RANK": placement.cross_rank,
+        "CROSS_SIZE": placement.cross_size,
+    }
+    environment = {
+        "HOROVOD_HOSTNAME": placement.host,
+        "HVDLITE_HOSTNAME": placement.host,
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+    }
+    for name, number in numbers.items():
+        environment |= {f"HOROVOD_{name}": str(number), f"HVDLITE_{name}": str(number)}
+    if "OMP_NUM_THREADS" not in base:
+        environment["OMP_NUM_THREADS"] = str(max(1, cores // placement.local_size))
+    return environment
+
+
+def job_environment(base: Mapping[str, str], job: Job, master: tuple[str, int]) -> dict[str, str]:
+    """What all ranks get: the user's environment, the job's name and key, and where torch.distributed may listen."""
+    defaults = {
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    return {**defaults, **base, "HVDLITE_JOB": job.name, "HVDLITE_SECRET": job.secret}
+
+
+def make_plan(
+    command: Sequence[str],
+    placements: tuple[Placement, ...],
+    cores: Mapping[str, int],
+    base: Mapping[str, str],
+    job: Job,
+    *,
+    master_port: int,
+    named: Collection[str] = (),
+    of_host: Mapping[str, Mapping[str, str]] | None = None,
+    folders: Mapping[str, str] | None = None,
+) -> Plan:
+    """The plan for ``command`` on ``placements``, ``base`` being the environment that the user wants.
+
+    ``cores`` is by host; see `Plan` for the rest. Raises ValueError for a setting in ``base`` that ranks would refuse.
+    """
+    size, of_host = len(placements), of_host or {}
+    of_rank = tuple(rank_environment(placement, size, cores[placement.host], base) for placement in placements)
+    master = (of_host.get(placements[0].host, {}).get("HVDLITE_ADDRESS", "127.0.0.1"), master_port)
+    environment = job_environment(base, job, master)
+    plan = Plan(tuple(command), os.getcwd(), placements, environment, of_rank, frozenset(named), folders or {}, of_host)
+    Settings.read({**plan.environment, **plan.of_rank[0]})
+    return plan

@@ -1,0 +1,147 @@
+"""Everything about a job that can be found wrong before one of its processes runs.
+
+Agents are connected on all hosts at once; every one must fit, have the working directory (or is sent it) and be
+reachable by the others. Only then is there a plan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from hvdlite.errors import BadHostSpec, CannotStart
+from hvdlite.members.topology import Placement
+from hvdlite.rendezvous.job import Job
+
+from ..agent.answers import free_port
+from ..agents.agents import Agents
+from ..agents.sync import copy_folder
+from ..hosts import Host, is_local
+from ..network.candidates import network_environment
+from ..network.connect_test import choose_addresses
+from ..options.of_python import target_of
+from .plan import Plan, make_plan, place_ranks
+
+_HERE: Final = "127.0.0.1"
+_LATER: Final = "chosen-at-the-start"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user wants: ``size`` ranks, or as many as there are slots, of ``command`` on ``hosts``."""
+
+    command: Sequence[str]
+    hosts: Sequence[Host]
+    size: int | None
+    environment: Mapping[str, str]
+    named: frozenset[str]  # the variables that -x names
+    interfaces: tuple[str, ...] = ()
+    ports: range | None = None
+    syncs: bool = False
+
+    def place(self, cores: Mapping[str, int]) -> tuple[Placement, ...] | None:
+        """The placement of all ranks, or None if the ``cores`` of a host without slots are not known."""
+        if any(host.slots is None and host.name not in cores for host in self.hosts):
+            return None
+        return place_ranks(self.hosts, self.size, cores)
+
+
+def sketch(request: Request, job: Job) -> Plan:
+    """The plan as far as it is known without connecting to any host. Raises BadHostSpec if not even the places are."""
+    cores = {host.name: _cores_here() for host in request.hosts if is_local(host.name)}
+    placements = request.place(cores)
+    if placements is None:
+        unknown = next(host.name for host in request.hosts if host.slots is None and host.name not in cores)
+        raise BadHostSpec(f"--dry-run connects to no host, so the cores of {unknown} are unknown; write {unknown}:N.")
+    assumed = {host.name: cores.get(host.name, host.slots or 1) for host in request.hosts}
+    port = free_port({"address": _HERE, "ports": None})
+    plan = make_plan(
+        request.command, placements, assumed, request.environment, job, master_port=port, named=request.named
+    )
+    if len(plan.hosts) == 1:
+        return plan
+    later = dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "HVDLITE_ADDRESS"), _LATER)
+    return replace(plan, environment={**plan.environment, **later, **request.environment})
+
+
+def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], None]) -> Plan:
+    """Connects the agents of all hosts that get ranks, and returns the plan. ``tell`` hears what is done, in lines.
+
+    Raises CannotStart naming the host, and BadHostSpec, with nothing started but agents.
+    """
+    cores = {host.name: _cores_here() for host in request.hosts if is_local(host.name)}
+    placements = request.place(cores)
+    used = {host.name for host in request.hosts} if placements is None else {place.host for place in placements}
+    agents.connect([host for host in request.hosts if host.name in used])
+    cores = {name: hello.cores for name, hello in agents.hellos.items()}
+    placements = placements or request.place(cores)
+    assert placements is not None
+    hosts = tuple(dict.fromkeys(place.host for place in placements))
+    folders = _folders(request, agents, hosts, tell)
+    _check_script(request.command, agents, hosts, folders)
+    of_host = _networks(request, agents, hosts, tell) if len(hosts) > 1 else {}
+    first = hosts[0]
+    address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
+    ports = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
+    port = agents.ask("free_port", {first: {"address": address, "ports": ports}})[first]
+    if type(port) is not int:
+        raise CannotStart(first, "its agent names no free port.")
+    return make_plan(
+        request.command,
+        placements,
+        cores,
+        request.environment,
+        job,
+        master_port=port,
+        named=request.named,
+        of_host=of_host,
+        folders=folders,
+    )
+
+
+def _cores_here() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]) -> dict[str, str]:
+    """Where the working directory is on the hosts that have it elsewhere."""
+    remote, cwd = [host for host in hosts if agents.links[host].is_remote], Path.cwd()
+    if request.syncs:
+        return copy_folder(agents, remote, cwd, tell) if remote else {}
+    for host, has_it in agents.ask("is_folder", {host: {"path": str(cwd)} for host in remote}).items():
+        if has_it is not True:
+            raise CannotStart(host, f"there is no folder {cwd}; use --sync, or the same path everywhere.")
+    return {}
+
+
+def _check_script(command: Sequence[str], agents: Agents, hosts: Sequence[str], folders: Mapping[str, str]) -> None:
+    """Raises CannotStart if the script that Python is to run is not on another host."""
+    script = target_of(command).script
+    if not script:
+        return
+    remote = [host for host in hosts if agents.links[host].is_remote]
+    paths = {host: str(Path(folders.get(host, Path.cwd()), script)) for host in remote}
+    for host, is_there in agents.ask("is_there", {host: {"path": path} for host, path in paths.items()}).items():
+        if is_there is not True:
+            advice = (
+                "git would not commit it, so --sync left it out" if host in folders else "use --sync, or the same path"
+            )
+            raise CannotStart(host, f"there is no file {paths[host]}; {advice}.")
+
+
+def _networks(
+    request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]
+) -> dict[str, dict[str, str]]:
+    """The variables that tell each host's ranks how the others reach them; nothing if there are no others."""
+    if all(is_local(host) for host in hosts):
+        return {}
+    chosen = choose_addresses(agents.ask, hosts, wanted=request.interfaces, ports=request.ports)
+    for host, candidate in chosen.items():
+        tell(f"the others reach {host} at {candidate or f'{_HERE}, for all hosts are one machine'}")
+    return {
+        host: network_environment(candidate, request.interfaces, request.environment)
+        for host, candidate in chosen.items()
+    }

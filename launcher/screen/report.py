@@ -1,0 +1,130 @@
+"""Texts of hvdrun: the box about a failed rank, the plan of a dry run, the table of settings."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from hvdlite.errors import ENDED
+from hvdlite.settings import Settings, table
+
+from ..agent.software import examine
+from ..job.plan import Plan
+from ..job.supervisor import Failure
+from .output import Stream
+
+_WIDTH: Final = 78
+_HINTS: Final = {
+    signal.SIGKILL: "possibly out of memory: see 'dmesg' on that host and lower the batch size or the number of ranks",
+    signal.SIGSEGV: "a crash in native code; the stack is above if Python could print it",
+    signal.SIGBUS: "a crash in native code, or a full shared-memory or temporary file system",
+}
+
+
+def describe_failure(
+    failure: Failure,
+    last_lines: Sequence[str],
+    log: Path | None,
+    stream: Stream = Stream.STDERR,
+    *,
+    are_in_sight: bool = False,
+) -> Iterator[str]:
+    """The lines of the box: which rank is to blame, why, what it wrote last to ``stream`` and where the rest is.
+
+    Of ``last_lines`` that the reader sees above, it only has the end.
+    """
+    culprit = failure.culprit
+    if culprit and culprit.fate:
+        yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
+        yield f"| rank {failure.rank} on {failure.host} {failure.reason} because of that"
+        if culprit.fate.endswith(ENDED):
+            yield f"| hint: if rank {culprit.rank} shows no error, it finished before the others: give all ranks"
+            yield "|   equally many steps, or call hvd.join() after the last one"
+    else:
+        yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
+        yield from _details(failure)
+    if last_lines:
+        end = _last_words(last_lines) if are_in_sight else last_lines
+        yield f"| the last lines of its {stream.value}{' (more above)' if len(end) < len(last_lines) else ''}:"
+        yield from (f"|   {line}" for line in end)
+    if any("No module named 'horovod" in line for line in last_lines[-1:]):
+        yield "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite"
+    if log is not None:
+        yield f"| its log: {log}"
+    yield "+".ljust(_WIDTH, "-")
+
+
+def _last_words(lines: Sequence[str]) -> Sequence[str]:
+    """The lines from the last one on that is not indented: of a traceback, the error."""
+    return lines[max((number for number, line in enumerate(lines) if line[:1].strip()), default=0) :]
+
+
+def _details(failure: Failure) -> Iterator[str]:
+    if failure.pid is not None:
+        yield f"| process {failure.pid}"
+    if failure.is_oom:
+        yield "| hint: lower the batch size or the number of ranks on that host; 'dmesg' there has the details"
+    elif failure.signum in _HINTS:
+        yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
+
+
+def describe_plan(
+    plan: Plan, inherited: Mapping[str, str], ways: Sequence[Sequence[str]], is_verbose: bool
+) -> Iterator[str]:
+    """What would be started: placement, environment without the job's key, command, and the ``ways`` to other hosts.
+
+    The last word of each way is a program, and long; it is shown if ``is_verbose``.
+    """
+    yield f"{plan.size} rank(s) on {len(plan.hosts)} host(s)"
+    yield ""
+    yield f"{'rank':>6}  {'host':<24} {'local':>9} {'cross':>9}"
+    for place in plan.placements:
+        local, cross = f"{place.local_rank}/{place.local_size}", f"{place.cross_rank}/{place.cross_size}"
+        yield f"{place.rank:>6}  {place.host:<24} {local:>9} {cross:>9}"
+    own = {name: value for name, value in plan.environment.items() if inherited.get(name) != value}
+    by_rank = {name: [environment[name] for environment in plan.of_rank] for name in plan.of_rank[0]}
+    own |= {name: values[0] for name, values in by_rank.items() if len(set(values)) == 1}
+    yield ""
+    yield "environment of every rank, besides what it inherits:"
+    yield from (f"  {name}={_quoted(name, value)}" for name, value in sorted(own.items()))
+    yield ""
+    yield "environment that differs, by rank:"
+    for name, values in sorted(by_rank.items()):
+        if name not in own:
+            yield f"  {name}={' '.join(map(shlex.quote, values))}"
+    yield ""
+    yield f"in {plan.cwd}:"
+    yield f"  {shlex.join(plan.command)}"
+    if ways:
+        yield ""
+        yield "through:" if is_verbose else "through (--verbose shows the whole of AGENT, what the other host runs):"
+        yield from (f"  {shlex.join(way if is_verbose else [*way[:-1], 'AGENT'])}" for way in ways)
+
+
+def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:
+    """All settings by subject, with their defaults and present values. Raises ValueError for a value that is wrong."""
+    settings = Settings.read(environment)
+    for spec in table():
+        if spec.begins:
+            yield f"== {spec.begins}"
+        value, unit = getattr(settings, spec.name), f" {spec.unit}" if spec.unit else ""
+        shown = "(hidden)" if spec.secret and value else f"{_text(value)}{unit}"
+        marker = "" if value == spec.default else f"   (default {_text(spec.default)}{unit})"
+        yield f"{' or '.join(spec.variables)} = {shown}{marker}"
+        yield f"    {spec.meaning}" + (f": {', '.join(spec.choices)}" if spec.choices else "")
+        if spec.name == "spin" and (wakeup_us := examine().get("wakeup_us")):
+            yield f"    a wake-up takes {wakeup_us:.0f} µs on this host"
+
+
+def _quoted(name: str, value: str) -> str:
+    is_secret = any(spec.secret and name in spec.variables for spec in table())
+    return "(hidden)" if is_secret else shlex.quote(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if value != "" else "(empty)"

@@ -1,0 +1,46 @@
+// Encrypts and authenticates the frames, or the acknowledgements, of one connection: AES-128-GCM.
+//
+// Each connection has keys of its own, and each direction of it another one. The nonce is the header's sequence number,
+// which neither a frame nor an acknowledgement of one connection ever shares with another. The header travels in the
+// clear, but the tag that follows the payload covers it as well.
+
+#ifndef HVDLITE_RING_CIPHER_H_
+#define HVDLITE_RING_CIPHER_H_
+
+#include <cstddef>
+
+#include "ring/link/crypto.h"
+#include "ring/link/frame.h"
+
+namespace hvd::ring {
+
+class Cipher {
+ public:
+  static constexpr size_t kTagBytes = 16;
+
+  // `crypto` null: nothing is encrypted, and tags have no bytes.
+  explicit Cipher(const Crypto* crypto) noexcept : crypto_(crypto) {}
+  ~Cipher();
+  Cipher(const Cipher&) = delete;
+  Cipher& operator=(const Cipher&) = delete;
+
+  bool is_on() const noexcept { return crypto_ != nullptr; }
+  size_t tag_bytes() const noexcept { return is_on() ? kTagBytes : 0; }
+
+  // Starts anew with this key. False if there is no memory.
+  bool set_key(const unsigned char* key, bool to_encrypt) noexcept;
+
+  // Writes the encrypted payload to `sealed`, and then the tag. False if libcrypto fails.
+  bool seal(const FrameHeader& header, const char* payload, size_t bytes, char* sealed) noexcept;
+
+  // Decrypts `payload` in place. False if it, the header or the tag is not what was sealed.
+  bool open(const FrameHeader& header, char* payload, size_t bytes, const char* tag) noexcept;
+
+ private:
+  const Crypto* const crypto_;
+  Crypto::Context* context_ = nullptr;
+};
+
+}  // namespace hvd::ring
+
+#endif  // HVDLITE_RING_CIPHER_H_

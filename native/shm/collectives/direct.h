@@ -1,0 +1,71 @@
+// All-reduce of what lies in the arena: nothing is copied into slots.
+//
+// Each rank says where its spans are, as offsets in its region. If all ranks have theirs there, the vector is divided
+// among them, and each rank folds its share from the memory of all, in rank order, block by block into its own output,
+// and copies the block to the outputs of the others while it is in the cache.
+//
+// Cost per rank for B bytes on n ranks: it reads B and writes B, of which (n - 1) / n in the memory of others; 2 waits
+// a batch. Every element is folded by the same kernel in the same order as through the slots, so bits are the same.
+//
+// How ranks agree, without a round of their own: whoever has its spans in the arena publishes a table of them in its
+// slot of the batch's first chunk, whoever has not fills that chunk as ever, and both say which before they pass
+// kFilled. So after everybody's kFilled of that chunk all ranks know the same. If they do not all have a table, they
+// leave the chunks of this attempt behind and begin again through the slots.
+
+#ifndef HVDLITE_SHM_DIRECT_H_
+#define HVDLITE_SHM_DIRECT_H_
+
+#include <cstdint>
+
+#include "hvdlite.h"
+#include "shm/collectives/chunking.h"
+#include "shm/plane.h"
+
+namespace hvd::shm {
+
+// How many ranks have a table in the slot of `chunk`, the first of a batch, once everybody has passed its kFilled.
+int32_t count_direct(Plane& plane, uint64_t chunk) noexcept;
+
+class DirectAllReduce {
+ public:
+  DirectAllReduce(Plane& plane, const hvd_span* spans, uint64_t n, const hvd_reduction& reduction) noexcept
+      : plane_(plane), spans_(spans), n_(n), reduction_(reduction) {}
+
+  // Whether this rank can publish a table.
+  bool is_possible() const noexcept;
+
+  // Publishes it and waits for what the others say.
+  hvd_status offer(uint64_t chunk) noexcept;
+
+  // Runs a batch for which all ranks have published a table. Ends when nobody is in this rank's memory any more.
+  hvd_status run(uint64_t first, const Chunking& chunking, uint64_t total) noexcept;
+
+ private:
+  // One row as an offset in the region of a rank.
+  struct Place {
+    uint64_t in;
+    uint64_t out;
+  };
+
+  // A position of the vector: `skipped` bytes into a row.
+  struct Walk {
+    uint64_t row = 0;
+    uint64_t skipped = 0;
+  };
+
+  Place* table(int32_t rank) noexcept;
+  Walk skip(Walk walk, uint64_t bytes) const noexcept;
+  hvd_status reduce(Walk walk, uint64_t bytes) noexcept;
+  hvd_status reduce_row(const Walk& at, uint64_t bytes) noexcept;
+  bool is_within(const Place& place, uint64_t bytes) const noexcept;
+
+  Plane& plane_;
+  const hvd_span* spans_;
+  const uint64_t n_;
+  const hvd_reduction& reduction_;
+  uint64_t first_ = 0;
+};
+
+}  // namespace hvd::shm
+
+#endif  // HVDLITE_SHM_DIRECT_H_
