@@ -84,5 +84,5 @@ class ForkServer:
 
 
 PLAIN: Final = ForkServer("hvdlite", "hvdlite.native", "numpy.testing", "psutil", "pytest")
-# torch._dynamo is what the first optimizer of a process imports.
-TORCH: Final = ForkServer("hvdlite.torch", "pytest", "torch._dynamo", "sklearn.datasets")
+# dynamo is what the first optimizer of a process imports.
+TORCH: Final = ForkServer("hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets")

@@ -43,7 +43,6 @@ def serving(entrance: Entrance, answer: Callable[[Call, bytearray], None] = echo
         while not is_over.is_set():
             for call, question in server.turn(float("inf")):
                 answer(call, question)
-        server.close(1.0)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -53,6 +52,7 @@ def serving(entrance: Entrance, answer: Callable[[Call, bytearray], None] = echo
         is_over.set()
         server.wake()
         thread.join()
+        server.close(1.0)
 
 
 def within_host() -> Entrance:
