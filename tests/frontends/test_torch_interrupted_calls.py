@@ -15,6 +15,7 @@ from hvdlite.session import current
 from hvdlite.torch.collectives import compiled
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
 from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
 
 
 class _Interrupt(BaseException):
@@ -87,7 +88,7 @@ def _called_again(folder: str) -> dict[str, list[float]]:
 
 
 def test_what_was_interrupted_is_called_again_under_its_name(tmp_path: str) -> None:
-    first, second = (outcome.result() for outcome in process_ranks(2, _called_again, str(tmp_path)))
+    first, second = (outcome.result() for outcome in process_ranks(2, _called_again, str(tmp_path), server=TORCH))
     assert first == {
         "allreduce": [3, 3],
         "grouped_allreduce": [3, 3],

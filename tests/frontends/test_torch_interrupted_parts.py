@@ -11,6 +11,7 @@ import torch
 
 import hvdlite.torch as hvd
 from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
 from tests.harness.interrupts import At, Interrupt, raise_interrupt
 
 _LAST = 1000.0
@@ -67,4 +68,4 @@ def _interrupted_everywhere(what: str, step: int) -> int:
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("what", _CALLS)
 def test_a_call_of_several_parts_is_interrupted_at_every_bytecode(what: str, step: int) -> None:
-    assert process_ranks(2, _interrupted_everywhere, what, step)[0].result() > 300
+    assert process_ranks(2, _interrupted_everywhere, what, step, server=TORCH)[0].result() > 300

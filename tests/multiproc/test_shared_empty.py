@@ -12,6 +12,7 @@ import pytest
 import hvdlite as hvd
 from hvdlite.tensors.dtypes import DType
 from tests.harness import process_ranks
+from tests.harness.forkserver import TORCH
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -65,5 +66,6 @@ def test_every_dtype_and_shape_before_init() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.usefixtures("torch_fork_server")
 def test_every_dtype_and_shape_in_a_session(size: int) -> None:
-    assert [outcome.result() for outcome in process_ranks(size, _in_a_session)] == [19] * size
+    assert [outcome.result() for outcome in process_ranks(size, _in_a_session, server=TORCH)] == [19] * size
