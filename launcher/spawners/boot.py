@@ -35,7 +35,7 @@ if spec := find_spec("hvdlite"):
     package = spec.submodule_search_locations[0]
     folders = package + "/launcher", os.path.dirname(package) + "/launcher"
     sys.argv[1:3] = package, next(filter(os.path.isdir, folders))
-if not os.path.isfile(sys.argv[2] + "/agent.py"):
+if not os.path.isfile(sys.argv[2] + "/agent/agent.py"):
     sys.exit("hvdlite is not installed for " + sys.executable)
 sys.path[:] = paths
 """

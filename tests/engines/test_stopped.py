@@ -24,7 +24,7 @@ import os, signal, sys
 import numpy as np
 import hvdlite as hvd
 from hvdlite.launched_by.detect import detect
-from hvdlite import cards
+from hvdlite.rendezvous import cards
 from hvdlite.rendezvous import client
 
 def stop():

@@ -18,7 +18,7 @@ _STOPS = """
 import os, signal
 import numpy as np
 import hvdlite as hvd
-from hvdlite import cards
+from hvdlite.rendezvous import cards
 from hvdlite.rendezvous import client
 
 def stop():
