@@ -30,6 +30,7 @@ from hvdlite.negotiation.messages import JOIN_NAME, ORDERLY, Batch, End, EndKind
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.stall import StallWatch
 from hvdlite.negotiation.straggler import StragglerWatch
+from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import Message, ProtocolError
 from hvdlite.planes.base import DataPlane
 from hvdlite.settings import Settings
@@ -148,8 +149,8 @@ class Coordinator:
                 bit = seen.bit
                 bits.append(bit)
                 by_bit[bit] = entry
-            else:
-                requests.append(request)
+            elif type(entry.name) is not Unnamed or self._in_flight.count(entry):
+                requests.append(entry.request)
         self._tell_root(Ready(self._cache.generation, set_of(bits), tuple(requests)))
 
     def _tell_root(self, ready: Ready) -> None:

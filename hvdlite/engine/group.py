@@ -11,6 +11,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from hvdlite.engine.engine import Engine
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.tensors.buffer import address_of
 from hvdlite.tensors.dtypes import DType, Sum
 
@@ -49,11 +51,14 @@ class Group:
         """The index in the group of the rank with this number in the job; None if it is no member."""
         return self._index_of.get(rank)
 
-    def automatic_name(self, kind: Kind, *between: Any) -> str:
-        """The next name for a tensor that the user did not name.
+    def unnamed(self, kind: Kind, *between: Any) -> Unnamed:
+        """Stands for the next name of calls that the user did not name.
 
-        It is counted for each kind of collective, and where only some ranks take part, for each choice of them.
+        They are counted for each kind of collective, and where only some ranks take part, for each choice of them.
         """
+        return Unnamed(partial(self._next_name, kind, *between))
+
+    def _next_name(self, kind: Kind, *between: Any) -> str:
         number = next(self._names[(kind, *between)])
         return f"{kind}.noname.{self._joins}.{number}" if self._joins else f"{kind}.noname.{number}"
 
@@ -75,7 +80,7 @@ class Group:
 
         Raises the error of the collective that did not happen.
         """
-        name = f"{purpose}.{self.automatic_name(Kind.ALLGATHER, purpose)}"
+        name = Unnamed(lambda: f"{purpose}.{self._next_name(Kind.ALLGATHER, purpose)}")
         line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)
 
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:

@@ -23,6 +23,7 @@ from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle, Waiter
 from hvdlite.negotiation.messages import JOIN_NAME
+from hvdlite.negotiation.unnamed import Unnamed
 
 
 class InFlight:
@@ -206,6 +207,21 @@ class InFlight:
         self.finish(new[len(kept) :], _has_joined())
         return kept
 
+    def count(self, entry: Entry) -> bool:
+        """Gives ``entry``, which this turn has taken up, its name in place of an `Unnamed`.
+
+        False if the user has just that name in flight: then the entry is done, with DuplicateName.
+        """
+        unnamed = entry.name
+        assert isinstance(unnamed, Unnamed)
+        name = unnamed.counted()
+        if self._by_name.setdefault(name, entry) is not entry:
+            self.finish((entry,), self._refusal(name))
+            return False
+        entry.rename(name, is_cacheable=False)
+        self._by_name.pop(unnamed, None)
+        return True
+
     def find(self, name: str) -> Entry | None:
         """The entry of this name."""
         return self._by_name.get(name)
@@ -215,7 +231,7 @@ class InFlight:
         entry = self._by_name.get(name)
         return entry if entry is not None and entry.caller == threading.get_ident() else None
 
-    def finish(self, entries: Sequence[Entry], error: HvdError | None = None) -> None:
+    def finish(self, entries: Sequence[Entry], error: HvdError | DuplicateName | None = None) -> None:
         """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them. For our threads only."""
         freed = []  # without the lock: whatever is freed may take its time, or submit
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from hvdlite.errors import HvdError
+from hvdlite.errors import DuplicateName, HvdError
 
 
 class Waiter(Protocol):
@@ -40,7 +40,7 @@ class Handle:
     group: InFlightIn | None
     output: Any
     rows: tuple[int, ...]
-    error: HvdError | None
+    error: HvdError | DuplicateName | None
     is_done: bool
     is_taken: bool
 

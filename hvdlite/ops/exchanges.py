@@ -316,7 +316,7 @@ class Movements(Calls[T]):
         """Either side of a message: ``entry`` has the tensor of this side."""
         pair = (group.ranks[sender], group.ranks[receiver])
         given, _ = named(group, Kind.SEND, name, pair)
-        entry.rename(f"{given} from {pair[0]} to {pair[1]}", is_cacheable=False)
+        entry.rename(given + f" from {pair[0]} to {pair[1]}", is_cacheable=False)
         entry.request = entry.request._replace(root=sender, peer=receiver)
         return group.submit(entry, will_wait)
 
@@ -324,7 +324,7 @@ class Movements(Calls[T]):
 def _part_of_call(group: Group, kind: Kind, name: str | None, part: str, entry: Entry) -> Entry:
     """``entry`` under its name. Each part is counted by itself: that of an interrupted call may come late."""
     given, is_given = named(group, kind, name, part)
-    entry.rename(f"{given}.{part}", is_given)
+    entry.rename(given + f".{part}", is_given)
     return entry
 
 

@@ -32,8 +32,7 @@ Reduction = tuple[Any, float, float]
 """Operation, prescale and postscale, as the caller gave them. A plain tuple, because every submit makes one."""
 
 Draft = Callable[[str | None, T], Entry]
-"""Makes the entry of one tensor under the user's name for it, or else an automatic one. Checks the tensor first, so
-that a call which raises uses up no automatic name: a rank that repeats it would be out of step with the others."""
+"""Makes the entry of one tensor under the user's name for it, or else one that is counted."""
 
 DraftInGroup = Callable[[str | None, T, int], Entry]
 """The same for a collective that can be grouped, with the number of tensors in the group, or 0."""
@@ -128,7 +127,7 @@ NOTHING: Buffer = (0, DType.UINT8, (), None)
 
 
 def _names_in(base: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{base}[{number}]" for number in range(count))
+    return tuple(base + f"[{number}]" for number in range(count))  # of a name, or of one that is still to come
 
 
 _kept_names_in = lru_cache(maxsize=256)(_names_in)  # to make a name takes a sixth of the time of its tensor
@@ -167,7 +166,7 @@ def entry_of(
             raise ValueError(
                 f"the tensor has {nbytes} bytes, but its storage was resized to fewer; pass tensor.clone()"
             )
-        text, is_given = named(group, kind, name)  # last: a call that is refused here takes no automatic name
+        text, is_given = named(group, kind, name)
         request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
 
@@ -182,12 +181,12 @@ def group_of(process_set: ProcessSet) -> Group:
 
 
 def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:
-    """The user's name, or else the next automatic one, and whether the user gave it: then it may come again.
+    """The user's name, or else what stands for the next one, and whether the user gave it: then it may come again.
 
     Raises ValueError for what can be no name.
     """
     if name is None:
-        return group.automatic_name(kind, *between), False
+        return group.unnamed(kind, *between), False
     if not isinstance(name, str) or len(name) > _LONGEST_NAME:
         raise ValueError(f"a tensor's name is text of at most {_LONGEST_NAME} characters, not {name!r:.60}")
     if name.startswith("hvdlite."):

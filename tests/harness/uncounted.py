@@ -1,0 +1,88 @@
+"""Calls without names that a signal handler interrupts at every bytecode: all ranks go on counting them alike."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import hvdlite as hvd
+from hvdlite import session
+from hvdlite.engine.inflight import InFlight
+from tests.harness.interrupts import At, Interrupt, raise_interrupt
+
+Call = Callable[[float], "float | None"]
+"""Makes a call with what this rank gives, and returns what rank 0 gave, or None where that does not arrive."""
+
+_INTERRUPTED, _AGAIN, _LAST = 1.0, 2.0, 3.0
+
+
+class _Submitted:
+    """How many entries turns have taken up."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._take_new = in_flight.take_new
+        self._number = 0
+        in_flight.take_new = self._taken  # type: ignore[method-assign]
+
+    def _taken(self) -> Any:
+        new = self._take_new()
+        self._number += len(new)
+        return new
+
+    def count(self) -> int:
+        """That number, once all that was submitted is among them."""
+        self._in_flight._wake()  # who was to wait next does not, if it was interrupted between the two
+        while self._in_flight._new:
+            time.sleep(0)  # lets other threads of this rank go on
+        return self._number
+
+
+def interrupt_everywhere(calls: Mapping[str, Call], step: int) -> dict[str, int]:
+    """The places in each call. Rank 0 is interrupted at every ``step``-th, and calls again; the others do as it does.
+
+    Others hear after each call, under a name, with what rank 0 took part in it.
+    """
+    signal.signal(signal.SIGUSR1, raise_interrupt)
+    places = {}
+    for what, call in calls.items():
+        number = _interrupting(what, call, step) if hvd.rank() == 0 else _following(what, call)
+        assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == hvd.size()
+        places[what] = number
+    return places
+
+
+def _interrupting(what: str, call: Call, step: int) -> int:
+    submitted = _Submitted(session.current().everyone.engine._in_flight)
+    number = 0
+    while True:
+        before, at = submitted.count(), At(number)
+        with contextlib.suppress(Interrupt), at:
+            call(_INTERRUPTED)
+        if submitted.count() > before:
+            _vote(_INTERRUPTED)
+        given = _AGAIN if at.where else _LAST
+        assert call(given) in (None, given), (what, at.where)
+        _vote(given)
+        if given == _LAST:
+            return number
+        number += step
+
+
+def _following(what: str, call: Call) -> int:
+    times, given = 0, 0.0
+    while given != _LAST:
+        result = call(0.0)
+        given = _vote(0.0)
+        assert result in (None, given), what
+        times += 1
+    return times
+
+
+def _vote(given: float) -> float:
+    return float(hvd.allreduce(np.array([given]), name="given", op=hvd.Sum)[0])
