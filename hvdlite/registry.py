@@ -77,10 +77,21 @@ class Registry:
         same sets, and HorovodInternalError if a member could not connect, or was interrupted: the same on all ranks.
         A rank that ends or is stopped meanwhile is lost, as in any collective.
         """
+        if (refused := self.refuses(process_sets)) is not None:
+            raise refused
+
+    def refuses(self, process_sets: Sequence[ProcessSet]) -> HvdError | ValueError | None:
+        """Like `add`, but returns what `add` raises. So whatever this raises, a signal handler has raised."""
+
+        def add(interruption: Interruption) -> HvdError | ValueError | None:
+            try:
+                self._add(process_sets, interruption)
+            except (HvdError, ValueError) as error:
+                return error
+            return None
+
         with self.everyone.engine.watching_peers():
-            run_apart(
-                lambda interruption: self._add(process_sets, interruption), "adding a process set", self._why_in_vain
-            )
+            return run_apart(add, "adding a process set", self._why_in_vain)
 
     def _why_in_vain(self) -> HvdError | None:
         """The error of the job, if it has failed. A member that is connecting to others does not hear of it."""

@@ -140,30 +140,32 @@ def init(
     when ranks do not come in time or do not fit together. If only the process sets are wrong, the session has begun
     nevertheless. If a signal handler interrupts the call that begins a session, none has begun.
     """
-    had_begun = _current is not None
+    begun: list[Session] = []
     try:
-        return _init(comm, _process_sets(process_sets))
-    except (HvdError, ValueError):
-        raise
+        return _init(comm, _process_sets(process_sets), begun)
     except BaseException:
-        if not had_begun:
+        if begun and begun[0] is _current:
             shutdown()
         raise
 
 
-def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet]) -> None:
+def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[Session]) -> None:
+    """A session that this call begins is in ``begun``, but where it stays although the call raises."""
     with _lock:
         _finish_leaving()
         settings = Settings.read() if _current is None else _current.settings
         _refuse_part(comm, settings.size)
         if _current is None:
-            run_apart(lambda interruption: _begin(settings, interruption), "init()", patience_s=_GIVING_UP_S)
+            run_apart(lambda interruption: _begin(settings, interruption, begun), "init()", patience_s=_GIVING_UP_S)
         session = current()
     if new := [process_set for process_set in wanted if not session.sets.knows(process_set)]:
-        session.sets.add(new)
+        refused = session.sets.refuses(new)
+        if refused is not None:
+            begun.clear()
+            raise refused
 
 
-def _begin(settings: Settings, interruption: Interruption) -> None:
+def _begin(settings: Settings, interruption: Interruption, begun: list[Session]) -> None:
     """Makes the current session, and unmakes it if the caller of `init` is interrupted meanwhile."""
     global _current, _begun
     configure(settings.rank, settings.log_level, settings.log_hide_time)
@@ -182,6 +184,7 @@ def _begin(settings: Settings, interruption: Interruption) -> None:
         session.plane_name,
         session.spin_us,
     )
+    begun.append(session)
     _current = session
     if interruption.cause:  # looked at last, as who is interrupted looks for a session after it has said so
         _current = None

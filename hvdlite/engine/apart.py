@@ -62,8 +62,10 @@ def run_apart(
     try:
         try:
             _thread.start_new_thread(start, ())  # one step; `Thread.start` is many, which an interrupt would tear
-        except RuntimeError:  # Python is ending
-            run()
+        except RuntimeError as error:
+            if _has_passed_a_function(error):  # a signal handler's
+                raise
+            run()  # Python is ending
         end = None
         while not is_seen(is_over):
             if end is not None:
@@ -77,3 +79,9 @@ def run_apart(
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _has_passed_a_function(error: BaseException) -> bool:
+    """Whether it was raised in a function of Python, and not by what is caught here itself."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is not None

@@ -62,6 +62,35 @@ def _init(step: int) -> int:
     return number
 
 
+def _init_with_errors(error: type[Exception], step: int) -> int:
+    """``init`` registers a process set that there is already, and a handler raises before it says so, or after."""
+    before = _warm_up()
+
+    def fail(*_: Any) -> None:
+        raise error("out of a handler")
+
+    signal.signal(signal.SIGUSR1, fail)
+    number = 0
+    while True:
+        at, was_refused = At(number), False
+        try:
+            with at:
+                hvd.init(process_sets=[[0]] if number % 2 else [])
+        except error as raised:
+            was_refused = "there is a process set of ranks [0] already" in str(raised)
+        except ValueError:
+            was_refused = True
+        assert hvd.is_initialized() == (was_refused or not at.where), at.where
+        if hvd.is_initialized():
+            _use()
+            hvd.shutdown()
+        gc.collect()
+        assert not left_since(before), at.where
+        if not at.where:
+            return number
+        number += step
+
+
 def _shutdown(step: int, again: Callable[[], None]) -> int:
     before = _warm_up()
     number = 0
@@ -181,6 +210,12 @@ def test_what_a_handler_raises_in_init_passes_as_it_is(error: type[BaseException
 @pytest.mark.parametrize("step", [_EVERY, pytest.param(1, marks=pytest.mark.faults)])
 def test_init_that_is_interrupted_at_any_bytecode_leaves_nothing(step: int) -> None:
     assert process_ranks(1, _init, step)[0].result() > 300
+
+
+@pytest.mark.parametrize("error", [ValueError, hvd.HorovodInternalError])
+@pytest.mark.parametrize("step", [_EVERY, pytest.param(1, marks=pytest.mark.faults)])
+def test_init_in_which_a_handler_raises_any_error_leaves_no_session(error: type[Exception], step: int) -> None:
+    assert process_ranks(1, _init_with_errors, error, step)[0].result() > 300
 
 
 @pytest.mark.parametrize("again", [hvd.shutdown, _init_and_shutdown], ids=["shutdown", "init"])
