@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
 from hvdlite.tensors.dtypes import OP_NAMES
 
 Ranks = Sequence[int]
@@ -71,8 +71,14 @@ def differ_in_length(requests: Sequence[Request]) -> bool:
 
 def _explain_lengths(requests: Sequence[Request], ranks: Ranks) -> str:
     group = next(request.group_name for request in requests if request.group_length)
-    values = [request.group_length or f"a tensor {request.name!r} outside of it" for request in requests]
+    values = [_length(request) for request in requests]
     return _explain(f"number of tensors in group {group!r}", values, ranks)
+
+
+def _length(request: Request) -> str:
+    if request.group_length == EMPTY_GROUP:
+        return "0"
+    return str(request.group_length or f"a tensor {request.name!r} outside of it")
 
 
 def _explain(what: str, values: Sequence[Any], ranks: Ranks) -> str:

@@ -33,6 +33,8 @@ REDUCTIONS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.REDUCE})
 
 JOIN_NAME = "hvdlite.join"
 
+EMPTY_GROUP = -1
+
 
 class Request(NamedTuple):
     """One rank's description of one tensor. Equal requests can be told apart from new ones by one bit.
@@ -40,7 +42,8 @@ class Request(NamedTuple):
     ``root`` is the root, or the sender, of a collective that has one; ``splits`` are the rows that this rank sends to
     each rank in an alltoall or a scatter; ``peer`` is the receiver of a SEND, in which only these two ranks take part.
     Ranks are counted within the group. ``group_length`` is for tensors that were submitted as a list, under the names
-    ``group_name[0]``, ``group_name[1]`` and so on: how many they are. Otherwise it is 0.
+    ``group_name[0]``, ``group_name[1]`` and so on: how many they are. A list without tensors is an all-reduce of no
+    elements under the first of these names, with EMPTY_GROUP. Otherwise it is 0.
     """
 
     name: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hvdlite.negotiation.messages import JOIN_NAME, REDUCTIONS, Kind, Request
+from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, REDUCTIONS, Kind, Request
 from hvdlite.tensors.dtypes import Adasum, Average, Sum, added_as, is_complex
 
 
@@ -85,6 +85,8 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
 def _is_in_group(request: Request) -> bool:
     _, bracket, rest = request.name.rpartition("[")
     number = rest[:-1]
+    if request.group_length == EMPTY_GROUP:
+        return bool(bracket) and rest == "0]" and request.kind is Kind.ALLREDUCE and request.nbytes == 0
     return bool(bracket) and rest[-1:] == "]" and number.isdecimal() and int(number) < request.group_length
 
 

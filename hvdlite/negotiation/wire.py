@@ -23,7 +23,19 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from hvdlite.errors import DuplicateName, HorovodInternalError
-from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
+from hvdlite.negotiation.messages import (
+    EMPTY_GROUP,
+    Batch,
+    End,
+    EndKind,
+    Gathered,
+    Kind,
+    News,
+    Ready,
+    Request,
+    Response,
+    Run,
+)
 from hvdlite.tensors.dtypes import BY_NAME, MAX_DTYPE_CHARACTERS, MAX_ITEMSIZE, OP_NAMES, DType, ElementType, Opaque
 
 MAX_FRAME_BYTES = 64 << 20
@@ -234,7 +246,7 @@ def _request(row: Any) -> Request:
     _expect(_is_int(op) and op in OP_NAMES and _is_int(root) and root >= 0 and isinstance(cacheable, bool), "a request")
     _expect(isinstance(prescale, (int, float)) and isinstance(postscale, (int, float)), "a scale")
     _expect(_are_counts(splits) and _is_int(peer) and peer >= -1, "splits")
-    _expect(_is_int(group_length) and 0 <= group_length <= MAX_ELEMENTS, "a group")
+    _expect(_is_int(group_length) and EMPTY_GROUP <= group_length <= MAX_ELEMENTS, "a group")
     return Request(
         name,
         Kind(kind),

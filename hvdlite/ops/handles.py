@@ -12,12 +12,16 @@ from hvdlite.negotiation.handle import Handle
 
 
 class GroupHandle:
-    """The handle of several tensors that were submitted together; its result is the list of their results."""
+    """The handle of several tensors that were submitted together; its result is the list of their results.
 
-    __slots__ = ("handles",)
+    That of a list without tensors, which ``is_empty``, has one handle all the same, by which ranks see that they agree.
+    """
 
-    def __init__(self, handles: Sequence[Handle]) -> None:
+    __slots__ = ("handles", "is_empty")
+
+    def __init__(self, handles: Sequence[Handle], is_empty: bool = False) -> None:
         self.handles = tuple(handles)
+        self.is_empty = is_empty
 
     @property
     def is_done(self) -> bool:
@@ -25,10 +29,11 @@ class GroupHandle:
 
     @property
     def is_taken(self) -> bool:
-        return bool(self.handles) and self.handles[0].is_taken
+        return self.handles[0].is_taken
 
     def __repr__(self) -> str:
-        return f"<GroupHandle of {len(self.handles)} tensors, {'done' if self.is_done else 'in flight'}>"
+        count = 0 if self.is_empty else len(self.handles)
+        return f"<GroupHandle of {count} tensors, {'done' if self.is_done else 'in flight'}>"
 
 
 def poll(handle: Handle | GroupHandle) -> bool:
@@ -46,7 +51,10 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
     if type(handle) is not Entry and not isinstance(handle, Handle):  # most are, and to ask that is cheaper
         if not isinstance(handle, GroupHandle):
             raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
-        return None if handle.is_taken else _synchronize_group(handle.handles)
+        if handle.is_taken:
+            return None
+        results = _synchronize_group(handle.handles)
+        return [] if handle.is_empty else results
     if handle.is_taken:
         return None
     if not handle.is_done:

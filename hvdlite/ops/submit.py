@@ -17,7 +17,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Allocate, Converted, Entry
 from hvdlite.negotiation.handle import Handle
-from hvdlite.negotiation.messages import REDUCTIONS, Kind, Request
+from hvdlite.negotiation.messages import EMPTY_GROUP, REDUCTIONS, Kind, Request
 from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle, synchronize
@@ -56,16 +56,18 @@ class Calls(Generic[T]):
         """Submits several tensors, all or none, so that they become ready together on every rank."""
         tensors = list(tensors)
         count = len(tensors)
-        if type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}[0]" in group.known:
+        if count and type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}[0]" in group.known:
             # The group comes again, as most do: with their names, its tensors have their requests ready.
             entries = list(map(draft, _kept_names_in(name, count), tensors, repeat(count)))
         else:
             entries = [draft("", tensor, count) for tensor in tensors]
+            if not entries:  # other ranks may have some
+                entries = [entry_of(group, "", Kind.ALLREDUCE, _NO_ELEMENTS, group_length=EMPTY_GROUP)]
             base, is_given = named(group, kind, name, "grouped")
-            for entry, each in zip(entries, _names_in(base, count), strict=True):
+            for entry, each in zip(entries, _names_in(base, len(entries)), strict=True):
                 entry.rename(each, is_given)
         group.submit_all(entries, will_wait)
-        return GroupHandle(entries)
+        return GroupHandle(entries, not count)
 
     def _alike(
         self,
@@ -124,6 +126,8 @@ UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 
 NOTHING: Buffer = (0, DType.UINT8, (), None)
 """For what has no tensor."""
+
+_NO_ELEMENTS: Buffer = (0, DType.UINT8, (0,), None)
 
 
 def _names_in(base: str, count: int) -> tuple[str, ...]:

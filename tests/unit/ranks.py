@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdlite.negotiation.bits import members
 from hvdlite.negotiation.cache import Cache
-from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request, Run
+from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, Kind, Ready, Request, Run
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import decode, encode
 from hvdlite.tensors.dtypes import DType, Sum
@@ -20,6 +20,8 @@ def request(name: str, /, **changes: Any) -> Request:
 
 def group(name: str, length: int, /, **changes: Any) -> tuple[Request, ...]:
     """The requests of tensors that are submitted as a list."""
+    if not length:
+        return (request(f"{name}[0]", dtype=DType.UINT8, shape=(0,), group_length=EMPTY_GROUP),)
     return tuple(request(f"{name}[{number}]", group_length=length, **changes) for number in range(length))
 
 

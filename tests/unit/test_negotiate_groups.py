@@ -71,6 +71,24 @@ def test_every_length_is_named() -> None:
     assert told == [{f"a [b][{number}]": text for number in range(length)} for length in (3, 1, 2, 3)]
 
 
+@pytest.mark.parametrize("known", [[], [0], [3], [0, 3], [3, 0]])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_without_tensors_has_none(known: list[int], size: int) -> None:
+    ranks = Ranks(size)
+    for odd in range(size):
+        for length in known:
+            ranks.step(*group("x", length))
+        for rank, leaf in enumerate(ranks.leaves):
+            leaf.submit(*group("x", 0 if rank == odd else 3))
+        ranks.settle()
+        told = _errors(ranks)
+        assert [len(each) for each in told] == [1 if rank == odd else 3 for rank in range(size)]
+        (text,) = {text for each in told for text in each.values()}
+        assert f"rank {10 + odd} has 0" in text
+        for length in (0, 3):
+            assert len(ranks.step(*group("x", length))) == 1
+
+
 @pytest.mark.parametrize("change", [dict(dtype=DType.FLOAT64), dict(kind=Kind.ALLGATHER), dict(shape=(4,))])
 def test_the_length_is_told_before_anything_else(change: dict[str, object]) -> None:
     ranks = Ranks(2)
@@ -141,7 +159,7 @@ def test_in_any_order_on_several_hosts(data: st.DataObject, sizes: list[int], re
             length = data.draw(st.integers(0, 3))
             lengths = [length] * len(leaves)
             if data.draw(st.booleans()):
-                lengths = data.draw(st.lists(st.integers(1, 3), min_size=len(leaves), max_size=len(leaves)))
+                lengths = data.draw(st.lists(st.integers(0, 3), min_size=len(leaves), max_size=len(leaves)))
             for items, each in zip(job.todo, lengths, strict=True):
                 items.append((*group(name, each), request(f"{step}{name}")))
     while any(job.todo) or job.moves() or any(leaf.in_flight for leaf in leaves):
@@ -153,6 +171,16 @@ def test_in_any_order_on_several_hosts(data: st.DataObject, sizes: list[int], re
     assert all(leaf.ran == leaves[0].ran for leaf in leaves)
     assert not job.ranks.negotiator.is_waiting
     assert not any(host.aggregator.is_waiting for host in job.hosts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(name="x[1]"), dict(name="[0"), dict(name="0]"), dict(kind=Kind.ALLGATHER), dict(shape=(1,)), dict(shape=())],
+)
+def test_what_cannot_be_an_empty_group_is_refused(change: dict[str, object]) -> None:
+    (impossible,) = (each._replace(**change) for each in group("x", 0))
+    with pytest.raises(ProtocolError, match="in a way that cannot be"):
+        Negotiator(range(2), 8, 8).receive(1, Ready(0, 0, (impossible,)))
 
 
 @pytest.mark.parametrize("name", ["x", "x[2]", "x[-1]", "x[]", "x[1", "x1]", "x[\u00b2]", "[x]"])

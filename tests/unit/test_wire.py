@@ -30,7 +30,7 @@ REQUESTS = st.builds(
     cacheable=st.booleans(),
     splits=st.lists(st.integers(0, 99), max_size=3).map(tuple),
     peer=st.integers(-1, 9),
-    group_length=st.integers(0, 9),
+    group_length=st.integers(-1, 9),
 )
 BITS = st.integers(0, 1 << 200)
 RESPONSES = st.builds(
@@ -124,7 +124,7 @@ def test_a_frame_of_another_turn_or_session_is_refused(number: int, session: int
         dict(kind=99),
         dict(splits=(-1,)),
         dict(peer=-2),
-        dict(group_length=-1),
+        dict(group_length=-2),
         dict(group_length=True),
         dict(group_length=1 << 80),
         dict(dtype=99),
