@@ -48,7 +48,8 @@ class Deputy:
         try:
             if not self._in_flight.watch(handle, bell):
                 return
-            if self._asked or self._is_busy():  # asked in this order, see `_serve`
+            # It is busy; asked in this order, see `_serve`.
+            if self._asked or ((driven := self._driven) is not None and not driven.is_done):
                 self._wake()
             self._asked.append(handle)
             self._call.release()
@@ -61,10 +62,6 @@ class Deputy:
             raise
         finally:
             self._bells.append(bell)
-
-    def _is_busy(self) -> bool:
-        driven = self._driven
-        return driven is not None and not driven.is_done
 
     def _forget(self, handle: Handle) -> None:
         with suppress(ValueError):  # it was just taken

@@ -250,14 +250,15 @@ class InFlight:
                     entry.allocate = None
         freed.clear()
         if self._waiters:  # looked at after `is_done` was set, while those who come to wait look the other way round
-            self._release([handle for handle in list(self._waiters) if handle.is_done])  # few: one for each thread
+            for handle in list(self._waiters):  # few: one for each thread
+                if handle.is_done:
+                    self._release(handle)
         if self._behind:
             self._wake()
 
-    def _release(self, handles: Iterable[Handle]) -> None:
-        for handle in handles:
-            for waiter in self._waiters.pop(handle, ()):
-                waiter.release()
+    def _release(self, handle: Handle) -> None:
+        for waiter in self._waiters.pop(handle, ()):
+            waiter.release()
 
     def end(self, error: HvdError) -> None:
         """Refuses new entries with ``error``. The first error stays."""
@@ -268,7 +269,7 @@ class InFlight:
                 for entry in call:
                     entry.error = error
                     entry.is_done = True
-                self._release(call)
+                    self._release(entry)
 
     def forget(self, error: HvdError) -> None:
         """Makes every entry done with ``error`` where nobody will finish it. Takes no lock: a fork may copy one."""
@@ -286,7 +287,7 @@ class InFlight:
         """Has ``waiter`` released when ``handle`` is done; False if it is done already."""
         self._waiters.setdefault(handle, []).append(waiter)
         if handle.is_done:
-            self._release((handle,))  # whoever finished it may have looked before
+            self._release(handle)  # whoever finished it may have looked before
             return False
         return True
 

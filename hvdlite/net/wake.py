@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+from functools import partial
 
 # Called with the GIL held, unlike os.eventfd_write: it never blocks, and a submitter that let the GIL go here would
 # hand it to the coordinator in the middle of a burst, for one tensor at a time. So the coordinator runs when the
@@ -43,18 +44,16 @@ class Bell:
         self._poll = select.epoll()
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._fd, select.EPOLLIN | select.EPOLLET)  # by edges: the count is never read
-
-    def release(self) -> None:
-        """Ends the next or the present `wait`."""
-        os.eventfd_write(self._fd, 1)
+        self.release = partial(os.eventfd_write, self._fd, 1)  # ends the next or the present `wait`
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Returns when the bell has rung since the last call, or the time is over. Signal handlers run meanwhile."""
-        self._poll.poll(timeout_s)
+        self._poll.poll(timeout_s, 1)
 
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
+            self.release = partial(os.eventfd_write, -1, 1)  # which fails, as a late `Wake.set` does
             os.close(fd)
             self._poll.close()
 

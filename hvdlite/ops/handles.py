@@ -58,7 +58,8 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
     if handle.is_taken:
         return None
     if not handle.is_done:
-        _wait(handle)
+        assert handle.group is not None  # only what no user has a handle of is in no group
+        handle.group.wait(handle)
     result = handle.output
     try:
         handle.is_taken = True
@@ -78,7 +79,8 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
 def _synchronize_group(handles: Sequence[Handle]) -> list[Any]:
     for each in handles:  # all of them first, because an interrupt must find none taken
         if not each.is_done:
-            _wait(each)
+            assert each.group is not None
+            each.group.wait(each)
     outputs = [each.output for each in handles]
     error = None
     try:
@@ -96,11 +98,6 @@ def _synchronize_group(handles: Sequence[Handle]) -> list[Any]:
         for each, output in zip(handles, outputs, strict=True):
             each.output, each.is_taken = output, False
         raise
-
-
-def _wait(handle: Handle) -> None:
-    assert handle.group is not None  # only what no user has a handle of is in no group
-    handle.group.wait(handle)
 
 
 def synchronize_all(handles: Iterable[Handle | GroupHandle]) -> list[Any]:

@@ -85,7 +85,8 @@ class Reductions(Calls[T]):
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
         entry = self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor)
-        return cast(T, self._result(group.submit(entry, will_wait=True)))
+        reduced: T = self._result(group.submit(entry, will_wait=True))
+        return reduced
 
     def allreduce_async_(
         self,

@@ -12,7 +12,7 @@ import hvdlite
 _SCRIPT = """
 import hvdlite.torch as hvd
 from hvdlite import session
-from hvdlite.torch import compiled
+from hvdlite.torch.collectives import compiled
 
 assert "/link/" in hvd.__file__, hvd.__file__
 assert session.init._torchdynamo_disable
