@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from hvdlite.control.link import ControlLink, Left, Lost
+from hvdlite.control.link import ControlLink, Left, Lost, Received
 from hvdlite.control.unixlink import UnixLink
 from hvdlite.control.zmqlink import ZmqLink
 from hvdlite.negotiation.aggregate import Aggregator
@@ -50,17 +50,19 @@ class RootHostLink(_HostLink):
         self._across.send(message)
         self._within.send(message)
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[Received | Lost]:
         yield from self._within.receive()
         for item in self._across.receive():
             if isinstance(item, Lost):
                 yield item
-            elif isinstance(item[1], Gathered):
-                yield from self._spread(item[0], item[1])
+                continue
+            sender, message = item
+            if isinstance(message, Gathered):
+                yield from self._spread(sender, message)
             else:
                 yield item
 
-    def _spread(self, leader: int, gathered: Gathered) -> Iterator[tuple[int, Message]]:
+    def _spread(self, leader: int, gathered: Gathered) -> Iterator[Received]:
         for ranks, ready in gathered.news:
             for rank in ranks:
                 if rank not in self._hosts[leader]:
@@ -92,17 +94,19 @@ class LeaderLink(_HostLink):
             if message.kind in ORDERLY:
                 self._farewell = message
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost | Left]:
+    def receive(self) -> Iterator[Received | Lost | Left]:
         for item in self._within.receive():
             if isinstance(item, Lost):
                 yield item
-            elif isinstance(item[1], Ready):
-                self._news += self._aggregator.receive(item[0], item[1])
-            elif isinstance(item[1], End):
-                self._send_end(item[1])
-                yield Left(item[1]) if item[1].kind in ORDERLY else item
+                continue
+            sender, message = item
+            if isinstance(message, Ready):
+                self._news += self._aggregator.receive(sender, message)
+            elif isinstance(message, End):
+                self._send_end(message)
+                yield Left(message) if message.kind in ORDERLY else item
             else:
-                raise ProtocolError(f"rank {item[0]} sent a message that is not its to send")
+                raise ProtocolError(f"rank {sender} sent a message that is not its to send")
         self._send_news()
         yield from self._pass_on()
 
@@ -111,12 +115,13 @@ class LeaderLink(_HostLink):
             self._within.send(self._farewell)
         super().close()
 
-    def _pass_on(self) -> Iterator[tuple[int, Message] | Lost]:
+    def _pass_on(self) -> Iterator[Received | Lost]:
         for item in self._across.receive():
             if not isinstance(item, Lost):
-                if isinstance(item[1], Run):
-                    self._aggregator.decide(item[1])
-                self._within.send(item[1])
+                _, message = item
+                if isinstance(message, Run):
+                    self._aggregator.decide(message)
+                self._within.send(message)
             yield item
 
     def _send_end(self, end: End) -> None:

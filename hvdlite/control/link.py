@@ -16,6 +16,9 @@ from hvdlite.control.inbox import Inbox
 from hvdlite.negotiation.messages import End
 from hvdlite.negotiation.wire import Message
 
+Received = tuple[int, Message]
+"""The rank that sent a message, and the message. A plain tuple, because every turn makes one."""
+
 
 class Lost(NamedTuple):
     """A peer that can no longer be reached, and how that was noticed."""
@@ -45,7 +48,7 @@ class ControlLink(ABC):
         """To the root, or from the root to every rank. Does not block."""
 
     @abstractmethod
-    def receive(self) -> Iterator[tuple[int, Message] | Lost | Left]:
+    def receive(self) -> Iterator[Received | Lost | Left]:
         """What has come: messages with their sender, and peers that were lost, after their last messages."""
 
     @abstractmethod
@@ -62,7 +65,7 @@ class SoloLink(ControlLink):
     def send(self, message: Message) -> None:
         pass
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[Received | Lost]:
         return iter(())
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from hvdlite.control.frames import FrameSocket
 from hvdlite.control.inbox import Inbox
-from hvdlite.control.link import ControlLink, Lost
+from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.errors import ENDED, HorovodInternalError
 from hvdlite.negotiation.wire import Message, decode, encode
 from hvdlite.net.door import Door, knock
@@ -115,7 +115,7 @@ class UnixLink(ControlLink):
             if peer.frames.has_unsent:
                 self.inbox.watch(peer.frames.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[Received | Lost]:
         for fd, event in self.inbox.ready():
             peer = self._peers.get(fd)
             if peer is None:  # lost a moment ago, by its other descriptor
@@ -151,7 +151,7 @@ class UnixLink(ControlLink):
     def _all_peers(self) -> list[_Peer]:
         return [peer for fd, peer in self._peers.items() if fd != peer.pidfd]
 
-    def _read(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
+    def _read(self, peer: _Peer) -> Iterator[Received | Lost]:
         frame = peer.frames.receive()
         if frame is not None:
             peer.received += 1
@@ -159,7 +159,7 @@ class UnixLink(ControlLink):
         elif peer.frames.has_ended:
             yield self._lose(peer, ENDED)
 
-    def _read_last(self, peer: _Peer) -> Iterator[tuple[int, Message] | Lost]:
+    def _read_last(self, peer: _Peer) -> Iterator[Received | Lost]:
         """What a process that has ended had sent before."""
         while peer.frames.fileno() in self._peers and peer.frames.may_receive():
             yield from self._read(peer)

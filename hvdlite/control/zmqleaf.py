@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from hvdlite.control.greeting import TOKEN_BYTES, Hello, Refused, digest, hello, read_refusal
-from hvdlite.control.link import Lost
+from hvdlite.control.link import Lost, Received
 from hvdlite.control.liveness_listener import Beacon
 from hvdlite.control.liveness_probe import Absence
 from hvdlite.control.stream import Stream
@@ -78,7 +78,7 @@ class ZmqLeafLink(ZmqLink):
         if not self._is_over:
             self._transmit(self._stream.send(*body_of(message)))
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[Received | Lost]:
         self._look()
         if self._is_over or self._connection is None:
             return

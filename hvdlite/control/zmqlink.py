@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import zmq
 
 from hvdlite.control.inbox import Inbox
-from hvdlite.control.link import ControlLink, Lost
+from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.control.liveness_probe import Absence
 from hvdlite.log import logger
-from hvdlite.negotiation.wire import MAX_FRAME_BYTES, Message
+from hvdlite.negotiation.wire import MAX_FRAME_BYTES
 from hvdlite.net.giving_up import seconds_until
 from hvdlite.net.wake import Wake
 from hvdlite.settings import Settings
@@ -76,7 +76,7 @@ class ZmqLink(ControlLink):
         self._answer(self._unread.fd, self._unread.clear)
 
     @abstractmethod
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[Received | Lost]:
         """As of `ControlLink`: nobody talks to the root through this end alone."""
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import zmq
 
 from hvdlite.control.greeting import Hello, fits, read_hello, refusal, welcome
-from hvdlite.control.link import Lost
+from hvdlite.control.link import Lost, Received
 from hvdlite.control.liveness_probe import Absence
 from hvdlite.control.stream import MAX_FRUITLESS, Attempts, Stream
 from hvdlite.control.zmqlink import ZmqLink
@@ -101,7 +101,8 @@ class ZmqRootLink(ZmqLink):
             for item in self.receive():
                 if isinstance(item, Lost):
                     raise HorovodInternalError(f"rank {item.rank} was lost during init(): {item.cause}")
-                raise ProtocolError(f"rank {item[0]} sent something before all ranks had come")
+                sender, _ = item
+                raise ProtocolError(f"rank {sender} sent something before all ranks had come")
 
     @property
     def due(self) -> float | None:
@@ -116,7 +117,7 @@ class ZmqRootLink(ZmqLink):
                 if peer.absence is None and peer.name is not None:
                     self._transmit(peer.name, frame)
 
-    def receive(self) -> Iterator[tuple[int, Message] | Lost]:
+    def receive(self) -> Iterator[Received | Lost]:
         self._look()
         if self._has_events:
             self._read_events()

@@ -53,9 +53,7 @@ def run(work: Work, plane: DataPlane) -> None:
                 f"the storage of tensor {entry.name!r} was resized while it was in flight, or to fewer bytes than the "
                 "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
-    kind = fuse_key(work.entries[0].request)[0]
-    assert isinstance(kind, Kind)
-    _RUNNERS[kind](work, plane)
+    _RUNNERS[fuse_key(work.entries[0].request).runs_as](work, plane)
 
 
 def _allreduce(work: Work, plane: DataPlane) -> None:

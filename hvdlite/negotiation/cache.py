@@ -14,19 +14,28 @@ from typing import NamedTuple
 
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.rows import request_of_rank
-from hvdlite.tensors.dtypes import Average, Sum
+from hvdlite.tensors.dtypes import Average, ElementType, Sum
 
-FuseKey = tuple[object, ...]
+
+class FuseKey(NamedTuple):
+    """Tensors with equal keys may run in one batch: what of their requests the plane's call depends on."""
+
+    runs_as: Kind
+    dtype: ElementType | None = None
+    op: int = Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    name: str = ""
 
 
 def fuse_key(request: Request) -> FuseKey:
-    """Tensors with equal keys may run in one batch."""
+    """The key of a tensor."""
     runs_as = _RUNS_AS[request.kind]
     if runs_as in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-        return (runs_as, request.dtype, request.op, request.prescale, request.postscale)
+        return FuseKey(runs_as, request.dtype, request.op, request.prescale, request.postscale)
     if runs_as in (Kind.BARRIER, Kind.JOIN):
-        return (runs_as, request.name)
-    return (runs_as,)  # bytes, whatever their type
+        return FuseKey(runs_as, name=request.name)
+    return FuseKey(runs_as)  # bytes, whatever their type
 
 
 # What moves the bytes of each kind: all-gathers from one root, or to one, and reductions to one, are cases of others.
@@ -47,7 +56,7 @@ _RUNS_AS: dict[Kind, Kind] = {
 
 def runs_with_joined_ranks(key: FuseKey) -> bool:
     """Whether ranks that have joined can take part in what has this fuse key: zeros change no sum."""
-    return key[0] is Kind.ALLREDUCE and key[2] in (Sum, Average)
+    return key.runs_as is Kind.ALLREDUCE and key.op in (Sum, Average)
 
 
 class Definition(NamedTuple):

@@ -314,9 +314,9 @@ class Movements(Calls[T]):
         group: Group, sender: int, receiver: int, name: str | None, entry: Entry, will_wait: bool
     ) -> Handle:
         """Either side of a message: ``entry`` has the tensor of this side."""
-        pair = (group.ranks[sender], group.ranks[receiver])
-        given, _ = named(group, Kind.SEND, name, pair)
-        entry.rename(given + f" from {pair[0]} to {pair[1]}", is_cacheable=False)
+        source, target = group.ranks[sender], group.ranks[receiver]
+        given, _ = named(group, Kind.SEND, name, (source, target))
+        entry.rename(given + f" from {source} to {target}", is_cacheable=False)
         entry.request = entry.request._replace(root=sender, peer=receiver)
         return group.submit(entry, will_wait)
 

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hvdlite.control.link import ControlLink, Lost
+from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.control.zmqleaf import ZmqLeafLink
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.negotiation.messages import End, EndKind
-from hvdlite.negotiation.wire import Message
 from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S
@@ -56,16 +55,16 @@ def close(links: Sequence[ControlLink]) -> None:
             each.result()
 
 
-def receive(link: ControlLink) -> list[tuple[int, Message] | Lost]:
+def receive(link: ControlLink) -> list[Received | Lost]:
     """What has come to ``link``, which hears of its connections while it sleeps."""
     link.inbox.sleep(0)
     return list(link.receive())
 
 
-_came: WeakKeyDictionary[ControlLink, deque[tuple[int, Message] | Lost]] = WeakKeyDictionary()
+_came: WeakKeyDictionary[ControlLink, deque[Received | Lost]] = WeakKeyDictionary()
 
 
-def next_from(link: ControlLink, *others: ControlLink, within_s: float = PATIENCE_S) -> tuple[int, Message] | Lost:
+def next_from(link: ControlLink, *others: ControlLink, within_s: float = PATIENCE_S) -> Received | Lost:
     """What comes next to ``link``, while ``others`` are looked after too."""
     came = _came.setdefault(link, deque())
     deadline = soon(within_s)

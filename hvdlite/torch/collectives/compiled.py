@@ -283,12 +283,13 @@ def _known(
 
 
 def _run(call: Any, shapes: Any, tensors: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
-    is_send = call[0] == "send"
+    form, name, *_ = call
+    is_send = form == "send"
     outputs = [
         (tensor.new_zeros if is_send else tensor.new_empty)(shape)
         for tensor, shape in zip(tensors, shapes)  # noqa: B905
     ]
-    receipt = _receipt(call[1])
+    receipt = _receipt(name)
     torch.ops.hvdlite.collective(order, [] if is_send else outputs, receipt, list(tensors), *call)
     return outputs, receipt
 
