@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.cache import fuse_key
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.replica import Work
 from hvdlite.negotiation.rows import even_splits, received_by
 from hvdlite.planes import adasum
 from hvdlite.planes.base import DataPlane
@@ -25,13 +25,6 @@ from hvdlite.tensors.dtypes import Adasum, Average, DType, Sum, added_as
 
 _ARRAY = np.ndarray
 _Row = tuple[int, int, int]
-
-
-class Work(NamedTuple):
-    """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`)."""
-
-    entries: Sequence[Entry]
-    rows: Sequence[tuple[int, ...]]
 
 
 def run(work: Work, plane: DataPlane) -> None:

@@ -16,21 +16,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from hvdlite.control.link import ControlLink, Left, Lost
-from hvdlite.engine.batch import Work
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.report import report_end
 from hvdlite.errors import Mismatch
 from hvdlite.log import logger
-from hvdlite.negotiation.bits import members, set_of
-from hvdlite.negotiation.cache import Cache
 from hvdlite.negotiation.end_messages import error_of
-from hvdlite.negotiation.entry import Entry, stand_in
-from hvdlite.negotiation.messages import JOIN_NAME, ORDERLY, Batch, End, EndKind, Ready, Request, Response, Run
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run
 from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.replica import Replica
 from hvdlite.negotiation.stall import StallWatch
 from hvdlite.negotiation.straggler import StragglerWatch
-from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import Message, ProtocolError
 from hvdlite.planes.base import DataPlane
 from hvdlite.settings import Settings
@@ -65,9 +61,8 @@ class Coordinator:
         self._plane = plane
         self._in_flight = in_flight
         self._executor = executor
-        self._cache = Cache()
-        self.known = self._cache.known
-        self._by_bit: dict[int, Entry] = {}
+        self._replica = Replica(self._rank, in_flight)
+        self.known = self._replica.cache.known
         self._negotiator = (
             Negotiator(ranks, settings.cache_capacity, settings.fusion_threshold) if self._rank == 0 else None
         )
@@ -91,7 +86,7 @@ class Coordinator:
             else:
                 self._take(*item)
         if new := self._in_flight.take_new():
-            self._submit(new)
+            self._tell_root(self._replica.submit(new))
         if self._negotiator is not None and self._end is None:
             self._cut(self._negotiator)
             self._check_stalls(self._negotiator)
@@ -138,21 +133,6 @@ class Coordinator:
         held_until = self._held_since + self._hold_s
         return held_until if self._next_stall_check is None else min(held_until, self._next_stall_check)
 
-    def _submit(self, new: Sequence[Entry]) -> None:
-        bits: list[int] = []
-        requests: list[Request] = []
-        known, by_bit = self._cache.known, self._by_bit
-        for entry in new:
-            request = entry.request
-            seen = known.get(entry.name)
-            if seen is not None and (seen.request is request or seen.request == request):
-                bit = seen.bit
-                bits.append(bit)
-                by_bit[bit] = entry
-            elif type(entry.name) is not Unnamed or self._in_flight.count(entry):
-                requests.append(entry.request)
-        self._tell_root(Ready(self._cache.generation, set_of(bits), tuple(requests)))
-
     def _tell_root(self, ready: Ready) -> None:
         if self._negotiator is None:
             self._link.send(ready)
@@ -198,46 +178,11 @@ class Coordinator:
                 logger.warning(warning)
 
     def _apply(self, run: Run) -> None:
-        if self._cache.begin(run.generation):
-            self._by_bit.clear()
-        for batch in run.batches:
-            entries, rows = self._known(batch)
-            for response in batch.responses:
-                if response.error and not response.fails(self._rank):
-                    continue
-                entry = self._entry(response)
-                if response.error:
-                    self._in_flight.finish((entry,), Mismatch(response.error))
-                    continue
-                if response.bit >= 0:
-                    self._cache.remember(response.bit, entry.request, response.rows)
-                entries.append(entry)
-                rows.append(response.rows)
-            if entries:
-                self._executor.put(Work(entries, rows))
-
-    def _known(self, batch: Batch) -> tuple[list[Entry], list[tuple[int, ...]]]:
-        if not batch.bits:
-            return [], []
-        bits = members(batch.bits)
-        submitted, known = self._by_bit, self._cache.by_bit
-        has_joined = self._in_flight.find(JOIN_NAME) is not None
-        try:
-            for bit in bits if has_joined else ():
-                if bit not in submitted:
-                    submitted[bit] = stand_in(known[bit].request)
-            return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
-        except KeyError as error:
-            raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
-
-    def _entry(self, response: Response) -> Entry:
-        self._by_bit.pop(self._cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name
-        entry = self._in_flight.find(response.name)
-        if entry is None:
-            if response.request is None:
-                raise ProtocolError(f"rank 0 answered {response.name!r}, which this rank did not submit")
-            entry = stand_in(response.request)
-        return entry
+        works, mismatches = self._replica.apply(run)
+        for entry, reason in mismatches:
+            self._in_flight.finish((entry,), Mismatch(reason))
+        for work in works:
+            self._executor.put(work)
 
     # ---- waiting for ranks
 

@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hvdlite.engine.batch import Work, run
+from hvdlite.engine.batch import run
 from hvdlite.engine.inflight import InFlight
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.replica import Work
 from hvdlite.planes.base import DataPlane
 
 

@@ -42,7 +42,7 @@ from hvdlite.negotiation.wire import (
 from hvdlite.net.handshake import Callee, Caller, Refused
 from hvdlite.rendezvous.server import read_request
 from tests.security.damage import damaged
-from tests.unit.ranks import request
+from tests.unit.replicas import request
 
 SESSION = 7
 SECRET = bytes(range(32))

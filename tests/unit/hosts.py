@@ -7,7 +7,7 @@ from collections import deque
 from hvdlite.negotiation.aggregate import Aggregator
 from hvdlite.negotiation.messages import Gathered, News, Ready, Request, Run
 from hvdlite.negotiation.wire import decode, encode
-from tests.unit.ranks import Ranks
+from tests.unit.replicas import Ranks
 
 
 class Host:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hvdlite.negotiation.aggregate import Aggregator
 from hvdlite.negotiation.messages import Batch, Kind, News, Ready, Response, Run
 from tests.unit.hosts import RanksOnHosts
-from tests.unit.ranks import request
+from tests.unit.replicas import request
 
 NAMES = "abcdef"
 

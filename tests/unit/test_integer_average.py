@@ -10,7 +10,7 @@ import pytest
 
 from hvdlite.engine.batch import _arithmetic
 from hvdlite.tensors.dtypes import Average, DType
-from tests.unit.ranks import request
+from tests.unit.replicas import request
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -8,7 +8,7 @@ from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import ProtocolError, encode
 from hvdlite.tensors.dtypes import Average, DType, Max
-from tests.unit.ranks import Ranks, request
+from tests.unit.replicas import Ranks, request
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -155,7 +155,7 @@ def test_an_allgather_of_which_one_rank_changes_its_rows() -> None:
     ranks.leaves[0].submit(gather)  # a bit, which meets a request
     ranks.leaves[1].submit(gather._replace(shape=(9,)))
     ranks.settle()
-    assert [leaf.cache.by_bit[0].rows for leaf in ranks.leaves] == [(3, 9), (3, 9)]
+    assert [leaf.replica.cache.by_bit[0].rows for leaf in ranks.leaves] == [(3, 9), (3, 9)]
 
 
 def test_a_full_cache_forgets_everything_at_one_point() -> None:
@@ -188,7 +188,7 @@ def test_names_that_the_user_did_not_give_are_not_remembered() -> None:
     for index in range(10):
         ranks.step(request(f"allreduce.noname.{index}", cacheable=False))
     assert ranks.step(request("a"), request("b")) == [("a", "b")]
-    assert ranks.leaves[0].cache.generation == 0
+    assert ranks.leaves[0].replica.cache.generation == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.tensors.dtypes import DType
 from tests.unit.hosts import RanksOnHosts
-from tests.unit.ranks import Ranks, group, request
+from tests.unit.replicas import Ranks, group, request
 
 KNOWN = {
     "new": [],
@@ -27,7 +27,7 @@ def _errors(ranks: Ranks) -> list[dict[str, str]]:
     told = [dict(leaf.errors) for leaf in ranks.leaves]
     for leaf in ranks.leaves:
         assert not leaf.in_flight
-        assert not leaf.by_bit
+        assert not leaf.replica.by_bit
         leaf.errors.clear()
     assert not ranks.negotiator.is_waiting
     return told

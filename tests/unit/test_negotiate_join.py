@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.tensors.dtypes import Adasum, Average, DType, Max, Sum
-from tests.unit.ranks import Ranks, request
+from tests.unit.replicas import Ranks, request
 
 JOIN = request(JOIN_NAME, kind=Kind.JOIN, shape=(), cacheable=False)
 

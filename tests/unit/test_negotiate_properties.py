@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdlite.negotiation.messages import Kind, Request
-from tests.unit.ranks import Ranks, request
+from tests.unit.replicas import Ranks, request
 
 NAMES = "abcdef"
 

@@ -14,7 +14,7 @@ from hvdlite.errors import DuplicateName
 from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
 from hvdlite.negotiation.wire import Message, ProtocolError, Type, decode, encode
 from hvdlite.tensors.dtypes import OP_NAMES, DType
-from tests.unit.ranks import request
+from tests.unit.replicas import request
 
 SCALES = st.floats(allow_nan=False)
 REQUESTS = st.builds(

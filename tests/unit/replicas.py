@@ -1,14 +1,15 @@
-"""Ranks without threads or sockets: a negotiator and the caches of all ranks, moved by hand, message by message."""
+"""Ranks without threads or sockets: a negotiator and the replicas of all ranks, moved by hand, message by message."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any
 
-from hvdlite.negotiation.bits import members
-from hvdlite.negotiation.cache import Cache
-from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, Kind, Ready, Request, Run
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Ready, Request, Run
 from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.replica import Replica
+from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import decode, encode
 from hvdlite.tensors.dtypes import DType, Sum
 
@@ -25,14 +26,26 @@ def group(name: str, length: int, /, **changes: Any) -> tuple[Request, ...]:
     return tuple(request(f"{name}[{number}]", group_length=length, **changes) for number in range(length))
 
 
+class InFlight(dict[str, Entry]):
+    """A rank's entries by name."""
+
+    def find(self, name: str) -> Entry | None:
+        return self.get(name)
+
+    def count(self, entry: Entry) -> bool:
+        unnamed = entry.name
+        assert isinstance(unnamed, Unnamed)
+        del self[unnamed]
+        entry.rename(unnamed.counted(), is_cacheable=False)
+        return self.setdefault(entry.name, entry) is entry
+
+
 class Leaf:
-    """One rank: what it sent and has not seen answered, and what it was told to run."""
+    """One rank: what it has in flight, and what it was told to run."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.cache = Cache()
-        self.in_flight: dict[str, Request] = {}
-        self.by_bit: dict[int, str] = {}
+        self.in_flight = InFlight()
+        self.replica = Replica(rank, self.in_flight)
         self.ran: list[tuple[str, ...]] = []
         self.errors: dict[str, str] = {}
         self.last_rows: tuple[int, ...] = ()
@@ -40,49 +53,27 @@ class Leaf:
         self.down: deque[bytes] = deque()
 
     def submit(self, *requests: Request) -> None:
-        bits, new = 0, []
-        for item in requests:
-            assert item.name not in self.in_flight
-            self.in_flight[item.name] = item
-            known = self.cache.known.get(item.name)
-            if known is not None and known.request == item:
-                bits |= 1 << known.bit
-                self.by_bit[known.bit] = item.name
-            else:
-                new.append(item)
-        self.up.append(encode(Ready(self.cache.generation, bits, tuple(new)), 0, 0))
+        entries = [Entry(item, None) for item in requests]
+        for entry in entries:
+            assert self.in_flight.setdefault(entry.name, entry) is entry
+        self.up.append(encode(self.replica.submit(entries), 0, 0))
 
     def take(self) -> None:
         run = decode(self.down.popleft(), 0, 0)
         assert isinstance(run, Run)
-        if self.cache.begin(run.generation):
-            self.by_bit.clear()
-        for batch in run.batches:
-            names = [self._name_of(bit) for bit in members(batch.bits)] if batch.bits else []
-            for response in batch.responses:
-                if response.error and not response.fails(self.rank):
-                    continue
-                self.by_bit.pop(self.cache.bit_of_name(response.name), None)
-                asked = self.in_flight.pop(response.name, response.request)
-                assert asked is not None
-                if response.error:
-                    self.errors[response.name] = response.error
-                    continue
-                if response.bit >= 0:
-                    self.cache.remember(response.bit, asked, response.rows)
-                self.last_rows = response.rows
-                names.append(response.name)
-            if names:
-                self.ran.append(tuple(names))
+        works, mismatches = self.replica.apply(run)
+        for entry, reason in mismatches:
+            self._finish(entry)
+            self.errors[entry.name] = reason
+        for entries, rows in works:
+            for entry in entries:
+                self._finish(entry)
+            self.ran.append(tuple(entry.name for entry in entries))
+            self.last_rows = rows[-1]
 
-    def _name_of(self, bit: int) -> str:
-        """The tensor of an agreed bit; only a rank that has joined may not have submitted it."""
-        name = self.by_bit.pop(bit, None)
-        if name is None:
-            assert JOIN_NAME in self.in_flight
-            name = self.cache.by_bit[bit].request.name
-        self.in_flight.pop(name, None)
-        return name
+    def _finish(self, entry: Entry) -> None:
+        if self.in_flight.get(entry.name) is entry:  # or it stands in for what this rank did not submit
+            del self.in_flight[entry.name]
 
 
 class Ranks:

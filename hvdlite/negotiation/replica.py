@@ -1,0 +1,125 @@
+"""A rank's side of the negotiation: what it says to the root, and what follows from the answers.
+
+Every rank of a group applies the same answers in the same order, so all replicas remember the same tensors and run the
+same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from hvdlite.negotiation.bits import members, set_of
+from hvdlite.negotiation.cache import Cache
+from hvdlite.negotiation.entry import Entry, stand_in
+from hvdlite.negotiation.messages import JOIN_NAME, Batch, Ready, Request, Response, Run
+from hvdlite.negotiation.unnamed import Unnamed
+from hvdlite.negotiation.wire import ProtocolError
+
+
+class Work(NamedTuple):
+    """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`)."""
+
+    entries: Sequence[Entry]
+    rows: Sequence[tuple[int, ...]]
+
+
+class Mismatched(NamedTuple):
+    """An entry that will not run, and why."""
+
+    entry: Entry
+    reason: str
+
+
+class Outcome(NamedTuple):
+    """What a decision of the root means for this rank: batches to run, in this order, and entries that fail."""
+
+    works: Sequence[Work]
+    mismatches: Sequence[Mismatched]
+
+
+class InFlight(Protocol):
+    """The entries that this rank has submitted and not finished."""
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of this name."""
+
+    def count(self, entry: Entry) -> bool:
+        """Gives ``entry`` a name in place of an `Unnamed`. False if that is taken, and ``entry`` in flight no more."""
+
+
+class Replica:
+    """The state of one rank.
+
+    ``cache`` has what all ranks remember, and ``by_bit`` the entries that were submitted as bits and are not answered
+    yet.
+    """
+
+    def __init__(self, rank: int, in_flight: InFlight) -> None:
+        self._rank = rank
+        self._in_flight = in_flight
+        self.cache = Cache()
+        self.by_bit: dict[int, Entry] = {}
+
+    def submit(self, entries: Sequence[Entry]) -> Ready:
+        """Takes entries that are in flight from now on. The caller sends the message to the root."""
+        bits: list[int] = []
+        requests: list[Request] = []
+        known, by_bit = self.cache.known, self.by_bit
+        for entry in entries:
+            request = entry.request
+            seen = known.get(entry.name)
+            if seen is not None and (seen.request is request or seen.request == request):
+                bit = seen.bit
+                bits.append(bit)
+                by_bit[bit] = entry
+            elif type(entry.name) is not Unnamed or self._in_flight.count(entry):
+                requests.append(entry.request)
+        return Ready(self.cache.generation, set_of(bits), tuple(requests))
+
+    def apply(self, run: Run) -> Outcome:
+        """Takes a decision of the root. Raises ProtocolError if it is about what this rank did not submit."""
+        if self.cache.begin(run.generation):
+            self.by_bit.clear()
+        works: list[Work] = []
+        mismatches: list[Mismatched] = []
+        for batch in run.batches:
+            entries, rows = self._known(batch)
+            for response in batch.responses:
+                if response.error and not response.fails(self._rank):
+                    continue
+                entry = self._answered(response)
+                if response.error:
+                    mismatches.append(Mismatched(entry, response.error))
+                    continue
+                if response.bit >= 0:
+                    self.cache.remember(response.bit, entry.request, response.rows)
+                entries.append(entry)
+                rows.append(response.rows)
+            if entries:
+                works.append(Work(entries, rows))
+        return Outcome(works, mismatches)
+
+    def _known(self, batch: Batch) -> tuple[list[Entry], list[tuple[int, ...]]]:
+        """The entries of the remembered tensors of ``batch``, and the rows of each."""
+        if not batch.bits:
+            return [], []
+        bits = members(batch.bits)
+        submitted, known = self.by_bit, self.cache.by_bit
+        has_joined = self._in_flight.find(JOIN_NAME) is not None
+        try:
+            for bit in bits if has_joined else ():
+                if bit not in submitted:
+                    submitted[bit] = stand_in(known[bit].request)
+            return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
+        except KeyError as error:
+            raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
+
+    def _answered(self, response: Response) -> Entry:
+        self.by_bit.pop(self.cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name
+        entry = self._in_flight.find(response.name)
+        if entry is None:
+            if response.request is None:
+                raise ProtocolError(f"rank 0 answered {response.name!r}, which this rank did not submit")
+            entry = stand_in(response.request)
+        return entry
