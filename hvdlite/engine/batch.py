@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.negotiation.cache import fuse_key
 from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Work
-from hvdlite.negotiation.rows import even_splits, received_by
+from hvdlite.negotiation.rows import Rows, received_by
 from hvdlite.planes import adasum
 from hvdlite.planes.base import DataPlane
 from hvdlite.tensors.buffer import Spans, holds
@@ -46,7 +46,7 @@ def run(work: Work, plane: DataPlane) -> None:
                 f"the storage of tensor {entry.name!r} was resized while it was in flight, or to fewer bytes than the "
                 "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
-    _RUNNERS[fuse_key(work.entries[0].request).runs_as](work, plane)
+    _RUNNERS[KINDS[work.entries[0].request.kind].runs_as](work, plane)
 
 
 def _allreduce(work: Work, plane: DataPlane) -> None:
@@ -83,35 +83,23 @@ def _reducescatter(work: Work, plane: DataPlane) -> None:
     request = work.entries[0].request
     dtype, op, postscale = _arithmetic(request, plane)
     parts = _lists(plane.size)
-    for entry in work.entries:
-        read = entry.source
-        for rank, nbytes in enumerate(_parts(entry.request, plane.size)):
-            parts[rank].append((read, entry.target if rank == plane.rank else 0, nbytes))
-            read += nbytes
+    for entry, rows in zip(work.entries, work.rows, strict=True):
+        read, row_bytes = entry.source, _row_bytes(entry.request)
+        for rank, count in enumerate(_moved(entry, rows, plane)):
+            parts[rank].append((read, entry.target if rank == plane.rank else 0, count * row_bytes))
+            read += count * row_bytes
     plane.reducescatter([_spans(rows) for rows in parts], dtype, op, request.prescale, postscale)
-
-
-def _parts(request: Request, size: int) -> Iterator[int]:
-    """The bytes that each rank gets of a reduction."""
-    nbytes = request.nbytes
-    if request.kind is Kind.REDUCE:
-        yield from (nbytes if rank == request.root else 0 for rank in range(size))
-    else:
-        row_bytes = _row_bytes(request)
-        yield from (count * row_bytes for count in even_splits(request.shape[0], size))
 
 
 def _allgather(work: Work, plane: DataPlane) -> None:
     streams = _lists(plane.size)
     for entry, rows in zip(work.entries, work.rows, strict=True):
-        if entry.request.kind is Kind.BROADCAST:
-            streams[entry.request.root].append((entry.source, entry.target, entry.nbytes))
-            continue
-        row_bytes = _row_bytes(entry.request)
-        write = _allocate(entry, rows)
-        for rank, count in enumerate(rows):
-            streams[rank].append((entry.source if rank == plane.rank else 0, write, count * row_bytes))
-            write += count * row_bytes
+        moved, row_bytes = _moved(entry, rows, plane), _row_bytes(entry.request)
+        write = _target(entry, moved)
+        for rank, count in enumerate(moved):
+            if count:
+                streams[rank].append((entry.source if rank == plane.rank else 0, write, count * row_bytes))
+                write += count * row_bytes
     plane.allgather([_spans(rows) for rows in streams])
 
 
@@ -120,10 +108,10 @@ def _alltoall(work: Work, plane: DataPlane) -> None:
     sends, receives = _lists(size), _lists(size)
     matrix = np.zeros((size, size), np.uint64)
     for entry, rows in zip(work.entries, work.rows, strict=True):
-        moved = _moved(entry.request, rows, size)
+        counts = _moved(entry, rows, plane)
+        moved = np.reshape(np.array(counts, np.uint64), (size, size)) * np.uint64(_row_bytes(entry.request))
         matrix += moved
-        read = entry.source
-        write = entry.target if entry.allocate is None else _allocate(entry, _received(entry, rows, own))
+        read, write = entry.source, _target(entry, received_by(counts, own))
         for peer, nbytes in enumerate(moved[own].tolist()):
             sends[peer].append((read, 0, nbytes))
             read += nbytes
@@ -133,35 +121,16 @@ def _alltoall(work: Work, plane: DataPlane) -> None:
     plane.alltoall([_spans(rows) for rows in sends], [_spans(rows) for rows in receives], matrix)
 
 
-def _moved(request: Request, rows: tuple[int, ...], size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
-    """The bytes of one tensor from each rank to each other."""
-    moved = np.zeros((size, size), np.uint64)
-    if request.kind is Kind.SEND:
-        moved[request.root, request.peer] = request.nbytes
-    elif request.kind is Kind.GATHER:
-        moved[:, request.root] = rows
-    elif request.kind is Kind.SCATTER:
-        moved[request.root] = rows
-    else:
-        moved[:] = np.reshape(rows, (size, size))
-    return moved if request.kind is Kind.SEND else moved * np.uint64(_row_bytes(request))
+def _moved(entry: Entry, rows: Rows, plane: DataPlane) -> Rows:
+    """The rows that move, as `hvdlite.negotiation.rows` has them."""
+    return KINDS[entry.request.kind].moves(entry.request, rows, plane.size)
 
 
-def _received(entry: Entry, rows: tuple[int, ...], own_rank: int) -> tuple[int, ...]:
-    """The rows that this rank gets from each."""
-    request = entry.request
-    if request.kind is Kind.ALLTOALL:
-        return received_by(rows, own_rank)
-    if request.kind is Kind.SCATTER:
-        return (rows[own_rank],)
-    return rows if request.root == own_rank else ()
-
-
-def _allocate(entry: Entry, rows: tuple[int, ...]) -> int:
-    """Makes the output of ``entry`` for ``rows`` from each rank; the address to write them to."""
-    assert entry.allocate is not None
-    entry.rows = rows
-    entry.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
+def _target(entry: Entry, rows: Rows) -> int:
+    """The address to write to, of an output made for ``rows`` from each rank where it is not there yet."""
+    if entry.allocate is not None:
+        entry.rows = rows
+        entry.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
     return entry.target
 
 

@@ -1,50 +1,51 @@
-"""Do the requests of several ranks for one name fit together?
+"""Can a rank have meant its request, and do the requests of several ranks for one name fit together?
 
 The text for a mismatch groups the ranks by what they submitted, so that the odd one out is seen at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
-from hvdlite.tensors.dtypes import OP_NAMES
+from hvdlite.negotiation.kinds import KINDS, Check, Ranks
+from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, Kind, Request
+from hvdlite.tensors.dtypes import Adasum, Average, Sum, added_as, is_complex
 
-Ranks = Sequence[int]
-"""The numbers that users know the ranks by."""
+_ALWAYS = (
+    Check("operation", lambda request, _: str(request.kind)),
+    Check("dtype", lambda request, _: str(request.dtype)),
+)
 
-_Check = tuple[str, Callable[[Request, Ranks], Any]]
 
-_ALWAYS: tuple[_Check, ...] = (
-    ("operation", lambda request, _: str(request.kind)),
-    ("dtype", lambda request, _: str(request.dtype)),
-)
-_SHAPE: _Check = ("shape", lambda request, _: list(request.shape))
-_ROOT: _Check = ("root rank", lambda request, ranks: ranks[request.root])
-_REDUCTION: tuple[_Check, ...] = (
-    _SHAPE,
-    ("reduce op", lambda request, _: OP_NAMES[request.op]),
-    ("prescale_factor", lambda request, _: request.prescale),
-    ("postscale_factor", lambda request, _: request.postscale),
-)
-_ROWS: tuple[_Check, ...] = (
-    ("number of dimensions", lambda request, _: len(request.shape)),
-    ("shape after the first dimension", lambda request, _: list(request.shape[1:])),
-)
-_BY_KIND: dict[Kind, tuple[_Check, ...]] = {
-    Kind.ALLREDUCE: _REDUCTION,
-    Kind.REDUCESCATTER: _REDUCTION,
-    Kind.REDUCE: (*_REDUCTION, _ROOT),
-    Kind.ALLGATHER: _ROWS,
-    Kind.ALLTOALL: _ROWS,
-    Kind.GATHER: (*_ROWS, _ROOT),
-    Kind.SCATTER: (*_ROWS, _ROOT),
-    Kind.BROADCAST: (_SHAPE, _ROOT),
-    Kind.SEND: (_SHAPE, ("sender", lambda request, ranks: ranks[request.root])),
-    Kind.BARRIER: (),
-    Kind.JOIN: (),
-}
+def is_well_formed(request: Request, rank: int, size: int) -> bool:
+    """Whether ``rank`` of a group of ``size`` can have meant ``request``: what the wire's checks cannot know."""
+    row = KINDS[request.kind]
+    if request.root >= size or (request.peer != -1) != row.has_peer:
+        return False
+    if row.has_peer and (
+        request.peer >= size or request.root == request.peer or rank not in (request.root, request.peer)
+    ):
+        return False
+    if (request.kind is Kind.JOIN) != (request.name == JOIN_NAME) or (request.cacheable and not row.by_all):
+        return False
+    if request.group_length and not _is_in_group(request):
+        return False
+    if request.op == Adasum and not (row.takes_adasum and request.dtype.is_floating):
+        return False
+    if row.reduces and (
+        added_as(request.dtype) is None or (is_complex(request.dtype) and request.op not in (Sum, Average))
+    ):
+        return False
+    return row.extents.fit(request, rank, size)
+
+
+def _is_in_group(request: Request) -> bool:
+    _, bracket, rest = request.name.rpartition("[")
+    number = rest[:-1]
+    if request.group_length == EMPTY_GROUP:
+        return bool(bracket) and rest == "0]" and request.kind is Kind.ALLREDUCE and request.nbytes == 0
+    return bool(bracket) and rest[-1:] == "]" and number.isdecimal() and int(number) < request.group_length
 
 
 def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -> str:
@@ -57,7 +58,7 @@ def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -
         return ""
     if differ_in_length(requests):
         return _explain_lengths(requests, submitters)
-    for what, value_of in (*_ALWAYS, *_BY_KIND[first.kind]):
+    for what, value_of in (*_ALWAYS, *KINDS[first.kind].alike):
         values = [value_of(request, ranks) for request in requests]
         if any(value != values[0] for value in values):
             return _explain(f"{what} of tensor {first.name!r}", values, submitters)

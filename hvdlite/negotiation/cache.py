@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind, Request
-from hvdlite.negotiation.rows import request_of_rank
+from hvdlite.negotiation.rows import Rows
 from hvdlite.tensors.dtypes import Average, ElementType, Sum
 
 
@@ -30,44 +31,28 @@ class FuseKey(NamedTuple):
 
 def fuse_key(request: Request) -> FuseKey:
     """The key of a tensor."""
-    runs_as = _RUNS_AS[request.kind]
-    if runs_as in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-        return FuseKey(runs_as, request.dtype, request.op, request.prescale, request.postscale)
-    if runs_as in (Kind.BARRIER, Kind.JOIN):
-        return FuseKey(runs_as, name=request.name)
-    return FuseKey(runs_as)  # bytes, whatever their type
-
-
-# What moves the bytes of each kind: all-gathers from one root, or to one, and reductions to one, are cases of others.
-_RUNS_AS: dict[Kind, Kind] = {
-    Kind.ALLREDUCE: Kind.ALLREDUCE,
-    Kind.REDUCESCATTER: Kind.REDUCESCATTER,
-    Kind.REDUCE: Kind.REDUCESCATTER,
-    Kind.ALLGATHER: Kind.ALLGATHER,
-    Kind.BROADCAST: Kind.ALLGATHER,
-    Kind.ALLTOALL: Kind.ALLTOALL,
-    Kind.GATHER: Kind.ALLTOALL,
-    Kind.SCATTER: Kind.ALLTOALL,
-    Kind.SEND: Kind.ALLTOALL,
-    Kind.BARRIER: Kind.BARRIER,
-    Kind.JOIN: Kind.JOIN,
-}
+    row = KINDS[request.kind]
+    if row.reduces:
+        return FuseKey(row.runs_as, request.dtype, request.op, request.prescale, request.postscale)
+    if row.has_tensor:
+        return FuseKey(row.runs_as)  # bytes, whatever their type
+    return FuseKey(row.runs_as, name=request.name)
 
 
 def runs_with_joined_ranks(key: FuseKey) -> bool:
     """Whether ranks that have joined can take part in what has this fuse key: zeros change no sum."""
-    return key.runs_as is Kind.ALLREDUCE and key.op in (Sum, Average)
+    return KINDS[key.runs_as].zeros_for_joined and key.op in (Sum, Average)
 
 
 class Definition(NamedTuple):
     """What all ranks agreed about a tensor: the request of one of them, and the rows (`hvdlite.negotiation.rows`)."""
 
     request: Request
-    rows: tuple[int, ...]
+    rows: Rows
 
     def of_rank(self, rank: int) -> Request:
         """The request that ``rank`` made."""
-        return request_of_rank(self.request, self.rows, rank)
+        return KINDS[self.request.kind].extents.of_rank(self.request, self.rows, rank)
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +122,7 @@ class Known:
     bit: int
     request: Request
     nbytes: int
-    rows: tuple[int, ...]
+    rows: Rows
 
 
 class Cache:
@@ -156,7 +141,7 @@ class Cache:
         known = self.known.get(name)
         return -1 if known is None else known.bit
 
-    def remember(self, bit: int, request: Request, rows: tuple[int, ...]) -> None:
+    def remember(self, bit: int, request: Request, rows: Rows) -> None:
         """From now on ``bit`` stands for ``request``, with everybody's ``rows``."""
         self.known[request.name] = self.by_bit[bit] = Known(bit, request, request.nbytes, rows)
 

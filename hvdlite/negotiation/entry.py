@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from hvdlite.negotiation.handle import Handle, InFlightIn
-from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.kinds import KINDS
+from hvdlite.negotiation.messages import Request
 from hvdlite.tensors.buffer import address_of
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
@@ -91,7 +92,7 @@ _held: Any = Handle.__dict__["output"]
 
 def stand_in(request: Request) -> Entry:
     """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
-    if request.kind is not Kind.ALLREDUCE:
+    if not KINDS[request.kind].zeros_for_joined:
         return Entry(request, None)
     zeros = np.zeros(request.nbytes, np.uint8)
     address = address_of(zeros)

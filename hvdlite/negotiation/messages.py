@@ -10,7 +10,7 @@ from hvdlite.tensors.dtypes import ElementType
 
 
 class Kind(IntEnum):
-    """The collective that a request asks for."""
+    """The collective that a request asks for; `hvdlite.negotiation.kinds` says what each is."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -27,9 +27,6 @@ class Kind(IntEnum):
     def __str__(self) -> str:
         return self.name.lower()
 
-
-REDUCTIONS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.REDUCE})
-"""The kinds that calculate with elements. All others move bytes."""
 
 JOIN_NAME = "hvdlite.join"
 

@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
 
-from hvdlite.negotiation.agree import differ_in_length, disagreement
+from hvdlite.negotiation.agree import differ_in_length, disagreement, is_well_formed
 from hvdlite.negotiation.bits import members
 from hvdlite.negotiation.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
 from hvdlite.negotiation.fuse import Agreed, fuse
+from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run
-from hvdlite.negotiation.rows import is_well_formed, rows_of
 from hvdlite.negotiation.wire import ProtocolError
 
 
@@ -165,7 +165,7 @@ class Negotiator:
                 self._asked.setdefault(definition.request.name, {})[rank] = definition.of_rank(rank)
 
     def _answer_if_complete(self, name: str, asked: dict[int, Request]) -> None:
-        needed = 2 if next(iter(asked.values())).kind is Kind.SEND else self._size
+        needed = 2 if KINDS[next(iter(asked.values())).kind].has_peer else self._size
         if len(asked) >= needed - len(self._joined):
             absent = self._absent(asked)
             if not absent or (self._joined and set(absent) <= set(self._joined)):
@@ -191,7 +191,7 @@ class Negotiator:
             if differ_in_length(requests):
                 self._unequal.update((each.group_name, error) for each in requests if each.group_length)
             return
-        definition = Definition(first, rows_of(requests))
+        definition = Definition(first, KINDS[first.kind].extents.agreed(requests))
         if not all(request.cacheable for request in requests):
             bit = -1
         elif bit >= 0:
@@ -263,7 +263,7 @@ class Negotiator:
     def _absent(self, asked: dict[int, Request]) -> list[int]:
         """The ranks whose request for a name is still to come, those that have joined among them."""
         first = next(iter(asked.values()))
-        takes_part = (first.root, first.peer) if first.kind is Kind.SEND else range(self._size)
+        takes_part = (first.root, first.peer) if KINDS[first.kind].has_peer else range(self._size)
         return [rank for rank in takes_part if rank not in asked]
 
     def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from hvdlite.negotiation.bits import members, set_of
 from hvdlite.negotiation.cache import Cache
 from hvdlite.negotiation.entry import Entry, stand_in
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Ready, Request, Response, Run
+from hvdlite.negotiation.rows import Rows
 from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import ProtocolError
 
@@ -21,7 +22,7 @@ class Work(NamedTuple):
     """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`)."""
 
     entries: Sequence[Entry]
-    rows: Sequence[tuple[int, ...]]
+    rows: Sequence[Rows]
 
 
 class Mismatched(NamedTuple):
@@ -100,7 +101,7 @@ class Replica:
                 works.append(Work(entries, rows))
         return Outcome(works, mismatches)
 
-    def _known(self, batch: Batch) -> tuple[list[Entry], list[tuple[int, ...]]]:
+    def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:
         """The entries of the remembered tensors of ``batch``, and the rows of each."""
         if not batch.bits:
             return [], []

@@ -1,7 +1,10 @@
 """Which rows of a tensor go where, in collectives whose ranks give or get different numbers of them.
 
-The requests of all ranks are kept as one of them and the *rows*: by rank what each gives for an allgather and a gather,
-what each gets for a scatter, and for an alltoall what each sends to each, the ranks' splits one after the other.
+Two things have numbers of rows. What ranks *agree* about, `Rows`, is by rank what each gives for an allgather and a
+gather, what each gets for a scatter, and for an alltoall what each sends to each, the ranks' splits one after the
+other; it is empty where all ranks have tensors of one shape. What *moves* is derived from it: by the rank that gives it
+where every rank gets all of it, by the rank that gets it where it is reduced, and otherwise from each rank to each, by
+sender. The table in `hvdlite.negotiation.kinds` says which of these a kind of collective has.
 """
 
 from __future__ import annotations
@@ -9,89 +12,127 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, REDUCTIONS, Kind, Request
-from hvdlite.tensors.dtypes import Adasum, Average, Sum, added_as, is_complex
+from hvdlite.negotiation.messages import Request
+
+Rows = tuple[int, ...]
 
 
-def rows_of(requests: Sequence[Request]) -> tuple[int, ...]:
-    """The rows that ``requests`` of all ranks, which fit together, amount to; empty for kinds without."""
-    kind = requests[0].kind
-    if kind in (Kind.ALLGATHER, Kind.GATHER):
-        return tuple(request.shape[0] for request in requests)
-    if kind is Kind.SCATTER:
-        return requests[requests[0].root].splits
-    if kind is Kind.ALLTOALL:
-        return tuple(count for request in requests for count in request.splits)
-    return ()
+class Alike:
+    """All ranks have tensors of one shape, which may have no dimensions."""
 
+    def agreed(self, requests: Sequence[Request]) -> Rows:
+        """What the ``requests`` of all ranks, which fit together, amount to."""
+        return ()
 
-def request_of_rank(request: Request, rows: tuple[int, ...], rank: int) -> Request:
-    """What ``rank`` asked for, given the request of any rank and the rows."""
-    if not rows:
+    def of_rank(self, request: Request, rows: Rows, rank: int) -> Request:
+        """What ``rank`` asked for, given the request of any rank and what was agreed."""
         return request
-    rest = request.shape[1:]
-    if request.kind is Kind.ALLTOALL:
-        splits = splits_of(rows, rank)
-        return request._replace(shape=(sum(splits), *rest), splits=splits)
-    if request.kind is Kind.SCATTER:
-        splits = rows if rank == request.root else ()
-        return request._replace(shape=(sum(splits), *rest), splits=splits)
-    return request._replace(shape=(rows[rank], *rest))
+
+    def fit(self, request: Request, rank: int, size: int) -> bool:
+        """Whether ``rank`` of ``size`` can have meant the shape and the splits of ``request``."""
+        return not request.splits
 
 
-def splits_of(rows: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The rows that ``rank`` sends to each rank in an alltoall."""
-    size = _size_of(rows)
-    return rows[rank * size : (rank + 1) * size]
+class AlikeInRows(Alike):
+    """All ranks have tensors of one shape, whose rows are divided among them."""
+
+    def fit(self, request: Request, rank: int, size: int) -> bool:
+        return bool(request.shape) and not request.splits
 
 
-def received_by(rows: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The rows that ``rank`` gets from each rank in an alltoall."""
-    return rows[rank :: _size_of(rows)]
+class Given(AlikeInRows):
+    """Each rank gives as many rows as it likes."""
+
+    def agreed(self, requests: Sequence[Request]) -> Rows:
+        return tuple(request.shape[0] for request in requests)
+
+    def of_rank(self, request: Request, rows: Rows, rank: int) -> Request:
+        return request._replace(shape=(rows[rank], *request.shape[1:]))
 
 
-def even_splits(rows: int, size: int) -> tuple[int, ...]:
+class Split(Alike):
+    """Each rank splits its rows among all of them."""
+
+    def agreed(self, requests: Sequence[Request]) -> Rows:
+        return tuple(count for request in requests for count in request.splits)
+
+    def of_rank(self, request: Request, rows: Rows, rank: int) -> Request:
+        size = math.isqrt(len(rows))
+        return _with_splits(request, rows[rank * size : (rank + 1) * size])
+
+    def fit(self, request: Request, rank: int, size: int) -> bool:
+        shape, splits = request.shape, request.splits
+        return bool(shape) and len(splits) == size and sum(splits) == shape[0]
+
+
+class SplitByRoot(Split):
+    """The root splits its rows among all ranks, and the others have none."""
+
+    def agreed(self, requests: Sequence[Request]) -> Rows:
+        return requests[requests[0].root].splits
+
+    def of_rank(self, request: Request, rows: Rows, rank: int) -> Request:
+        return _with_splits(request, rows if rank == request.root else ())
+
+    def fit(self, request: Request, rank: int, size: int) -> bool:
+        if rank == request.root:
+            return super().fit(request, rank, size)
+        return request.shape[:1] == (0,) and not request.splits
+
+
+def _with_splits(request: Request, splits: Rows) -> Request:
+    return request._replace(shape=(sum(splits), *request.shape[1:]), splits=splits)
+
+
+# ---- what moves, for a request of any rank of ``size`` and the rows that were agreed
+
+
+def as_agreed(request: Request, rows: Rows, size: int) -> Rows:
+    """What was agreed."""
+    return rows
+
+
+def evenly(request: Request, rows: Rows, size: int) -> Rows:
+    """A nearly equal part for each rank."""
+    return even_splits(request.shape[0], size)
+
+
+def all_of_root(request: Request, rows: Rows, size: int) -> Rows:
+    """All rows at the root."""
+    return _only(request.root, _length(request), size)
+
+
+def to_root(request: Request, rows: Rows, size: int) -> Rows:
+    """From each rank to the root."""
+    return tuple(count for given in rows for count in _only(request.root, given, size))
+
+
+def from_root(request: Request, rows: Rows, size: int) -> Rows:
+    """From the root to each rank."""
+    before, behind = request.root * size, (size - 1 - request.root) * size
+    return (0,) * before + rows + (0,) * behind
+
+
+def to_peer(request: Request, rows: Rows, size: int) -> Rows:
+    """From one rank to one other."""
+    return _only(request.root * size + request.peer, _length(request), size * size)
+
+
+def received_by(moved: Rows, rank: int) -> Rows:
+    """The rows that ``rank`` gets from each rank, where ``moved`` is from each rank to each."""
+    return moved[rank :: math.isqrt(len(moved))]
+
+
+def even_splits(rows: int, size: int) -> Rows:
     """``rows`` divided among ``size`` ranks; the first ones get one more where it does not come out even."""
     each, more = divmod(rows, size)
     return (each + 1,) * more + (each,) * (size - more)
 
 
-def is_well_formed(request: Request, rank: int, size: int) -> bool:
-    """Whether ``rank`` of a group of ``size`` can have meant ``request``: what the wire's checks cannot know."""
-    kind, shape, splits = request.kind, request.shape, request.splits
-    if request.root >= size or (kind is not Kind.SEND and request.peer != -1):
-        return False
-    if (kind is Kind.JOIN) != (request.name == JOIN_NAME) or (kind in _NOT_BY_ALL and request.cacheable):
-        return False
-    if request.group_length and not _is_in_group(request):
-        return False
-    if request.op == Adasum and not (kind is Kind.ALLREDUCE and request.dtype.is_floating):
-        return False
-    if kind in REDUCTIONS and (
-        added_as(request.dtype) is None or (is_complex(request.dtype) and request.op not in (Sum, Average))
-    ):
-        return False
-    if kind is Kind.SEND:
-        return 0 <= request.peer < size and request.root != request.peer and rank in (request.root, request.peer)
-    if kind is Kind.ALLTOALL or (kind is Kind.SCATTER and rank == request.root):
-        return bool(shape) and len(splits) == size and sum(splits) == shape[0]
-    if splits:
-        return False
-    if kind is Kind.SCATTER:
-        return bool(shape) and shape[0] == 0
-    return bool(shape) or kind not in (Kind.ALLGATHER, Kind.GATHER, Kind.REDUCESCATTER)
+def _length(request: Request) -> int:
+    """The number of rows; what has no dimensions is one."""
+    return math.prod(request.shape[:1])
 
 
-def _is_in_group(request: Request) -> bool:
-    _, bracket, rest = request.name.rpartition("[")
-    number = rest[:-1]
-    if request.group_length == EMPTY_GROUP:
-        return bool(bracket) and rest == "0]" and request.kind is Kind.ALLREDUCE and request.nbytes == 0
-    return bool(bracket) and rest[-1:] == "]" and number.isdecimal() and int(number) < request.group_length
-
-
-_NOT_BY_ALL = (Kind.SEND, Kind.JOIN)  # a bit stands for what all ranks submit
-
-
-def _size_of(rows: tuple[int, ...]) -> int:
-    return math.isqrt(len(rows))
+def _only(index: int, count: int, size: int) -> Rows:
+    return (0,) * index + (count,) + (0,) * (size - index - 1)

@@ -222,7 +222,7 @@ class Movements(Calls[T]):
 
     def _allgather(self, group: Group) -> DraftInGroup[T]:
         def draft(name: str | None, tensor: T, length: int) -> Entry:
-            source, _ = self._rows_buffer(tensor, "allgather")
+            source, _ = self._rows_buffer(tensor, Kind.ALLGATHER)
             allocate = self._allocator(tensor)
             return entry_of(group, name, Kind.ALLGATHER, source, allocate=allocate, group_length=length)
 
@@ -239,7 +239,7 @@ class Movements(Calls[T]):
         group = group_of(process_set)
 
         def draft(name: str | None, tensor: T) -> Entry:
-            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, "alltoall")
+            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.ALLTOALL)
             if splits is None and rows % group.size:
                 raise ValueError(
                     f"alltoall without splits divides rows evenly, but {rows} rows are not a multiple of {group.size} "
@@ -263,7 +263,7 @@ class Movements(Calls[T]):
         root = index_in(group, root_rank, "root_rank")
 
         def draft(name: str | None, tensor: T) -> Entry:
-            source, _ = self._rows_buffer(tensor, "gather")
+            source, _ = self._rows_buffer(tensor, Kind.GATHER)
             allocate = self._allocator(tensor)
             return entry_of(group, name, Kind.GATHER, source, root=root, allocate=allocate)
 
@@ -273,7 +273,7 @@ class Movements(Calls[T]):
         root = index_in(group, root_rank, "root_rank")
 
         def draft(name: str | None, tensor: T) -> Entry:
-            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, "scatter")
+            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.SCATTER)
             counts: tuple[int, ...] = ()
             if root == group.rank:
                 counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)

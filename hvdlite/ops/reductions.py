@@ -277,7 +277,7 @@ class Reductions(Calls[T]):
 
     def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> DraftInGroup[T]:
         def draft(name: str | None, tensor: T, length: int) -> Entry:
-            source, shape = self._rows_buffer(tensor, "reducescatter")
+            source, shape = self._rows_buffer(tensor, Kind.REDUCESCATTER)
             rows = even_splits(shape[0], group.size)[group.rank]
             output, target = self._adapter.empty((rows, *shape[1:]), tensor)
             reduction = (op, prescale, postscale)

@@ -17,7 +17,8 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Allocate, Converted, Entry
 from hvdlite.negotiation.handle import Handle
-from hvdlite.negotiation.messages import EMPTY_GROUP, REDUCTIONS, Kind, Request
+from hvdlite.negotiation.kinds import KINDS
+from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
 from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle, synchronize
@@ -99,12 +100,12 @@ class Calls(Generic[T]):
             raise refusal
         return found
 
-    def _rows_buffer(self, tensor: T, what: str) -> tuple[Buffer, tuple[int, ...]]:
+    def _rows_buffer(self, tensor: T, kind: Kind) -> tuple[Buffer, tuple[int, ...]]:
         """The memory and the shape of a tensor that is divided or joined along its first dimension."""
         source = self._adapter.buffer(tensor)
         _, _, shape, _ = source
         if not shape:
-            raise ValueError(f"{what} needs a tensor with at least one dimension; reshape a scalar to (1,)")
+            raise ValueError(f"{kind} needs a tensor with at least one dimension; reshape a scalar to (1,)")
         return source, shape
 
     def _allocator(self, like: T) -> Allocate:
@@ -223,15 +224,15 @@ def _checked(reduction: Reduction, kind: Kind, dtype: ElementType) -> tuple[int,
     Adasum in anything but an all-reduce.
     """
     op, prescale, postscale = reduction
-    may_be_adasum = kind is Kind.ALLREDUCE
+    row = KINDS[kind]
     number = op if type(op) is int else whole_number(op)  # numpy's integers are welcome
-    if number is None or number not in OP_NAMES or (number == Adasum and not may_be_adasum):
-        legal = ", ".join(f"hvd.{name}" for each, name in OP_NAMES.items() if each != Adasum or may_be_adasum)
+    if number is None or number not in OP_NAMES or (number == Adasum and not row.takes_adasum):
+        legal = ", ".join(f"hvd.{name}" for each, name in OP_NAMES.items() if each != Adasum or row.takes_adasum)
         refused = HorovodInternalError if number == Adasum else ValueError
         raise refused(f"op {OP_NAMES.get(op, op)} is not supported in {kind}; use one of {legal}")
     if prescale != prescale or postscale != postscale:
         raise ValueError("a scale factor is not a number (NaN)")
-    if kind not in REDUCTIONS:
+    if not row.reduces:
         return number, 1.0, 1.0
     if added_as(dtype) is None:
         raise ValueError(

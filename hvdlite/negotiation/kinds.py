@@ -1,0 +1,148 @@
+"""What a kind of collective is: one row a kind, which all that treats kinds differently reads.
+
+What a front end needs to know of its own, such as derivatives, is in a table of that front end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from hvdlite.negotiation import rows
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.rows import Rows
+from hvdlite.tensors.dtypes import OP_NAMES
+
+Ranks = Sequence[int]
+"""The numbers that users know the ranks by."""
+
+
+class Check(NamedTuple):
+    """Something that the requests of all ranks must have alike: what it is called, and what a user sees of it."""
+
+    what: str
+    value_of: Callable[[Request, Ranks], Any]
+
+
+_SHAPE = Check("shape", lambda request, _: list(request.shape))
+_ROOT = Check("root rank", lambda request, ranks: ranks[request.root])
+_REDUCTION = (
+    _SHAPE,
+    Check("reduce op", lambda request, _: OP_NAMES[request.op]),
+    Check("prescale_factor", lambda request, _: request.prescale),
+    Check("postscale_factor", lambda request, _: request.postscale),
+)
+_BUT_ROWS = (
+    Check("number of dimensions", lambda request, _: len(request.shape)),
+    Check("shape after the first dimension", lambda request, _: list(request.shape[1:])),
+)
+
+_ALIKE = rows.Alike()
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One row.
+
+    ``runs_as`` is the collective of a data plane that runs it, and ``moves`` the rows with which, for each tensor
+    (`hvdlite.negotiation.rows`). ``alike`` is compared beside operation and dtype. ``extents`` says how the numbers of
+    rows differ between the ranks.
+
+    All ranks submit it if ``by_all``, so that one bit may stand for it; ``has_peer`` if only its root and its peer do.
+    With ``zeros_for_joined`` a rank that has joined takes part with zeros, which change no sum. ``takes_adasum`` if
+    Adasum is one of its operations.
+    """
+
+    kind: Kind
+    runs_as: Kind
+    alike: tuple[Check, ...] = ()
+    extents: rows.Alike = _ALIKE
+    moves: Callable[[Request, Rows, int], Rows] = rows.as_agreed
+    by_all: bool = True
+    has_peer: bool = False
+    zeros_for_joined: bool = False
+    takes_adasum: bool = False
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it calculates with elements. All others move bytes."""
+        return self.runs_as in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+
+    @property
+    def has_tensor(self) -> bool:
+        """Whether anything moves. Otherwise ranks only meet."""
+        return self.runs_as not in (Kind.BARRIER, Kind.JOIN)
+
+
+KINDS: Final = (  # in the order of their numbers on the wire
+    Collective(
+        kind=Kind.ALLREDUCE,
+        runs_as=Kind.ALLREDUCE,
+        alike=_REDUCTION,
+        zeros_for_joined=True,
+        takes_adasum=True,
+    ),
+    Collective(
+        kind=Kind.ALLGATHER,
+        runs_as=Kind.ALLGATHER,
+        alike=_BUT_ROWS,
+        extents=rows.Given(),
+    ),
+    Collective(
+        kind=Kind.BROADCAST,
+        runs_as=Kind.ALLGATHER,
+        alike=(_SHAPE, _ROOT),
+        moves=rows.all_of_root,
+    ),
+    Collective(
+        kind=Kind.BARRIER,
+        runs_as=Kind.BARRIER,
+    ),
+    Collective(
+        kind=Kind.REDUCESCATTER,
+        runs_as=Kind.REDUCESCATTER,
+        alike=_REDUCTION,
+        extents=rows.AlikeInRows(),
+        moves=rows.evenly,
+    ),
+    Collective(
+        kind=Kind.ALLTOALL,
+        runs_as=Kind.ALLTOALL,
+        alike=_BUT_ROWS,
+        extents=rows.Split(),
+    ),
+    Collective(
+        kind=Kind.REDUCE,
+        runs_as=Kind.REDUCESCATTER,
+        alike=(*_REDUCTION, _ROOT),
+        moves=rows.all_of_root,
+    ),
+    Collective(
+        kind=Kind.GATHER,
+        runs_as=Kind.ALLTOALL,
+        alike=(*_BUT_ROWS, _ROOT),
+        extents=rows.Given(),
+        moves=rows.to_root,
+    ),
+    Collective(
+        kind=Kind.SCATTER,
+        runs_as=Kind.ALLTOALL,
+        alike=(*_BUT_ROWS, _ROOT),
+        extents=rows.SplitByRoot(),
+        moves=rows.from_root,
+    ),
+    Collective(
+        kind=Kind.SEND,
+        runs_as=Kind.ALLTOALL,
+        alike=(_SHAPE, Check("sender", _ROOT.value_of)),
+        moves=rows.to_peer,
+        by_all=False,
+        has_peer=True,
+    ),
+    Collective(
+        kind=Kind.JOIN,
+        runs_as=Kind.JOIN,
+        by_all=False,
+    ),
+)
