@@ -32,13 +32,6 @@ class Mismatched(NamedTuple):
     reason: str
 
 
-class Outcome(NamedTuple):
-    """What a decision of the root means for this rank: batches to run, in this order, and entries that fail."""
-
-    works: Sequence[Work]
-    mismatches: Sequence[Mismatched]
-
-
 class InFlight(Protocol):
     """The entries that this rank has submitted and not finished."""
 
@@ -78,8 +71,11 @@ class Replica:
                 requests.append(entry.request)
         return Ready(self.cache.generation, set_of(bits), tuple(requests))
 
-    def apply(self, run: Run) -> Outcome:
-        """Takes a decision of the root. Raises ProtocolError if it is about what this rank did not submit."""
+    def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
+        """Takes a decision of the root: the batches that this rank runs, in this order, and the entries that fail.
+
+        Raises ProtocolError if it is about what this rank did not submit.
+        """
         if self.cache.begin(run.generation):
             self.by_bit.clear()
         works: list[Work] = []
@@ -99,7 +95,7 @@ class Replica:
                 rows.append(response.rows)
             if entries:
                 works.append(Work(entries, rows))
-        return Outcome(works, mismatches)
+        return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:
         """The entries of the remembered tensors of ``batch``, and the rows of each."""

@@ -90,7 +90,9 @@ class Calls(Generic[T]):
                 raise ValueError("a number cannot be written in place; use the form without _") from None
             return Converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
         address, _, shape, _ = source
-        output, target = (tensor, address) if is_in_place else self._adapter.empty(shape, tensor)
+        if is_in_place:
+            return entry_of(group, name, kind, source, address, tensor, reduction, root, length)
+        output, target = self._adapter.empty(shape, tensor)
         return entry_of(group, name, kind, source, target, output, reduction, root, length)
 
     def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:

@@ -5,25 +5,25 @@ A collective and its grouped form have one rule; a single tensor is a group of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import torch
 
 from hvdlite.tensors.dtypes import OP_NAMES, Average, Max, Min, Product, Sum
-from hvdlite.torch.collectives.autograd import Call, Tensors
+from hvdlite.torch.collectives.autograd import Call, Rule, Tensors
 
 Gradients = Sequence[torch.Tensor | None]
 
 
-def of_allreduce(call: Call, gradients: Tensors) -> Gradients:
+def _of_allreduce(call: Call, gradients: Tensors) -> Gradients:
     """The same reduction of the gradients."""
     _refuse_without_gradient(call.arguments["op"])
     same = {key: call.arguments[key] for key in ("average", "op", "prescale_factor", "postscale_factor")}
     return call.collectives.grouped_allreduce(gradients, **same, **call.meeting)
 
 
-def of_allgather(call: Call, gradients: Tensors) -> Gradients:
+def _of_allgather(call: Call, gradients: Tensors) -> Gradients:
     """The average over ranks, of which each takes the rows that it gave."""
     averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
     index = call.own_index
@@ -32,19 +32,19 @@ def of_allgather(call: Call, gradients: Tensors) -> Gradients:
     ]
 
 
-def of_broadcast(call: Call, gradients: Tensors) -> Gradients:
+def _of_broadcast(call: Call, gradients: Tensors) -> Gradients:
     """The average over ranks on the root, and zeros elsewhere."""
     averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
     return averages if call.is_root else [torch.zeros_like(average) for average in averages]
 
 
-def of_alltoall(call: Call, gradients: Tensors) -> Gradients:
+def _of_alltoall(call: Call, gradients: Tensors) -> Gradients:
     """Every row back where it came from. Rows that were not sent have a gradient of zero."""
     returned = call.collectives.alltoall(gradients[0], splits=call.rows[0], **call.meeting)
     return [_filled_up(returned[0], call.shapes[0])]
 
 
-def of_reducescatter(call: Call, gradients: Tensors) -> Gradients:
+def _of_reducescatter(call: Call, gradients: Tensors) -> Gradients:
     """The rows of all ranks, times the scale factors, and for a Sum times the number of ranks."""
     scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
     if call.arguments["op"] == Sum:
@@ -53,7 +53,7 @@ def of_reducescatter(call: Call, gradients: Tensors) -> Gradients:
     return call.collectives.grouped_allgather([scale * gradient for gradient in gradients], **call.meeting)
 
 
-def of_reduce(call: Call, gradients: Tensors) -> Gradients:
+def _of_reduce(call: Call, gradients: Tensors) -> Gradients:
     """The root's gradient, scaled as the tensor was."""
     _refuse_without_gradient(call.arguments["op"])
     scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
@@ -63,24 +63,24 @@ def of_reduce(call: Call, gradients: Tensors) -> Gradients:
     return [call.collectives.broadcast_(scale * gradient, **call.root)]
 
 
-def of_gather(call: Call, gradients: Tensors) -> Gradients:
+def _of_gather(call: Call, gradients: Tensors) -> Gradients:
     """To every rank the gradient of its rows, from the root."""
     return [call.collectives.scatter(gradients[0], splits=call.rows[0], **call.root)]
 
 
-def of_scatter(call: Call, gradients: Tensors) -> Gradients:
+def _of_scatter(call: Call, gradients: Tensors) -> Gradients:
     """On the root the gradients of all rows, and zeros elsewhere."""
     gathered = call.collectives.gather(gradients[0], **call.root)
     return [_filled_up(gathered, call.shapes[0])]
 
 
-def of_send(call: Call, gradients: Tensors) -> Gradients:
+def _of_send(call: Call, gradients: Tensors) -> Gradients:
     """What the receiver sends back. The gradient of what `send` returns, which is zero, is nothing."""
     like = gradients[0].new_empty(call.shapes[0])
     return [call.collectives.recv_(like, call.arguments["rank"], **call.meeting)]
 
 
-def of_recv(call: Call, gradients: Tensors) -> Gradients:
+def _of_recv(call: Call, gradients: Tensors) -> Gradients:
     """Nothing for the tensor that said what to receive; its gradient goes to the sender."""
     call.collectives.send(gradients[0], call.arguments["rank"], **call.meeting)
     return [None]
@@ -96,3 +96,21 @@ def _filled_up(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     if rows.shape == shape:
         return rows
     return torch.cat([rows, rows.new_zeros(shape[0] - rows.shape[0], *shape[1:])])
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "allreduce": _of_allreduce,
+    "grouped_allreduce": _of_allreduce,
+    "allgather": _of_allgather,
+    "grouped_allgather": _of_allgather,
+    "broadcast": _of_broadcast,
+    "alltoall": _of_alltoall,
+    "reducescatter": _of_reducescatter,
+    "grouped_reducescatter": _of_reducescatter,
+    "reduce": _of_reduce,
+    "gather": _of_gather,
+    "scatter": _of_scatter,
+    "send": _of_send,
+    "recv": _of_recv,
+}
+"""By the name of the form that is differentiable."""

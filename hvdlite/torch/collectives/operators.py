@@ -15,7 +15,9 @@ only when it has run. So each writes the name into a tensor, its receipt, which 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,8 +25,8 @@ import torch
 from hvdlite.members.process_set import global_process_set
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import Collectives, GroupHandle, barrier
-from hvdlite.torch.collectives import derivatives
-from hvdlite.torch.collectives.autograd import Call, Recorder, Rule, gradients_of
+from hvdlite.torch.collectives.autograd import Call, Recorder, gradients_of
+from hvdlite.torch.collectives.derivatives import RULES
 
 # Operators that write lists of tensors are more than torch 2.4, the first with custom_op, can make functional. Versions
 # in between were not tried, and calls that end a graph are right with all of them.
@@ -35,28 +37,7 @@ AUTOMATIC_NAME_BYTES: Final = 96  # a name that the user did not give, and what 
 order = torch.zeros((), device="cpu")
 
 
-class _Form(NamedTuple):
-    """A collective: the arguments that it has beside its tensors, name and process set, and its rule, if needed."""
-
-    fields: tuple[str, ...]
-    rule: Rule | None = None
-
-
-_REDUCTION = ("op", "prescale_factor", "postscale_factor")
-_FORMS: Final = {
-    "allreduce": _Form(_REDUCTION, derivatives.of_allreduce),
-    "grouped_allreduce": _Form(_REDUCTION, derivatives.of_allreduce),
-    "reducescatter": _Form(_REDUCTION, derivatives.of_reducescatter),
-    "grouped_reducescatter": _Form(_REDUCTION, derivatives.of_reducescatter),
-    "reduce": _Form(("root_rank", *_REDUCTION), derivatives.of_reduce),
-    "broadcast": _Form(("root_rank",), derivatives.of_broadcast),
-    "allgather": _Form(()),
-    "alltoall": _Form(("splits",)),
-    "gather": _Form(("root_rank",)),
-    "scatter": _Form(("root_rank", "splits")),
-    "send": _Form(("rank",), derivatives.of_send),
-    "recv": _Form(("rank",), derivatives.of_recv),
-}
+_REDUCTION: Final = ("op", "prescale_factor", "postscale_factor")
 
 
 class _Receipt(NamedTuple):
@@ -129,12 +110,10 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         postscale: float,
         rank: int,
     ) -> None:
-        kind = _FORMS[form]
-        assert kind.rule is not None
         name = bytes(receipt.tolist()).rstrip(b"\0").decode()
-        given = {**_arguments(kind, (op, prescale, postscale), rank), "average": None}
+        given = {**_arguments(form, (op, prescale, postscale), rank), "average": None}
         call = Call(collectives, given, [output.shape for output in outputs], [_Receipt(name, ())] * len(outputs))
-        found = gradients_of(call, kind.rule, tuple(gradients))
+        found = gradients_of(call, RULES[form], tuple(gradients))
         for output, gradient in zip(outputs, found, strict=True):
             if gradient is None:
                 output.zero_()
@@ -152,7 +131,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         """The handle of the first tensor, and the results."""
         recorder = Recorder()
         tensors = list(inputs) if form.startswith("grouped_") else inputs[0]
-        getattr(recorder, form)(tensors, name=name, **_arguments(_FORMS[form], reduction, rank, splits))
+        getattr(recorder, form)(tensors, name=name, **_arguments(form, reduction, rank, splits))
         handle, result = recorder.handle, recorder.result
         if isinstance(handle, GroupHandle):
             return handle.handles[0], result
@@ -175,6 +154,12 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         return input.new_empty((rows, *input.shape[1:])), torch.empty(ranks, dtype=torch.int32, device="cpu")
 
 
-def _arguments(form: _Form, reduction: Sequence[Any], rank: int, splits: Sequence[int] | None = None) -> dict[str, Any]:
+def _arguments(form: str, reduction: Sequence[Any], rank: int, splits: Sequence[int] | None = None) -> dict[str, Any]:
+    """What the form takes of these, and the process set."""
     values = {"root_rank": rank, "rank": rank, "splits": splits, **dict(zip(_REDUCTION, reduction, strict=False))}
-    return {"process_set": global_process_set, **{field: values[field] for field in form.fields}}
+    return {"process_set": global_process_set, **{key: values[key] for key in _parameters(form) & values.keys()}}
+
+
+@cache
+def _parameters(form: str) -> frozenset[str]:
+    return frozenset(inspect.signature(getattr(Collectives, form)).parameters)

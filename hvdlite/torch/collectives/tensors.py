@@ -6,33 +6,29 @@ history its tensor had. Only the blocking forms that make a new tensor have grad
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops import Collectives
-from hvdlite.torch.collectives import derivatives
 from hvdlite.torch.collectives.adapter import TensorAdapter
 from hvdlite.torch.collectives.autograd import differentiable
 from hvdlite.torch.collectives.compiled import with_graphs
+from hvdlite.torch.collectives.derivatives import RULES
+
+
+class _Differentiable(Collectives[torch.Tensor]):
+    """The collectives of `hvdlite.ops`, with gradients through all that has a rule."""
+
+
+for _form, _rule in RULES.items():
+    setattr(_Differentiable, _form, differentiable(getattr(Collectives, _form), _rule))
 
 
 @with_graphs
-class TensorCollectives(Collectives[torch.Tensor]):
-    """The collectives of `hvdlite.ops`, with gradients through them."""
-
-    allreduce = differentiable(Collectives.allreduce, derivatives.of_allreduce)
-    grouped_allreduce = differentiable(Collectives.grouped_allreduce, derivatives.of_allreduce)
-    allgather = differentiable(Collectives.allgather, derivatives.of_allgather)
-    grouped_allgather = differentiable(Collectives.grouped_allgather, derivatives.of_allgather)
-    broadcast = differentiable(Collectives.broadcast, derivatives.of_broadcast)
-    alltoall = differentiable(Collectives.alltoall, derivatives.of_alltoall)
-    reducescatter = differentiable(Collectives.reducescatter, derivatives.of_reducescatter)
-    grouped_reducescatter = differentiable(Collectives.grouped_reducescatter, derivatives.of_reducescatter)
-    reduce = differentiable(Collectives.reduce, derivatives.of_reduce)
-    gather = differentiable(Collectives.gather, derivatives.of_gather)
-    scatter = differentiable(Collectives.scatter, derivatives.of_scatter)
-    recv = differentiable(Collectives.recv, derivatives.of_recv)
-    _send = differentiable(Collectives.send, derivatives.of_send)
+class TensorCollectives(_Differentiable):
+    """The collectives for CPU torch tensors, which `torch.compile` takes into its graphs."""
 
     def send(  # type: ignore[override]
         self,
@@ -46,7 +42,7 @@ class TensorCollectives(Collectives[torch.Tensor]):
         Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
         A sender adds the zero to its loss, so that its backward comes to wait for the gradient from the receiver.
         """
-        zero: torch.Tensor | None = self._send(tensor, rank, name, process_set)
+        zero: Any = super().send(tensor, rank, name, process_set)
         dtype = tensor.dtype if isinstance(tensor, torch.Tensor) else None  # or it is a number
         return torch.zeros((), dtype=dtype, device="cpu") if zero is None else zero
 
