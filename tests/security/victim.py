@@ -1,4 +1,4 @@
-"""A job to attack: its ranks reduce without pause, check every sum, and can tell what they listen on."""
+"""A job to attack: its ranks reduce all the time, check every sum, and can tell what they listen on."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.harness import ProcessRanks, pause_at, reached
 SIZE = 4
 TWO_HOSTS = {rank: {"HVDLITE_HOSTID": f"host {rank // 2}"} for rank in range(SIZE)}
 ELEMENTS = 1 << 16
+REST_S = 0.005  # between two steps: four ranks without a pause take the cores from all other tests
 MARK = 1234.5  # every element of what rank 0 contributes; 2**16 of them are hard to overlook in a capture
 
 
@@ -46,6 +47,7 @@ def reduce_until_released() -> dict[str, float]:
             base = process.memory_info().rss
             threading.Thread(target=wait_for_release, daemon=True).start()
             reached("running")
+        has_been_released.wait(REST_S)
     return {"steps": steps, "wrong": wrong, "grown": process.memory_info().rss - base, "longest_s": longest_s}
 
 
