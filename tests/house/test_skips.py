@@ -34,8 +34,9 @@ def _texts(reason: ast.expr) -> list[str]:
 def _all() -> list[tuple[str, str]]:
     found = []
     for path in files(".py"):
-        if path.parts[0] == "tests":
-            tree = ast.parse((ROOT / path).read_text())
+        text = (ROOT / path).read_text() if path.parts[0] == "tests" else ""
+        if any(word in text for word in ("skip", "reason", "def missing")):  # to parse all files takes a second
+            tree = ast.parse(text)
             found += [(f"{path}:{reason.lineno}", text) for reason in _reasons(tree) for text in _texts(reason)]
     return found
 
