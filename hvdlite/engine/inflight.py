@@ -218,7 +218,7 @@ class InFlight:
         if self._by_name.setdefault(name, entry) is not entry:
             self.finish((entry,), self._refusal(name))
             return False
-        entry.rename(name, is_cacheable=False)
+        entry.rename(name)
         self._by_name.pop(unnamed, None)
         return True
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-_serial: Final = itertools.count()
+_serial: Final = itertools.count()  # this rank's alone
 
 
 class Unnamed(str):
@@ -21,34 +21,24 @@ class Unnamed(str):
 
     __slots__ = ("_call", "_suffix")
 
-    _call: _Call
+    _call: list[Callable[[], str] | str]  # how its name comes to be, and then the name
     _suffix: str
 
     def __new__(cls, count: Callable[[], str]) -> Unnamed:
-        return cls._of(_Call(count), "")
-
-    @classmethod
-    def _of(cls, call: _Call, suffix: str) -> Unnamed:
-        self = super().__new__(cls, f"not named yet, {call.serial}{suffix}")
-        self._call = call
-        self._suffix = suffix
+        self = str.__new__(cls, f"not named yet, {next(_serial)}")
+        self._call = [count]
+        self._suffix = ""
         return self
 
     def __add__(self, suffix: str) -> Unnamed:
-        return self._of(self._call, self._suffix + suffix)
+        other = str.__new__(Unnamed, str.__add__(self, suffix))
+        other._call = self._call
+        other._suffix = self._suffix + suffix
+        return other
 
     def counted(self) -> str:
         """The name."""
-        call = self._call
-        if not call.name:
-            call.name = call.count()
-        return call.name + self._suffix
-
-
-class _Call:
-    __slots__ = ("count", "name", "serial")
-
-    def __init__(self, count: Callable[[], str]) -> None:
-        self.count = count
-        self.name = ""
-        self.serial = next(_serial)  # this rank's alone
+        name = self._call[0]
+        if not isinstance(name, str):
+            name = self._call[0] = name()
+        return name + self._suffix
