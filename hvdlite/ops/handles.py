@@ -51,10 +51,7 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
     if type(handle) is not Entry and not isinstance(handle, Handle):  # most are, and to ask that is cheaper
         if not isinstance(handle, GroupHandle):
             raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
-        if handle.is_taken:
-            return None
-        results = _synchronize_group(handle.handles)
-        return [] if handle.is_empty else results
+        return None if handle.is_taken else _synchronize_group(handle.handles, handle.is_empty)
     if handle.is_taken:
         return None
     if not handle.is_done:
@@ -76,12 +73,13 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
         raise
 
 
-def _synchronize_group(handles: Sequence[Handle]) -> list[Any]:
+def _synchronize_group(handles: Sequence[Handle], is_empty: bool) -> list[Any]:
     for each in handles:  # all of them first, because an interrupt must find none taken
         if not each.is_done:
             assert each.group is not None
             each.group.wait(each)
     outputs = [each.output for each in handles]
+    results = [] if is_empty else outputs
     error = None
     try:
         for each in handles:
@@ -91,7 +89,7 @@ def _synchronize_group(handles: Sequence[Handle]) -> list[Any]:
                 error = each.error
         if error is not None:
             raise copy.copy(error) from error.__cause__
-        return outputs
+        return results
     except HvdError:
         raise
     except BaseException:
