@@ -31,8 +31,8 @@ def test_a_connection_that_carries_nothing_any_more_is_replaced(end: str, connec
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
         caller, *others = ports_of_connections(_port(planes[1]))
         assert len(others) == connections - 1
-        drop(f"tcp {end} {caller}")  # what one side sends, for good
         begun = time.monotonic()
+        drop(f"tcp {end} {caller}")  # what one side sends, for good
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 100_000)) == [True, True]
         assert time.monotonic() - begun > 2.0
         wait_until(lambda: [plane.counters.resumed for plane in planes] == [1, 1])
@@ -50,8 +50,8 @@ def test_a_neighbour_that_cannot_be_reached_is_named_before_the_progress_timeout
             planes[1 - rank].abort(caught.value)  # as the control links would
             return str(caught.value)
 
-        drop(f"tcp dport {_port(planes[1])}", f"tcp sport {_port(planes[1])}")
         begun = time.monotonic()
+        drop(f"tcp dport {_port(planes[1])}", f"tcp sport {_port(planes[1])}")
         error, heard = thread_ranks(2, work)
         assert time.monotonic() - begun > 5.0
     assert error == heard

@@ -9,9 +9,11 @@ import ctypes
 import functools
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ParamSpec
 
 import pytest
@@ -35,6 +37,18 @@ def in_private_network(test: Callable[Parameters, None]) -> Callable[Parameters,
             thread.submit(test, *arguments, **options).result()
 
     return run
+
+
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """A port of 127.0.0.1 at which nobody listens, and which no connection of another test gets meanwhile.
+
+    Who sets SO_REUSEADDR, as hvdlite does, may listen at it.
+    """
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield keeper.getsockname()[1]
 
 
 def namespace() -> int:

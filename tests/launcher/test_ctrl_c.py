@@ -54,11 +54,13 @@ def crash():
 """
 
 
-def interrupt(process: subprocess.Popen[bytes], programs: int) -> None:
-    """Sends Ctrl-C when so many programs are ready for it."""
+def interrupt(process: subprocess.Popen[bytes], programs: int) -> float:
+    """Sends Ctrl-C when so many programs are ready for it; the monotonic time just before."""
     assert process.stdout is not None
     read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == programs)
+    begun = time.monotonic()
     process.send_signal(signal.SIGINT)
+    return begun
 
 
 def test_ranks_and_their_children_handle_it_themselves(tmp_path: Path) -> None:
@@ -124,8 +126,7 @@ DEAF = (
 
 def test_what_is_deaf_to_it_gets_sigterm(tmp_path: Path) -> None:
     with started("-np", "2", "sh", "-c", DEAF.format(folder=tmp_path)) as process:
-        interrupt(process, 2)
-        begun = time.monotonic()
+        begun = interrupt(process, 2)
         assert process.wait(PATIENCE_S) == 130
         assert time.monotonic() - begun > INTERRUPT_GRACE_S - 0.5
     assert len(list(tmp_path.glob("ended.*"))) == 2

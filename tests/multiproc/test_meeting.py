@@ -18,6 +18,7 @@ from hvdlite.rendezvous.client import exchange
 from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.settings import Settings
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
+from tests.harness.network import kept_port
 from tests.harness.patience import PATIENCE_S
 
 KEY = "c4" * 32
@@ -32,18 +33,13 @@ def job(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.fixture
-def across() -> dict[str, str]:
+def across() -> Iterator[dict[str, str]]:
     """The settings of ranks across hosts that an engine started."""
-    return {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": KEY, "HVDLITE_COORDINATOR": f"127.0.0.1:{_free_port()}"}
+    with kept_port() as port:
+        yield {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": KEY, "HVDLITE_COORDINATOR": f"127.0.0.1:{port}"}
 
 
 HOSTS = {rank: {"HVDLITE_HOSTID": f"h{rank // 2}"} for rank in range(4)}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _three_sessions() -> list[float]:

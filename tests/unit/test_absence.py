@@ -68,8 +68,8 @@ def well() -> Iterator[str]:
 )
 def test_the_cause_is_found_and_not_too_early(state: object, cause: str, earliest_s: float) -> None:
     with state() as address:  # type: ignore[operator]
-        absence = Absence(address, Settings())
         began = time.monotonic()
+        absence = Absence(address, Settings())
         while (found := absence.look()) is None:
             time.sleep(max(0.0, absence.due - time.monotonic()))
         took_s = time.monotonic() - began

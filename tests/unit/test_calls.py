@@ -24,6 +24,7 @@ from hvdlite.rendezvous.client import Meeting, exchange
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from tests.harness import thread_ranks
+from tests.harness.network import kept_port
 from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))
@@ -140,14 +141,12 @@ def test_nobody_who_listens_within_a_host_is_found_out_at_once() -> None:
 
 
 def test_who_does_not_listen_yet_over_tcp_is_waited_for() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     said: list[bytes] = []
-    early = threading.Thread(target=lambda: said.append(question(f"tcp://127.0.0.1:{port}", b"early")))
-    early.start()
-    with serving(listen("127.0.0.1", range(port, port + 1))):
-        early.join(PATIENCE_S)
+    with kept_port() as port:
+        early = threading.Thread(target=lambda: said.append(question(f"tcp://127.0.0.1:{port}", b"early")))
+        early.start()
+        with serving(listen("127.0.0.1", range(port, port + 1))):
+            early.join(PATIENCE_S)
     assert said == [b"you said early"]
 
 
