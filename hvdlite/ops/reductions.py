@@ -123,7 +123,9 @@ class Reductions(Calls[T]):
         draft = partial(self._alike, group, _ALLREDUCE, False, reduction, 0)
         handle = self._many(group, Kind.ALLREDUCE, name, [sent for sent, _ in pairs], draft, will_wait=True)
         results = self._result(handle)
-        return [_decompressed(compression, result, pair[1]) for result, pair in zip(results, pairs, strict=True)]
+        return [
+            _decompressed(compression, result, context) for result, (_, context) in zip(results, pairs, strict=True)
+        ]
 
     def grouped_allreduce_async(
         self,
@@ -225,7 +227,9 @@ class Reductions(Calls[T]):
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
         handle = self._many(group, Kind.REDUCESCATTER, name, [sent for sent, _ in pairs], draft, will_wait=True)
         results = self._result(handle)
-        return [_decompressed(compression, result, pair[1]) for result, pair in zip(results, pairs, strict=True)]
+        return [
+            _decompressed(compression, result, context) for result, (_, context) in zip(results, pairs, strict=True)
+        ]
 
     def grouped_reducescatter_async(
         self,
