@@ -11,6 +11,7 @@ import pytest
 from tests.faults.training import training
 from tests.harness import faults
 from tests.harness.hosts import Network
+from tests.harness.patience import PATIENCE_S
 from tests.hosts.jobs import hvdrun
 
 SNIFFER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("sniffer.py")))
@@ -30,6 +31,8 @@ def test_who_reads_along_sees_no_key_and_tensors_only_if_they_are_not_encrypted(
             key = job.rank(1).environ()["HVDLITE_SECRET"]
             job.wait_for_steps(100)
             assert job.finish().code == 0
+        sniffer.terminate()
+        assert sniffer.wait(PATIENCE_S) == 0
     seen = capture.read_bytes()
     assert len(seen) > 100 * 8 << 10
     assert key.encode() not in seen
