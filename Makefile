@@ -45,7 +45,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.for-development native ## run all tests
 	@$(SAY) 'building and running the native tests with sanitizers: about a minute at first'
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about a quarter of an hour on two cores'
+	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about twelve minutes on two cores'
 	$(RUN_TESTS)
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
