@@ -1,0 +1,1 @@
+"""Collectives around a ring over ZeroMQ, in Python alone."""

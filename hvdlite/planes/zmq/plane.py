@@ -1,0 +1,286 @@
+"""The plane that is easy to read, and that runs where there is no native library: a ring over ZeroMQ.
+
+Each rank receives from its left neighbour and sends to its right one, over a PULL and a PUSH socket with CURVE, which
+admits nobody without the key of the group. A vector travels in pieces, so that a rank folds one while ZeroMQ's own
+thread moves others. Reduce-scatter takes N - 1 steps: a part begins at the right neighbour of the rank that gets it,
+and every rank on the way folds its own values into it. All-reduce is a reduce-scatter, then an all-gather of the parts
+(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+
+A connection that ends is final: there is no second one, and its rank is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from hvdlite.errors import ENDED, HorovodInternalError, HvdError, PeerLost, ShutDown
+from hvdlite.net.listening import LOOPBACK, endpoint, listen, split
+from hvdlite.net.wake import Wake
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.zmq.arithmetic import BITS, bits_of, folding, scaled, values_of
+from hvdlite.rendezvous.job import Job
+from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.dtypes import DType
+
+Array = npt.NDArray[Any]
+
+_PIECE_BYTES: Final = 512 << 10
+_OF_CURVE_BYTES: Final = 64  # what encryption adds to a message
+_HELLO: Final = struct.Struct("<II")
+_EVENT: Final = struct.Struct("=hi")  # of a monitor, as libzmq documents it
+_LINGER_MS: Final = 2000
+
+
+class ZmqPlane(DataPlane):
+    """One rank of a ring. Usable after `connect`; `address` is what the left neighbour connects to.
+
+    All ranks give the same ``key``, 32 bytes that no other group has. A rank listens on the IP address ``address`` at
+    one of ``ports`` (None: any port). Errors call the ranks by the numbers ``called``, on ``hosts``. Raises
+    HorovodInternalError if the rank cannot listen there.
+    """
+
+    name = "zmq"
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        key: bytes,
+        *,
+        progress_timeout_s: float,
+        address: str = LOOPBACK,
+        ports: range | None = None,
+        called: Sequence[int] = (),
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._called = called or range(size)
+        self._hosts = hosts or [""] * size
+        self._progress_timeout_s = progress_timeout_s
+        self._error: HvdError | None = None
+        self._lock = threading.Lock()  # guards _error and _wake against abort, which any thread may call
+        self._wake: Wake | None = Wake()
+        self._context = zmq.Context()
+        self._left, self._right = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        self._left_fd = -1
+        self._has_left = False
+        for socket in (self._left, self._right):
+            socket.set_hwm(0)
+            socket.linger = _LINGER_MS
+            socket.ipv6 = ":" in address
+            socket.setsockopt(zmq.MAXMSGSIZE, _PIECE_BYTES + _OF_CURVE_BYTES)
+            socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        job = Job("", key.hex())
+        job.serve(self._left)
+        job.dial(self._right)
+        self._monitor = self._left.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        for watched in (self._left, self._monitor, self._wake.fd):
+            self._poller.register(watched, zmq.POLLIN)
+        try:
+            entrance = listen(address, ports)
+            self.address = endpoint(address, int(entrance.name()[1]))
+            self._left.setsockopt(zmq.USE_FD, entrance.hand_over())
+            self._left.bind(self.address)
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self, right_address: str, deadline: float) -> None:
+        """Connects to the right neighbour and waits for the left one until ``deadline``, on the monotonic clock.
+
+        Raises HorovodInternalError if it does not come in time, and ValueError for what is no address.
+        """
+        split(right_address)
+        with self._failing_for_good():
+            self._right.connect(right_address)
+            self._right.send(_HELLO.pack(self.rank, self.size))
+            left = (self.rank - 1) % self.size
+            hello = self._next(deadline - time.monotonic(), f"rank {self._called[left]} did not connect to it in time")
+            self._left_fd = hello.get(zmq.SRCFD)
+            if hello.bytes != _HELLO.pack(left, self.size):
+                raise HorovodInternalError(f"rank {self._called[self.rank]} was called by a rank that is not its left")
+
+    # ---- collectives
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        with self._failing_for_good():
+            bits = _read(spans).view(BITS[dtype])
+            ends = [len(bits) * number // self.size for number in range(1, self.size)]
+            own = self._reduced(np.split(bits, ends), dtype, op, prescale, postscale)
+            result = np.empty_like(bits)
+            parts = np.split(result, ends)
+            parts[self.rank][:] = own
+            self._circulate([part.view(np.uint8) for part in parts])
+            _write(spans, result.view(np.uint8))
+
+    def allgather(self, streams: Sequence[Spans]) -> None:
+        with self._failing_for_good():
+            blocks = [np.empty(int(spans[:, 2].sum()), np.uint8) for spans in streams]
+            blocks[self.rank] = _read(streams[self.rank])
+            self._circulate(blocks)
+            for spans, block in zip(streams, blocks, strict=True):
+                _write(spans, block)
+
+    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+        with self._failing_for_good():
+            bits = [_read(spans).view(BITS[dtype]) for spans in parts]
+            _write(parts[self.rank], self._reduced(bits, dtype, op, prescale, postscale).view(np.uint8))
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+        cells = matrix.astype(np.int64)
+        for what, spans, expected in (("sent", sends, cells[self.rank]), ("received", receives, cells[:, self.rank])):
+            found = [int(each[:, 2].sum()) for each in spans]
+            if found != expected.tolist():
+                raise ValueError(f"alltoall: the matrix says {expected.tolist()} bytes, but {found} are {what}")
+        with self._failing_for_good():
+            _write(receives[self.rank], _read(sends[self.rank]))
+            # What a rank sends travels the ring in the order of the ranks that get it, and each keeps what is its own.
+            load = np.concatenate([_read(sends[(self.rank + step) % self.size]) for step in range(1, self.size)])
+            for step in range(1, self.size):
+                sender = (self.rank - step) % self.size
+                left = sum(int(cells[sender, (sender + later) % self.size]) for later in range(step, self.size))
+                came = np.empty(left, np.uint8)
+                self._exchange(load, came)
+                own = int(cells[sender, self.rank])
+                _write(receives[sender], came[:own])
+                load = came[own:]
+
+    def barrier(self) -> None:
+        with self._failing_for_good():
+            for _ in range(self.size - 1):
+                self._send(np.empty(0, np.uint8))
+                self._receive(0)
+
+    def _reduced(self, parts: Sequence[Array], dtype: DType, op: int, prescale: float, postscale: float) -> Array:
+        """This rank's part of the reduction of all ranks' ``parts``, as bits."""
+        fold = folding(dtype, op)
+
+        def values(number: int) -> Iterator[Array]:
+            return (scaled(values_of(piece, dtype), dtype, prescale) for piece in _pieces(parts[number % self.size]))
+
+        with np.errstate(all="ignore"):
+            travelling = list(values(self.rank - 1))
+            for step in range(2, self.size + 1):
+                sent, travelling = travelling, []
+                for outgoing, own in itertools.zip_longest(sent, values(self.rank - step)):
+                    if outgoing is not None:
+                        self._send(outgoing)
+                    if own is not None:
+                        travelling.append(fold(self._receive(own.nbytes).view(own.dtype), own))
+            done = [bits_of(scaled(piece, dtype, postscale), dtype) for piece in travelling]
+        return np.concatenate(done) if done else np.empty(0, BITS[dtype])
+
+    def _circulate(self, blocks: Sequence[Array]) -> None:
+        """Sends this rank's block round the ring, and fills those of the others."""
+        for step in range(self.size - 1):
+            self._exchange(blocks[(self.rank - step) % self.size], blocks[(self.rank - step - 1) % self.size])
+
+    def _exchange(self, outgoing: Array, incoming: Array) -> None:
+        for sent, room in itertools.zip_longest(_pieces(outgoing), _pieces(incoming)):
+            if sent is not None:
+                self._send(sent)
+            if room is not None:
+                room[:] = self._receive(room.nbytes)
+
+    # ---- messages
+
+    def _send(self, piece: Array) -> None:
+        try:
+            self._right.send(piece.data, zmq.NOBLOCK)  # copied: the caller may reuse its memory before it is on its way
+        except zmq.Again:  # there is no limit to what is queued, so there is nobody to queue it for
+            raise self._lost((self.rank + 1) % self.size) from None
+
+    def _receive(self, nbytes: int) -> Array:
+        frame = self._next(
+            self._progress_timeout_s,
+            f"rank {self._called[self.rank]} got nothing from rank {self._called[self.rank - 1]} for "
+            f"{self._progress_timeout_s:g} s (HVDLITE_PROGRESS_TIMEOUT)",
+        )
+        if len(frame) != nbytes:
+            raise HorovodInternalError(
+                f"rank {self._called[self.rank - 1]} sent {len(frame)} bytes where {nbytes} were due"
+            )
+        return np.frombuffer(frame.buffer, np.uint8)
+
+    def _next(self, timeout_s: float, silence: str) -> zmq.Frame:
+        until = time.monotonic() + timeout_s
+        while True:
+            if self._error is not None:
+                raise self._error
+            try:
+                return self._left.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                pass
+            if self._has_left:  # and nothing of what it had sent before is left
+                raise self._lost((self.rank - 1) % self.size)
+            if not (events := self._poller.poll(max(0, int((until - time.monotonic()) * 1000) + 1))):
+                raise HorovodInternalError(silence)
+            if (self._monitor, zmq.POLLIN) in events:
+                kind, fd = _EVENT.unpack(self._monitor.recv_multipart()[0])
+                self._has_left = self._has_left or (kind == zmq.EVENT_DISCONNECTED and fd == self._left_fd)
+
+    def _lost(self, rank: int) -> PeerLost:
+        return PeerLost(self._called[rank], self._hosts[rank], ENDED)
+
+    # ---- the end
+
+    @contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        if self._error is not None:
+            raise self._error
+        try:
+            yield
+        except HvdError as error:
+            self.abort(error)
+            raise
+
+    def abort(self, error: HvdError) -> None:
+        with self._lock:
+            self._error = self._error or error
+            if self._wake is not None:
+                self._wake.set()
+
+    def close(self) -> None:
+        self.abort(ShutDown(self._called[self.rank], f"rank {self._called[self.rank]} closed its ring"))
+        with self._lock:
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            self._left.disable_monitor()
+            self._context.destroy(linger=_LINGER_MS)
+            wake.close()
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    """``array`` in pieces that, widened to four bytes an element or not, fit into a message."""
+    step = _PIECE_BYTES // max(4, array.itemsize)
+    return (array[begin : begin + step] for begin in range(0, len(array), step))
+
+
+def _memory(address: int, nbytes: int) -> Array:
+    return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
+
+
+def _read(spans: Spans) -> Array:
+    """A copy of what ``spans`` read."""
+    rows = [_memory(read, nbytes) for read, _, nbytes in spans.tolist() if nbytes]
+    return np.concatenate(rows) if rows else np.empty(0, np.uint8)
+
+
+def _write(spans: Spans, data: Array) -> None:
+    begin = 0
+    for _, write, nbytes in spans.tolist():
+        if nbytes:
+            _memory(write, nbytes)[:] = data[begin : begin + nbytes]
+        begin += nbytes

@@ -1,0 +1,81 @@
+"""What is particular to the ring over ZeroMQ: who may join it, and what becomes of it when a connection ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from hvdlite.errors import HorovodInternalError, PeerLost
+from hvdlite.net.listening import split
+from hvdlite.planes.zmq.plane import ZmqPlane
+from hvdlite.tensors.dtypes import DType, Sum
+from tests.contract.joined.zmq import open_ring
+from tests.contract.planes import spans_of
+from tests.harness import thread_ranks
+from tests.harness.patience import PATIENCE_S
+
+KEY = bytes(range(32))
+
+
+def test_a_neighbour_that_ends_is_lost_once_what_it_sent_is_read() -> None:
+    with open_ring(2, PATIENCE_S) as planes:
+        survivor, other = planes
+        thread_ranks(2, lambda rank: planes[rank].barrier())
+        array = np.ones(10, np.float32)
+        waiter = threading.Thread(target=other.close)
+        waiter.start()
+        with pytest.raises(PeerLost, match="rank 1") as caught:
+            survivor.allreduce(spans_of((array, array)), DType.FLOAT32, Sum, 1.0, 1.0)
+        assert caught.value.rank == 1
+        waiter.join(PATIENCE_S)
+        with pytest.raises(PeerLost) as again:
+            survivor.barrier()
+        assert again.value is caught.value
+
+
+def test_strangers_and_other_groups_stay_outside() -> None:
+    planes = [ZmqPlane(rank, 2, KEY, progress_timeout_s=PATIENCE_S) for rank in range(2)]
+    context = zmq.Context()
+    try:
+        plain = context.socket(zmq.PUSH)  # without CURVE
+        plain.linger = 0
+        plain.connect(planes[0].address)
+        plain.send(b"\0" * 8)
+        other = ZmqPlane(1, 2, bytes(32), progress_timeout_s=PATIENCE_S)
+        with pytest.raises(HorovodInternalError, match="rank 0 did not connect to it in time"):
+            other.connect(planes[0].address, time.monotonic() + 0.5)
+        other.close()
+        deadline = time.monotonic() + PATIENCE_S
+        thread_ranks(2, lambda rank: planes[rank].connect(planes[1 - rank].address, deadline))
+        thread_ranks(2, lambda rank: planes[rank].barrier())
+    finally:
+        for plane in planes:
+            plane.close()
+        context.destroy(linger=0)
+
+
+def test_a_stranger_that_leaves_is_not_taken_for_the_neighbour() -> None:
+    with open_ring(2, PATIENCE_S) as planes:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+            stranger.linger = 0
+            stranger.connect(planes[0].address)
+        assert split(planes[0].address)
+        thread_ranks(2, lambda rank: planes[rank].barrier())
+
+
+def test_a_rank_that_is_not_the_left_neighbour_is_refused() -> None:
+    planes = [ZmqPlane(rank, 3, KEY, progress_timeout_s=PATIENCE_S) for rank in range(3)]
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        caller = threading.Thread(target=planes[1].connect, args=(planes[0].address, deadline))
+        caller.start()
+        with pytest.raises(HorovodInternalError, match="rank 0 was called by a rank that is not its left"):
+            planes[0].connect(planes[1].address, deadline)
+        caller.join(PATIENCE_S)
+    finally:
+        for plane in planes:
+            plane.close()
