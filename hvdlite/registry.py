@@ -16,19 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-import zmq
-
 from hvdlite.engine.apart import Interruption, run_apart
-from hvdlite.engine.connecting import SWAPS, Connections, Connector
+from hvdlite.engine.connecting import Connecting, Connections, NotConnected, connect, look_on
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError, HvdError, Mismatch
+from hvdlite.members.membership import Membership
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind
+from hvdlite.settings import Settings
 
 
 class Registry:
@@ -37,16 +36,16 @@ class Registry:
     ``groups`` are those that this rank is in, by the number of their set.
     """
 
-    def __init__(self, connector: Connector, connections: Connections, hosts: Sequence[str]) -> None:
-        """``connector`` and ``connections`` are those of all ranks, whose ``hosts`` are in rank order."""
+    def __init__(self, world: Membership, options: Settings, connections: Connections) -> None:
         self.groups: dict[int | None, Group] = {}  # replaced, never changed: it is read without a lock
-        self._connector = connector
-        self._hosts = hosts
-        self._rank = connector.settings.rank
+        self._world = world
+        self._options = options
+        self._regions = connections.regions
+        self._rank = world.rank
         self._openings = itertools.count(1)
         self._sets: dict[int, ProcessSet] = {}
         self._lock = threading.RLock()  # one registration at a time
-        self.everyone = self._start(range(len(hosts)), connector, connections, self._end_all)
+        self.everyone = self._start(world, connections, self._end_all)
         self.groups = {0: self.everyone}
         global_process_set.register(0, self.everyone.ranks, self._rank)
 
@@ -131,13 +130,13 @@ class Registry:
             group = self.groups.get(number)
             if group is not None:
                 self.groups = {key: other for key, other in self.groups.items() if other is not group}
-                deadline = time.monotonic() + self._connector.settings.shutdown_timeout
+                deadline = time.monotonic() + self._options.shutdown_timeout
                 group.engine.shut_down(deadline, EndKind.REMOVED)
             return True
 
     def let_go(self) -> None:
         """Gives up the memory of this host after the last collective, which would wait for the garbage collector."""
-        self._connector = replace(self._connector, regions=None)
+        self._regions = None
 
     def forget(self) -> None:
         """Makes all process sets unregistered on this rank; their groups stay as they are."""
@@ -165,11 +164,11 @@ class Registry:
     def _open(self, process_set: ProcessSet, interruption: Interruption) -> None:
         members = tuple(process_set.ranks or ())
         number = next(number for number in itertools.count(1) if number not in self._sets)
-        opening = next(self._openings)
-        connector = self._connector.among(members, opening) if self._rank in members else None
-        connections = self._connect(members, connector, interruption)
-        if connector is not None and connections is not None:
-            group = self._start(members, connector, connections, self._end_everyone)
+        name = f"set {next(self._openings)}"  # that of no other group of this job
+        membership = self._world.among(members, name) if self._rank in members else None
+        connections = self._connect(members, membership, interruption)
+        if membership is not None and connections is not None:
+            group = self._start(membership, connections, self._end_everyone)
             self.groups = {**self.groups, number: group}
             if (end := self.everyone.engine.ended_by) is not None:  # perhaps before `_end_all` knew this group
                 group.engine.end(end)
@@ -177,53 +176,34 @@ class Registry:
         process_set.register(number, members, self._rank)
 
     def _connect(
-        self, members: Sequence[int], connector: Connector | None, interruption: Interruption
+        self, members: Sequence[int], membership: Membership | None, interruption: Interruption
     ) -> Connections | None:
-        """What ``connector`` connects; None without one.
+        """The connections of ``membership``, which is None on ranks that are not among the ``members``.
 
-        Raises HorovodInternalError on all ranks if one cannot, or if the call of one was interrupted before it told the
-        others how it went.
+        Raises HorovodInternalError on all ranks if one cannot connect, or if the call of one was interrupted before it
+        told the others how it went, and PeerLost as any collective does.
         """
-        swaps = iter(range(SWAPS))
-        connections, failure = None, ""
 
-        def swap(card: str) -> list[str]:
-            next(swaps)
+        def exchange(card: Any) -> list[Any]:
             cards = self._swap(card)
-            if any(cards[member] is None for member in members):
-                raise HorovodInternalError("another member could not connect")
             return [cards[member] for member in members]
 
         try:
-            if connector is not None:
-                connections = connector.connect(swap, time.monotonic() + connector.settings.start_timeout)
-        except (HvdError, OSError, ValueError, zmq.ZMQError) as error:
-            failure = str(error)
-        try:
-            for _ in swaps:  # what this rank did not need, or not get to: all ranks swap equally often
-                self._swap(None)
-            failures = self._swap(interruption.cause or failure)
-            if any(failures):
-                told = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(failures) if each)
-                raise HorovodInternalError(
-                    f"process set {list(members)} was not added (members that cannot connect count ranks within the "
-                    f"set): {told}"
-                )
-        except BaseException:
-            if connections is not None:
-                connections.close()
-            raise
-        return connections
+            if membership is None:
+                look_on(members, exchange)
+                return None
+            regions = self._regions and self._regions.of(members)
+            deadline = time.monotonic() + self._options.start_timeout
+            connecting = Connecting(membership, self._options, regions=regions)
+            return connect(connecting, exchange, deadline, lambda: interruption.cause)
+        except NotConnected as error:
+            raise HorovodInternalError(f"process set {list(members)} was not added: {error}") from error
 
     def _swap(self, card: str | None) -> list[Any]:
         return self.everyone.swap("hvdlite.process_set", card)
 
-    def _start(
-        self, members: Sequence[int], connector: Connector, connections: Connections, on_end: Callable[[End], None]
-    ) -> Group:
-        hosts = [self._hosts[member] for member in members]
-        settings = connector.settings
-        return Group(members, settings.rank, Engine(settings, members, hosts, connections, on_end))
+    def _start(self, membership: Membership, connections: Connections, on_end: Callable[[End], None]) -> Group:
+        return Group(membership, Engine(membership, self._options, connections.link, connections.plane, on_end))
 
     def _end_all(self, end: End) -> None:
         """Ends the groups of all sets because of what ended the global one."""
@@ -245,5 +225,5 @@ class Registry:
             raise
         except BaseException as error:
             cause = f"{what} failed: {type(error).__name__}: {error}"
-            self.everyone.engine.end(End(EndKind.FAILED, self._rank, self._hosts[self._rank], cause))
+            self.everyone.engine.end(End(EndKind.FAILED, self._rank, self._world.hosts[self._rank].name, cause))
             raise

@@ -14,23 +14,25 @@ from dataclasses import replace
 
 from hvdlite.compat import stands_for_horovod
 from hvdlite.engine.apart import Interruption, run_apart
-from hvdlite.engine.connecting import Connector
+from hvdlite.engine.connecting import Connecting, Exchange, connect
 from hvdlite.engine.engine import Engine
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.launched_by.presence import Presence
 from hvdlite.log import configure, logger
+from hvdlite.members.membership import Membership
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.members.topology import Placement
+from hvdlite.members.topology import group as group_by_host
 from hvdlite.net.descriptors import check_descriptors
 from hvdlite.net.giving_up import giving_up_when
 from hvdlite.planes.shm.arena import Arena
 from hvdlite.registry import Registry
-from hvdlite.rendezvous.cards import agreed_check, agreed_spin, card_of, placements, swapper
 from hvdlite.rendezvous.client import MeetingOver
-from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.rendezvous.lookout import looking_out
 from hvdlite.rendezvous.meeting import meet
-from hvdlite.settings import Settings, doubt_about_size
+from hvdlite.rendezvous.world import exchanger, meet_world
+from hvdlite.settings import Settings, Start, doubt_about_size
+from hvdlite.spin import spin_us
 from hvdlite.untraced import leave_out_all
 
 _EXIT_S = 1.0
@@ -44,29 +46,27 @@ class Session:
     a process set; see `Registry.group_of`.
     """
 
-    def __init__(self, settings: Settings, presence: Presence, number: int, on_met: Callable[[], None]) -> None:
+    def __init__(
+        self, start: Start, options: Settings, presence: Presence, number: int, on_met: Callable[[], None]
+    ) -> None:
         """Joins the ``number``-th meeting of the job's ranks; ``on_met`` is called when all of them have come to it."""
-        self.settings = settings
         self.presence = presence
-        deadline = time.monotonic() + settings.start_timeout
+        deadline = time.monotonic() + options.start_timeout
+        again_s = options.stall_check_time_seconds or float("inf")
         check_descriptors(1, 1)
-        with looking_out(settings, presence), meet(settings, number, deadline) as meeting:
-            swap = swapper(meeting, settings, number, deadline)
-            cards = swap(card_of(settings, meeting.reach))
+        with looking_out(start, presence, again_s), meet(start, number, deadline) as meeting:
+            exchange = exchanger(start, meeting, number, deadline)
+            world = meet_world(start, options, meeting, number, exchange)
             on_met()
-            self.placements = placements(cards)
-            host_ids = [card["hostid"] for card in cards]
-            address = settings.address or own_address(settings.rank, host_ids, [card["reach"] for card in cards])
-            spin = agreed_spin(settings, host_ids, swap)
-            connector = Connector(meeting.job, replace(settings, address=address, spin=spin), host_ids, str(number))
-            connector = connector.with_arena(swap, deadline)
-            connections = connector.connect(swap, deadline)
-        hosts = [card["host"] for card in cards]
-        self.compares_parameters = agreed_check(settings, [card["check_parameters"] for card in cards])
+            self.membership = members = world.membership
+            self.spin_us = _agreed_spin(options, members, exchange)
+            self.options = options = replace(options, address=world.address, spin=self.spin_us)
+            connections = connect(Connecting(members, options, makes_arena=True), exchange, deadline)
+        self.placements = group_by_host([host.id for host in members.hosts])
+        self.compares_parameters = world.compares_parameters
         self.plane_name = connections.plane.name
-        self.spin_us = spin
-        self.arena = connector.regions and connector.regions.arena
-        self.sets = Registry(connector, connections, hosts)
+        self.arena = connections.regions and connections.regions.arena
+        self.sets = Registry(members, options, connections)
         self.everyone = self.sets.everyone
         self.group_of = self.sets.group_of  # every submit calls it
         self._closing = threading.Lock()
@@ -75,7 +75,7 @@ class Session:
     @property
     def placement(self) -> Placement:
         """Where this rank is."""
-        return self.placements[self.settings.rank]
+        return self.placements[self.membership.rank]
 
     def close(self) -> None:
         """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little.
@@ -93,7 +93,7 @@ class Session:
 
     def _leave(self) -> None:
         self.sets.forget()
-        deadline = time.monotonic() + self.settings.shutdown_timeout
+        deadline = time.monotonic() + self.options.shutdown_timeout
         for engine in self._engines():
             engine.shut_down(deadline)
         if self.arena is not None:
@@ -153,10 +153,14 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
     """A session that this call begins is in ``begun``, but where it stays although the call raises."""
     with _lock:
         _finish_leaving()
-        settings = Settings.read() if _current is None else _current.settings
-        _refuse_part(comm, settings.size)
-        if _current is None:
-            run_apart(lambda interruption: _begin(settings, interruption, begun), "init()", patience_s=_GIVING_UP_S)
+        if _current is not None:
+            _refuse_part(comm, _current.membership.size)
+        else:
+            start, options = Start.read(), Settings.read()
+            _refuse_part(comm, start.size)
+            run_apart(
+                lambda interruption: _begin(start, options, interruption, begun), "init()", patience_s=_GIVING_UP_S
+            )
         session = current()
     if new := [process_set for process_set in wanted if not session.sets.knows(process_set)]:
         refused = session.sets.refuses(new)
@@ -165,22 +169,22 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
             raise refused
 
 
-def _begin(settings: Settings, interruption: Interruption, begun: list[Session]) -> None:
+def _begin(start: Start, options: Settings, interruption: Interruption, begun: list[Session]) -> None:
     """Makes the current session, and unmakes it if the caller of `init` is interrupted meanwhile."""
     global _current, _begun
-    configure(settings.rank, settings.log_level, settings.log_hide_time)
+    configure(start.rank, options.log_level, options.log_hide_time)
     with _beginning, giving_up_when(lambda: interruption.cause):
-        session = _met(settings)
+        session = _met(start, options)
     _begun += 1
     if _begun == 1:
         atexit.register(_at_exit)
         leave_out_all()
-    if settings.size == 1 and _begun == 1 and (doubt := doubt_about_size()):
+    if start.size == 1 and _begun == 1 and (doubt := doubt_about_size()):
         logger.warning("%s", doubt)
     logger.info(
         "rank %d of %d is ready, data plane %s, a waiting rank spins for %.0f µs",
-        settings.rank,
-        settings.size,
+        start.rank,
+        start.size,
         session.plane_name,
         session.spin_us,
     )
@@ -191,15 +195,15 @@ def _begin(settings: Settings, interruption: Interruption, begun: list[Session])
         session.close()
 
 
-def _met(settings: Settings) -> Session:
+def _met(start: Start, options: Settings) -> Session:
     global _meetings
-    presence = Presence(settings)
+    presence = Presence(start)
     try:
         try:
-            return Session(settings, presence, _meetings, _have_met)
+            return Session(start, options, presence, _meetings, _have_met)
         except MeetingOver as over:  # this rank was interrupted just when all came together
             _meetings = over.last + 1
-            return Session(settings, presence, _meetings, _have_met)
+            return Session(start, options, presence, _meetings, _have_met)
     except BaseException:
         presence.close()
         raise
@@ -315,12 +319,12 @@ def _settled() -> Session:
 
 def rank() -> int:
     """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below."""
-    return _settled().settings.rank
+    return _settled().membership.rank
 
 
 def size() -> int:
     """The number of ranks of the job."""
-    return _settled().settings.size
+    return _settled().membership.size
 
 
 def local_rank() -> int:
@@ -346,3 +350,10 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks."""
     return len({placement.local_size for placement in _settled().placements}) == 1
+
+
+def _agreed_spin(options: Settings, members: Membership, exchange: Exchange) -> float:
+    """How long this rank spins, in µs. The leader of each host measures it while the others wait for its answer."""
+    leader, *others = members.on_this_host
+    measured = exchange(spin_us(options, 1 + len(others)) if leader == members.rank and members.size > 1 else 0.0)
+    return options.spin if options.spin >= 0 else float(measured[leader])

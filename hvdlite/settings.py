@@ -40,11 +40,13 @@ def _setting(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of one session, already checked."""
+class Start:
+    """What started this process, and as which rank; already checked.
 
-    # hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a launcher the defaults
-    # make a job of one.
+    hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a launcher the defaults make
+    a job of one. Once the ranks have met, their `Membership` says who they are.
+    """
+
     rank: int = _setting(0, "rank of this process", horovod=True, at_least=0, begins="This process")
     size: int = _setting(1, "number of ranks of the job", horovod=True, at_least=1)
     local_rank: int = _setting(0, "rank among the ranks of this host", horovod=True, at_least=0)
@@ -59,15 +61,34 @@ class Settings:
         "", "HOST or HOST:PORT where rank 0 answers in a job on several hosts that hvdrun did not start"
     )
     secret: str = _setting("", "key of the job, 64 hexadecimal digits; never printed", secret=True)
-    address: str = _setting("", "IP address where this rank's links across hosts listen; empty: the loopback's")
+    run_address: str = _setting("", "address from which a rank of hvdlite.run() fetches its function")
+    run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None, pid: int = 0) -> Start:
+        """From ``environ``, by default this process's, or else that of process ``pid``.
+
+        Raises ValueError naming the variable.
+        """
+        environ = os.environ if environ is None else environ
+        start = cls(**_values(cls, {**detect(environ, pid), **environ}))
+        if start.rank >= start.size:
+            raise ValueError(f"HVDLITE_RANK={start.rank} must be below HVDLITE_SIZE={start.size}")
+        return start
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of one session, already checked."""
+
+    address: str = _setting(
+        "", "IP address where this rank's links across hosts listen; empty: the loopback's", begins="This host"
+    )
     port_range: str = _setting("", "ports where this rank's links across hosts listen, as in 40000-40100; empty: any")
     encrypt_data: bool = _setting(False, "encrypt the tensors too that cross a network, not only what is said of them")
     report: str = _setting(
         "", "descriptor and inode of the pipe on which a rank tells hvdrun why its session ended, as in 7:81234"
     )
-    run_address: str = _setting("", "address from which a rank of hvdlite.run() fetches its function")
-    run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
-
     fusion_threshold: int = _setting(
         128 << 20,
         "largest batch made of several tensors; 0: no fusion",
@@ -115,7 +136,7 @@ class Settings:
     plane: str = _setting(
         "auto",
         "data plane; auto: shared memory within a host, ring across, hierarchical for several hosts with several ranks",
-        choices=("auto", "local", "shm", "ring", "hierarchical"),
+        choices=("auto", "local", "shm", "ring", "hierarchical", "zmq"),
         begins="Data planes",
     )
     shm_chunk: int = _setting(
@@ -150,22 +171,9 @@ class Settings:
     )
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] | None = None, pid: int = 0) -> Settings:
-        """Reads the table from ``environ``, by default the process's. Raises ValueError naming the variable.
-
-        ``environ`` may be that of another process, ``pid``.
-        """
-        environ = os.environ if environ is None else environ
-        environ = {**detect(environ, pid), **environ}
-        values: dict[str, Any] = {}
-        for spec in table():
-            for name in spec.variables:
-                if (text := environ.get(name)) is not None:
-                    values[spec.name] = spec.parse(name, text)
-                    break
-        settings = cls(**values)
-        if settings.rank >= settings.size:
-            raise ValueError(f"HVDLITE_RANK={settings.rank} must be below HVDLITE_SIZE={settings.size}")
+    def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """From ``environ``, by default this process's. Raises ValueError naming the variable."""
+        settings = cls(**_values(cls, os.environ if environ is None else environ))
         _ = settings.ports
         return settings
 
@@ -173,6 +181,16 @@ class Settings:
     def ports(self) -> range | None:
         """``port_range`` as numbers, None for any. Raises ValueError naming the variable, but not after `read`."""
         return parse_ports(self.port_range)
+
+
+def _values(part: type[Start | Settings], environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for spec in _rows(part):
+        for name in spec.variables:
+            if (text := environ.get(name)) is not None:
+                values[spec.name] = spec.parse(name, text)
+                break
+    return values
 
 
 def doubt_about_size() -> str:
@@ -234,7 +252,12 @@ def parse_switch(variable: str, text: str) -> bool:
 
 def table() -> Iterator[Spec]:
     """The rows of the table in the order in which they are documented."""
-    for entry in fields(Settings):
+    yield from _rows(Start)
+    yield from _rows(Settings)
+
+
+def _rows(part: type[Start | Settings]) -> Iterator[Spec]:
+    for entry in fields(part):
         kind = {"int": int, "float": float, "bool": bool, "str": str}[str(entry.type)]
         yield Spec(name=entry.name, kind=kind, default=entry.default, **entry.metadata)
 

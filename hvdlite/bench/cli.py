@@ -27,7 +27,7 @@ from hvdlite.bench.systems import OTHERS, TensorType, open_systems
 from hvdlite.bench.targets import against_targets, ranks_with_targets
 from hvdlite.errors import HvdError
 from hvdlite.session import current
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 from hvdlite.tensors.dtypes import DType
 
 _DEFAULT_SIZES = "1K,256K,4M,16M,256M"
@@ -137,7 +137,7 @@ def bench(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark and returns the exit code: 2 for wrong arguments, 1 for results or peers that failed."""
     try:
-        rank = Settings.read().rank
+        rank = Start.read().rank
         bench.main(arguments, "python -m hvdlite.bench", standalone_mode=False)
     except click.Abort:
         return 130
@@ -165,7 +165,7 @@ def _refuse_ignored(context: click.Context, modes: Mapping[str, bool]) -> None:
             is_given = context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
             if is_given and parameter.opts[0] in _IGNORED[mode]:
                 raise click.UsageError(f"{parameter.opts[0]} means nothing with {mode}; leave it out.")
-    if modes["--targets"] and Settings.read().size not in ranks_with_targets():
+    if modes["--targets"] and Start.read().size not in ranks_with_targets():
         numbers = " or ".join(map(str, ranks_with_targets()))
         raise click.UsageError(f"there are targets for {numbers} ranks only; start as many with hvdrun -np.")
 

@@ -17,7 +17,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from hvdlite.control.frames import FrameSocket
 from hvdlite.control.inbox import Inbox
 from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.errors import ENDED, HorovodInternalError
+from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Message, decode, encode
 from hvdlite.net.door import Door, knock
 from hvdlite.net.entrance import peer_of
@@ -52,60 +53,54 @@ class _Peer:
 class UnixLink(ControlLink):
     """One rank's end: the first rank of the host has a peer for each other one, the others have it alone.
 
-    See `accept` and `dial`.
+    The leader calls `accept` before it uses the link, the others `dial`.
     """
 
-    def __init__(self, session: int, settings: Settings) -> None:
-        self.inbox = Inbox(spin_us=settings.spin)
-        self._session = session
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        self.inbox = Inbox(spin_us=options.spin)
+        self._membership = membership
+        self._session = membership.session
         self._sent = 0
-        self._heartbeat_s = settings.heartbeat_interval
-        self._patience_s = settings.peer_timeout
+        self._heartbeat_s = options.heartbeat_interval
+        self._patience_s = options.peer_timeout
         self._next_look = 0.0
         self._peers: dict[int, _Peer] = {}  # by descriptor
 
-    @classmethod
-    def accept(
-        cls, door: Door, session: int, settings: Settings, deadline: float, ranks: Iterable[int] | None = None
-    ) -> UnixLink:
-        """The first rank's end, once ``ranks``, by default all others of the group, came through ``door``.
+    def accept(self, door: Door, deadline: float) -> None:
+        """At the leader: waits until all others of its host have come through ``door``.
 
         Raises HorovodInternalError if they do not in time.
         """
-        link = cls(session, settings)
-        missing = set(range(1, settings.size) if ranks is None else ranks)
+        members = self._membership
+        missing = set(members.on_this_host[1:])
         guests = door.admit(deadline)
         try:
             while missing:
                 guest, greeting = next(guests)
                 if greeting.isdigit() and int(greeting) in missing:
                     missing.discard(int(greeting))
-                    link._add(int(greeting), guest)
+                    self._add(int(greeting), guest)
                 else:
                     guest.close()
         except TimeoutError:
-            late = ", ".join(map(str, sorted(missing)))
+            late = ", ".join(str(members.ranks[rank]) for rank in sorted(missing))
             raise HorovodInternalError(
-                f"rank(s) {late} did not connect to rank {settings.rank} in time; see their output"
+                f"rank(s) {late} did not connect to rank {members.number} in time; see their output"
             ) from None
         finally:
             guests.close()
-            if missing:
-                link.close()
-        return link
 
-    @classmethod
-    def dial(
-        cls, address: str, token: bytes, session: int, settings: Settings, deadline: float, first: int = 0
-    ) -> UnixLink:
-        """Any other rank's end. Raises HorovodInternalError if rank ``first`` does not listen at ``address``."""
+    def dial(self, address: str, deadline: float) -> None:
+        """At any other rank: connects to its leader. Raises HorovodInternalError if that does not listen there."""
+        members = self._membership
+        leader = members.on_this_host[0]
         try:
-            connection = knock(address, token, b"%d" % settings.rank, deadline)
+            connection = knock(address, members.key_for("door"), b"%d" % members.rank, deadline)
         except OSError as error:
-            raise HorovodInternalError(f"rank {settings.rank} cannot connect to rank {first}: {error}") from None
-        link = cls(session, settings)
-        link._add(first, connection)
-        return link
+            raise HorovodInternalError(
+                f"rank {members.number} cannot connect to rank {members.ranks[leader]}: {error}"
+            ) from None
+        self._add(leader, connection)
 
     def send(self, message: Message) -> None:
         frame = encode(message, self._sent, self._session)

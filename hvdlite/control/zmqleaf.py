@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import zmq
 
@@ -17,9 +16,10 @@ from hvdlite.control.liveness_probe import Absence
 from hvdlite.control.stream import Stream
 from hvdlite.control.zmqlink import Watched, ZmqLink
 from hvdlite.errors import HorovodInternalError
+from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
+from hvdlite.net import curve
 from hvdlite.net.listening import LOOPBACK, split
-from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
 
 _REDIAL_S = 0.1  # between two connections that both came about and ended
@@ -31,12 +31,11 @@ class ZmqLeafLink(ZmqLink):
     Until the root's welcome to a connection, messages wait in the stream.
     """
 
-    def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings) -> None:
-        super().__init__(context, session, settings)
-        self._job = job
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        super().__init__(membership, options)
         self._root = ""
         self._token = secrets.token_bytes(TOKEN_BYTES)
-        self._stream = Stream(session)
+        self._stream = Stream(membership.session)
         self._connection: Watched | None = None
         self._dialled_at = 0.0
         self._dial_at: float | None = None
@@ -44,10 +43,11 @@ class ZmqLeafLink(ZmqLink):
         self._absence: Absence | None = None
         self._is_over = False
         try:
-            self._beacon = Beacon(settings.address or LOOPBACK, settings.ports)
+            self._beacon = Beacon(options.address or LOOPBACK, options.ports)
         except BaseException:
             self._unread.close()
             self.inbox.close()
+            self._context.term()
             raise
         self._answer(self._beacon.fileno(), self._beacon.drop_callers)
         self.card = f"{digest(self._token)} {self._beacon.endpoint}"
@@ -56,7 +56,7 @@ class ZmqLeafLink(ZmqLink):
         """Connects to the root, whose card is ``root``. Raises HorovodInternalError if it does not answer in time."""
         self._root = root
         self._dial()
-        rank = self._settings.rank
+        rank = self._membership.number
         while not self._is_welcome:
             if time.monotonic() >= deadline:
                 raise HorovodInternalError(
@@ -133,10 +133,10 @@ class ZmqLeafLink(ZmqLink):
         self._dial_at = None
         self._dialled_at = time.monotonic()
         socket = self._open(zmq.DEALER, split(self._root)[0])
-        self._job.dial(socket)
+        curve.dial(socket, self._membership.key_for("control"))
         self._connection = self._watch(socket, zmq.EVENT_DISCONNECTED)
         socket.connect(self._root)
-        own = Hello(self._settings.rank, self._settings.size, self._token)
+        own = Hello(self._membership.rank, self._membership.size, self._token)
         socket.send(hello(own, self._stream.sent, self._stream.received, self._session))
         self._recheck(socket)
 
@@ -152,7 +152,7 @@ class ZmqLeafLink(ZmqLink):
         self._is_welcome = False
         self._dial_at = self._dialled_at + _REDIAL_S
         if self._absence is None:
-            self._absence = Absence(self._root, self._settings)
+            self._absence = Absence(self._root, self._options)
 
     def _lose(self, cause: str) -> Lost:
         self._give_up()

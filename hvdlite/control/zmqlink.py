@@ -23,6 +23,7 @@ from hvdlite.control.inbox import Inbox
 from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.control.liveness_probe import Absence
 from hvdlite.log import logger
+from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import MAX_FRAME_BYTES
 from hvdlite.net.giving_up import seconds_until
 from hvdlite.net.wake import Wake
@@ -64,11 +65,12 @@ class ZmqLink(ControlLink):
     socket before it sleeps.
     """
 
-    def __init__(self, context: zmq.Context[Any], session: int, settings: Settings) -> None:
+    def __init__(self, membership: Membership, options: Settings) -> None:
         self.inbox = Inbox()
-        self._context = context
-        self._session = session
-        self._settings = settings
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._membership = membership
+        self._session = membership.session
+        self._options = options
         self._next_warning = 0.0
         self._answers: dict[int, Callable[[], object]] = {}  # what `_look` does, by descriptor
         self._has_events = True  # on a monitor, perhaps: to look each time would be a tenth of a round trip
@@ -88,6 +90,7 @@ class ZmqLink(ControlLink):
         self._release()
         self._unread.close()
         self.inbox.close()
+        self._context.term()
 
     @abstractmethod
     def _awaits_receipts(self) -> bool:
@@ -107,8 +110,8 @@ class ZmqLink(ControlLink):
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)  # while nobody answers; what was connected is dialled anew
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat_interval * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, Absence.silence_ms(self._settings))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._options.heartbeat_interval * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, Absence.silence_ms(self._options))
         return socket
 
     def _sleep_until(self, deadline: float) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import zmq
 
@@ -23,10 +23,11 @@ from hvdlite.control.liveness_probe import Absence
 from hvdlite.control.stream import MAX_FRUITLESS, Attempts, Stream
 from hvdlite.control.zmqlink import ZmqLink
 from hvdlite.errors import HorovodInternalError
+from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
+from hvdlite.net import curve
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, resolve, split
-from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
 
 _MOST_STRANGERS: Final = 64
@@ -53,9 +54,9 @@ class ZmqRootLink(ZmqLink):
     Until `accept`, callers wait in the kernel's queue, where strangers among them cost no descriptor.
     """
 
-    def __init__(self, context: zmq.Context[Any], job: Job, session: int, settings: Settings) -> None:
-        super().__init__(context, session, settings)
-        address = settings.address or LOOPBACK
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        super().__init__(membership, options)
+        address = options.address or LOOPBACK
         self._socket = self._open(zmq.ROUTER, address)
         self._watched = self._watch(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._peers: dict[int, _Peer] = {}
@@ -70,8 +71,8 @@ class ZmqRootLink(ZmqLink):
         try:
             self._spare_fd = os.dup(self._unread.fd)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            job.serve(self._socket)
-            self._entrance = listen(address, settings.ports)
+            curve.serve(self._socket, membership.key_for("control"))
+            self._entrance = listen(address, options.ports)
             self._port = int(self._entrance.name()[1])
             self.card = endpoint(address, self._port)
         except BaseException:
@@ -183,8 +184,8 @@ class ZmqRootLink(ZmqLink):
     def _why_not(self, hello: Hello) -> str:
         """Why this hello is refused; empty if it is not."""
         peer = self._peers.get(hello.rank)
-        if peer is None or hello.size != self._settings.size:
-            return f"rank {hello.rank} of {hello.size} is not of this group of {self._settings.size} ranks"
+        if peer is None or hello.size != self._membership.size:
+            return f"rank {hello.rank} of {hello.size} is not of this group of {self._membership.size} ranks"
         if not fits(hello.token, peer.digest):
             return f"it claims to be rank {hello.rank}, and is not"
         return f"rank 0 has taken it for lost: {peer.lost}" if peer.lost else ""
@@ -230,7 +231,7 @@ class ZmqRootLink(ZmqLink):
 
     def _part(self, peer: _Peer) -> None:
         """The connection of ``peer`` has ended. What it sent over it can still be read."""
-        peer.absence = Absence(peer.beacon, self._settings)
+        peer.absence = Absence(peer.beacon, self._options)
         self._absent.add(peer.rank)
 
     def _lose(self, peer: _Peer, cause: str) -> Lost:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hvdlite.control.link import ControlLink, Left, Lost
 from hvdlite.engine.executor import Executor
@@ -21,6 +21,7 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.report import report_end
 from hvdlite.errors import Mismatch
 from hvdlite.log import logger
+from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run
 from hvdlite.negotiation.negotiate import Negotiator
@@ -42,21 +43,19 @@ class Coordinator:
 
     def __init__(
         self,
-        settings: Settings,
-        ranks: Sequence[int],
-        hosts: Sequence[str],
-        speakers: Sequence[int],
+        membership: Membership,
+        options: Settings,
         link: ControlLink,
         plane: DataPlane,
         in_flight: InFlight,
         executor: Executor,
         on_end: Callable[[End], None],
     ) -> None:
-        self._rank = settings.rank
-        self._ranks = ranks
-        self._hosts = hosts
+        self._rank = membership.rank
+        self._ranks = ranks = membership.ranks
+        self._hosts = hosts = [host.name for host in membership.hosts]
         self._on_end = on_end
-        self._report = settings.report
+        self._report = options.report
         self._link = link
         self._plane = plane
         self._in_flight = in_flight
@@ -64,14 +63,14 @@ class Coordinator:
         self._replica = Replica(self._rank, in_flight)
         self.known = self._replica.cache.known
         self._negotiator = (
-            Negotiator(ranks, settings.cache_capacity, settings.fusion_threshold) if self._rank == 0 else None
+            Negotiator(ranks, options.cache_capacity, options.fusion_threshold) if self._rank == 0 else None
         )
-        self._hold_s = settings.cycle_time / 1000
+        self._hold_s = options.cycle_time / 1000
         self._held_since: float | None = None
-        warn_s = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
-        self._stall = StallWatch(warn_s, settings.stall_shutdown_time_seconds)
+        warn_s = 0.0 if options.stall_check_disable else options.stall_check_time_seconds
+        self._stall = StallWatch(warn_s, options.stall_shutdown_time_seconds)
         self._next_stall_check: float | None = None
-        self._stragglers = StragglerWatch(ranks, hosts, speakers)
+        self._stragglers = StragglerWatch(ranks, hosts, membership.leader_of)
         self._gone: set[int] = set()  # by their numbers in the job
         self._end: End | None = None
         self.has_ended = threading.Event()

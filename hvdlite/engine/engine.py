@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hvdlite.engine.connecting import Connections
+from hvdlite.control.link import ControlLink
 from hvdlite.engine.coordinator import Coordinator
 from hvdlite.engine.deputy import Deputy
 from hvdlite.engine.executor import Executor
@@ -25,10 +25,12 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.parts import Parts
 from hvdlite.errors import HvdError, ShutDown
 from hvdlite.log import logger
+from hvdlite.members.membership import Membership
 from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import End, EndKind
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.wake import Wake
+from hvdlite.planes.base import DataPlane
 from hvdlite.settings import Settings
 
 _STOP_S = 5.0  # for a thread that has nothing left to do
@@ -55,28 +57,25 @@ class Engine:
 
     def __init__(
         self,
-        settings: Settings,
-        ranks: Sequence[int],
-        hosts: Sequence[str],
-        connections: Connections,
+        membership: Membership,
+        options: Settings,
+        link: ControlLink,
+        plane: DataPlane,
         on_end: Callable[[End], None],
     ) -> None:
-        """``settings`` have the rank and the size in the group, ``ranks`` and ``hosts`` are those of its members.
+        """Takes over ``link`` and ``plane``.
 
         ``on_end`` is called once, in the middle of a turn, with what ended the group: it must not wait.
         """
-        self._rank = ranks[settings.rank]
-        self._heartbeat_s = settings.heartbeat_interval
-        self._connections = connections
-        self._link = link = connections.link
+        self._rank = membership.number
+        self._heartbeat_s = options.heartbeat_interval
+        self._link = link
         self._inbox = link.inbox
-        self._plane = plane = connections.plane
+        self._plane = plane
         self._in_flight = InFlight(self._inbox.wake.set)
         self.burst = self._in_flight.burst
         self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
-        self._coordinator = Coordinator(
-            settings, ranks, hosts, connections.speakers, link, plane, self._in_flight, self._executor, on_end
-        )
+        self._coordinator = Coordinator(membership, options, link, plane, self._in_flight, self._executor, on_end)
         self.submit = self._in_flight.submit
         self.submit_all = self._in_flight.submit_all
         self.interrupted = self._in_flight.interrupted
@@ -154,7 +153,8 @@ class Engine:
         self._stop()
         self._parts.stop(_STOP_S)
         with self._driving:  # whoever drives sees its handle end
-            self._connections.close()
+            self._link.close()
+            self._plane.close()
             self._driver.wake.close()
             self._deputy.close()
 

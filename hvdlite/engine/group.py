@@ -10,13 +10,14 @@ import copy
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hvdlite.engine.engine import Engine
+from hvdlite.members.membership import Membership
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.unnamed import Unnamed
@@ -31,10 +32,10 @@ class Group:
     ``submit``, ``submit_all``, ``interrupted``, ``burst``, ``run_parts``, ``wait`` and ``known`` are the engine's.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, engine: Engine) -> None:
-        self.ranks = tuple(ranks)
-        self.rank = rank
-        self.size = len(self.ranks)
+    def __init__(self, membership: Membership, engine: Engine) -> None:
+        self.ranks = membership.ranks
+        self.rank = membership.rank
+        self.size = membership.size
         self.engine = engine
         self.submit = engine.submit
         self.submit_all = engine.submit_all

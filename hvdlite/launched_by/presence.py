@@ -15,27 +15,27 @@ from typing import Final
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.launched_by.ancestor import parent_of
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 
 _MEMFD: Final = "/memfd:"
 
 
 class Presence:
-    """This process is the rank of ``settings`` until `close`.
+    """This process is the rank of ``start`` until `close`.
 
     Raises HorovodInternalError if a process that started this one, at any remove, is that rank of that job already.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, start: Start) -> None:
         self._fd = -1
         self._is_over = False
-        if settings.size == 1:
+        if start.size == 1:
             return  # nobody is kept waiting by another job of one
-        name = name_of(settings, settings.rank)
+        name = name_of(start, start.rank)
         for pid in _ancestors():
             if name in names_at(pid):
                 raise HorovodInternalError(
-                    f"this process, {os.getpid()}, was started by process {pid}, which is rank {settings.rank} itself; "
+                    f"this process, {os.getpid()}, was started by process {pid}, which is rank {start.rank} itself; "
                     "two processes cannot be the same rank. If the script starts processes that import it, such as "
                     'data-loader workers, call hvd.init() under if __name__ == "__main__" only. A child may call it '
                     "after its parent's hvd.shutdown()."
@@ -57,14 +57,14 @@ class Presence:
     __del__ = close
 
 
-def name_of(settings: Settings, rank: int) -> str:
-    """The name of the descriptor that shows ``rank`` of the job of ``settings``."""
-    return "hvdlite-rank-" + hashlib.blake2b(repr((*job_of(settings), rank)).encode(), digest_size=8).hexdigest()
+def name_of(start: Start, rank: int) -> str:
+    """The name of the descriptor that shows ``rank`` of the job of ``start``."""
+    return "hvdlite-rank-" + hashlib.blake2b(repr((*job_of(start), rank)).encode(), digest_size=8).hexdigest()
 
 
-def job_of(settings: Settings) -> tuple[object, ...]:
+def job_of(start: Start) -> tuple[object, ...]:
     """What processes of one job have in common, and of no other on this host."""
-    return (settings.job, settings.rendezvous, settings.coordinator, settings.size)
+    return (start.job, start.rendezvous, start.coordinator, start.size)
 
 
 def names_at(pid: int) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from hvdlite.launched_by.ancestor import environ_of, parent_of
 from hvdlite.launched_by.presence import job_of, name_of, names_at
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 
 _STATES: Final = (b"T", b"t")  # by a signal, by a debugger
 
@@ -31,45 +31,45 @@ def stopped_processes() -> dict[int, bytes]:
     return found
 
 
-def stopped_ranks(settings: Settings, stopped: Collection[int]) -> Mapping[int, list[int]]:
-    """The ranks of the job of ``settings`` of which processes are ``stopped``, with their process ids.
+def stopped_ranks(start: Start, stopped: Collection[int]) -> Mapping[int, list[int]]:
+    """The ranks of the job of ``start`` of which processes are ``stopped``, with their process ids.
 
     None of them if a rank before this one waits in ``init``, which will tell of them too; and none that goes on, such
     as one of which only a child is stopped, or that hvdrun sees, because it has started the stopped process itself.
     """
-    ranks = {name_of(settings, rank): rank for rank in range(settings.size)}
+    ranks = {name_of(start, rank): rank for rank in range(start.size)}
     found: dict[int, list[int]] = {}
     for pid in stopped:
-        if (rank := _rank_of(pid, settings, ranks)) is not None:
+        if (rank := _rank_of(pid, start, ranks)) is not None:
             found.setdefault(rank, []).append(pid)
     if not found:
         return {}
     present = {ranks[name] for pid in _pids() if pid not in stopped for name in names_at(pid) & ranks.keys()}
-    if present and min(present) < settings.rank:
+    if present and min(present) < start.rank:
         return {}
-    seen = {rank for rank, pids in found.items() if settings.rendezvous and any(_is_top(pid, settings) for pid in pids)}
+    seen = {rank for rank, pids in found.items() if start.rendezvous and any(_is_top(pid, start) for pid in pids)}
     return {rank: sorted(found[rank]) for rank in sorted(found.keys() - present - seen)}
 
 
-def _rank_of(pid: int, settings: Settings, ranks: Mapping[str, int]) -> int | None:
+def _rank_of(pid: int, start: Start, ranks: Mapping[str, int]) -> int | None:
     """The rank that process ``pid`` has shown to be, or else was started as."""
     for name in names_at(pid) & ranks.keys():
         return ranks[name]
-    return _started_as(pid, settings)
+    return _started_as(pid, start)
 
 
-def _started_as(pid: int, settings: Settings) -> int | None:
+def _started_as(pid: int, start: Start) -> int | None:
     with suppress(OSError, ValueError):  # it has ended or is another user's, or its variables make no rank
-        other = Settings.read(environ_of(pid), pid)
-        if other.size > 1 and job_of(other) == job_of(settings):
+        other = Start.read(environ_of(pid), pid)
+        if other.size > 1 and job_of(other) == job_of(start):
             return other.rank
     return None
 
 
-def _is_top(pid: int, settings: Settings) -> bool:
+def _is_top(pid: int, start: Start) -> bool:
     """Whether the process was started by what started the job's ranks on this host."""
     with suppress(OSError):
-        return _started_as(parent_of(pid), settings) is None
+        return _started_as(parent_of(pid), start) is None
     return False
 
 

@@ -19,10 +19,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hvdlite.errors import HvdError
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
+
+if TYPE_CHECKING:
+    from hvdlite.planes.shm.arena import Regions
 
 
 class DataPlane(ABC):
@@ -74,6 +78,9 @@ class DataPlane(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Returns after every rank has entered."""
+
+    def use(self, regions: Regions) -> None:  # noqa: B027 - most planes have no way to
+        """Lets collectives reduce without a copy what lies in the ``regions`` that the ranks have in an arena."""
 
     @abstractmethod
     def abort(self, error: HvdError) -> None:

@@ -39,6 +39,7 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.errors import HvdError
 from hvdlite.planes.base import DataPlane, HostPlane
+from hvdlite.planes.shm.arena import Regions
 from hvdlite.tensors.buffer import Matrix, Spans, in_place, sliced
 from hvdlite.tensors.dtypes import DType
 
@@ -165,6 +166,9 @@ class HierarchicalPlane(DataPlane):
             if self._lane is not None:
                 self._lane.barrier()
             self._local.barrier()
+
+    def use(self, regions: Regions) -> None:
+        self._local.use(regions.of(self._neighbours))
 
     def abort(self, error: HvdError) -> None:
         with self._lock:

@@ -23,7 +23,7 @@ from hvdlite.net.listening import listen_at
 from hvdlite.rendezvous.client import GRACE_S, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 
 _PORTS: Final = range(61440, 65536)  # above those that Linux gives to outgoing connections
 _COORDINATOR: Final = re.compile(
@@ -103,26 +103,26 @@ def _source_address(destination: str) -> str:
 
 
 @contextmanager
-def meet_across_hosts(settings: Settings, number: int) -> Iterator[Meeting]:
+def meet_across_hosts(start: Start, number: int) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init; rank 0 serves it. Raises as `locate` does, and for a wrong key."""
-    if not settings.secret:
+    if not start.secret:
         raise ValueError(
             "HVDLITE_COORDINATOR needs HVDLITE_SECRET beside it, the same on all ranks: a key that keeps strangers "
             "out, from 'openssl rand -hex 32'"
         )
-    name = settings.job or settings.coordinator
-    where = locate(settings.coordinator, name)
+    name = start.job or start.coordinator
+    where = locate(start.coordinator, name)
     label = f"meeting {number} of {name}"
-    job = Job(hashlib.blake2b(label.encode(), digest_size=8).hexdigest(), Job(name, settings.secret).key(label).hex())
+    job = Job(hashlib.blake2b(label.encode(), digest_size=8).hexdigest(), Job(name, start.secret).key(label).hex())
     meeting = Meeting(job, where.address, _silence(where), where.ip)
-    if settings.rank > 0:
+    if start.rank > 0:
         yield meeting
         return
     try:
         entrance = where.listen()
     except OSError as error:
         raise HorovodInternalError(_refusal(where, error)) from None
-    with RendezvousServer(job, settings.size, entrance, linger_s=GRACE_S):
+    with RendezvousServer(job, start.size, entrance, linger_s=GRACE_S):
         yield meeting
 
 

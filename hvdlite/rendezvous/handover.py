@@ -26,7 +26,7 @@ from hvdlite.net.hostid import network_namespace
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 
 _PACKET_BYTES: Final = 1 << 20  # many missing ranks
 _RETRY_S: Final = 0.02
@@ -34,46 +34,46 @@ _LOOK_S: Final = 1.0
 
 
 @contextmanager
-def meet_on_one_host(settings: Settings, number: int, deadline: float) -> Iterator[Meeting]:
+def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init; rank 0 serves it. Raises HorovodInternalError if ranks do not come."""
     if not tells_users_apart():
         raise HorovodInternalError(
-            f"rank {settings.rank} runs as a user that its user namespace does not map, so it cannot tell the ranks of "
+            f"rank {start.rank} runs as a user that its user namespace does not map, so it cannot tell the ranks of "
             "this job from other processes. Map the user (unshare --map-root-user), start them with hvdrun, or give "
             "all of them HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
         )
-    name = hashlib.blake2b(f"{os.geteuid()} {number} {settings.job}".encode(), digest_size=16)
+    name = hashlib.blake2b(f"{os.geteuid()} {number} {start.job}".encode(), digest_size=16)
     address, token = f"hvdlite-meeting-{name.hexdigest()}", name.digest()
-    if settings.rank > 0:
-        keys = _ask(settings, address, token, deadline)
+    if start.rank > 0:
+        keys = _ask(start, address, token, deadline)
         yield Meeting(Job(keys["job"], keys["secret"]), keys["rendezvous"], "did rank 0 fail? Look at its output.")
         return
     job = Job.create()
-    with RendezvousServer(job, settings.size) as server:
+    with RendezvousServer(job, start.size) as server:
         _hand_out(
-            {"job": job.name, "secret": job.secret, "rendezvous": server.address}, settings, address, token, deadline
+            {"job": job.name, "secret": job.secret, "rendezvous": server.address}, start, address, token, deadline
         )
         yield Meeting(job, server.address, "another thread of this process has failed.")
 
 
-def _hand_out(keys: Mapping[str, str], settings: Settings, address: str, token: bytes, deadline: float) -> None:
+def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, deadline: float) -> None:
     """Gives ``keys`` to all other ranks once they have come, so that each is told who is missing if some do not."""
     began = time.monotonic()
-    with _open_door(settings.job, address, token) as door, ExitStack() as stack:
+    with _open_door(start.job, address, token) as door, ExitStack() as stack:
         links: dict[int, socket.socket] = {}
         answer: Mapping[str, Any] = keys
         try:
             for link, greeting in door.admit(deadline):
                 stack.enter_context(link)
                 rank, size = map(int, greeting.split())
-                if size != settings.size or not 0 < rank < size or rank in links:
-                    _send(link, {"error": _complaint(rank, size, settings.size)})
+                if size != start.size or not 0 < rank < size or rank in links:
+                    _send(link, {"error": _complaint(rank, size, start.size)})
                     continue
                 links[rank] = link
-                if len(links) == settings.size - 1:
+                if len(links) == start.size - 1:
                     break
         except TimeoutError:
-            answer = {"missing": [rank for rank in range(1, settings.size) if rank not in links]}
+            answer = {"missing": [rank for rank in range(1, start.size) if rank not in links]}
         for link in links.values():
             _send(link, answer)
     refuse(answer, 0, time.monotonic() - began)
@@ -102,20 +102,20 @@ def _send(link: socket.socket, answer: Mapping[str, Any]) -> None:
         link.send(json.dumps(answer).encode())
 
 
-def _ask(settings: Settings, address: str, token: bytes, deadline: float) -> dict[str, str]:
+def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str, str]:
     """The keys from rank 0, once it has opened its door and all others have come."""
     began = time.monotonic()
-    greeting = f"{settings.rank} {settings.size}".encode()
-    with _knock_until_open(settings.rank, address, token, greeting, deadline) as link:
+    greeting = f"{start.rank} {start.size}".encode()
+    with _knock_until_open(start.rank, address, token, greeting, deadline) as link:
         try:
             wait_readable(link, deadline + GRACE_S)
             packet = link.recv(_PACKET_BYTES)
         except OSError:
             packet = b""
     if not packet:
-        raise HorovodInternalError(f"rank {settings.rank} was left alone by rank 0 in init(). Look at rank 0's output.")
+        raise HorovodInternalError(f"rank {start.rank} was left alone by rank 0 in init(). Look at rank 0's output.")
     answer: dict[str, str] = json.loads(packet)
-    refuse(answer, settings.rank, time.monotonic() - began)
+    refuse(answer, start.rank, time.monotonic() - began)
     return answer
 
 

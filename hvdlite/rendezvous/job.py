@@ -11,9 +11,6 @@ import hashlib
 import secrets
 from dataclasses import dataclass, field
 
-import zmq
-from zmq.utils import z85
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -34,17 +31,3 @@ class Job:
     def key(self, purpose: str) -> bytes:
         """32 bytes for one purpose."""
         return hashlib.blake2b(purpose.encode(), key=bytes.fromhex(self.secret), digest_size=32).digest()
-
-    def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Makes ``socket`` accept only peers that hold this job's key (CURVE)."""
-        socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = self._curve_keys("server")
-
-    def dial(self, socket: zmq.Socket[bytes]) -> None:
-        """Makes ``socket`` talk only to a server that holds this job's key (CURVE)."""
-        socket.curve_serverkey = self._curve_keys("server")[0]
-        socket.curve_publickey, socket.curve_secretkey = self._curve_keys("client")
-
-    def _curve_keys(self, role: str) -> tuple[bytes, bytes]:
-        secret = z85.encode(self.key(f"curve {role}"))
-        return zmq.curve_public(secret), secret

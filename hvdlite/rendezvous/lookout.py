@@ -15,22 +15,22 @@ from typing import Final
 from hvdlite.launched_by.presence import Presence
 from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
 from hvdlite.log import logger
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 
 _LOOK_S: Final = 1.5  # what two looks in turn find stopped is told: after 3 s at most
 
 
 @contextmanager
-def looking_out(settings: Settings, presence: Presence) -> Iterator[None]:
+def looking_out(start: Start, presence: Presence, again_s: float) -> Iterator[None]:
     """A context in which a thread tells of ranks that are stopped, and again every ``stall_check_time_seconds``.
 
     The thread also ends after ``presence`` has: an exception of a signal handler may keep the context from its end.
     """
-    if settings.size == 1:
+    if start.size == 1:
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_look, args=(settings, presence, done), name="hvdlite-lookout", daemon=True)
+    thread = threading.Thread(target=_look, args=(start, presence, again_s, done), name="hvdlite-lookout", daemon=True)
     try:
         thread.start()
         yield
@@ -40,8 +40,7 @@ def looking_out(settings: Settings, presence: Presence) -> Iterator[None]:
             thread.join()
 
 
-def _look(settings: Settings, presence: Presence, done: threading.Event) -> None:
-    again_s = settings.stall_check_time_seconds or float("inf")
+def _look(start: Start, presence: Presence, again_s: float, done: threading.Event) -> None:
     told: dict[int, float] = {}  # when each rank was told of
     before: dict[int, bytes] = {}
     while not done.wait(_LOOK_S) and not presence.is_over:
@@ -49,7 +48,7 @@ def _look(settings: Settings, presence: Presence, done: threading.Event) -> None
         stopped = stopped_processes()
         lasting = {pid for pid, counters in stopped.items() if before.get(pid) == counters}
         before = stopped
-        ranks = stopped_ranks(settings, lasting) if lasting else {}
+        ranks = stopped_ranks(start, lasting) if lasting else {}
         told = {rank: when for rank, when in told.items() if rank in ranks}
         for rank, pids in ranks.items():
             if now - told.get(rank, -again_s) >= again_s and not done.is_set():

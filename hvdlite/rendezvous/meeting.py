@@ -15,36 +15,36 @@ from hvdlite.rendezvous.client import Meeting
 from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.rendezvous.handover import meet_on_one_host
 from hvdlite.rendezvous.job import Job
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 
 
 @contextmanager
-def meet(settings: Settings, number: int, deadline: float) -> Iterator[Meeting]:
+def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init of a job; rank 0 may serve it until the end of the context.
 
-    Raises ValueError if the settings do not tell how ranks meet, and HorovodInternalError if they do not come before
+    Raises ValueError if nothing tells how ranks meet, and HorovodInternalError if they do not come before
     ``deadline``, on the monotonic clock in seconds.
     """
-    if settings.size == 1:
+    if start.size == 1:
         yield Meeting(Job.create())
-    elif settings.rendezvous:
-        yield Meeting(_launchers_job(settings), settings.rendezvous)
-    elif settings.coordinator:
-        with meet_across_hosts(settings, number) as meeting:
+    elif start.rendezvous:
+        yield Meeting(_launchers_job(start), start.rendezvous)
+    elif start.coordinator:
+        with meet_across_hosts(start, number) as meeting:
             yield meeting
-    elif settings.job and settings.local_size == settings.size:
-        with meet_on_one_host(settings, number, deadline) as meeting:
+    elif start.job and start.local_size == start.size:
+        with meet_on_one_host(start, number, deadline) as meeting:
             yield meeting
     else:
         raise ValueError(
-            f"this is rank {settings.rank} of {settings.size}, but nothing tells where the others are; start the "
+            f"this is rank {start.rank} of {start.size}, but nothing tells where the others are; start the "
             "program with hvdrun -np N, or give every rank HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
         )
 
 
-def _launchers_job(settings: Settings) -> Job:
-    if not (settings.job and settings.secret):
+def _launchers_job(start: Start) -> Job:
+    if not (start.job and start.secret):
         raise ValueError(
             "HVDLITE_RENDEZVOUS needs HVDLITE_JOB and HVDLITE_SECRET beside it; start the program with hvdrun -np N"
         )
-    return Job(settings.job, settings.secret)
+    return Job(start.job, start.secret)

@@ -17,7 +17,7 @@ from hvdlite.errors import LaunchError
 from hvdlite.net.calls import Unanswered, ask
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, prepare
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, Start
 from hvdlite.tracebacks import shorten
 
 FETCH: Final = b"fetch"
@@ -29,12 +29,12 @@ JOB: Final = "hvdlite.run"
 
 def main() -> int:
     """Serves one call; returns the exit code of the process."""
-    settings = Settings.read()
-    if not (settings.run_address and settings.run_secret):
+    start, settings = Start.read(), Settings.read()
+    if not (start.run_address and start.run_secret):
         raise ValueError("hvdlite.running.worker is started by hvdlite.run() and by nothing else")
-    told, call = split(_ask(settings, FETCH, b"", settings.start_timeout))
-    kind, outcome = _call(json.loads(told), call, settings.rank)
-    _ask(settings, kind, outcome, settings.progress_timeout)
+    told, call = split(_ask(start, FETCH, b"", settings.start_timeout))
+    kind, outcome = _call(json.loads(told), call, start.rank)
+    _ask(start, kind, outcome, settings.progress_timeout)
     return 0 if kind == RESULT else DELIVERED
 
 
@@ -44,15 +44,15 @@ def split(message: bytearray) -> tuple[bytes, memoryview]:
     return bytes(message[:end]), memoryview(message)[end:]
 
 
-def _ask(settings: Settings, kind: bytes, body: bytes, timeout_s: float) -> bytearray:
+def _ask(start: Start, kind: bytes, body: bytes, timeout_s: float) -> bytearray:
     """The caller's answer. Raises LaunchError if none comes in time."""
     by = time.monotonic() + timeout_s
-    secret = Job(JOB, settings.run_secret).key("run")
-    head = b"%s %d\n" % (kind, settings.rank)
+    secret = Job(JOB, start.run_secret).key("run")
+    head = b"%s %d\n" % (kind, start.rank)
     try:
-        return ask(settings.run_address, secret, head, body, start_by=by, answer_by=by, limit=MAX_BYTES)
+        return ask(start.run_address, secret, head, body, start_by=by, answer_by=by, limit=MAX_BYTES)
     except Unanswered as error:
-        raise LaunchError(f"rank {settings.rank} got no answer from the caller of hvdlite.run(): {error}") from None
+        raise LaunchError(f"rank {start.rank} got no answer from the caller of hvdlite.run(): {error}") from None
 
 
 def _call(told: dict[str, Any], call: memoryview, rank: int) -> tuple[bytes, bytes]:

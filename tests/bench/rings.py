@@ -54,8 +54,8 @@ def main(nbytes: int, iterations: int, labels: Sequence[str]) -> None:
 def _connected(label: str, secret: bytes, session: int) -> RingPlane:
     settings = Settings.read()
     plane = (_Plain if label == "plain" else RingPlane)(
-        settings.rank,
-        settings.size,
+        hvd.rank(),
+        hvd.size(),
         secret,
         session,
         chunk_bytes=settings.ring_chunk,
@@ -66,8 +66,8 @@ def _connected(label: str, secret: bytes, session: int) -> RingPlane:
         encrypt=label == "encrypted",
     )
     name = np.frombuffer(plane.address.encode().ljust(_NAME_BYTES), np.uint8)
-    names = hvd.allgather(name).reshape(settings.size, _NAME_BYTES)
-    right = names[(settings.rank + 1) % settings.size].tobytes().decode().strip()
+    names = hvd.allgather(name).reshape(hvd.size(), _NAME_BYTES)
+    right = names[(hvd.rank() + 1) % hvd.size()].tobytes().decode().strip()
     plane.connect(right, time.monotonic() + _START_S)
     return plane
 

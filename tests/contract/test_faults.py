@@ -15,7 +15,7 @@ import pytest
 from hvdlite.errors import PeerLost
 from hvdlite.planes.shm.plane import ShmPlane, geometry
 from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, Start
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.contract.test_programs import COLLECTIVES
@@ -29,7 +29,7 @@ _ELEMENTS = 1 << 20
 @contextmanager
 def two_ranks(work: object, *arguments: str) -> Iterator[ProcessRanks]:
     """Two processes that run ``work(address, *arguments)`` and can fetch one segment from there."""
-    fd = create(geometry(Settings(size=2), cores=2).nbytes)
+    fd = create(geometry(Settings(), 2, cores=2).nbytes)
     try:
         with (
             SegmentOffer(fd, _TOKEN) as offer,
@@ -42,10 +42,8 @@ def two_ranks(work: object, *arguments: str) -> Iterator[ProcessRanks]:
 
 
 def open_own_plane(address: str) -> ShmPlane:
-    settings = Settings.read(os.environ)
-    return ShmPlane(
-        fetch(address, _TOKEN, time.monotonic() + PATIENCE_S), settings.rank, 2, geometry(settings, cores=2)
-    )
+    rank, options = Start.read().rank, Settings.read()
+    return ShmPlane(fetch(address, _TOKEN, time.monotonic() + PATIENCE_S), rank, 2, geometry(options, 2, cores=2))
 
 
 def allreduce_ones(plane: ShmPlane, array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:

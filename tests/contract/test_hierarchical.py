@@ -13,14 +13,14 @@ import pytest
 from hvdlite.errors import HorovodInternalError, PeerLost
 from hvdlite.planes import hierarchical
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.opening import PLANE_SWAPS, Opening, choose
+from hvdlite.planes.choose import choose
 from hvdlite.planes.ring.plane import RingPlane
-from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.joined.hierarchical import open_on
 from tests.contract.planes import receiving, spans_of
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 
@@ -42,33 +42,25 @@ from tests.harness.patience import PATIENCE_S
     ],
 )
 def test_the_plane_follows_from_where_the_ranks_are(setting: str, hosts: str, plane: str) -> None:
-    assert choose(setting, hosts) == plane
+    assert choose(setting, member(0, hosts)) == plane
 
 
 def test_planes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="HVDLITE_PLANE=shm needs all ranks on one host, but there are 2"):
-        choose("shm", "aab")
+        choose("shm", member(0, "aab"))
     with pytest.raises(ValueError, match="HVDLITE_PLANE=local is for one rank, but there are 3"):
-        choose("local", "aaa")
+        choose("local", member(0, "aaa"))
 
 
 def test_no_two_parts_share_a_key_or_a_session() -> None:
-    opening = Opening(Settings(rank=0, size=4), "abab", range(4), bytes(32), 1, lambda card: [card] * 4, 0.0)
+    whole = member(0, "abab")
     parts = [
-        opening.of_part(name, ranks)
+        whole.among(ranks, name)
         for name, ranks in (("shm", (0, 2)), ("ring", (0, 1)), ("ring", (0, 2, 1, 3)), ("ring", (0, 2)))
     ]
-    assert len({part.key for part in (*parts, opening)}) == len({part.session for part in (*parts, opening)}) == 5
+    assert len({part.key for part in (*parts, whole)}) == len({part.session for part in (*parts, whole)}) == 5
     assert {len(part.key) for part in parts} == {32}
-    assert (parts[2].settings.rank, parts[2].settings.size, parts[2].host_ids) == (0, 4, ["a", "a", "b", "b"])
-
-
-@pytest.mark.parametrize("hosts", ["aab", "abab", "abbb"])
-def test_every_rank_swaps_equally_often(hosts: str) -> None:
-    """A rank that fails before the end makes up for the rest, and so must know how many swaps there are."""
-    counts = [0] * len(hosts)
-    with open_on(hosts, 5.0, lambda rank: counts.__setitem__(rank, counts[rank] + 1)):
-        assert counts == [PLANE_SWAPS] * len(hosts)
+    assert (parts[2].rank, parts[2].size, [host.id for host in parts[2].hosts]) == (0, 4, ["a", "a", "b", "b"])
 
 
 def ones(plane: DataPlane) -> None:

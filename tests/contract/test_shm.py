@@ -22,18 +22,18 @@ from tests.harness.patience import PATIENCE_S
 
 
 def test_geometry_depends_on_cores_and_obeys_settings() -> None:
-    roomy, crowded = geometry(Settings(size=2), cores=2), geometry(Settings(size=4), cores=2)
+    roomy, crowded = geometry(Settings(), 2, cores=2), geometry(Settings(), 4, cores=2)
     assert crowded.chunk_bytes > roomy.chunk_bytes
-    chosen = geometry(Settings(size=4, shm_chunk=8192, shm_slots=3, spin=7, progress_timeout=9), cores=2)
+    chosen = geometry(Settings(shm_chunk=8192, shm_slots=3, spin=7, progress_timeout=9), 4, cores=2)
     assert chosen[1:] == (8192, 3, 7000, 9)
     for size in (2, 64, 1000):
-        assert geometry(Settings(size=size), cores=4).nbytes <= 64 << 20
+        assert geometry(Settings(), size, cores=4).nbytes <= 64 << 20
     with pytest.raises(ValueError, match="HVDLITE_SHM_CHUNK=2147483648"):
-        geometry(Settings(size=2, shm_chunk=2 << 30), cores=2)
+        geometry(Settings(shm_chunk=2 << 30), 2, cores=2)
 
 
 def test_ranks_that_disagree_about_the_geometry_are_told() -> None:
-    wide, narrow = (geometry(Settings(size=2, shm_chunk=chunk), cores=2) for chunk in (8192, 4096))
+    wide, narrow = (geometry(Settings(shm_chunk=chunk), 2, cores=2) for chunk in (8192, 4096))
     fd = create(wide.nbytes)
     with (
         closing(ShmPlane(os.dup(fd), 0, 2, wide)),

@@ -24,7 +24,7 @@ import os, signal, sys
 import numpy as np
 import hvdlite as hvd
 from hvdlite.launched_by.detect import detect
-from hvdlite.rendezvous import cards
+from hvdlite.rendezvous import world
 from hvdlite.rendezvous import client
 
 def stop():
@@ -39,7 +39,7 @@ def stop_and_exchange(*arguments, exchange=client.exchange, **options):
 if sys.argv[1] == "before":
     stop()
 else:
-    cards.exchange = stop_and_exchange
+    world.exchange = stop_and_exchange
 hvd.init()
 os.write(1, b"total %d\\n" % hvd.allreduce(np.ones(3), op=hvd.Sum)[0])
 """

@@ -134,10 +134,10 @@ def test_the_workers_meet_through_the_launcher() -> None:
 import time
 from hvdlite.rendezvous.client import Meeting, exchange
 from hvdlite.rendezvous.job import Job
-from hvdlite.settings import Settings
-settings = Settings.read()
-meeting = Meeting(Job(settings.job, settings.secret), settings.rendezvous)
-cards = exchange(meeting, number=0, rank=settings.rank, size=settings.size, card=settings.rank * 10,
+from hvdlite.settings import Start
+start = Start.read()
+meeting = Meeting(Job(start.job, start.secret), start.rendezvous)
+cards = exchange(meeting, number=0, rank=start.rank, size=start.size, card=start.rank * 10,
                  deadline=time.monotonic() + 300)
 print(cards)
 """

@@ -18,7 +18,7 @@ _STOPS = """
 import os, signal
 import numpy as np
 import hvdlite as hvd
-from hvdlite.rendezvous import cards
+from hvdlite.rendezvous import world
 from hvdlite.rendezvous import client
 
 def stop():
@@ -32,7 +32,7 @@ def stop_and_exchange(*arguments, exchange=client.exchange, **options):
 
 if {round} < 0:
     stop()
-cards.exchange = stop_and_exchange
+world.exchange = stop_and_exchange
 hvd.init()
 assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == 3
 """

@@ -11,7 +11,10 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.cards import placements
+from hvdlite.rendezvous.client import Meeting
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.world import meet_world
+from hvdlite.settings import Settings, Start
 from hvdlite.version import __version__
 from tests.harness import process_ranks
 
@@ -49,7 +52,20 @@ def test_twenty_sessions_leave_no_descriptor(count: int, hosts: dict[int, dict[s
 
 
 def test_ranks_of_one_host_in_two_network_namespaces_are_refused_when_they_meet() -> None:
-    cards = [{"version": __version__, "host": "node", "hostid": "h", "network": network} for network in (1, 1, 2)]
+    cards = [
+        {
+            "version": __version__,
+            "host": "node",
+            "hostid": "h",
+            "network": network,
+            "reach": "",
+            "check_parameters": True,
+        }
+        for network in (1, 1, 2)
+    ]
+    meeting = Meeting(Job.create())
     with pytest.raises(HorovodInternalError, match="ranks 0 and 2 are on one host and in different network namespaces"):
-        placements(cards)
-    assert len(placements([{**card, "hostid": str(card["network"])} for card in cards])) == 3
+        meet_world(Start(size=3), Settings(), meeting, 0, lambda card: cards)
+    for card in cards:
+        card["hostid"] = str(card["network"])
+    assert len(meet_world(Start(size=3), Settings(), meeting, 0, lambda card: cards).membership.by_leader) == 2

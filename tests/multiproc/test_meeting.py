@@ -16,7 +16,7 @@ import hvdlite as hvd
 from hvdlite.net.door import Door
 from hvdlite.rendezvous.client import exchange
 from hvdlite.rendezvous.coordinator import meet_across_hosts
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
 from tests.harness.network import kept_port
 from tests.harness.patience import PATIENCE_S
@@ -174,14 +174,14 @@ def test_a_wrong_key_is_a_stranger(across: dict[str, str]) -> None:
 def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: dict[str, str]) -> None:
     coordinator = across["HVDLITE_COORDINATOR"]
     host, port = coordinator.split(":")
-    settings = [Settings(rank=rank, size=2, secret=KEY, coordinator=coordinator) for rank in range(2)]
+    starts = [Start(rank=rank, size=2, secret=KEY, coordinator=coordinator) for rank in range(2)]
 
     def card_of_both(rank: int) -> list[str]:
-        with meet_across_hosts(settings[1], 0) as meeting:
+        with meet_across_hosts(starts[1], 0) as meeting:
             deadline = time.monotonic() + PATIENCE_S
             return exchange(meeting, number=0, rank=rank, size=2, card=f"card {rank}", deadline=deadline)
 
-    with meet_across_hosts(settings[0], 0), socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
+    with meet_across_hosts(starts[0], 0), socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
         stranger.sendall(b'{"round": 0, "rank": 1, "size": 2, "timeout_s": 9, "card": {}}' * 100)
         assert thread_ranks(2, card_of_both) == [["card 0", "card 1"]] * 2
         said = b""

@@ -12,7 +12,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.control import unixlink
-from hvdlite.planes import opening
+from hvdlite.planes.shm import part
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.effort import Effort
 from tests.harness.patience import NEVER_SILENT
@@ -257,7 +257,7 @@ def test_idle_sets_use_no_cpu() -> None:
             assert outcome.result() == ""
 
 
-_STEPS = {"dial": (unixlink.UnixLink, "dial"), "fetch": (opening, "fetch"), "serve": (opening.SegmentOffer, "serve")}
+_STEPS = {"dial": (unixlink.UnixLink, "dial"), "fetch": (part, "fetch"), "serve": (part.SegmentOffer, "serve")}
 
 
 def _stop_while_connecting(victim: int, step: str, number: int) -> None:
@@ -268,6 +268,7 @@ def _stop_while_connecting(victim: int, step: str, number: int) -> None:
 
         def stop(*_: object, **__: object) -> None:
             os.kill(os.getpid(), number)
+            threading.Event().wait()  # the kernel stops a thread that goes on at some moment only
 
         setattr(where, name, stop)
     hvd.add_process_set([0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from hvdlite.members.membership import Host, Membership
+from hvdlite.net import curve
 from hvdlite.rendezvous.job import Job
 from tests.harness.patience import PATIENCE_S
 from tests.security.victim import Victim, victim
@@ -38,7 +41,7 @@ def _no_key(peer: zmq.Socket[Any]) -> None:
 
 
 def _key_of_another_job(peer: zmq.Socket[Any]) -> None:
-    Job.create().dial(peer)
+    curve.dial(peer, secrets.token_bytes(32))
 
 
 def mechanisms(job: Victim) -> dict[tuple[str, int], bytes]:
@@ -81,14 +84,14 @@ def check_refused(address: tuple[str, int], prepare: Callable[[zmq.Socket[Any]],
 
 def test_who_has_the_keys_of_the_job_and_is_none_of_its_ranks_changes_nothing() -> None:
     with victim() as job:
-        server = Job("same", job.secret())
+        world = Membership(0, (0,), (Host("", ""),), 0, Job("same", job.secret()).key("world"))
         context = zmq.Context()
         try:
             for (ip, port), mechanism in mechanisms(job).items():
                 for payload in (b"", b"let me in", bytes(4096)):
                     peer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
                     peer.linger = 500
-                    server.dial(peer)
+                    curve.dial(peer, world.key_for("control"))
                     peer.connect(f"tcp://{ip}:{port}")
                     peer.send(payload)
                     assert mechanism == b"CURVE"

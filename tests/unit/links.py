@@ -13,12 +13,12 @@ from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.control.zmqleaf import ZmqLeafLink
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.negotiation.messages import End, EndKind
-from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
-SIZE = 3
-SESSION = 77
+HOSTS = "abc"
+SESSION = member(0, HOSTS).session
 LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 
 
@@ -26,17 +26,11 @@ def soon(seconds: float = PATIENCE_S) -> float:
     return time.monotonic() + seconds
 
 
-def settings(rank: int, **values: Any) -> Settings:
-    return Settings(**{"rank": rank, "size": SIZE, **values})
-
-
-def zmq_links(
-    context: Any, job: Job | None = None, through: Callable[[str], str] = lambda card: card, **values: Any
-) -> list[ControlLink]:
+def zmq_links(through: Callable[[str], str] = lambda card: card, **values: Any) -> list[ControlLink]:
     """The root's link and those of two others, which dial what ``through`` makes of the root's address."""
-    job = job or Job.create()
-    root = ZmqRootLink(context, job, SESSION, settings(0, **values))
-    leaves = [ZmqLeafLink(context, job, SESSION, settings(rank, **values)) for rank in (1, 2)]
+    options = Settings(**values)
+    root = ZmqRootLink(member(0, HOSTS), options)
+    leaves = [ZmqLeafLink(member(rank, HOSTS), options) for rank in (1, 2)]
     where = through(root.card)
     with ThreadPoolExecutor() as pool:
         joining = [pool.submit(leaf.join, where, soon()) for leaf in leaves]

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import zmq
 
 from hvdlite.control.link import ControlLink, Lost
 from hvdlite.control.unixlink import UnixLink
@@ -19,26 +18,28 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.messages import Batch, Ready, Response, Run
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.door import Door, knock
-from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
-from tests.unit.links import LEFT, SESSION, close, next_from, settings, soon, zmq_links
+from tests.unit.links import LEFT, close, next_from, soon, zmq_links
 
 BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i in range(20_000))),))
 
 
-def unix_links(context: Any) -> list[ControlLink]:
-    with Door(b"token") as door:
-        leaves = [UnixLink.dial(door.address, b"token", SESSION, settings(rank), soon()) for rank in (1, 2)]
-        return [UnixLink.accept(door, SESSION, settings(0), soon()), *leaves]
+def unix_links() -> list[ControlLink]:
+    root, *leaves = links = [UnixLink(member(rank, "aaa"), Settings()) for rank in range(3)]
+    with Door(member(0, "aaa").key_for("door")) as door:
+        for leaf in leaves:
+            leaf.dial(door.address, soon())
+        root.accept(door, soon())
+    return [*links]
 
 
 @pytest.fixture(params=[unix_links, zmq_links])
 def links(request: pytest.FixtureRequest) -> Iterator[list[ControlLink]]:
-    with zmq.Context() as context:
-        links = request.param(context)
-        yield links
-        close(links)
+    links = request.param()
+    yield links
+    close(links)
 
 
 def test_messages_go_up_with_their_sender_and_down_to_all(links: list[ControlLink]) -> None:
@@ -92,9 +93,11 @@ def test_the_wake_ends_the_sleep(links: list[ControlLink]) -> None:
 
 
 def test_a_frame_of_another_session_is_refused() -> None:
-    with Door(b"token") as door:
-        leaf = UnixLink.dial(door.address, b"token", SESSION + 1, Settings(rank=1, size=2), soon())
-        root = UnixLink.accept(door, SESSION, Settings(rank=0, size=2), soon())
+    leaf, root = (UnixLink(member(rank, "aa"), Settings()) for rank in (1, 0))
+    leaf._session += 1
+    with Door(member(0, "aa").key_for("door")) as door:
+        leaf.dial(door.address, soon())
+        root.accept(door, soon())
     leaf.send(LEFT)
     with pytest.raises(ProtocolError, match="session"):
         next_from(root)
@@ -103,11 +106,14 @@ def test_a_frame_of_another_session_is_refused() -> None:
 
 
 def test_strangers_are_dropped_and_the_missing_rank_is_named() -> None:
-    with Door(b"token") as door:
-        strangers = [knock(door.address, b"wrong", b"1", soon()), knock(door.address, b"token", b"9", soon())]
-        leaf = UnixLink.dial(door.address, b"token", SESSION, settings(1), soon())
+    token = member(0, "aaa").key_for("door")
+    leaf, root = (UnixLink(member(rank, "aaa"), Settings()) for rank in (1, 0))
+    with Door(token) as door:
+        strangers = [knock(door.address, b"wrong", b"1", soon()), knock(door.address, token, b"9", soon())]
+        leaf.dial(door.address, soon())
         with pytest.raises(HorovodInternalError, match=r"rank\(s\) 2 did not connect"):
-            UnixLink.accept(door, SESSION, settings(0), soon(0.3))
+            root.accept(door, soon(0.3))
+    root.close()
     for stranger in strangers:
         assert stranger.recv(10) == b""
         stranger.close()
@@ -115,14 +121,13 @@ def test_strangers_are_dropped_and_the_missing_rank_is_named() -> None:
 
 
 def test_a_key_of_another_job_gets_nowhere() -> None:
-    with zmq.Context() as context:
-        root = ZmqRootLink(context, Job.create(), SESSION, Settings(rank=0, size=2))
-        leaf = ZmqLeafLink(context, Job.create(), SESSION, Settings(rank=1, size=2))
-        with ThreadPoolExecutor() as pool:
-            joining = pool.submit(leaf.join, root.card, soon(0.5))
-            with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
-                root.accept({1: leaf.card}, soon(0.5))
-            with pytest.raises(HorovodInternalError, match="no answer from rank 0 at tcp://127.0.0.1:"):
-                joining.result()
-        leaf.close()
-        root.close()
+    root = ZmqRootLink(member(0, "ab"), Settings())
+    leaf = ZmqLeafLink(member(1, "ab", key=bytes(32)), Settings())
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(leaf.join, root.card, soon(0.5))
+        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
+            root.accept({1: leaf.card}, soon(0.5))
+        with pytest.raises(HorovodInternalError, match="no answer from rank 0 at tcp://127.0.0.1:"):
+            joining.result()
+    leaf.close()
+    root.close()

@@ -8,12 +8,10 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
 
 import pytest
-import zmq
 
 from hvdlite.control.greeting import Refused
 from hvdlite.control.link import Lost
@@ -23,15 +21,10 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.messages import Ready
 from hvdlite.negotiation.wire import Header, ProtocolError, Type, frame_of
 from hvdlite.net.listening import split
-from hvdlite.rendezvous.job import Job
+from hvdlite.settings import Settings
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
-from tests.unit.links import SESSION, close, next_from, receive, settings, soon, zmq_links
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    with zmq.Context() as context:
-        yield context
+from tests.unit.links import HOSTS, SESSION, close, next_from, receive, soon, zmq_links
 
 
 def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = PATIENCE_S) -> BaseException | None:
@@ -46,24 +39,24 @@ def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = PATIENCE_S
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"),
+    ("rank", "size", "reason"),
     [
-        (dict(rank=1), "it claims to be rank 1, and is not"),
-        (dict(rank=1, size=9), "rank 1 of 9 is not of this group of 3 ranks"),
-        (dict(rank=7, size=9), "rank 7 of 9 is not of this group of 3 ranks"),
-        (dict(rank=0), "rank 0 of 3 is not of this group"),
+        (1, 3, "it claims to be rank 1, and is not"),
+        (1, 9, "rank 1 of 9 is not of this group of 3 ranks"),
+        (7, 9, "rank 7 of 9 is not of this group of 3 ranks"),
+        (0, 3, "rank 0 of 3 is not of this group"),
     ],
     ids=["another rank", "another size", "no rank", "the root"],
 )
 def test_who_lies_about_its_rank_is_refused_and_the_real_one_goes_on(
-    context: Any, values: dict[str, int], reason: str, caplog: pytest.LogCaptureFixture
+    rank: int, size: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = Job.create()
-    links = root, leaf, other = zmq_links(context, job)
+    links = root, leaf, other = zmq_links()
     assert isinstance(root, ZmqRootLink)
     with caplog.at_level(logging.WARNING, "hvdlite"):
         for _ in range(3):
-            refused = answer_to(ZmqLeafLink(context, job, SESSION, settings(**values)), root)
+            liar = ZmqLeafLink(replace(member(1, "a" * size), rank=rank), Settings())
+            refused = answer_to(liar, root)
             assert isinstance(refused, Refused)
             assert reason in str(refused)
     assert [reason in record.message for record in caplog.records] == [True]  # told once
@@ -75,18 +68,19 @@ def test_who_lies_about_its_rank_is_refused_and_the_real_one_goes_on(
 @pytest.mark.parametrize(
     "card", ["", "digest", "digest tcp://nowhere", "digest tcp://no.such.host:1", "digest tcp://1:x"]
 )
-def test_a_card_without_an_address_names_its_rank(context: Any, card: str) -> None:
-    root = ZmqRootLink(context, Job.create(), SESSION, settings(0))
+def test_a_card_without_an_address_names_its_rank(card: str) -> None:
+    root = ZmqRootLink(member(0, HOSTS), Settings())
     with pytest.raises(ProtocolError, match="rank 2 listens at .*, which is no address"):
         root.accept({2: card}, soon(0.5))
     root.close()
 
 
-def test_a_process_of_another_session_gets_no_answer(context: Any) -> None:
-    job = Job.create()
-    links = zmq_links(context, job)
+def test_a_process_of_another_session_gets_no_answer() -> None:
+    links = zmq_links()
     assert isinstance(links[0], ZmqRootLink)
-    refused = answer_to(ZmqLeafLink(context, job, SESSION + 1, settings(1)), links[0], within_s=0.5)
+    stranger = ZmqLeafLink(member(1, HOSTS), Settings())
+    stranger._session += 1
+    refused = answer_to(stranger, links[0], within_s=0.5)
     assert isinstance(refused, HorovodInternalError)
     assert "no answer from rank 0" in str(refused)
     close(links)
@@ -105,8 +99,8 @@ RAVINGS = {
 
 
 @pytest.mark.parametrize("frame", RAVINGS.values(), ids=RAVINGS)
-def test_a_raving_rank_is_lost_alone_and_finds_itself_out(context: Any, frame: bytes) -> None:
-    links = root, leaf, other = zmq_links(context)
+def test_a_raving_rank_is_lost_alone_and_finds_itself_out(frame: bytes) -> None:
+    links = root, leaf, other = zmq_links()
     assert isinstance(leaf, ZmqLeafLink)
     assert leaf._connection is not None
     leaf._connection.socket.send(frame)
@@ -123,8 +117,8 @@ def test_a_raving_rank_is_lost_alone_and_finds_itself_out(context: Any, frame: b
 
 
 @pytest.mark.parametrize("frame", RAVINGS.values(), ids=RAVINGS)
-def test_a_raving_root_is_lost(context: Any, frame: bytes) -> None:
-    links = root, leaf, other = zmq_links(context)
+def test_a_raving_root_is_lost(frame: bytes) -> None:
+    links = root, leaf, other = zmq_links()
     assert isinstance(root, ZmqRootLink)
     root._transmit(next(name for name, peer in root._by_name.items() if peer.rank == 1), frame)
     lost = next_from(leaf, root, other)
@@ -136,8 +130,8 @@ def test_a_raving_root_is_lost(context: Any, frame: bytes) -> None:
     close(links)
 
 
-def test_a_rank_that_was_given_up_is_refused_when_it_comes_back(context: Any) -> None:
-    links = root, leaf, other = zmq_links(context)
+def test_a_rank_that_was_given_up_is_refused_when_it_comes_back() -> None:
+    links = root, leaf, other = zmq_links()
     assert isinstance(leaf, ZmqLeafLink)
     assert leaf._connection is not None
     leaf._discard(leaf._connection, 0)  # as if its process had been stopped: it does not know
@@ -166,8 +160,8 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
-def test_strangers_are_dropped_and_the_links_go_on(context: Any, words: bytes) -> None:
-    links = root, leaf, other = zmq_links(context)
+def test_strangers_are_dropped_and_the_links_go_on(words: bytes) -> None:
+    links = root, leaf, other = zmq_links()
     assert isinstance(leaf, ZmqLeafLink)
     strangers = [socket.create_connection(split(root.card), timeout=PATIENCE_S) for _ in range(20)]  # type: ignore[attr-defined]
     strangers += [socket.create_connection(split(leaf._beacon.endpoint), timeout=PATIENCE_S) for _ in range(20)]
@@ -192,9 +186,9 @@ def has_ended(stranger: socket.socket) -> bool:
         return True
 
 
-def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors(context: Any) -> None:
+def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors() -> None:
     """They say what ZeroMQ waits to hear the rest of; a rank whose connection breaks meanwhile gets in again."""
-    links = root, leaf, other = zmq_links(context)
+    links = root, leaf, other = zmq_links()
     assert isinstance(root, ZmqRootLink)
     assert isinstance(leaf, ZmqLeafLink)
     before, most = descriptors(), 0
@@ -214,10 +208,10 @@ def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors(context: 
     close(links)
 
 
-def test_strangers_who_have_taken_all_descriptors_are_shown_out(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_who_have_taken_all_descriptors_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not by the time-out of their handshake, within which nothing of the rank could open a file."""
     monkeypatch.setattr("hvdlite.control.zmqlink._HANDSHAKE_MS", 3_600_000)
-    links = root, leaf, other = zmq_links(context)
+    links = root, leaf, other = zmq_links()
     assert isinstance(root, ZmqRootLink)
     before = descriptors()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -245,8 +239,8 @@ def test_strangers_who_have_taken_all_descriptors_are_shown_out(context: Any, mo
     close(links)
 
 
-def test_strangers_cost_no_descriptor_before_ranks_are_waited_for(context: Any) -> None:
-    root = ZmqRootLink(context, Job.create(), SESSION, settings(0))
+def test_strangers_cost_no_descriptor_before_ranks_are_waited_for() -> None:
+    root = ZmqRootLink(member(0, HOSTS), Settings())
     before = descriptors()
     with contextlib.ExitStack() as stack:
         for number in range(100):

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import zmq
 
 from hvdlite.control import liveness_probe as absence
 from hvdlite.control.greeting import Refused
 from hvdlite.control.link import ControlLink, Lost
 from hvdlite.negotiation.messages import Batch, Ready, Run
 from hvdlite.net.listening import split
-from hvdlite.rendezvous.job import Job
 from tests.harness.patience import PATIENCE_S
 from tests.unit.links import LEFT, close, next_from, receive, zmq_links
 from tests.unit.middleman import Middleman
@@ -27,10 +25,9 @@ COUNT = 600
 class Job3:
     """Three links of one job, the leaves' through a man in the middle. ``values`` are settings."""
 
-    def __init__(self, context: Any, **values: Any) -> None:
-        self.job = Job.create()
+    def __init__(self, **values: Any) -> None:
         self.middlemen: list[Middleman] = []
-        self.links: list[ControlLink] = zmq_links(context, self.job, self._through, **values)
+        self.links: list[ControlLink] = zmq_links(self._through, **values)
 
     @property
     def middleman(self) -> Middleman:
@@ -43,11 +40,10 @@ class Job3:
 
 @contextlib.contextmanager
 def _opened(**values: Any) -> Iterator[Job3]:
-    with zmq.Context() as context:
-        job = Job3(context, **values)
-        with job.middleman:
-            yield job
-            close(job.links)
+    job = Job3(**values)
+    with job.middleman:
+        yield job
+        close(job.links)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from hvdlite.launched_by.detect import doubt
 from hvdlite.launched_by.slurm import first_host, tasks_of_nodes
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 from tests.harness.patience import PATIENCE_S
 from tests.unit import engine_environments as recorded
 
@@ -24,8 +24,8 @@ SLURM_OUTSIDE_OF_STEPS = (
 
 
 def places(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
-    settings = Settings.read(environ)
-    return settings.rank, settings.size, settings.local_rank, settings.local_size
+    start = Start.read(environ)
+    return start.rank, start.size, start.local_rank, start.local_size
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def places(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     ids="torchrun openmpi4 openmpi5 slurm horovodrun".split(),
 )
 def test_an_engine_on_one_host(environ: Mapping[str, str], expected: tuple[int, ...], job: str) -> None:
-    settings = Settings.read(environ)
+    start = Start.read(environ)
     assert places(environ) == expected
-    assert (settings.job, settings.coordinator) == (job, "")
+    assert (start.job, start.coordinator) == (job, "")
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_an_engine_on_several_hosts(
     environ: Mapping[str, str], expected: tuple[int, ...], coordinator: str, job: str
 ) -> None:
     keyed = {**environ, "HVDLITE_SECRET": KEY}
-    settings = Settings.read(keyed)
+    start = Start.read(keyed)
     assert places(keyed) == expected
-    assert (settings.job, settings.coordinator) == (job, coordinator)
-    assert Settings.read({**keyed, "HVDLITE_COORDINATOR": "n9:5000"}).coordinator == "n9:5000"
+    assert (start.job, start.coordinator) == (job, coordinator)
+    assert Start.read({**keyed, "HVDLITE_COORDINATOR": "n9:5000"}).coordinator == "n9:5000"
     with pytest.raises(ValueError, match="several hosts, which need HVDLITE_SECRET"):
-        Settings.read(environ)
+        Start.read(environ)
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_the_host_of_rank_0_is_asked_for_where_the_engine_does_not_tell(
     environ: Mapping[str, str], advice: str
 ) -> None:
     with pytest.raises(ValueError, match=r"need HVDLITE_COORDINATOR, .* and HVDLITE_SECRET") as caught:
-        Settings.read(environ)
+        Start.read(environ)
     assert advice in str(caught.value)
-    assert Settings.read({**environ, "HVDLITE_SECRET": KEY, "HVDLITE_COORDINATOR": "n1"}).coordinator == "n1"
+    assert Start.read({**environ, "HVDLITE_SECRET": KEY, "HVDLITE_COORDINATOR": "n1"}).coordinator == "n1"
 
 
 def test_ranks_of_mpich_on_one_host_are_told_apart_by_what_started_them() -> None:
-    program = "from hvdlite.settings import Settings; print(Settings.read().job)"
+    program = "from hvdlite.settings import Start; print(Start.read().job)"
     nested = (
         "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, *sys.argv[1:]])"
     )
@@ -101,7 +101,7 @@ def test_jobs_and_attempts_have_different_names() -> None:
     requeued = recorded.SLURM_STEP | {"SLURM_RESTART_COUNT": "1"}
     second_step = recorded.SLURM_STEP | {"SLURM_STEP_ID": "1"}
     environments = [recorded.TORCHRUN, restarted, recorded.SLURM_STEP, requeued, second_step]
-    assert len({Settings.read(environ).job for environ in environments}) == len(environments)
+    assert len({Start.read(environ).job for environ in environments}) == len(environments)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_jobs_and_attempts_have_different_names() -> None:
 )
 def test_the_inner_engine_wins(outer: Mapping[str, str], inner: Mapping[str, str], job: str) -> None:
     assert places({**outer, **inner}) == places(inner)
-    assert Settings.read({**outer, **inner}).job.startswith(job)
+    assert Start.read({**outer, **inner}).job.startswith(job)
 
 
 @pytest.mark.parametrize("name", [name for name in vars(recorded) if name.isupper()])
@@ -124,7 +124,7 @@ def test_hvdrun_wins_inside_everything(name: str) -> None:
     ours = {"HVDLITE_RANK": "5", "HVDLITE_SIZE": "7", "HVDLITE_LOCAL_RANK": "2", "HVDLITE_LOCAL_SIZE": "3"}
     environ = {**getattr(recorded, name), **ours}
     assert places(environ) == (5, 7, 2, 3)
-    assert (Settings.read(environ).job, Settings.read(environ).coordinator) == ("", "")
+    assert (Start.read(environ).job, Start.read(environ).coordinator) == ("", "")
     assert doubt(environ) == ""
 
 
@@ -153,7 +153,7 @@ def test_one_rank_of_an_engine_is_not_doubted() -> None:
 )
 def test_one_of_several_that_cannot_tell_which_is_refused(environ: Mapping[str, str], lacking: str) -> None:
     with pytest.raises(ValueError, match=r"says that this process is one of several") as caught:
-        Settings.read(environ)
+        Start.read(environ)
     assert lacking in str(caught.value)
     assert places({**environ, "HVDLITE_SIZE": "1"}) == (0, 1, 0, 1)
 
@@ -169,7 +169,7 @@ def test_one_of_several_that_cannot_tell_which_is_refused(environ: Mapping[str, 
 )
 def test_numbers_that_cannot_be_are_named(change: Mapping[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Settings.read({**recorded.OPEN_MPI_4, **change})
+        Start.read({**recorded.OPEN_MPI_4, **change})
 
 
 @pytest.mark.parametrize(

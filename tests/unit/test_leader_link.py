@@ -8,7 +8,6 @@ from typing import NamedTuple
 from unittest.mock import Mock
 
 import pytest
-import zmq
 
 from hvdlite.control.hostlink import LeaderLink
 from hvdlite.control.link import Left, Lost
@@ -18,9 +17,9 @@ from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.engine.coordinator import Coordinator
 from hvdlite.negotiation.messages import End, EndKind
 from hvdlite.net.door import Door
-from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
-from tests.unit.links import SESSION, soon
+from tests.harness.members import member
+from tests.unit.links import soon
 
 LEFT_2 = End(EndKind.LEFT, 2, "b", "it left")
 LEFT_0 = End(EndKind.LEFT, 0, "a", "it left")
@@ -36,19 +35,18 @@ class Tree(NamedTuple):
 
 @pytest.fixture
 def tree() -> Iterator[Tree]:
-    def settings(rank: int) -> Settings:
-        return Settings(rank=rank, size=3)
-
-    job = Job.create()
-    with zmq.Context() as context, Door(b"token") as door, ThreadPoolExecutor() as pool:
-        root = ZmqRootLink(context, job, SESSION, settings(0))
-        leaf = ZmqLeafLink(context, job, SESSION, settings(1))
+    first, second, third = (member(rank, "abb") for rank in range(3))
+    with Door(first.key_for("door")) as door, ThreadPoolExecutor() as pool:
+        root = ZmqRootLink(first, Settings())
+        leaf = ZmqLeafLink(second, Settings())
         joining = pool.submit(leaf.join, root.card, soon())
         root.accept({1: leaf.card}, soon())
         joining.result()
-        member = UnixLink.dial(door.address, b"token", SESSION, settings(2), soon(), 1)
-        leader = LeaderLink(leaf, UnixLink.accept(door, SESSION, settings(1), soon(), [2]), [1, 2])
-        yield Tree(root, leader, member)
+        below, within = UnixLink(third, Settings()), UnixLink(second, Settings())
+        below.dial(door.address, soon())
+        within.accept(door, soon())
+        leader = LeaderLink(leaf, within, [1, 2])
+        yield Tree(root, leader, below)
         for closing in [pool.submit(link.close) for link in (root, leader)]:
             closing.result()
 
@@ -56,9 +54,7 @@ def tree() -> Iterator[Tree]:
 def _coordinator(link: LeaderLink, plane: Mock) -> Coordinator:
     in_flight, executor = Mock(), Mock()
     in_flight.take_new.return_value = in_flight.all.return_value = executor.entries.return_value = []
-    return Coordinator(
-        Settings(rank=1, size=3), [0, 1, 2], ["a", "b", "b"], [0, 1, 1], link, plane, in_flight, executor, on_end=Mock()
-    )
+    return Coordinator(member(1, "abb"), Settings(), link, plane, in_flight, executor, on_end=Mock())
 
 
 def test_a_member_that_leaves_is_not_lost_although_the_root_is_gone_before_it(tree: Tree) -> None:

@@ -6,15 +6,15 @@ import socket
 from contextlib import ExitStack
 
 import pytest
-import zmq
 
 from hvdlite.control.liveness_listener import Beacon
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.messages import Ready
 from hvdlite.net.listening import endpoint, split
-from hvdlite.rendezvous.job import Job
-from tests.unit.links import SESSION, close, next_from, settings, zmq_links
+from hvdlite.settings import Settings
+from tests.harness.members import member
+from tests.unit.links import close, next_from, zmq_links
 
 
 @pytest.mark.parametrize(("address", "written"), [("10.0.0.7", "tcp://10.0.0.7:80"), ("fe80::1", "tcp://[fe80::1]:80")])
@@ -38,16 +38,16 @@ def a_taken_port(below: int) -> socket.socket:
 
 
 def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None:
-    with a_taken_port(below=65_000) as taken, zmq.Context() as context:
+    with a_taken_port(below=65_000) as taken:
         first = taken.getsockname()[1]
         text = f"{first}-{first + 12}"
-        links = zmq_links(context, port_range=text)
+        links = zmq_links(port_range=text)
         ports = [split(link.card.split()[-1])[1] for link in links]  # type: ignore[attr-defined]
         assert len(set(ports)) == 3
         assert set(ports) <= set(range(first + 1, first + 13))
         close(links)
         for listen in (
-            lambda: ZmqRootLink(context, Job.create(), SESSION, settings(0, port_range=str(first))),
+            lambda: ZmqRootLink(member(0, "ab"), Settings(port_range=str(first))),
             lambda: Beacon("127.0.0.1", range(first, first + 1)),
         ):
             with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1: ports {first}-{first} .*--port-range"):
@@ -56,13 +56,12 @@ def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "eth0", "10.0.0.300"])
 def test_what_is_no_address_of_this_host_is_an_error_that_says_so(address: str) -> None:
-    with zmq.Context() as context:
-        for listen in (
-            lambda: ZmqRootLink(context, Job.create(), SESSION, settings(0, address=address)),
-            lambda: Beacon(address, None),
-        ):
-            with pytest.raises(HorovodInternalError, match=rf"cannot listen on {address} .*--network-interface"):
-                listen()
+    for listen in (
+        lambda: ZmqRootLink(member(0, "ab"), Settings(address=address)),
+        lambda: Beacon(address, None),
+    ):
+        with pytest.raises(HorovodInternalError, match=rf"cannot listen on {address} .*--network-interface"):
+            listen()
 
 
 def test_a_port_on_which_another_began_to_listen_just_now_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +84,7 @@ def test_a_port_on_which_another_began_to_listen_just_now_is_passed_over(monkeyp
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 def test_links_run_over_ipv6() -> None:
-    with zmq.Context() as context:
-        links = root, leaf, other = zmq_links(context, address="::1")
-        leaf.send(Ready(0, 1, ()))
-        assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
-        close(links)
+    links = root, leaf, other = zmq_links(address="::1")
+    leaf.send(Ready(0, 1, ()))
+    assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
+    close(links)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.settings import Settings, table
+from hvdlite.settings import Settings, Start, table
 
 
 def test_defaults_make_a_job_of_one() -> None:
-    settings = Settings.read({})
-    assert (settings.rank, settings.size, settings.plane) == (0, 1, "auto")
+    start = Start.read({})
+    assert (start.rank, start.size, Settings.read({}).plane) == (0, 1, "auto")
 
 
 def test_horovods_name_is_honoured_and_ours_wins() -> None:
@@ -35,12 +35,16 @@ def test_horovods_name_is_honoured_and_ours_wins() -> None:
 )
 def test_a_wrong_value_is_named_with_what_is_legal(variable: str, text: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint) as caught:
-        Settings.read({variable: text})
+        read({variable: text})
     assert variable in str(caught.value)
 
 
+def read(environ: dict[str, str]) -> tuple[Start, Settings]:
+    return Start.read(environ), Settings.read(environ)
+
+
 def test_the_secret_is_not_printed() -> None:
-    assert "f" * 64 not in repr(Settings.read({"HVDLITE_SECRET": "f" * 64}))
+    assert "f" * 64 not in repr(Start.read({"HVDLITE_SECRET": "f" * 64}))
 
 
 def test_every_setting_is_documented() -> None:

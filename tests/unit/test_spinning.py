@@ -15,7 +15,8 @@ from hvdlite.net.door import Door
 from hvdlite.net.wake import Wake
 from hvdlite.settings import Settings
 from hvdlite.spin import running_elsewhere, spin_us, usable_cores, wakeup_us
-from tests.unit.links import LEFT, SESSION, next_from, soon
+from tests.harness.members import member
+from tests.unit.links import LEFT, next_from, soon
 
 _MINUTE_US = 60e6
 _HOUR_NS = 3600 * 10**9
@@ -75,9 +76,11 @@ def test_a_wakeup_is_measured_in_microseconds() -> None:
 
 @pytest.mark.parametrize("spin_us", [0, _MINUTE_US])
 def test_a_driver_sees_messages_and_its_wake_whether_or_not_it_spins(spin_us: float) -> None:
-    with Door(b"token") as door:
-        leaf = UnixLink.dial(door.address, b"token", SESSION, Settings(rank=1, size=2, spin=spin_us), soon())
-        root = UnixLink.accept(door, SESSION, Settings(rank=0, size=2), soon())
+    leaf = UnixLink(member(1, "aa"), Settings(spin=spin_us))
+    root = UnixLink(member(0, "aa"), Settings())
+    with Door(member(0, "aa").key_for("door")) as door:
+        leaf.dial(door.address, soon())
+        root.accept(door, soon())
     wake = Wake()
     wake.set()
     leaf.inbox.sleep_as_driver(None, wake)

@@ -14,15 +14,15 @@ import pytest
 
 from hvdlite.launched_by.ancestor import environ_of
 from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
-from hvdlite.settings import Settings
+from hvdlite.settings import Start
 from tests.harness.patience import PATIENCE_S
 
 # A process that is in init(), which starts the process of its arguments, and says so.
 IN_INIT = """
 import subprocess, sys
 from hvdlite.launched_by.presence import Presence
-from hvdlite.settings import Settings
-presence = Presence(Settings.read())
+from hvdlite.settings import Start
+presence = Presence(Start.read())
 child = subprocess.Popen(sys.argv[1:]) if sys.argv[1:] else None
 print(child.pid if child else 0, flush=True)
 sys.stdin.read()
@@ -41,8 +41,8 @@ class Processes:
     def environ(self, rank: int, **more: str) -> dict[str, str]:
         return {**os.environ, **self._job, "HVDLITE_RANK": str(rank), **more}
 
-    def settings(self, rank: int, **more: str) -> Settings:
-        return Settings.read(self.environ(rank, **more))
+    def start_of(self, rank: int, **more: str) -> Start:
+        return Start.read(self.environ(rank, **more))
 
     def start(self, rank: int, *command: str, **more: str) -> int:
         """Starts a process that sleeps, or ``command``, as ``rank``."""
@@ -112,20 +112,20 @@ def test_a_rank_is_known_by_what_it_was_started_with(processes: Processes) -> No
         processes.start(1, HVDLITE_SIZE="5"),
         processes.start(1, HVDLITE_RANK="none"),
     )
-    assert stopped_ranks(processes.settings(0), stopped) == {2: [pid]}
-    assert stopped_ranks(processes.settings(0, HVDLITE_JOB="a third one"), stopped) == {}
-    assert stopped_ranks(processes.settings(0), set()) == {}
+    assert stopped_ranks(processes.start_of(0), stopped) == {2: [pid]}
+    assert stopped_ranks(processes.start_of(0, HVDLITE_JOB="a third one"), stopped) == {}
+    assert stopped_ranks(processes.start_of(0), set()) == {}
 
 
 def test_a_rank_is_known_by_what_it_became(processes: Processes) -> None:
     pid, below = processes.join(2, *SLEEP)
     above = processes.start(2)
-    assert stopped_ranks(processes.settings(0), stop(pid, below, above)) == {2: sorted((pid, below, above))}
+    assert stopped_ranks(processes.start_of(0), stop(pid, below, above)) == {2: sorted((pid, below, above))}
 
 
 def test_a_rank_that_goes_on_is_not_stopped_because_its_child_is(processes: Processes) -> None:
     _, below = processes.join(2, *SLEEP)
-    assert stopped_ranks(processes.settings(0), stop(below)) == {}
+    assert stopped_ranks(processes.start_of(0), stop(below)) == {}
 
 
 def test_the_first_rank_that_waits_tells(processes: Processes) -> None:
@@ -133,21 +133,21 @@ def test_the_first_rank_that_waits_tells(processes: Processes) -> None:
     processes.join(1)
     pid = processes.start(3)
     stopped = stop(pid)
-    assert [stopped_ranks(processes.settings(rank), stopped) for rank in range(3)] == [{3: [pid]}, {}, {}]
+    assert [stopped_ranks(processes.start_of(rank), stopped) for rank in range(3)] == [{3: [pid]}, {}, {}]
     stopped = stop(first)
-    assert stopped_ranks(processes.settings(1), stopped) == {0: [first], 3: [pid]}
-    assert stopped_ranks(processes.settings(2), stopped) == {}
+    assert stopped_ranks(processes.start_of(1), stopped) == {0: [first], 3: [pid]}
+    assert stopped_ranks(processes.start_of(2), stopped) == {}
 
 
 def test_hvdrun_tells_of_what_it_has_started_itself(processes: Processes) -> None:
     own = {"HVDLITE_RENDEZVOUS": "unix://@x", "HVDLITE_SECRET": "0" * 64}
-    settings = processes.settings(0, **own)
-    assert stopped_ranks(settings, stop(processes.start(1, **own))) == {}
+    own_start = processes.start_of(0, **own)
+    assert stopped_ranks(own_start, stop(processes.start(1, **own))) == {}
     shell = processes.start(3, "sh", "-c", "sleep 600 & wait", **own)
     wait_until(lambda: bool(children_of(shell)))
     children = children_of(shell)
     try:
-        assert stopped_ranks(settings, stop(*children)) == {3: children}
+        assert stopped_ranks(own_start, stop(*children)) == {3: children}
     finally:
         os.kill(children[0], signal.SIGKILL)
 

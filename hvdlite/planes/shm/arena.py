@@ -36,7 +36,7 @@ _CACHE_LINE: Final = 64
 _STEP_BYTES: Final = 64 << 20  # reserved at once, so that a signal interrupts little
 
 
-def create(count: int) -> int | None:
+def create_arena(count: int) -> int | None:
     """The descriptor of an arena of ``count`` regions. None if the system allows no file of this size."""
     try:
         return create_sparse(_page_down(min(_physical_bytes(), _LIMIT_BYTES // count)) * count)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.planes.base import HostPlane
-from hvdlite.planes.shm.arena import Regions
+from hvdlite.planes.shm.arena import Arena, Regions
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
@@ -42,14 +42,14 @@ class Geometry(NamedTuple):
     progress_timeout_s: float
 
 
-def geometry(settings: Settings, cores: int) -> Geometry:
-    """The geometry for ``settings.size`` ranks on ``cores`` cores: what the settings say, and defaults elsewhere.
+def geometry(options: Settings, size: int, cores: int) -> Geometry:
+    """The geometry for ``size`` ranks on ``cores`` cores: what the options say, and defaults elsewhere.
 
     Ranks that share cores use longer chunks, since each wait is a context switch. Many ranks get shorter chunks so that
     the segment stays below 64 MiB.
-    Raises ValueError for settings that no segment can have.
+    Raises ValueError for options that no segment can have.
     """
-    size, slots, chunk_bytes = settings.size, settings.shm_slots, settings.shm_chunk
+    slots, chunk_bytes = options.shm_slots, options.shm_chunk
     is_oversubscribed = size > cores
     if chunk_bytes == 0:
         preferred = _CHUNK_BYTES_OVERSUBSCRIBED if is_oversubscribed else _CHUNK_BYTES
@@ -60,14 +60,13 @@ def geometry(settings: Settings, cores: int) -> Geometry:
             f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} are no segment for {size} ranks; "
             "chunks have 64 bytes to 1 GiB, slots are 2 to 1024, ranks of a host at most 1024"
         )
-    return Geometry(nbytes, chunk_bytes, slots, round(max(settings.spin, 0) * 1000), settings.progress_timeout)
+    return Geometry(nbytes, chunk_bytes, slots, round(max(options.spin, 0) * 1000), options.progress_timeout)
 
 
 class ShmPlane(HostPlane):
     """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
 
-    ``called`` is the number by which messages call it, where those ranks are only a part of a group. ``regions`` are
-    those of the ranks in the arena of their host, if this one has it.
+    ``called`` is the number by which messages call it, where those ranks are only a part of a group.
     """
 
     name = "shm"
@@ -79,7 +78,6 @@ class ShmPlane(HostPlane):
         size: int,
         shape: Geometry,
         called: int | None = None,
-        regions: Regions | None = None,
     ) -> None:
         """Maps the segment and closes ``fd``, also when it fails.
 
@@ -87,7 +85,7 @@ class ShmPlane(HostPlane):
         """
         self.rank = rank
         self.size = size
-        self._arena = regions and regions.arena
+        self._arena: Arena | None = None
         self._name = rank if called is None else called
         self._library = native.library()
         self._owner_pid = os.getpid()
@@ -116,11 +114,13 @@ class ShmPlane(HostPlane):
             )
         native.check(status, "mapping the shared segment")
         self._handle = handle
-        if regions is not None:
-            numbers = np.array(regions.numbers, np.int32)
-            native.check(
-                self._library.hvd_shm_use_arena(handle, regions.arena.handle, numbers.ctypes.data), "using the arena"
-            )
+
+    def use(self, regions: Regions) -> None:
+        self._arena = regions.arena
+        numbers = np.array(regions.numbers, np.int32)
+        native.check(
+            self._library.hvd_shm_use_arena(self._handle, regions.arena.handle, numbers.ctypes.data), "using the arena"
+        )
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         handle = self._usable_handle("allreduce")

@@ -25,11 +25,11 @@ import numpy.typing as npt
 import zmq
 
 from hvdlite.errors import ENDED, HorovodInternalError, HvdError, PeerLost, ShutDown
+from hvdlite.net import curve
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, split
 from hvdlite.net.wake import Wake
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.zmq.arithmetic import BITS, bits_of, folding, scaled, values_of
-from hvdlite.rendezvous.job import Job
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -81,9 +81,8 @@ class ZmqPlane(DataPlane):
             socket.ipv6 = ":" in address
             socket.setsockopt(zmq.MAXMSGSIZE, _PIECE_BYTES + _OF_CURVE_BYTES)
             socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        job = Job("", key.hex())
-        job.serve(self._left)
-        job.dial(self._right)
+        curve.serve(self._left, key)
+        curve.dial(self._right, key)
         self._monitor = self._left.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         for watched in (self._left, self._monitor, self._wake.fd):

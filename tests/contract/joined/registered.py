@@ -26,7 +26,8 @@ class StagingPlane(ShmPlane):
     """Rank ``rank`` with an arena of its own group; all-reduces are staged there, unless ``stages`` is false."""
 
     def __init__(self, fd: int, rank: int, size: int, shape: Geometry, arena: Arena, stages: bool = True) -> None:
-        super().__init__(fd, rank, size, shape, regions=Regions(arena, range(size)))
+        super().__init__(fd, rank, size, shape)
+        self.use(Regions(arena, range(size)))
         self.arena = arena
         self.stages = stages
 
@@ -53,9 +54,9 @@ def open_staging(
     size: int, progress_timeout_s: float, stages: Sequence[bool] | None = None
 ) -> Iterator[Sequence[StagingPlane]]:
     """The planes of ranks that stage as ``stages`` says, by default all of them."""
-    settings = Settings(size=size, shm_chunk=4096, progress_timeout=progress_timeout_s)
-    shape = geometry(settings, cores=2)
-    memory, slots = arena.create(size), segment.create(shape.nbytes)
+    options = Settings(shm_chunk=4096, progress_timeout=progress_timeout_s)
+    shape = geometry(options, size, cores=2)
+    memory, slots = arena.create_arena(size), segment.create(shape.nbytes)
     assert memory is not None
     planes: list[StagingPlane] = []
     with ExitStack() as stack:

@@ -15,8 +15,8 @@ from tests.contract.planes import PlaneUnderTest
 
 @contextmanager
 def _open(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
-    settings = Settings(size=size, shm_chunk=4096, progress_timeout=progress_timeout_s)
-    shape = geometry(settings, cores=2)
+    options = Settings(shm_chunk=4096, progress_timeout=progress_timeout_s)
+    shape = geometry(options, size, cores=2)
     with ExitStack() as stack:
         fds = [segment.create(shape.nbytes)]
         fds += [os.dup(fds[0]) for _ in range(1, size)]

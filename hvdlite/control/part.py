@@ -1,0 +1,73 @@
+"""The control link of a group before it is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from hvdlite.control.hostlink import LeaderLink, RootHostLink
+from hvdlite.control.link import ControlLink, SoloLink
+from hvdlite.control.unixlink import UnixLink
+from hvdlite.control.zmqleaf import ZmqLeafLink
+from hvdlite.control.zmqroot import ZmqRootLink
+from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
+from hvdlite.net.door import Door
+from hvdlite.settings import Settings
+
+
+class ControlPart(Part[ControlLink]):
+    """Within a host the leader opens a door for the others. Across hosts the root listens for the other leaders.
+
+    An address is a pair: of the link across hosts and of the door.
+    """
+
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        self._membership = membership
+        self._options = options
+        self._undo = ExitStack()
+        self._door: Door | None = None
+        self._across: ZmqRootLink | ZmqLeafLink | None = None
+
+    def bind(self) -> Address:
+        members = self._membership
+        leader, *others = members.on_this_host
+        if members.size == 1 or members.rank != leader:
+            return ["", ""]
+        if others:
+            self._door = self._undo.enter_context(Door(members.key_for("door")))
+        if not members.is_one_host:
+            self._across = (ZmqRootLink if leader == 0 else ZmqLeafLink)(members, self._options)
+            self._undo.callback(self._across.close)
+        return [self._across.card if self._across else "", self._door.address if self._door else ""]
+
+    def connect(self, addresses: Sequence[Address], deadline: float) -> ControlLink:
+        members, across = self._membership, self._across
+        leader = members.on_this_host[0]
+        if members.size == 1:
+            return SoloLink()
+        within = UnixLink(members, self._options)
+        self._undo.callback(within.close)
+        if members.rank != leader:
+            within.dial(addresses[leader][1], deadline)
+            self._undo.pop_all()
+            return within
+        if isinstance(across, ZmqRootLink):
+            across.accept({rank: addresses[rank][0] for rank in members.by_leader if rank > 0}, deadline)
+        elif across is not None:
+            across.join(addresses[0][0], deadline)
+        if self._door is not None:
+            within.accept(self._door, deadline)
+            self._door.close()
+        self._undo.pop_all()
+        if across is None:
+            return within
+        if isinstance(across, ZmqRootLink):  # even if it is alone on its host, leaders of others speak for several
+            return RootHostLink(across, within, members.by_leader)
+        if self._door is None:
+            within.close()
+            return across
+        return LeaderLink(across, within, members.on_this_host)
+
+    def close(self) -> None:
+        self._undo.close()

@@ -1,0 +1,88 @@
+"""Who is in a group, and where: all that a group needs to know of its ranks before any of them talks to another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from hvdlite.members.topology import by_host
+
+
+class Host(NamedTuple):
+    """Where a member runs. Members with equal ``id`` share memory; messages call the host ``name``."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One rank's place in a group.
+
+    ``rank`` is its number in the group. ``ranks`` are the members' numbers in the job, and ``hosts`` where they run.
+    ``epoch`` counts the worlds of a job: the rendezvous gives it out, so it is the same on all ranks. ``key`` is 32
+    bytes that no other group has. Every other key, and the number that the frames of this group carry, is derived from
+    it and from the epoch.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    hosts: tuple[Host, ...]
+    epoch: int
+    key: bytes = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.ranks)
+
+    @property
+    def number(self) -> int:
+        """This rank's number in the job."""
+        return self.ranks[self.rank]
+
+    @cached_property
+    def by_leader(self) -> dict[int, list[int]]:
+        """The members of each host, by the first of them, its leader."""
+        return {ranks[0]: ranks for ranks in by_host([host.id for host in self.hosts]).values()}
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all members share memory."""
+        return len(self.by_leader) == 1
+
+    @property
+    def on_this_host(self) -> list[int]:
+        """The members of this rank's host, itself among them; the first is the leader."""
+        return next(ranks for ranks in self.by_leader.values() if self.rank in ranks)
+
+    @property
+    def leader_of(self) -> list[int]:
+        """Through whom the root hears of each member: on its own host from everyone, elsewhere from the leader."""
+        leaders = {rank: leader for leader, ranks in self.by_leader.items() for rank in ranks}
+        return [leaders[rank] or rank for rank in range(self.size)]
+
+    @property
+    def session(self) -> int:
+        """64 bits that the frames of this group carry."""
+        return int.from_bytes(self._derived("session", 8), "little")
+
+    def key_for(self, purpose: str) -> bytes:
+        """32 bytes for one purpose, from which neither ``key`` nor another of them can be found."""
+        return self._derived(f"key for {purpose}", 32)
+
+    def among(self, members: Sequence[int], name: str) -> Membership:
+        """The same rank's in a part of this group, ``members`` by their numbers here. ``name`` is the part's own."""
+        return Membership(
+            members.index(self.rank),
+            tuple(self.ranks[member] for member in members),
+            tuple(self.hosts[member] for member in members),
+            self.epoch,
+            self._derived(f"part {name} {' '.join(map(str, members))}", 32),
+        )
+
+    def _derived(self, purpose: str, nbytes: int) -> bytes:
+        return hashlib.blake2b(f"{self.epoch} {purpose}".encode(), key=self.key, digest_size=nbytes).digest()

@@ -1,0 +1,98 @@
+"""Which data plane a group has, by where its members are.
+
+To add a plane: a folder with a subclass of `DataPlane` and a `Part` that becomes one, and a row in `_PARTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
+from hvdlite.planes.base import DataPlane, HostPlane
+from hvdlite.planes.hierarchical import HierarchicalPlane, in_ring_order, lanes_of
+from hvdlite.planes.local import LocalPlane
+from hvdlite.planes.ring.part import RingPart
+from hvdlite.planes.shm.part import ShmPart
+from hvdlite.planes.zmq.part import ZmqPart
+from hvdlite.settings import Settings
+
+WITH_ARENA = ("shm", "hierarchical")
+
+
+def choose(setting: str, membership: Membership) -> str:
+    """The name of the plane of these members. Raises ValueError when ``setting`` asks for an impossible one."""
+    ranks, hosts = membership.size, len(membership.by_leader)
+    if setting == "shm" and hosts > 1:
+        raise ValueError(f"HVDLITE_PLANE=shm needs all ranks on one host, but there are {hosts}; use auto or ring")
+    if setting == "local" and ranks > 1:
+        raise ValueError(f"HVDLITE_PLANE=local is for one rank, but there are {ranks}; use auto")
+    if ranks == 1:
+        return "local"
+    if setting in ("auto", "hierarchical"):
+        return "shm" if hosts == 1 else "ring" if hosts == ranks else "hierarchical"
+    return setting
+
+
+def plane_part(membership: Membership, options: Settings) -> Part[DataPlane]:
+    """The part that becomes the plane of the members."""
+    return _PARTS[choose(options.plane, membership)](membership, options)
+
+
+class _LocalPart(Part[DataPlane]):
+    """Nobody to connect to."""
+
+    def bind(self) -> Address:
+        return ""
+
+    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+        return LocalPlane()
+
+    def close(self) -> None:
+        pass
+
+
+class _HierarchicalPart(Part[DataPlane]):
+    """Shared memory within the host, a lane across hosts and a ring of all; an address has those of the three."""
+
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        self._rank = membership.rank
+        self._hosts = list(membership.by_leader.values())
+        order = in_ring_order(self._hosts)
+        local = membership.on_this_host
+        lane = next((ranks for ranks in lanes_of(self._hosts) if self._rank in ranks), (self._rank,))
+        parts: list[Part[DataPlane]] = [
+            ShmPart(membership.among(local, "local"), options) if len(local) > 1 else _LocalPart(),
+            RingPart(membership.among(lane, "lane"), options) if len(lane) > 1 else _LocalPart(),
+            RingPart(membership.among(order, "ring"), options),
+        ]
+        self._parts = list(zip(parts, (local, lane, order), strict=True))
+        self._has_lane = len(lane) > 1
+
+    def bind(self) -> Address:
+        return [part.bind() for part, _ in self._parts]
+
+    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+        with ExitStack() as undo:
+            planes = []
+            for number, (part, ranks) in enumerate(self._parts):
+                planes.append(part.connect([addresses[rank][number] for rank in ranks], deadline))
+                undo.callback(planes[-1].close)
+            undo.pop_all()
+        local, lane, ring = planes
+        assert isinstance(local, HostPlane)
+        return HierarchicalPlane(self._rank, self._hosts, local, lane if self._has_lane else None, ring)
+
+    def close(self) -> None:
+        for part, _ in self._parts:
+            part.close()
+
+
+_PARTS: dict[str, Callable[[Membership, Settings], Part[DataPlane]]] = {
+    "local": lambda membership, options: _LocalPart(),
+    "shm": ShmPart,
+    "ring": RingPart,
+    "hierarchical": _HierarchicalPart,
+    "zmq": ZmqPart,
+}

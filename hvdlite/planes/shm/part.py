@@ -1,0 +1,104 @@
+"""What the ranks of a host share, before they share it: the slots of a plane, and the arena."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.log import logger
+from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.shm.arena import Arena, Regions, create_arena
+from hvdlite.planes.shm.plane import ShmPlane, geometry
+from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
+from hvdlite.settings import Settings
+
+
+class SharedMemory(Part[int | None]):
+    """Memory of one host as a descriptor on each of its ranks, the members.
+
+    The first rank gets it from ``make``. If that returns None, there is none for any of them.
+    """
+
+    def __init__(self, membership: Membership, make: Callable[[], int | None]) -> None:
+        self._membership = membership
+        self._key = membership.key_for("memory")
+        self._make = make
+        self._undo = ExitStack()
+        self._offer: SegmentOffer | None = None
+        self._fd: int | None = None
+
+    def bind(self) -> Address:
+        if self._membership.rank > 0 or (fd := self._make()) is None:
+            return ""
+        self._undo.callback(os.close, fd)
+        self._fd = fd
+        self._offer = self._undo.enter_context(SegmentOffer(fd, self._key))
+        return self._offer.address
+
+    def connect(self, addresses: Sequence[Address], deadline: float) -> int | None:
+        if self._membership.rank > 0:
+            return fetch(addresses[0], self._key, deadline) if addresses[0] else None
+        if self._offer is not None:
+            self._offer.serve(self._membership.size - 1, deadline)
+            self._offer.close()
+        self._undo.pop_all()
+        return self._fd
+
+    def close(self) -> None:
+        self._undo.close()
+
+
+class ShmPart(Part[DataPlane]):
+    """The plane of one host. Raises ValueError for options that no segment can have."""
+
+    def __init__(self, membership: Membership, options: Settings) -> None:
+        self._membership = membership
+        self._shape = shape = geometry(options, membership.size, cores=len(os.sched_getaffinity(0)))
+        self._memory = SharedMemory(membership, lambda: create(shape.nbytes))
+
+    def bind(self) -> Address:
+        return self._memory.bind()
+
+    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+        fd, members = self._memory.connect(addresses, deadline), self._membership
+        assert fd is not None  # `create` raises if there is none
+        return ShmPlane(fd, members.rank, members.size, self._shape, members.number)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class ArenaPart(Part[Regions | None]):
+    """Memory of each rank that all ranks of its host have mapped. All members of all hosts have this part.
+
+    It becomes None where nobody else is on the host, or the system does not give so much address space.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._hosts = membership.by_leader.values()
+        self._size = membership.size
+        self._own = own = membership.on_this_host
+        self._part = membership.among(own, "arena")
+        self._memory = SharedMemory(self._part, lambda: create_arena(len(own)) if len(own) > 1 else None)
+
+    def bind(self) -> Address:
+        return self._memory.bind()
+
+    def connect(self, addresses: Sequence[Address], deadline: float) -> Regions | None:
+        fd = self._memory.connect([addresses[rank] for rank in self._own], deadline)
+        if fd is None:
+            return None
+        numbers = {rank: number for ranks in self._hosts for number, rank in enumerate(ranks)}
+        try:
+            arena = Arena(fd, self._part.rank, self._part.size)
+        except HorovodInternalError as error:
+            logger.info("shared arrays will be ordinary ones: %s", error)
+            return None
+        return Regions(arena, [numbers[rank] for rank in range(self._size)])
+
+    def close(self) -> None:
+        self._memory.close()

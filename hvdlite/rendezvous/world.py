@@ -1,0 +1,99 @@
+"""The first exchange of all ranks of a job: who is where, and whether they fit together."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.log import logger
+from hvdlite.members.membership import Host, Membership
+from hvdlite.net.hostid import kernel_host_id, network_namespace
+from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
+from hvdlite.rendezvous.coordinator import own_address
+from hvdlite.settings import Settings, Start
+from hvdlite.version import __version__
+
+
+class World(NamedTuple):
+    """What the exchange told.
+
+    ``address`` is where this rank is reached from other hosts, if that became known. ``compares_parameters`` says
+    whether ranks compare their parameters in the first step.
+    """
+
+    membership: Membership
+    address: str
+    compares_parameters: bool
+
+
+Exchange = Callable[[Any], Sequence[Any]]
+"""Publishes something (JSON) and returns what every rank published, in rank order."""
+
+
+def exchanger(start: Start, meeting: Meeting, epoch: int, deadline: float) -> Exchange:
+    """The exchanges of the world of ``epoch``, all until ``deadline`` (monotonic)."""
+    if start.size == 1:
+        return lambda card: [card]
+    rounds = itertools.count(epoch * ROUNDS_OF_INIT)
+    return lambda card: exchange(
+        meeting, number=next(rounds), rank=start.rank, size=start.size, card=card, deadline=deadline
+    )
+
+
+def meet_world(start: Start, options: Settings, meeting: Meeting, epoch: int, swap: Exchange) -> World:
+    """The world of ``epoch``. Raises HorovodInternalError on all ranks if some of them do not fit together."""
+    cards = swap(
+        {
+            "version": __version__,
+            "host": start.hostname or socket.gethostname(),
+            "hostid": start.hostid or (kernel_host_id() if start.size > 1 else ""),
+            "network": network_namespace() if start.size > 1 else 0,
+            "reach": meeting.reach,
+            "check_parameters": options.check_parameters,
+        }
+    )
+    _refuse_versions([card["version"] for card in cards])
+    host_ids = [card["hostid"] for card in cards]
+    _refuse_namespaces(host_ids, [card["network"] for card in cards])
+    membership = Membership(
+        start.rank,
+        tuple(range(len(cards))),
+        tuple(Host(card["hostid"], card["host"]) for card in cards),
+        epoch,
+        meeting.job.key("world"),
+    )
+    address = options.address or own_address(start.rank, host_ids, [card["reach"] for card in cards])
+    return World(membership, address, _agreed_check(start.rank, [card["check_parameters"] for card in cards]))
+
+
+def _refuse_versions(versions: Sequence[str]) -> None:
+    if len(set(versions)) > 1:
+        told = ", ".join(f"rank {rank} has {version}" for rank, version in enumerate(versions))
+        raise HorovodInternalError(f"ranks have different versions of hvdlite: {told}. Install the same everywhere.")
+
+
+def _refuse_namespaces(host_ids: Sequence[str], networks: Sequence[int]) -> None:
+    firsts: dict[str, int] = {}
+    for rank, host_id in enumerate(host_ids):
+        first = firsts.setdefault(host_id, rank)
+        if networks[first] != networks[rank]:
+            raise HorovodInternalError(
+                f"ranks {first} and {rank} are on one host and in different network namespaces, between "
+                "which they cannot talk. Start all ranks of a host in one, or give the ranks of each an HVDLITE_HOSTID "
+                "and an HVDLITE_ADDRESS of its own"
+            )
+
+
+def _agreed_check(rank: int, wanted: Sequence[bool]) -> bool:
+    """Whether ranks compare their parameters. All of them take part in that, so one that does not speaks for all."""
+    if any(wanted) and not all(wanted) and rank == 0:
+        unwilling = ", ".join(str(rank) for rank, is_wanted in enumerate(wanted) if not is_wanted)
+        logger.warning(
+            "HVDLITE_CHECK_PARAMETERS is off on rank(s) %s only, so no rank compares its parameters with those of the "
+            "others; set it alike on all ranks",
+            unwilling,
+        )
+    return all(wanted)
