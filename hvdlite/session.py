@@ -27,10 +27,10 @@ from hvdlite.net.descriptors import check_descriptors
 from hvdlite.net.giving_up import giving_up_when
 from hvdlite.planes.shm.arena import Arena
 from hvdlite.registry import Registry
-from hvdlite.rendezvous.client import MeetingOver
+from hvdlite.rendezvous.client import Exchanges, MeetingOver
 from hvdlite.rendezvous.lookout import looking_out
 from hvdlite.rendezvous.meeting import meet
-from hvdlite.rendezvous.world import exchanger, meet_world
+from hvdlite.rendezvous.world import meet_world
 from hvdlite.settings import Settings, Start, doubt_about_size
 from hvdlite.spin import spin_us
 from hvdlite.untraced import leave_out_all
@@ -47,17 +47,20 @@ class Session:
     """
 
     def __init__(
-        self, start: Start, options: Settings, presence: Presence, number: int, on_met: Callable[[], None]
+        self, start: Start, options: Settings, presence: Presence, number: int, on_met: Callable[[int], None]
     ) -> None:
-        """Joins the ``number``-th meeting of the job's ranks; ``on_met`` is called when all of them have come to it."""
+        """Joins the next epoch of the job, as the ``number``-th one of this process where ranks have to tell that.
+
+        ``on_met`` is called with the number of the epoch when all ranks have come together.
+        """
         self.presence = presence
         deadline = time.monotonic() + options.start_timeout
         again_s = options.stall_check_time_seconds or float("inf")
         check_descriptors(1, 1)
         with looking_out(start, presence, again_s), meet(start, number, deadline) as meeting:
-            exchange = exchanger(start, meeting, number, deadline)
-            world = meet_world(start, options, meeting, number, exchange)
-            on_met()
+            exchange = Exchanges(meeting, start.rank, start.size, deadline)
+            world = meet_world(start, options, meeting, exchange)
+            on_met(exchange.epoch)
             self.membership = members = world.membership
             self.spin_us = _agreed_spin(options, members, exchange)
             self.options = options = replace(options, address=world.address, spin=self.spin_us)
@@ -124,7 +127,7 @@ _lock = threading.RLock()  # a signal's handler may call shutdown() while its th
 _beginning = threading.Lock()  # for who begins a session: an earlier one, interrupted, may still be giving up
 _current: Session | None = None
 _leaving: Session | None = None  # what `shutdown` has begun to close, until it is closed
-_meetings = 0  # inits in which all ranks came together: ranks of a job count alike
+_next_epoch = 0  # for places where ranks meet in one epoch only, and find by its number
 _begun = 0  # sessions of this process
 _inherited: Session | None = None  # a session that this process must neither use nor close: see where it is set
 
@@ -196,22 +199,21 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
 
 
 def _met(start: Start, options: Settings) -> Session:
-    global _meetings
     presence = Presence(start)
     try:
         try:
-            return Session(start, options, presence, _meetings, _have_met)
+            return Session(start, options, presence, _next_epoch, _have_met)
         except MeetingOver as over:  # this rank was interrupted just when all came together
-            _meetings = over.last + 1
-            return Session(start, options, presence, _meetings, _have_met)
+            _have_met(over.epoch)
+            return Session(start, options, presence, _next_epoch, _have_met)
     except BaseException:
         presence.close()
         raise
 
 
-def _have_met() -> None:
-    global _meetings
-    _meetings += 1
+def _have_met(epoch: int) -> None:
+    global _next_epoch
+    _next_epoch = epoch + 1
 
 
 def _process_sets(given: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:

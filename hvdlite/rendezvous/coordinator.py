@@ -122,7 +122,7 @@ def meet_across_hosts(start: Start, number: int) -> Iterator[Meeting]:
         entrance = where.listen()
     except OSError as error:
         raise HorovodInternalError(_refusal(where, error)) from None
-    with RendezvousServer(job, start.size, entrance, linger_s=GRACE_S):
+    with RendezvousServer(job, start.size, entrance, only=number, linger_s=GRACE_S):
         yield meeting
 
 

@@ -49,7 +49,7 @@ def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Mee
         yield Meeting(Job(keys["job"], keys["secret"]), keys["rendezvous"], "did rank 0 fail? Look at its output.")
         return
     job = Job.create()
-    with RendezvousServer(job, start.size) as server:
+    with RendezvousServer(job, start.size, only=number) as server:
         _hand_out(
             {"job": job.name, "secret": job.secret, "rendezvous": server.address}, start, address, token, deadline
         )

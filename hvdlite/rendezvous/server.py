@@ -2,11 +2,12 @@
 
 Where hvdrun has not started the job, rank 0 serves it while it is in ``init``.
 
-Every ``init`` of the job is one round. A rank sends ``{"round", "rank", "size", "timeout_s", "card"}`` and gets
-``{"cards": [...]}`` in rank order once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of
-one passes first, or ``{"error": text}``. ``{"over": number}`` tells a rank that was interrupted just when all came
-together which was the last ``init`` in which they did. A rank that does not wait for its answer any more has not come.
-Questions and answers are JSON, capped, and travel as `hvdlite.net.calls`, which admit who has the job's key.
+Each time that all ranks come together begins an epoch, which the server numbers, and which has a few rounds. A rank
+sends ``{"epoch", "round", "rank", "size", "timeout_s", "card"}`` and gets ``{"epoch", "cards": [...]}`` in rank order
+once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of one passes first, or
+``{"error": text}``. A rank that begins asks for NEXT_EPOCH. ``{"over": epoch}`` tells it that this server serves only
+one, which has begun. A rank that does not wait for its answer any more has not come. Questions and answers are JSON,
+capped, and travel as `hvdlite.net.calls`, which admit who has the job's key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from hvdlite.net.calls import Call, CallServer
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.streams import name_of
-from hvdlite.rendezvous.client import ROUNDS_OF_INIT
+from hvdlite.rendezvous.client import NEXT_EPOCH
 from hvdlite.rendezvous.job import Job
 
 MAX_REQUEST_BYTES = 64 << 10
@@ -32,6 +33,7 @@ _MAX_TIMEOUT_S: Final = 1e6
 class Request(NamedTuple):
     """What a rank sends. ``card`` is JSON still, as it goes to the others."""
 
+    epoch: int
     round: int
     rank: int
     size: int
@@ -43,10 +45,11 @@ def read_request(question: bytes | bytearray) -> Request:
     """The request in ``question``. Raises ValueError if it is none."""
     try:
         message = json.loads(question)
-        number, rank, size, timeout_s = (message[name] for name in ("round", "rank", "size", "timeout_s"))
-        if not (type(number) is type(rank) is type(size) is int and 0 <= timeout_s <= _MAX_TIMEOUT_S):
-            raise ValueError("a number cannot be")
-        return Request(number, rank, size, timeout_s, json.dumps(message["card"]))
+        epoch, number, rank, size = numbers = [message[name] for name in ("epoch", "round", "rank", "size")]
+        timeout_s = message["timeout_s"]
+        if not (all(type(each) is int for each in numbers) and 0 <= timeout_s <= _MAX_TIMEOUT_S):
+            raise ValueError("a number is invalid")
+        return Request(epoch, number, rank, size, timeout_s, json.dumps(message["card"]))
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
@@ -61,18 +64,27 @@ class _Waiting:
 
 
 class RendezvousServer:
-    """Serves the rounds of one job of ``size`` ranks from a thread of its own until it is closed.
+    """Serves the epochs of one job from a thread of its own until it is closed. ``size`` ranks come together.
 
     It takes over ``entrance``, by default an abstract Unix socket of this host, which leaves no file behind;
-    ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. Closing waits up to ``linger_s`` until answers are
-    on their way.
+    ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. Epochs are numbered from 0, or there is ``only``
+    one. Closing waits up to ``linger_s`` until answers are on their way.
     """
 
-    def __init__(self, job: Job, size: int, entrance: Entrance | None = None, linger_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        size: int,
+        entrance: Entrance | None = None,
+        only: int | None = None,
+        linger_s: float = 1.0,
+    ) -> None:
         self._size = size
         self._linger_s = linger_s
-        self._rounds: dict[int, dict[int, _Waiting]] = {}  # by number, then by rank
-        self._last = -1  # the last `init` in which all ranks came together
+        self._only = only
+        self._next = only or 0
+        self._rounds: dict[tuple[int, int], dict[int, _Waiting]] = {}  # by epoch and round, then by rank
+        self._again: list[int] = []  # who have asked for the next epoch, in that order
         entrance = entrance or Entrance.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
         self.address = name_of(entrance)
         self._server = CallServer(entrance, job.key("rendezvous"), MAX_REQUEST_BYTES)
@@ -105,40 +117,55 @@ class RendezvousServer:
 
     def _receive(self, call: Call, question: bytearray) -> None:
         try:
-            number, rank, size, timeout_s, card = read_request(question)
+            epoch, number, rank, size, timeout_s, card = read_request(question)
         except ValueError:
             _reply(call, {"error": "the request is malformed"})
             return
         if size != self._size or not 0 <= rank < size:
             _reply(call, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
             return
-        if number % ROUNDS_OF_INIT == 0 and number // ROUNDS_OF_INIT <= self._last:
-            _reply(call, {"over": self._last})
+        if epoch == NEXT_EPOCH:
+            if self._only is not None and self._next > self._only:
+                _reply(call, {"over": self._only})
+                return
+            self._leave_current(rank)
+            epoch, number = self._next, 0
+        elif epoch != self._next - 1:
+            _reply(call, {"error": f"epoch {epoch} of this job is over; call init() again on all ranks"})
             return
-        self._end_earlier(number, rank)
-        current = self._rounds.setdefault(number, {})
+        current = self._rounds.setdefault((epoch, number), {})
+        if epoch < self._next and (left := [each for each in self._again if each not in current]):
+            self._fail((epoch, number), left[0])
+            _reply(call, {"error": _has_left(left[0])})
+            return
         if rank in current and not current[rank].call.has_ended:
             _reply(call, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
             return
         current[rank] = _Waiting(card, call, time.monotonic() + timeout_s)
         if len(current) == self._size:
-            self._finish(number)
+            self._finish(epoch, number)
 
-    def _finish(self, number: int) -> None:
-        current = self._rounds.pop(number)
-        self._last = max(self._last, number // ROUNDS_OF_INIT)
-        roster = f'{{"cards": [{", ".join(current[rank].card for rank in range(self._size))}]}}'.encode()
+    def _finish(self, epoch: int, number: int) -> None:
+        current = self._rounds.pop((epoch, number))
+        if epoch == self._next:
+            self._next += 1
+            self._again.clear()
+        cards = ", ".join(current[rank].card for rank in range(self._size))
+        roster = f'{{"epoch": {epoch}, "cards": [{cards}]}}'.encode()
         for waiting in current.values():
             waiting.call.answer(roster)
 
-    def _end_earlier(self, number: int, rank: int) -> None:
-        """Tells those who wait for ``rank`` in an earlier ``init`` that it does not come: it was interrupted there."""
-        for earlier, current in list(self._rounds.items()):
-            if earlier // ROUNDS_OF_INIT < number // ROUNDS_OF_INIT and rank not in current:
-                error = f"rank {rank} was interrupted in init() and calls it again; call it again on all ranks"
-                for waiting in current.values():
-                    _reply(waiting.call, {"error": error})
-                del self._rounds[earlier]
+    def _leave_current(self, rank: int) -> None:
+        """Notes that ``rank`` was interrupted in the current epoch, if it was there, and tells who waits for it."""
+        if rank not in self._again:
+            self._again.append(rank)
+        for key, current in list(self._rounds.items()):
+            if key[0] < self._next and rank not in current:
+                self._fail(key, rank)
+
+    def _fail(self, key: tuple[int, int], rank: int) -> None:
+        for waiting in self._rounds.pop(key).values():
+            _reply(waiting.call, {"error": _has_left(rank)})
 
     def _forget_who_left(self) -> None:
         for current in self._rounds.values():
@@ -156,6 +183,10 @@ class RendezvousServer:
     def _next_deadline(self) -> float:
         waiting = (waiting for current in self._rounds.values() for waiting in current.values())
         return min((each.deadline for each in waiting), default=float("inf"))
+
+
+def _has_left(rank: int) -> str:
+    return f"rank {rank} was interrupted in init() and calls it again; call it again on all ranks"
 
 
 def _reply(call: Call, message: Any) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import logger
 from hvdlite.members.membership import Host, Membership
 from hvdlite.net.hostid import kernel_host_id, network_namespace
-from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
+from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.settings import Settings, Start
 from hvdlite.version import __version__
@@ -29,23 +28,9 @@ class World(NamedTuple):
     compares_parameters: bool
 
 
-Exchange = Callable[[Any], Sequence[Any]]
-"""Publishes something (JSON) and returns what every rank published, in rank order."""
-
-
-def exchanger(start: Start, meeting: Meeting, epoch: int, deadline: float) -> Exchange:
-    """The exchanges of the world of ``epoch``, all until ``deadline`` (monotonic)."""
-    if start.size == 1:
-        return lambda card: [card]
-    rounds = itertools.count(epoch * ROUNDS_OF_INIT)
-    return lambda card: exchange(
-        meeting, number=next(rounds), rank=start.rank, size=start.size, card=card, deadline=deadline
-    )
-
-
-def meet_world(start: Start, options: Settings, meeting: Meeting, epoch: int, swap: Exchange) -> World:
-    """The world of ``epoch``. Raises HorovodInternalError on all ranks if some of them do not fit together."""
-    cards = swap(
+def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exchanges) -> World:
+    """The world of the next epoch. Raises HorovodInternalError on all ranks if some of them do not fit together."""
+    cards = exchange(
         {
             "version": __version__,
             "host": start.hostname or socket.gethostname(),
@@ -62,7 +47,7 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, epoch: int, sw
         start.rank,
         tuple(range(len(cards))),
         tuple(Host(card["hostid"], card["host"]) for card in cards),
-        epoch,
+        exchange.epoch,
         meeting.job.key("world"),
     )
     address = options.address or own_address(start.rank, host_ids, [card["reach"] for card in cards])

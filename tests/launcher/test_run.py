@@ -132,14 +132,13 @@ def test_a_rank_may_end_early(tmp_path: Path) -> None:
 def test_the_workers_meet_through_the_launcher() -> None:
     program = """
 import time
-from hvdlite.rendezvous.client import Meeting, exchange
+from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Start
 start = Start.read()
 meeting = Meeting(Job(start.job, start.secret), start.rendezvous)
-cards = exchange(meeting, number=0, rank=start.rank, size=start.size, card=start.rank * 10,
-                 deadline=time.monotonic() + 300)
-print(cards)
+exchange = Exchanges(meeting, start.rank, start.size, time.monotonic() + 300)
+print(exchange(start.rank * 10))
 """
     ended = run("-np", "2", "python", "-c", program, PATH=f"{Path(python('')[0]).parent}:{os.environ['PATH']}")
     assert sorted(ended.stdout.splitlines()) == ["[0]<stdout>:[0, 10]", "[1]<stdout>:[0, 10]"], ended.stderr

@@ -18,21 +18,22 @@ _STOPS = """
 import os, signal
 import numpy as np
 import hvdlite as hvd
-from hvdlite.rendezvous import world
+from hvdlite import session
 from hvdlite.rendezvous import client
 
 def stop():
     if os.environ["HVDLITE_RANK"] == "1":
         os.kill(os.getpid(), signal.SIGSTOP)
 
-def stop_and_exchange(*arguments, exchange=client.exchange, **options):
-    if options["number"] == {round}:
-        stop()
-    return exchange(*arguments, **options)
+class StopAndExchange(client.Exchanges):
+    def __call__(self, card):
+        if self._round == {round}:
+            stop()
+        return super().__call__(card)
 
 if {round} < 0:
     stop()
-world.exchange = stop_and_exchange
+session.Exchanges = StopAndExchange
 hvd.init()
 assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == 3
 """

@@ -14,7 +14,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.net.door import Door
-from hvdlite.rendezvous.client import exchange
+from hvdlite.rendezvous.client import Exchanges
 from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.settings import Start
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
@@ -178,11 +178,10 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
 
     def card_of_both(rank: int) -> list[str]:
         with meet_across_hosts(starts[1], 0) as meeting:
-            deadline = time.monotonic() + PATIENCE_S
-            return exchange(meeting, number=0, rank=rank, size=2, card=f"card {rank}", deadline=deadline)
+            return Exchanges(meeting, rank, 2, time.monotonic() + PATIENCE_S)(f"card {rank}")
 
     with meet_across_hosts(starts[0], 0), socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
-        stranger.sendall(b'{"round": 0, "rank": 1, "size": 2, "timeout_s": 9, "card": {}}' * 100)
+        stranger.sendall(b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 9, "card": {}}' * 100)
         assert thread_ranks(2, card_of_both) == [["card 0", "card 1"]] * 2
         said = b""
         with suppress(ConnectionResetError):

@@ -59,7 +59,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     End(EndKind.STALLED, 2, "node7", "it hangs", 4.5, ((1, "loss"), (3, "weight"))),
 )
-REQUEST = {"round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "card": {"host": "node7", "port": 40000}}
+REQUEST = {"epoch": 3, "round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "card": {"host": "node7", "port": 40000}}
 
 
 class Decoder(NamedTuple):

@@ -20,7 +20,7 @@ from hvdlite.net.handshake import Caller
 from hvdlite.net.handshake_io import Talk
 from hvdlite.net.listening import listen
 from hvdlite.net.streams import name_of
-from hvdlite.rendezvous.client import Meeting, exchange
+from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from tests.harness import thread_ranks
@@ -136,7 +136,7 @@ def test_nobody_who_listens_within_a_host_is_found_out_at_once() -> None:
         question("unix://@hvdlite-test-nobody", patience_s=2 * PATIENCE_S)
     meeting = Meeting(Job.create(), "unix://@hvdlite-test-nobody")
     with pytest.raises(HorovodInternalError, match=r"rank 1 finds nobody at unix://.* another network namespace"):
-        exchange(meeting, number=0, rank=1, size=2, card="", deadline=began + 2 * PATIENCE_S)
+        Exchanges(meeting, 1, 2, began + 2 * PATIENCE_S)("")
     assert time.monotonic() - began < PATIENCE_S
 
 
@@ -166,11 +166,11 @@ def test_a_rank_that_left_before_the_others_came_may_come_again() -> None:
     with RendezvousServer(job, 2) as server:
         meeting = Meeting(job, server.address)
         by = time.monotonic() + PATIENCE_S
-        request = b'{"round": 0, "rank": 1, "size": 2, "timeout_s": 20, "card": "first"}'
+        request = b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 20, "card": "first"}'
         with pytest.raises(Unanswered):
             ask(server.address, job.key("rendezvous"), request, start_by=by, answer_by=time.monotonic() + 0.2, limit=99)
 
         def come(rank: int) -> list[str]:
-            return exchange(meeting, number=0, rank=rank, size=2, card=f"card {rank}", deadline=by)
+            return Exchanges(meeting, rank, 2, by)(f"card {rank}")
 
         assert thread_ranks(2, come) == [["card 0", "card 1"]] * 2

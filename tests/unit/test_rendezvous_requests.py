@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.net.calls import ask
-from hvdlite.rendezvous.client import ROUNDS_OF_INIT, Meeting, exchange
+from hvdlite.rendezvous.client import Exchanges, Meeting, MeetingOver
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
+from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S
 
-GOOD = {"round": 0, "rank": 0, "size": 1, "timeout_s": 5.0, "card": {"host": "node7"}}
+GOOD = {"epoch": 0, "round": 0, "rank": 0, "size": 2, "timeout_s": 5.0, "card": {"host": "node7"}}
 BAD = {
     **{f"{field} is missing": json.dumps({k: v for k, v in GOOD.items() if k != field}) for field in GOOD},
     **{f"rank {value}": json.dumps({**GOOD, "rank": value}) for value in (0.5, True, "0", None, [], float("inf"))},
@@ -28,7 +30,7 @@ BAD = {
 
 
 def test_a_good_request_is_read() -> None:
-    assert read_request(json.dumps(GOOD).encode()) == Request(0, 0, 1, 5.0, json.dumps(GOOD["card"]))
+    assert read_request(json.dumps(GOOD).encode()) == Request(0, 0, 0, 2, 5.0, json.dumps(GOOD["card"]))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -39,29 +41,75 @@ def test_what_cannot_be_is_no_request(name: str) -> None:
 
 def test_the_server_refuses_them_and_goes_on() -> None:
     job = Job.create()
-    with RendezvousServer(job, 1) as server:
+    with RendezvousServer(job, 2) as server:
         deadline = time.monotonic() + PATIENCE_S
         times = {"start_by": deadline, "answer_by": deadline, "limit": 1 << 20}
         for text in BAD.values():
             answer = ask(server.address, job.key("rendezvous"), text.encode(), **times)  # type: ignore[arg-type]
             assert json.loads(answer) == {"error": "the request is malformed"}
         meeting = Meeting(job, server.address)
-        cards = exchange(meeting, number=0, rank=0, size=1, card=GOOD["card"], deadline=deadline)
-    assert cards == [GOOD["card"]]
+        ranks = [Exchanges(meeting, rank, 2, deadline) for rank in range(2)]
+        assert thread_ranks(2, lambda rank: ranks[rank](f"card {rank}")) == [["card 0", "card 1"]] * 2
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "rank(s) 1 did not call it"),
-        (1, "rank(s) 1 have called it and did not go on"),
-        (ROUNDS_OF_INIT, "rank(s) 1 did not call it"),
-    ],
-)
-def test_who_is_missing_has_called_init_or_not(number: int, words: str) -> None:
+def test_who_is_missing_has_called_init_or_not() -> None:
     job = Job.create()
     with RendezvousServer(job, 2) as server:
-        meeting, deadline = Meeting(job, server.address), time.monotonic() + 0.2
-        with pytest.raises(HorovodInternalError) as raised:
-            exchange(meeting, number=number, rank=0, size=2, card="", deadline=deadline)
-    assert words in str(raised.value)
+        meeting = Meeting(job, server.address)
+        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not call it"):
+            Exchanges(meeting, 0, 2, time.monotonic() + 0.2)("")
+        came = thread_ranks(2, lambda rank: _come(meeting, rank))
+        came[0]._deadline = time.monotonic() + 0.2
+        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 have called it and did not go on"):
+            came[0]("")
+
+
+def _come(meeting: Meeting, rank: int, size: int = 2) -> Exchanges:
+    """A rank that has come together with the others."""
+    exchange = Exchanges(meeting, rank, size, time.monotonic() + PATIENCE_S)
+    assert exchange(rank) == list(range(size))
+    return exchange
+
+
+def test_the_server_numbers_epochs_alike_for_all_ranks() -> None:
+    job = Job.create()
+    with RendezvousServer(job, 3) as server:
+        meeting = Meeting(job, server.address)
+        epochs = [thread_ranks(3, lambda rank: _come(meeting, rank, 3).epoch) for _ in range(3)]
+    assert epochs == [[0] * 3, [1] * 3, [2] * 3]
+
+
+@pytest.mark.parametrize("waits_already", [True, False])
+def test_a_rank_that_begins_again_is_waited_for_by_none_of_the_others(waits_already: bool) -> None:
+    """Rank 2 was interrupted in init() after all had come together. Ranks 0 and 1 wait for it, or come after that."""
+    job = Job.create()
+    with RendezvousServer(job, 3) as server:
+        meeting = Meeting(job, server.address)
+        came = thread_ranks(3, lambda rank: _come(meeting, rank, 3))
+
+        def rank_goes_on(rank: int) -> int:
+            if rank == 2:
+                while waits_already and len(server._rounds.get((0, 1), ())) < 2:
+                    os.sched_yield()
+            else:
+                while not waits_already and 2 not in server._again:
+                    os.sched_yield()
+                with pytest.raises(
+                    HorovodInternalError, match=r"rank 2 was interrupted in init\(\) and calls it again"
+                ):
+                    came[rank]("")
+            return _come(meeting, rank, 3).epoch
+
+        assert thread_ranks(3, rank_goes_on) == [1, 1, 1]
+        with pytest.raises(HorovodInternalError, match="epoch 0 of this job is over"):
+            came[0]("")
+
+
+def test_a_server_of_one_epoch_says_that_it_is_over() -> None:
+    job = Job.create()
+    with RendezvousServer(job, 2, only=5) as server:
+        meeting = Meeting(job, server.address)
+        assert [came.epoch for came in thread_ranks(2, lambda rank: _come(meeting, rank))] == [5, 5]
+        with pytest.raises(MeetingOver) as raised:
+            _come(meeting, 0)
+    assert raised.value.epoch == 5
