@@ -19,7 +19,7 @@ from hvdlite.control.link import ControlLink, Left, Lost
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.report import report_end
-from hvdlite.errors import Mismatch
+from hvdlite.errors import HvdError, Mismatch, PeerLost
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of
@@ -104,6 +104,13 @@ class Coordinator:
     def fail(self, cause: str) -> None:
         """Ends the group for all its ranks because of something that happened on this one."""
         self._announce(self._own_end(EndKind.FAILED, cause))
+
+    def batch_failed(self, error: HvdError) -> None:
+        """Ends the group because of a batch on this rank, which may have noticed first that another one is lost."""
+        if isinstance(error, PeerLost):
+            self._announce(End(EndKind.LOST, error.rank, error.host, error.cause))
+        else:
+            self.fail(str(error))
 
     def end(self, end: End) -> None:
         """Ends the group for all its ranks, unless it has ended, because of ``end``, which may be another group's."""

@@ -199,7 +199,7 @@ class Engine:
             try:
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
-                    self._coordinator.fail(str(failure))
+                    self._coordinator.batch_failed(failure)
                 self._coordinator.turn()
                 if self._posted is not None:
                     self._coordinator.end(self._posted)

@@ -100,6 +100,10 @@ class RendezvousServer:
     ) -> None:
         self.close()
 
+    def expect(self, size: int) -> None:
+        """Has ``size`` ranks come together in later epochs. The current one is over: its ranks are refused."""
+        self._size = size
+
     def close(self) -> None:
         """Stops serving and closes the address. May be called twice."""
         if not self._is_closing:
