@@ -16,7 +16,7 @@ from hvdlite.errors import BadHostSpec
 from hvdlite.members.topology import Placement, place
 from hvdlite.net.entrance import UNIX
 from hvdlite.rendezvous.job import Job
-from hvdlite.settings import Settings
+from hvdlite.settings import Settings, Start
 
 from ..agent.tunnel import tunnelled
 from ..hosts import Host, is_local
@@ -177,5 +177,6 @@ def make_plan(
     master = (of_host.get(placements[0].host, {}).get("HVDLITE_ADDRESS", "127.0.0.1"), master_port)
     environment = job_environment(base, job, master)
     plan = Plan(tuple(command), os.getcwd(), placements, environment, of_rank, frozenset(named), folders or {}, of_host)
-    Settings.read({**plan.environment, **plan.of_rank[0]})
+    for part in (Start, Settings):
+        part.read({**plan.environment, **plan.of_rank[0]})
     return plan

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from hvdlite.errors import ENDED
-from hvdlite.settings import Settings, table
+from hvdlite.settings import Settings, Start, table
 
 from ..agent.software import examine
 from ..job.plan import Plan
@@ -106,11 +107,11 @@ def describe_plan(
 
 def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:
     """All settings by subject, with their defaults and present values. Raises ValueError for a value that is wrong."""
-    settings = Settings.read(environment)
+    values = asdict(Start.read(environment)) | asdict(Settings.read(environment))
     for spec in table():
         if spec.begins:
             yield f"== {spec.begins}"
-        value, unit = getattr(settings, spec.name), f" {spec.unit}" if spec.unit else ""
+        value, unit = values[spec.name], f" {spec.unit}" if spec.unit else ""
         shown = "(hidden)" if spec.secret and value else f"{_text(value)}{unit}"
         marker = "" if value == spec.default else f"   (default {_text(spec.default)}{unit})"
         yield f"{' or '.join(spec.variables)} = {shown}{marker}"
