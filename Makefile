@@ -19,9 +19,11 @@ REQUIREMENTS := setup.cfg setup.py pyproject.toml constraints.txt
 CPUS := $(shell nproc)
 LIBRARY := hvdlite/_native/libhvdlite.so
 # A folder is newer than the library when a source has come or gone.
-OF_LIBRARY := setup.py $(foreach part,include kernels ring shm,native/$(part) $(wildcard native/$(part)/*.h native/$(part)/*.cc))
+OF_LIBRARY := setup.py $(shell find $(addprefix native/,include kernels ring shm) -type d -o -name '*.h' -o -name '*.cc')
 # Which compiler has made the library, make does not know.
 OTHER_COMPILER := $(if $(filter command environment,$(firstword $(origin CXX))),other-compiler)
+# The package as it is installed, with launcher/ in it: mypy follows imports by their path.
+TYPED := build/typed/hvdlite
 # In the folder that holds this one, 'import hvdlite' would find this folder before the editable install. A path in
 # site-packages comes first.
 ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/hvdlite-source.pth", "w").write("$(CURDIR)\n")'
@@ -63,6 +65,7 @@ check: $(VENV)/.for-development ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $$(find native -name '*.h' -o -name '*.cc')
+	@rm -rf $(TYPED) && mkdir -p $(TYPED) && ln -s $(addprefix ../../../,$(wildcard hvdlite/*) launcher) $(TYPED)
 	$(BIN)/mypy
 
 format: $(VENV)/.for-development ## format all sources in place

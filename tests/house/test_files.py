@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 from tests.house.tree import ROOT, files
 
@@ -34,3 +35,11 @@ def test_nothing_is_left_unfinished_or_bound_to_one_machine() -> None:
 def test_the_package_is_built_from_setup_cfg_alone() -> None:
     """A [tool.setuptools] table would take the metadata out of setup.cfg's hands."""
     assert "[tool.setuptools" not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_types_are_checked_across_the_whole_package() -> None:
+    """A part whose imports may be missing is not checked, and neither is its use."""
+    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert mypy["strict"]
+    unchecked = [module for override in mypy["overrides"] for module in override["module"]]
+    assert [module for module in unchecked if module.startswith(("hvdlite", "launcher", "*"))] == []
