@@ -92,15 +92,15 @@ bench: $(VENV)/.for-demo native ## measure collectives with $(NP) ranks
 
 bench-targets: $(VENV)/.for-demo native ## hold all-reduce within this host against Gloo, MPI and its targets
 	@mkdir -p build
-	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --targets --markdown build/targets-2.md
-	$(IN_VENV) hvdrun -np 4 python -m hvdlite.bench --targets --markdown build/targets-4.md
+	$(IN_VENV) hvdrun -np 2 python -m benchmarks.targets --markdown build/targets-2.md
+	$(IN_VENV) hvdrun -np 4 python -m benchmarks.targets --markdown build/targets-4.md
 
 bench-hosts: $(VENV)/.for-development native ## measure across two hosts made of namespaces; as root
 	$(BIN)/python -m tests.bench.hosts
 
 clean: ## remove everything that was built, except $(VENV)
 	rm -rf build dist native/build hvdlite/_native *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find hvdlite launcher tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find benchmarks hvdlite launcher tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 $(LIBRARY): $(OF_LIBRARY) $(OTHER_COMPILER) | $(VENV)/.build-tools
 	@$(SAY) 'building the native library: up to half a minute'

@@ -24,7 +24,6 @@ from hvdlite.bench.report import Group, Study, heading, lines, to_json, to_markd
 from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
 from hvdlite.bench.systems import OTHERS, TensorType, open_systems
-from hvdlite.bench.targets import against_targets, ranks_with_targets
 from hvdlite.errors import HvdError
 from hvdlite.session import current
 from hvdlite.settings import Start
@@ -36,12 +35,11 @@ _STEPS = 20
 _IGNORED = {
     "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
     "--many": {"--sizes", "--op", "--limit"},
-    "--targets": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
 }
 """By mode: what it decides itself."""
 
 
-class _Parsed(click.ParamType[Any]):
+class Parsed(click.ParamType[Any]):
     """A value that ``parse`` understands or refuses with ValueError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -55,14 +53,14 @@ class _Parsed(click.ParamType[Any]):
             self.fail(str(error), parameter, context)
 
 
-def _report_file(path: str) -> Path:
+def report_file(path: str) -> Path:
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"the folder of {path} does not exist; make it first.")
     return Path(path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--sizes", type=_Parsed("SIZES", parse_sizes), default=_DEFAULT_SIZES, show_default=True,
+@click.option("--sizes", type=Parsed("SIZES", parse_sizes), default=_DEFAULT_SIZES, show_default=True,
               help="Bytes: a list, with ranges such as 1K:256M:*4.")  # fmt: skip
 @click.option("--op", type=click.Choice(list(COLLECTIVES)), default="allreduce", show_default=True)
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, metavar="DTYPE",
@@ -72,17 +70,16 @@ def _report_file(path: str) -> Path:
 @click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
               help="Untimed iterations before every block of timed ones.")  # fmt: skip
 @click.option("--plane", type=click.Choice(["auto", "shm", "ring"]), help="Data plane; else HVDLITE_PLANE decides.")
-@click.option("--compare", "peers", type=_Parsed("LIST", parse_peers), multiple=True,
+@click.option("--compare", "peers", type=Parsed("LIST", parse_peers), multiple=True,
               help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}, {', '.join(LIBRARIES)}, or "
               "mpi for all of MPI.")  # fmt: skip
 @click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too.")
 @click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
-@click.option("--many", "step", type=(click.IntRange(min=1), _Parsed("BYTES", parse_size)), metavar="T BYTES",
+@click.option("--many", "step", type=(click.IntRange(min=1), Parsed("BYTES", parse_size)), metavar="T BYTES",
               help="A step of T small tensors of BYTES each.")  # fmt: skip
 @click.option("--train", "trains", is_flag=True, help="The step of a transformer: bare, hvdlite, and DDP over Gloo.")
-@click.option("--targets", "aims", is_flag=True, help="What hvdlite aims at within a host, and how far it is.")
-@click.option("--json", "json_file", type=_Parsed("FILE", _report_file), help="Write the rows to FILE, too.")
-@click.option("--markdown", "markdown_file", type=_Parsed("FILE", _report_file), help="Write the table to FILE, too.")
+@click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too.")
+@click.option("--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too.")
 @click.pass_context
 def bench(
     context: click.Context,
@@ -97,62 +94,56 @@ def bench(
     shows_limit: bool,
     step: tuple[int, int] | None,
     trains: bool,
-    aims: bool,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
-    _refuse_ignored(context, {"--train": trains, "--many": step is not None, "--targets": aims})
+    _refuse_ignored(context, {"--train": trains, "--many": step is not None})
     labels = list(dict.fromkeys(label for given in peers for label in given))
     if step is not None and of_mpi(labels):
         raise click.UsageError("MPI has no step of many tensors; compare --many with gloo only.")
-    if trains or aims:
-        labels = [*OTHERS, *(LIBRARIES if aims else ())]
+    if trains:
+        labels = list(OTHERS)
     kind = TensorType(dtype, uses_torch=bool(in_process(labels)) or dtype == "bfloat16")  # numpy has no bfloat16
     if kind.uses_torch:
-        mode = "--train" if trains else "--targets" if aims else ""
-        require_torch(mode or (f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}"))
+        require_torch("--train" if trains else f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}")
     require_dtype(labels, dtype)
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
-    with (
-        open_systems(in_process(labels), kind.uses_torch, registers or aims) as systems,
-        open_jobs(labels) as (jobs, notes),
-    ):
+    with open_systems(in_process(labels), kind.uses_torch, registers) as systems, open_jobs(labels) as (jobs, notes):
         if trains:
             study = _training(iterations or _STEPS, warmup)
         elif step is not None:
             study = many(systems, kind, *step, iterations or _STEPS, warmup)
-        elif aims:
-            study = against_targets(entrants(systems, jobs, shows_limit=True), iterations, warmup)
         else:
             study = sweep(entrants(systems, jobs, shows_limit), kind, op, sizes, iterations, warmup)
-        groups = _run(study, notes)
-        if json_file is not None and hvd.rank() == 0:
-            json_file.write_text(to_json(row for group in groups for row in group.values()))
-        if markdown_file is not None and hvd.rank() == 0:
-            markdown_file.write_text(to_markdown(study, notes, groups))
+        run_study(study, notes, json_file, markdown_file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and returns the exit code: 2 for wrong arguments, 1 for results or peers that failed."""
+    """Runs the benchmark and returns the exit code."""
+    return run_command(bench, "hvdlite.bench", arguments)
+
+
+def run_command(command: click.Command, module: str, arguments: Sequence[str] | None) -> int:
+    """Runs ``command`` of ``module``; the exit code is 2 for wrong arguments, 1 for results or peers that failed."""
+
+    def fail(message: str, code: int) -> int:
+        print(f"{module}: {' '.join(message.split())}", file=sys.stderr)
+        return code
+
     try:
         rank = Start.read().rank
-        bench.main(arguments, "python -m hvdlite.bench", standalone_mode=False)
+        command.main(arguments, f"python -m {module}", standalone_mode=False)
     except click.Abort:
         return 130
     except click.ClickException as error:  # known before anything was measured, and the same on all ranks
-        return _fail(f"{error.format_message()} See 'python -m hvdlite.bench --help'.", 2) if rank == 0 else 0
+        return fail(f"{error.format_message()} See 'python -m {module} --help'.", 2) if rank == 0 else 0
     except ValueError as error:  # a setting
-        return _fail(str(error), 2)
+        return fail(str(error), 2)
     except (HvdError, OSError, MemoryError) as error:
-        return _fail(str(error), 1)
+        return fail(str(error), 1)
     return 0
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"hvdlite.bench: {' '.join(message.split())}", file=sys.stderr)
-    return code
 
 
 def _refuse_ignored(context: click.Context, modes: Mapping[str, bool]) -> None:
@@ -165,9 +156,6 @@ def _refuse_ignored(context: click.Context, modes: Mapping[str, bool]) -> None:
             is_given = context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
             if is_given and parameter.opts[0] in _IGNORED[mode]:
                 raise click.UsageError(f"{parameter.opts[0]} means nothing with {mode}; leave it out.")
-    if modes["--targets"] and Start.read().size not in ranks_with_targets():
-        numbers = " or ".join(map(str, ranks_with_targets()))
-        raise click.UsageError(f"there are targets for {numbers} ranks only; start as many with hvdrun -np.")
 
 
 def _training(steps: int, warmup: int) -> Study:
@@ -176,8 +164,8 @@ def _training(steps: int, warmup: int) -> Study:
     return train(steps, warmup)
 
 
-def _run(study: Study, notes: Sequence[str]) -> list[Group]:
-    """Measures, and prints on rank 0 as figures come."""
+def run_study(study: Study, notes: Sequence[str], json_file: Path | None, markdown_file: Path | None) -> None:
+    """Measures; rank 0 prints figures as they come, and writes the files in the end."""
     groups: list[Group] = []
     is_speaker = hvd.rank() == 0
     if is_speaker:
@@ -188,4 +176,7 @@ def _run(study: Study, notes: Sequence[str]) -> list[Group]:
         groups.append(group)
         if is_speaker:
             print(*lines(group, study.columns), sep="\n", flush=True)
-    return groups
+    if json_file is not None and is_speaker:
+        json_file.write_text(to_json(row for group in groups for row in group.values()))
+    if markdown_file is not None and is_speaker:
+        markdown_file.write_text(to_markdown(study, notes, groups))

@@ -22,12 +22,12 @@ from hvdlite.engine.report import report_end
 from hvdlite.errors import HvdError, Mismatch, PeerLost
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
+from hvdlite.negotiation.delays.stall import StallWatch
+from hvdlite.negotiation.delays.straggler import StragglerWatch
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.replica import Replica
-from hvdlite.negotiation.stall import StallWatch
-from hvdlite.negotiation.straggler import StragglerWatch
 from hvdlite.negotiation.wire import Message, ProtocolError
 from hvdlite.planes.base import DataPlane
 from hvdlite.settings import Settings

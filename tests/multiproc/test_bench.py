@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from benchmarks import targets
 from hvdlite.bench.cli import main
 from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.pattern import fill, pattern
 from hvdlite.bench.report import Column, Row, Study, make_row, ratio_columns, to_json, to_markdown
 from hvdlite.bench.sizes import parse_sizes
 from hvdlite.bench.sweep import default_iterations
-from hvdlite.bench.targets import against_targets
 from hvdlite.bench.timing import BLOCKS, Candidate, measure
 from hvdlite.launcher.agent.answers import free_port
 from tests.harness import process_ranks
@@ -67,8 +67,6 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--compare", "impi", "--dtype", "float16"], "MPI does not take float16"),
         (["--compare", "nccl"], "'nccl' is nothing to compare with"),
         (["--compare", "mpi", "--many", "2", "1K"], "MPI has no step of many tensors"),
-        (["--targets", "--compare", "gloo"], "--compare means nothing with --targets"),
-        (["--targets"], "there are targets for 2 or 4 ranks only"),
         (["stray"], "stray"),
     ],
 )
@@ -80,6 +78,11 @@ def test_wrong_arguments_are_one_line_and_exit_2(
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_targets_are_for_some_numbers_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert targets.main([]) == 2
+    assert "there are targets for 2 or 4 ranks only" in capsys.readouterr().err
 
 
 def test_rank_0_speaks_for_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +130,7 @@ def test_ratios_stand_on_hvdlites_own_rows_only() -> None:
 
 def test_targets_are_held_against_the_better_mpi() -> None:
     group = _group(hvdlite=1.0, registered=0.5, gloo=4.4, impi=2.0, openmpi=0.7, memcpy=0.25, update=0.4)
-    columns = against_targets({}, None, 0).columns[-4:]
+    columns = targets.against_targets({}, None, 0).columns[-4:]
     assert [[column.text(row, group) for column in columns] for row in group.values()] == [
         ["4.40× (≥ 4)", "0.70× openmpi (missed 0.8)", "0.25×", "0.40×"],
         ["8.80× (≥ 6)", "1.40× openmpi (missed 1.5)", "0.50×", "0.80×"],

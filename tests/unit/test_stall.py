@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.negotiation.stall import StallWatch
+from hvdlite.negotiation.delays.stall import StallWatch
 
 
 def test_a_late_tensor_is_reported_again_and_again_and_then_fatal() -> None:

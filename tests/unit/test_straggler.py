@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from hvdlite.negotiation.delays.straggler import StragglerWatch
 from hvdlite.negotiation.messages import Batch, Response, Run
-from hvdlite.negotiation.straggler import StragglerWatch
 
 GRADIENT, BARRIER = 0b01, 0b10
 STEP_S = 0.15  # of computing, on every rank

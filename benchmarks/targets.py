@@ -1,21 +1,28 @@
-"""What hvdlite aims at within a host, and how far it is: all-reduces in place, next to Gloo, MPI and the memory alone.
+"""``hvdrun -np N python -m benchmarks.targets``: what hvdlite aims at within a host, and how far it is.
 
-A target is a ratio of speeds that hvdlite shall reach at least, for any memory and for registered memory. *MPI* is the
-better of the libraries at that size; `limit` says what *memcpy* and *update* are. There is no target for the latter,
-which nothing can outrun by much.
+All-reduces in place are measured next to Gloo, MPI and the memory alone. A target is a ratio of speeds that hvdlite
+shall reach at least, for any memory and for registered memory. *MPI* is the better of the libraries at that size;
+`limit` says what *memcpy* and *update* are. There is no target for the latter, which nothing can outrun by much.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import click
+
 import hvdlite as hvd
+from hvdlite.bench.cli import Parsed, report_file, run_command, run_study
 from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
 from hvdlite.bench.mpi.libraries import LIBRARIES
+from hvdlite.bench.peers import open_jobs, require_torch
 from hvdlite.bench.report import Column, Group, Row, Study
-from hvdlite.bench.sweep import Entrant, measure_size
-from hvdlite.bench.systems import OWN, TensorType
+from hvdlite.bench.sweep import Entrant, entrants, measure_size
+from hvdlite.bench.systems import OTHERS, OWN, TensorType, open_systems
+from hvdlite.settings import Start
 
 Bounds = tuple[float | None, float | None]
 """The least speed-up for any memory, and for registered memory; None where there is no target."""
@@ -49,9 +56,28 @@ _BY_SIZE: Final = {(target.ranks, target.dtype, target.nbytes): target for targe
 _WIDTH: Final = 24
 
 
-def ranks_with_targets() -> list[int]:
-    """The numbers of ranks that there are targets for."""
-    return sorted({target.ranks for target in TARGETS})
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--iters", "iterations", type=click.IntRange(min=1), metavar="N",
+              help="Timed iterations. [default: 10 to 500 by size]")  # fmt: skip
+@click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
+              help="Untimed iterations before every block of timed ones.")  # fmt: skip
+@click.option("--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too.")
+def targets(iterations: int | None, warmup: int, markdown_file: Path | None) -> None:
+    """Holds all-reduces against their targets. Start it with: hvdrun -np N python -m benchmarks.targets"""
+    sizes = sorted({target.ranks for target in TARGETS})
+    if Start.read().size not in sizes:
+        numbers = " or ".join(map(str, sizes))
+        raise click.UsageError(f"there are targets for {numbers} ranks only; start as many with hvdrun -np.")
+    require_torch("benchmarks.targets")
+    peers = [*OTHERS, *LIBRARIES]
+    with open_systems(list(OTHERS), uses_torch=True, registers=True) as systems, open_jobs(peers) as (jobs, notes):
+        study = against_targets(entrants(systems, jobs, shows_limit=True), iterations, warmup)
+        run_study(study, notes, None, markdown_file)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns the exit code."""
+    return run_command(targets, "benchmarks.targets", arguments)
 
 
 def against_targets(entrants: Mapping[str, Entrant], iterations: int | None, warmup: int) -> Study:
@@ -99,3 +125,7 @@ def _cell(peers: Sequence[str], bounds: Callable[[Target], Bounds]) -> Callable[
         return f"{speed_up:.2f}×{name} ({'≥' if speed_up >= bound else 'missed'} {bound:g})"
 
     return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
