@@ -25,9 +25,8 @@ _LOOK_S = 0.2  # a signal that another thread of the process received does not e
 class Deputy:
     """The thread, until `stop`.
 
-    ``drive`` is called in it with each handle that the main thread waits for, and ``wake`` in the main thread when the
-    wait is interrupted, and when it waits while ``drive`` is busy with what is not done: because that wait was
-    interrupted, or a handler waits, too.
+    ``drive`` is called in it with each handle that the main thread waits for, and ``wake`` in the main thread when it
+    waits while ``drive`` is busy with what is not done: because that wait was interrupted, or a handler waits, too.
     """
 
     def __init__(self, in_flight: InFlight, drive: Callable[[Handle], None], wake: Callable[[], None]) -> None:
@@ -57,9 +56,6 @@ class Deputy:
                 bell.wait(_LOOK_S)
             if self._asked:  # it is busy with another one, perhaps for ever
                 self._forget(handle)
-        except BaseException:  # perhaps before anybody has seen what was submitted for this wait
-            self._wake()
-            raise
         finally:
             self._bells.append(bell)
 

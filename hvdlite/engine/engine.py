@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hvdlite.control.link import ControlLink
@@ -26,6 +26,7 @@ from hvdlite.engine.parts import Parts
 from hvdlite.errors import HvdError, ShutDown
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
+from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import End, EndKind
 from hvdlite.negotiation.wire import ProtocolError
@@ -84,7 +85,7 @@ class Engine:
         self._driving = threading.Lock()
         self._driver = _Driver()
         self._deputy = Deputy(self._in_flight, self._wait, self._inbox.wake.set)
-        self._parts = Parts(self._in_flight, self.wait)
+        self._parts = Parts(self._in_flight, self.run)
         self.run_parts = self._parts.run
         self._main_thread = threading.main_thread().ident
         self._turns = 0
@@ -96,6 +97,25 @@ class Engine:
         self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
         self._thread.start()
+
+    def run(self, entry: Entry) -> Handle:
+        """Submits ``entry`` and returns the caller's handle when it is done."""
+        self.run_all((entry,))
+        return entry
+
+    def run_all(self, entries: Sequence[Entry]) -> None:
+        """Submits ``entries``, all or none, and returns when they are done.
+
+        If a signal handler raises meanwhile, they are in flight to nobody, or were not submitted.
+        """
+        try:
+            self._in_flight.submit_all(entries, will_wait=True)
+            for entry in entries:
+                if not entry.is_done:
+                    self.wait(entry)
+        except BaseException:  # perhaps before anybody has seen what was submitted
+            self._inbox.wake.set()
+            raise
 
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle.

@@ -29,7 +29,8 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit``, ``submit_all``, ``interrupted``, ``burst``, ``run_parts``, ``wait`` and ``known`` are the engine's.
+    ``submit``, ``submit_all``, ``run``, ``run_all``, ``run_parts``, ``interrupted``, ``burst``, ``wait`` and ``known``
+    are the engine's.
     """
 
     def __init__(self, membership: Membership, engine: Engine) -> None:
@@ -39,6 +40,8 @@ class Group:
         self.engine = engine
         self.submit = engine.submit
         self.submit_all = engine.submit_all
+        self.run = engine.run
+        self.run_all = engine.run_all
         self.interrupted = engine.interrupted
         self.burst = engine.burst
         self.run_parts = engine.run_parts
@@ -90,8 +93,7 @@ class Group:
 
         request = Request(name, Kind.ALLGATHER, DType.UINT8, line.shape, Sum, 1.0, 1.0, 0, cacheable=False)
         entry = Entry(request, self, address_of(line), owner=line, allocate=allocate)
-        self.submit(entry, will_wait=True)
-        self.wait(entry)
+        self.run(entry)
         if entry.error is not None:
             raise copy.copy(entry.error) from entry.error.__cause__
         return [json.loads(each) for each in entry.output.tobytes().splitlines()]

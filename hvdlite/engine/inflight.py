@@ -44,10 +44,8 @@ class InFlight:
         """Whether anything is in flight."""
         return bool(self._by_name)
 
-    def submit(self, entry: Entry, will_wait: bool = False) -> Handle:
+    def submit(self, entry: Entry) -> Handle:
         """Puts ``entry`` in flight, wakes the coordinator if it is not awake yet, and returns the caller's handle.
-
-        With ``will_wait`` the caller waits next, and nobody is woken.
 
         Raises DuplicateName while a tensor of this name is in flight, HorovodInternalError while this rank has joined,
         and the session's error once it has ended.
@@ -57,8 +55,6 @@ class InFlight:
             ended_by = self._error
             if ended_by is not None or JOIN_NAME in by_name:
                 raise self._refusal(name)
-            if will_wait:
-                entry.caller = threading.get_ident()
             if by_name.setdefault(name, entry) is entry:
                 self._new.append(entry)
             else:
@@ -67,7 +63,7 @@ class InFlight:
                 self._withdraw((entry,))
                 self.end(self._error)
                 raise self._refusal()
-            if not (self._is_awake or will_wait or self._bursts):
+            if not (self._is_awake or self._bursts):
                 self._is_awake = True
                 self._wake()
             return entry
@@ -78,7 +74,10 @@ class InFlight:
             raise
 
     def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
-        """Puts all of ``entries`` in flight or none, like `submit`."""
+        """Puts all of ``entries`` in flight or none, like `submit`.
+
+        With ``will_wait`` the caller waits next, and nobody is woken, also not if an interrupt keeps it from that.
+        """
         by_name = self._by_name
         try:
             ended_by = self._error

@@ -24,9 +24,9 @@ T = TypeVar("T")
 class Parts:
     """The calls of one group, until `stop`."""
 
-    def __init__(self, in_flight: InFlight, wait: Callable[[Handle], None]) -> None:
+    def __init__(self, in_flight: InFlight, run: Callable[[Entry], Handle]) -> None:
         self._in_flight = in_flight
-        self._wait = wait
+        self._run = run
         self._due: queue.SimpleQueue[_Rest | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None  # from the first call on
         self._is_stopping = False
@@ -38,17 +38,15 @@ class Parts:
         If a signal handler raises in the main thread meanwhile, either nothing was submitted, or all goes on.
         """
         if threading.get_ident() != threading.main_thread().ident:
-            self._in_flight.submit(first, will_wait=True)
-            self._wait(first)
+            self._run(first)
             return rest()
         later = _Rest(rest, self._put)
         try:
             self._in_flight.watch(first, later)
-            self._in_flight.submit(first, will_wait=True)
+            self._run(first)
         except BaseException:
             self._in_flight.unwatch(first)
             raise
-        self._wait(first)
         while not is_seen(later.is_over):
             pass
         if later.error is not None:

@@ -30,7 +30,7 @@ class Movements(Calls[T]):
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
         group = group_of(process_set)
-        handle = group.submit(self._allgather(group)(name, tensor, 0), will_wait=True)
+        handle = group.run(self._allgather(group)(name, tensor, 0))
         return cast(T, self._result(handle))
 
     def allgather_async(
@@ -66,7 +66,7 @@ class Movements(Calls[T]):
         """
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, False)
-        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.run(draft(name, tensor))))
 
     def broadcast_async(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -81,7 +81,7 @@ class Movements(Calls[T]):
         """Like `broadcast`, in place. Returns ``tensor`` itself."""
         group = group_of(process_set)
         draft = self._broadcast(group, root_rank, True)
-        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.run(draft(name, tensor))))
 
     def broadcast_async_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -104,7 +104,7 @@ class Movements(Calls[T]):
                 entries.append(draft(name, tensor))
             except ValueError as error:
                 raise ValueError(f"cannot broadcast {name!r}: {error}") from error
-        group.submit_all(entries, will_wait=True)
+        group.run_all(entries)
         return synchronize_all(entries)
 
     # ---- alltoall
@@ -133,7 +133,7 @@ class Movements(Calls[T]):
     ) -> T:
         """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
-        handle = group.submit(self._gather(group, root_rank)(name, tensor), will_wait=True)
+        handle = group.run(self._gather(group, root_rank)(name, tensor))
         return cast(T, self._result(handle))
 
     def gather_async(
@@ -158,7 +158,7 @@ class Movements(Calls[T]):
         ``tensor`` count, and splits are ignored.
         """
         group = group_of(process_set)
-        handle = group.submit(self._scatter(group, root_rank, splits)(name, tensor), will_wait=True)
+        handle = group.run(self._scatter(group, root_rank, splits)(name, tensor))
         return cast(T, self._result(handle))
 
     def scatter_async(
@@ -250,7 +250,8 @@ class Movements(Calls[T]):
             allocate = self._allocator_of_pair(tensor)
             return entry_of(group, name, Kind.ALLTOALL, source, allocate=allocate, splits=counts)
 
-        return group.submit(draft(name, tensor), will_wait)
+        entry = draft(name, tensor)
+        return group.run(entry) if will_wait else group.submit(entry)
 
     def _allocator_of_pair(self, like: T) -> Allocate:
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], int]:
@@ -318,7 +319,7 @@ class Movements(Calls[T]):
         given, _ = named(group, Kind.SEND, name, (source, target))
         entry.rename(given + f" from {source} to {target}", is_cacheable=False)
         entry.request = entry.request._replace(root=sender, peer=receiver)
-        return group.submit(entry, will_wait)
+        return group.run(entry) if will_wait else group.submit(entry)
 
 
 def _part_of_call(group: Group, kind: Kind, name: str | None, part: str, entry: Entry) -> Entry:

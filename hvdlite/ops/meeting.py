@@ -12,7 +12,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns after every rank has called it. Does not wait for collectives that are in flight."""
     group = group_of(process_set)
     entry = entry_of(group, None, Kind.BARRIER, NOTHING)
-    group.submit(entry, will_wait=True)
+    group.run(entry)
     synchronize(entry)
 
 
@@ -29,6 +29,6 @@ def join(device: int = -1) -> int:
     if entry is None:
         entry = entry_of(group, "", Kind.JOIN, NOTHING)
         entry.rename(JOIN_NAME, is_cacheable=False)
-        group.submit(entry, will_wait=True)
+        group.run(entry)
     last: int = synchronize(entry)
     return last

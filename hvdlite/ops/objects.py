@@ -59,7 +59,7 @@ def broadcast_bytes(
         if length.item() == _FAILED:
             return _NO_BYTES
         received = data if is_root else np.empty(length.item(), np.uint8)
-        synchronize(group.submit(arrays.broadcast_part("pickle", received, root_rank, name, group), will_wait=True))
+        synchronize(group.run(arrays.broadcast_part("pickle", received, root_rank, name, group)))
         and_then(received.data)
         return received
 
@@ -85,7 +85,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         lengths = synchronize(first)
         if _FAILED in lengths:
             return lengths, _NO_BYTES
-        pickles = group.submit(arrays.allgather_part("pickle", data, name, group), will_wait=True)
+        pickles = group.run(arrays.allgather_part("pickle", data, name, group))
         return lengths, synchronize(pickles)
 
     lengths, gathered = group.run_parts(first, rest)

@@ -53,7 +53,7 @@ class Reductions(Calls[T]):
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
         entry = self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor)
-        reduced: T = self._result(group.submit(entry, will_wait=True))
+        reduced: T = self._result(group.run(entry))
         return _decompressed(compression, reduced, context)
 
     def allreduce_async(
@@ -85,7 +85,7 @@ class Reductions(Calls[T]):
         group = group_of(process_set)
         reduction = _reduction(average, op, prescale_factor, postscale_factor)
         entry = self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor)
-        reduced: T = self._result(group.submit(entry, will_wait=True))
+        reduced: T = self._result(group.run(entry))
         return reduced
 
     def allreduce_async_(
@@ -194,7 +194,7 @@ class Reductions(Calls[T]):
         tensor, context = _compressed(compression, tensor)
         group = group_of(process_set)
         draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(group.submit(draft(name, tensor, 0), will_wait=True))
+        reduced: T = self._result(group.run(draft(name, tensor, 0)))
         return _decompressed(compression, reduced, context)
 
     def reducescatter_async(
@@ -260,7 +260,7 @@ class Reductions(Calls[T]):
         """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
         group = group_of(process_set)
         draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(group.submit(draft(name, tensor), will_wait=True)))
+        return cast(T, self._result(group.run(draft(name, tensor))))
 
     def reduce_async(
         self,

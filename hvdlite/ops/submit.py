@@ -67,7 +67,7 @@ class Calls(Generic[T]):
             base, is_given = named(group, kind, name, "grouped")
             for entry, each in zip(entries, _names_in(base, len(entries)), strict=True):
                 entry.rename(each, is_given)
-        group.submit_all(entries, will_wait)
+        (group.run_all if will_wait else group.submit_all)(entries)
         return GroupHandle(entries, not count)
 
     def _alike(

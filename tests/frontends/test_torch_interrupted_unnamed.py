@@ -13,6 +13,7 @@ from hvdlite.torch.collectives import compiled
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
+from tests.harness.patience import NO_TIMER
 from tests.harness.uncounted import Call, interrupt_everywhere
 
 
@@ -94,5 +95,5 @@ def _work(step: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.faults)])
 def test_calls_without_names_are_interrupted_at_every_bytecode(step: int) -> None:
-    for what, places in process_ranks(2, _work, step, server=TORCH)[0].result().items():
+    for what, places in process_ranks(2, _work, step, environ=NO_TIMER, server=TORCH)[0].result().items():
         assert places > 200, what

@@ -22,3 +22,5 @@ STALLED: Final = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": str(PATIENCE_S / 2)}
 """Settings with which ranks that wait for each other in vain say for what, before the test gives up."""
 NEVER_SILENT: Final = {"HVDLITE_PEER_TIMEOUT": _BEYOND}
 """Settings with which no rank is lost because it was silent: one that is lost has ended, or its link has."""
+NO_TIMER: Final = {"HVDLITE_HEARTBEAT_INTERVAL": _BEYOND}
+"""Settings with which a rank that nobody wakes sleeps on, and does not look by itself what there is to do."""

@@ -36,8 +36,7 @@ class _Submitted:
         return new
 
     def count(self) -> int:
-        """That number, once all that was submitted is among them."""
-        self._in_flight._wake()  # who was to wait next does not, if it was interrupted between the two
+        """That number, once all that was submitted is among them: soon, though this rank calls nothing more."""
         while self._in_flight._new:
             time.sleep(0)  # lets other threads of this rank go on
         return self._number

@@ -9,8 +9,7 @@ import hvdlite as hvd
 from hvdlite import session
 from hvdlite.spin import usable_cores
 from tests.harness import process_ranks
-
-_NO_TIMER = {"HVDLITE_HEARTBEAT_INTERVAL": "1000"}  # a rank that forgets to go on sleeps longer than the test waits
+from tests.harness.patience import NO_TIMER
 
 
 def _steps_in_pieces(rounds: int) -> int:
@@ -32,7 +31,7 @@ def _steps_in_pieces(rounds: int) -> int:
 @pytest.mark.parametrize(("size", "hosts"), [(2, 1), (3, 1), (2, 2), (3, 2)])
 def test_a_step_needs_no_timer(size: int, hosts: int) -> None:
     host_of = {rank: {"HVDLITE_HOSTID": f"host {rank % hosts}"} for rank in range(size)}
-    outcomes = process_ranks(size, _steps_in_pieces, 150, environ=_NO_TIMER, environ_by_rank=host_of)
+    outcomes = process_ranks(size, _steps_in_pieces, 150, environ=NO_TIMER, environ_by_rank=host_of)
     assert [outcome.result() for outcome in outcomes] == [150] * size
 
 

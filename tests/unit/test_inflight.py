@@ -128,7 +128,7 @@ def test_what_is_behind_is_refused_once_when_the_session_ends_in_two_threads(
 ) -> None:
     interrupted, *behind = (entry("a"), entry("a"), entry("a"))
     for each in (interrupted, *behind):
-        in_flight.submit(each, will_wait=True)
+        in_flight.submit_all([each], will_wait=True)
     assert in_flight.take_new() == [interrupted]
     in_flight._behind = _Refused(in_flight, function)
     if function == "remove":
