@@ -2,6 +2,7 @@
 
 ``native/include/hvdlite.h`` is the same list in C; a test compares the two. The library is found beside this file
 (``hvdlite/_native/``), loaded on first use, and refused if its ABI version differs. Calls release the GIL.
+Where it cannot be used, `absence` says why, and what a rank needs of it is done in Python.
 """
 
 from __future__ import annotations
@@ -125,6 +126,16 @@ def library() -> Any:
         function.restype = result
         function.argtypes = arguments
     return loaded
+
+
+@cache
+def absence() -> str:
+    """Why the library cannot be used; empty if it can."""
+    try:
+        library()
+    except NativeUnavailable as error:
+        return str(error)
+    return ""
 
 
 def check(status: int, what: str, aborted_by: HvdError | None = None) -> None:

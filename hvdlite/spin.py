@@ -31,6 +31,8 @@ def spin_us(settings: Settings, ranks: int) -> float:
     if settings.spin >= 0:
         return settings.spin
     cores = usable_cores()
+    if native.absence():  # which is what spins
+        return 0.0
     if ranks > cores or cores < 2:
         return 0.0
     measured_us = wakeup_us()

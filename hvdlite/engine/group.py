@@ -34,6 +34,7 @@ class Group:
     """
 
     def __init__(self, membership: Membership, engine: Engine) -> None:
+        self.membership = membership
         self.ranks = membership.ranks
         self.rank = membership.rank
         self.size = membership.size

@@ -12,10 +12,14 @@ from hvdlite.members.topology import by_host
 
 
 class Host(NamedTuple):
-    """Where a member runs. Members with equal ``id`` share memory; messages call the host ``name``."""
+    """Where a member runs. Members with equal ``id`` share memory; messages call the host ``name``.
+
+    ``has_native`` says whether the member there could load the native library.
+    """
 
     id: str
     name: str
+    has_native: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class Membership:
     def on_this_host(self) -> list[int]:
         """The members of this rank's host, itself among them; the first is the leader."""
         return next(ranks for ranks in self.by_leader.values() if self.rank in ranks)
+
+    @cached_property
+    def without_native(self) -> list[int]:
+        """The members that lack the native library, by their numbers in the job."""
+        return [rank for rank, host in zip(self.ranks, self.hosts, strict=True) if not host.has_native]
 
     @property
     def leader_of(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -37,14 +38,22 @@ def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
 
 
 def stream_copy(target: int, source: int, nbytes: int) -> None:
-    """Copies from one address to another past the cache: for long tensors that other ranks read next, from memory."""
-    native.library().hvd_stream_copy(target, source, nbytes)
+    """Copies from one address to another past the cache: for long tensors that other ranks read next, from memory.
+
+    Without the native library, through the cache.
+    """
+    if native.absence():
+        ctypes.memmove(target, source, nbytes)
+    else:
+        native.library().hvd_stream_copy(target, source, nbytes)
 
 
 def keep_freed(nbytes: int) -> None:
     """Has the process keep ``nbytes`` more of freed memory than it would, for good, unless the user says otherwise.
 
     See ``native/kernels/heap.cc``. ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TOP_PAD_`` and
-    ``GLIBC_TUNABLES`` with any ``glibc.malloc`` in it are the user's ways to say so.
+    ``GLIBC_TUNABLES`` with any ``glibc.malloc`` in it are the user's ways to say so. Without the native library the
+    process keeps what it would.
     """
-    native.library().hvd_keep_freed(nbytes)
+    if not native.absence():
+        native.library().hvd_keep_freed(nbytes)

@@ -1,4 +1,6 @@
-"""Which data plane a group has, by where its members are.
+"""Which data plane a group has, by where its members are, and by what they have.
+
+A group with a member that lacks the native library has the one plane that needs none, `zmq`.
 
 To add a plane: a folder with a subclass of `DataPlane` and a `Part` that becomes one, and a row in `_PARTS`.
 """
@@ -19,6 +21,7 @@ from hvdlite.planes.zmq.part import ZmqPart
 from hvdlite.settings import Settings
 
 WITH_ARENA = ("shm", "hierarchical")
+WITHOUT_NATIVE = ("auto", "local", "zmq")  # what may be asked for where a rank lacks the library
 
 
 def choose(setting: str, membership: Membership) -> str:
@@ -30,6 +33,14 @@ def choose(setting: str, membership: Membership) -> str:
         raise ValueError(f"HVDLITE_PLANE=local is for one rank, but there are {ranks}; use auto")
     if ranks == 1:
         return "local"
+    if lacking := membership.without_native:
+        if setting not in WITHOUT_NATIVE:
+            numbers = ", ".join(map(str, lacking))
+            raise ValueError(
+                f"HVDLITE_PLANE={setting} needs hvdlite's native library, which rank(s) {numbers} cannot load; "
+                "install hvdlite there from a wheel or with g++, or use auto or zmq"
+            )
+        return "zmq"
     if setting in ("auto", "hierarchical"):
         return "shm" if hosts == 1 else "ring" if hosts == ranks else "hierarchical"
     return setting

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
+
 from hvdlite import native
 from hvdlite.errors import HvdError
 from hvdlite.planes.base import HostPlane
+from hvdlite.planes.zmq.arithmetic import BITS, bits_of, scaled, values_of
 from hvdlite.tensors.buffer import Matrix, Spans, paired
 from hvdlite.tensors.dtypes import DType
 
@@ -20,17 +23,20 @@ class LocalPlane(HostPlane):
     size = 1
 
     def __init__(self) -> None:
-        self._library = native.library()
+        self._library = None if native.absence() else native.library()
         self._error: HvdError | None = None
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         self._refuse_if_aborted()
+        if self._library is None:
+            return _scale(spans, dtype, prescale, postscale)
         reduction = native.Reduction(int(dtype), op, prescale, postscale)
         source = (ctypes.c_void_p * 1)()
         for read, write, nbytes in spans.tolist():
             source[0] = read
             status = self._library.hvd_reduce(write, source, 1, nbytes // dtype.itemsize, ctypes.byref(reduction))
             native.check(status, "allreduce")
+        return None
 
     def allgather(self, streams: Sequence[Spans]) -> None:
         self._refuse_if_aborted()
@@ -43,6 +49,7 @@ class LocalPlane(HostPlane):
 
     def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
         self._refuse_if_aborted()
+        assert self._library is not None  # or there would be no hierarchical plane, which alone asks for this
         reduction, rows = native.Reduction(int(dtype), op, prescale, 1.0), parts[0]
         status = self._library.hvd_open_partials(partials, rows.ctypes.data, len(rows), ctypes.byref(reduction))
         native.check(status, "reducescatter")
@@ -67,3 +74,14 @@ class LocalPlane(HostPlane):
     def _refuse_if_aborted(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _scale(spans: Spans, dtype: DType, prescale: float, postscale: float) -> None:
+    """An all-reduce of one rank, without the native library."""
+    with np.errstate(all="ignore"):
+        for read, write, nbytes in spans.tolist():
+            if nbytes:
+                bits = np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(read)).view(BITS[dtype])
+                once = scaled(values_of(bits, dtype), dtype, prescale)
+                result = bits_of(scaled(once, dtype, postscale), dtype).copy()
+                ctypes.memmove(write, result.ctypes.data, nbytes)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import Final, NamedTuple
 
+from hvdlite import native
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import logger
 from hvdlite.members.membership import Host, Membership
@@ -14,6 +16,8 @@ from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.settings import Settings, Start
 from hvdlite.version import __version__
+
+_MOST_TOLD: Final = 500  # characters of a reason
 
 
 class World(NamedTuple):
@@ -38,15 +42,18 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exch
             "network": network_namespace() if start.size > 1 else 0,
             "reach": meeting.reach,
             "check_parameters": options.check_parameters,
+            "without_native": native.absence()[:_MOST_TOLD],
         }
     )
     _refuse_versions([card["version"] for card in cards])
     host_ids = [card["hostid"] for card in cards]
     _refuse_namespaces(host_ids, [card["network"] for card in cards])
+    if start.rank == 0 and options.plane != "zmq":
+        _warn_of_absences([card["without_native"] for card in cards])
     membership = Membership(
         start.rank,
         tuple(range(len(cards))),
-        tuple(Host(card["hostid"], card["host"]) for card in cards),
+        tuple(Host(card["hostid"], card["host"], not card["without_native"]) for card in cards),
         exchange.epoch,
         meeting.job.key("world"),
     )
@@ -70,6 +77,22 @@ def _refuse_namespaces(host_ids: Sequence[str], networks: Sequence[int]) -> None
                 "which they cannot talk. Start all ranks of a host in one, or give the ranks of each an HVDLITE_HOSTID "
                 "and an HVDLITE_ADDRESS of its own"
             )
+
+
+def _warn_of_absences(reasons: Sequence[str]) -> None:
+    """Says which ranks lack the native library, and what that costs. ``reasons`` are empty for those that do not."""
+    if lacking := [rank for rank, reason in enumerate(reasons) if reason]:
+        _warn(
+            f"rank(s) {', '.join(map(str, lacking))} cannot load hvdlite's native library, so every group with one of "
+            "them exchanges through ZeroMQ in Python, which is several times slower. "
+            f"Rank {lacking[0]} says: {reasons[lacking[0]]}"
+        )
+
+
+@cache
+def _warn(text: str) -> None:
+    """Logs a warning, once in a process: ranks may meet in many epochs."""
+    logger.warning("%s", text)
 
 
 def _agreed_check(rank: int, wanted: Sequence[bool]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 
@@ -9,16 +10,40 @@ import numpy as np
 import pytest
 import zmq
 
+from hvdlite import native
 from hvdlite.errors import HorovodInternalError, PeerLost
 from hvdlite.net.listening import split
+from hvdlite.planes.zmq.arithmetic import values_of
 from hvdlite.planes.zmq.plane import ZmqPlane
-from hvdlite.tensors.dtypes import DType, Sum
+from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 from tests.contract.joined.zmq import open_ring
 from tests.contract.planes import spans_of
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S
 
 KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize("op", [Sum, Min, Max, Product])
+def test_every_bfloat16_is_the_upper_half_of_a_float32_and_is_rounded_as_the_native_library_does(op: int) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    inputs = [every, np.random.default_rng(op).permutation(every)]
+    outputs = [np.empty_like(each) for each in inputs]
+
+    with open_ring(2, PATIENCE_S) as planes:
+        thread_ranks(
+            2,
+            lambda rank: planes[rank].allreduce(spans_of((inputs[rank], outputs[rank])), DType.BFLOAT16, op, 1.0, 1.0),
+        )
+    assert outputs[0].tobytes() == outputs[1].tobytes()
+    expected, sources = np.empty_like(every), (ctypes.c_void_p * 2)(*(each.ctypes.data for each in inputs))
+    reduction = native.Reduction(int(DType.BFLOAT16), op, 1.0, 1.0)
+    assert not native.library().hvd_reduce(expected.ctypes.data, sources, 2, len(every), ctypes.byref(reduction))
+    is_number = ~np.isnan(values_of(expected, DType.BFLOAT16))
+    np.testing.assert_array_equal(outputs[0][is_number], expected[is_number])
+    others = outputs[0][~is_number]
+    assert np.isnan(values_of(others, DType.BFLOAT16)).all()
+    assert (others & 0x40).all()  # quiet
 
 
 def test_a_neighbour_that_ends_is_lost_once_what_it_sent_is_read() -> None:

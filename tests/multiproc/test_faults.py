@@ -70,13 +70,15 @@ HOSTS = {
     "three hosts": {rank: {"HVDLITE_HOSTID": f"host {rank}"} for rank in range(3)},
 }
 
+WITH_ZMQ = {**HOSTS, "zmq": {rank: {"HVDLITE_PLANE": "zmq"} for rank in range(3)}}
 
-@pytest.mark.parametrize("hosts", HOSTS)
+
+@pytest.mark.parametrize("hosts", WITH_ZMQ)
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["moving", "waiting"])
 def test_a_killed_rank_is_named_by_all_others_at_once(victim: int, hosts: str, is_busy: bool) -> None:
     work, arguments = (_busy, ()) if is_busy else (_waiting, (victim,))
-    with ProcessRanks(3, work, *arguments, environ=NEVER_SILENT, environ_by_rank=HOSTS[hosts]) as ranks:
+    with ProcessRanks(3, work, *arguments, environ=NEVER_SILENT, environ_by_rank=WITH_ZMQ[hosts]) as ranks:
         ranks.wait_for("running")
         ranks.kill(victim)
         outcomes = ranks.join()

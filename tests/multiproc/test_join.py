@@ -53,6 +53,7 @@ def _uneven_steps() -> list[int]:
         (2, "ring", 4096),
         (3, "shm", 4096),
         (3, "ring", 3),
+        (3, "zmq", 3),
         (4, "shm", 3),
         (4, "ring", 0),
     ],

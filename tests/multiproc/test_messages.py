@@ -84,7 +84,7 @@ def _all_of_it() -> str:
     return "ok"
 
 
-@pytest.mark.parametrize(("size", "plane"), [(2, "shm"), (3, "shm"), (3, "ring"), (4, "ring")])
+@pytest.mark.parametrize(("size", "plane"), [(2, "shm"), (3, "shm"), (3, "ring"), (4, "ring"), (3, "zmq")])
 def test_over_each_plane(size: int, plane: str) -> None:
     outcomes = process_ranks(size, _all_of_it, environ={"HVDLITE_PLANE": plane})
     assert [outcome.result() for outcome in outcomes] == ["ok"] * size

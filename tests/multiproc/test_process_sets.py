@@ -13,10 +13,11 @@ import hvdlite as hvd
 from hvdlite.members.process_set import ProcessSet as PlainProcessSet
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 
-# Shared memory on one host, the ring on one host, and two hosts, which talk over TCP.
+# Shared memory on one host, the ring and the ring over ZeroMQ on one host, and two hosts, which talk over TCP.
 PLACES = {
     "shm": {},
     "ring": {rank: {"HVDLITE_PLANE": "ring"} for rank in range(4)},
+    "zmq": {rank: {"HVDLITE_PLANE": "zmq"} for rank in range(4)},
     "two hosts": {rank: {"HVDLITE_HOSTID": f"host {rank // 2}"} for rank in range(4)},
 }
 

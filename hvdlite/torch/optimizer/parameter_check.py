@@ -15,10 +15,11 @@ values are equal exactly where n times the sum of their squares is the square of
 
 from __future__ import annotations
 
+import ctypes
 import math
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -73,7 +74,8 @@ class ParameterCheck:
         if current().compares_parameters and _compares_after(group.joins):
             moving = [(name, parameter) for name, parameter in self._members if parameter.requires_grad]
             self._names = [name for name, _ in moving]
-            self._ready = _packed([_checksum(parameter) for _, parameter in moving], group.rank, group.size)
+            of = _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
+            self._ready = _packed([_checksum(parameter, of) for _, parameter in moving], group.rank, group.size)
 
     def submit(self) -> None:
         """Sends what `read` took, if it did, in the burst of the caller."""
@@ -107,13 +109,18 @@ def _compares_after(joins: int) -> bool:
     return joins <= _EACH_OF_JOINS or joins & (joins - 1) == 0
 
 
-def _checksum(parameter: torch.Tensor) -> int:
-    """The CRC32C of the parameter's memory; 0 for what has none that ranks could share."""
+def _zlib_crc32(begun: int, address: int, nbytes: int) -> int:
+    """What all ranks of a group take of their parameters if one of them lacks the native library."""
+    return zlib.crc32((ctypes.c_ubyte * nbytes).from_address(address), begun) if nbytes else begun
+
+
+def _checksum(parameter: torch.Tensor, of: Callable[[int, int, int], int]) -> int:
+    """The checksum of the parameter's memory; 0 for what has none that ranks could share."""
     try:
         address, dtype, shape, owner = _ADAPTER.buffer(parameter.detach())
     except ValueError:
         return 0
-    checksum: int = native.library().hvd_crc32c(0, address, math.prod(shape) * dtype.itemsize)
+    checksum = of(0, address, math.prod(shape) * dtype.itemsize)
     del owner  # until here it kept the memory, which may be that of a copy
     return checksum
 
