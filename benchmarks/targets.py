@@ -18,10 +18,10 @@ import hvdlite as hvd
 from hvdlite.bench.cli import Parsed, report_file, run_command, run_study
 from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
 from hvdlite.bench.mpi.libraries import LIBRARIES
-from hvdlite.bench.peers import open_jobs, require_torch
+from hvdlite.bench.peers import OTHERS, open_jobs, open_systems, require_torch
 from hvdlite.bench.report import Column, Group, Row, Study
 from hvdlite.bench.sweep import Entrant, entrants, measure_size
-from hvdlite.bench.systems import OTHERS, OWN, TensorType, open_systems
+from hvdlite.bench.systems import OWN, TensorType
 from hvdlite.settings import Start
 
 Bounds = tuple[float | None, float | None]

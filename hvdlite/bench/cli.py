@@ -19,11 +19,20 @@ import hvdlite as hvd
 from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.many import many
 from hvdlite.bench.mpi.libraries import LIBRARIES
-from hvdlite.bench.peers import in_process, of_mpi, open_jobs, parse_peers, require_dtype, require_torch
+from hvdlite.bench.peers import (
+    OTHERS,
+    in_process,
+    of_mpi,
+    open_jobs,
+    open_systems,
+    parse_peers,
+    require_dtype,
+    require_torch,
+)
 from hvdlite.bench.report import Group, Study, heading, lines, to_json, to_markdown
 from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
-from hvdlite.bench.systems import OTHERS, TensorType, open_systems
+from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
 from hvdlite.session import current
 from hvdlite.settings import Start

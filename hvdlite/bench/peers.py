@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final
 
 import click
 
+import hvdlite as hvd
 from hvdlite.bench.mpi.job import MpiJob, open_mpi
 from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
 from hvdlite.bench.mpi.libraries import LIBRARIES, Unavailable
-from hvdlite.bench.systems import OTHERS
+from hvdlite.bench.systems import Hvdlite, Registered, System
+
+
+def _gloo() -> AbstractContextManager[System]:
+    from hvdlite.bench.gloo import open_gloo  # torch is imported only where it is measured
+
+    return open_gloo(hvd.rank(), hvd.size())
+
+
+OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {"gloo": _gloo}
+"""What hvdlite can be compared with, and how it is opened."""
 
 _MEANINGS: Final = {label: (label,) for label in (*OTHERS, *LIBRARIES)} | {"mpi": tuple(LIBRARIES)}
 
@@ -60,6 +71,16 @@ def require_dtype(labels: Sequence[str], dtype: str) -> None:
 def _require_in(dtypes: frozenset[str], system: str, dtype: str) -> None:
     if dtype not in dtypes:
         raise click.UsageError(f"{system} does not take {dtype}; it takes {', '.join(sorted(dtypes))}.")
+
+
+@contextmanager
+def open_systems(others: Sequence[str], uses_torch: bool, registers: bool) -> Iterator[list[System]]:
+    """hvdlite, initialized (also with registered memory, if so wanted), and the ``others``; closed on leaving."""
+    with ExitStack() as stack:
+        hvd.init()
+        stack.callback(hvd.shutdown)
+        own = [Hvdlite(uses_torch), *([Registered(uses_torch)] if registers else [])]
+        yield [*own, *(stack.enter_context(OTHERS[label]()) for label in others)]
 
 
 @contextmanager

@@ -6,8 +6,7 @@ Opening them starts the session of hvdlite, which a study also uses to agree on 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,23 +102,3 @@ class Registered(Hvdlite):
 
 OWN = (Hvdlite.label, Registered.label)
 """The labels of hvdlite itself."""
-
-
-def _gloo() -> AbstractContextManager[System]:
-    from hvdlite.bench.gloo import open_gloo  # torch is imported only where it is measured
-
-    return open_gloo(hvd.rank(), hvd.size())
-
-
-OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {"gloo": _gloo}
-"""What hvdlite can be compared with, and how it is opened."""
-
-
-@contextmanager
-def open_systems(others: Sequence[str], uses_torch: bool, registers: bool) -> Iterator[list[System]]:
-    """hvdlite, initialized (also with registered memory, if so wanted), and the ``others``; closed on leaving."""
-    with ExitStack() as stack:
-        hvd.init()
-        stack.callback(hvd.shutdown)
-        own = [Hvdlite(uses_torch), *([Registered(uses_torch)] if registers else [])]
-        yield [*own, *(stack.enter_context(OTHERS[label]()) for label in others)]

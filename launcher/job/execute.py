@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from ..agents.agents import Agents
+from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink
 from ..screen.output import Stream
 from ..screen.report import describe_failure
 from ..screen.screen import Screen
 from ..stream.frames import FrameError, Kind, unpack_message, unpack_output
-from ..stream.lease import SILENCE_S, Lease
 from ..stream.loop import WRITE
 from ..stream.sink import Sink
 from .input import Input

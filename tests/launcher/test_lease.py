@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from hvdlite.launcher.agents.lease import LEASE_S, SILENCE_S, Lease
 from hvdlite.launcher.agents.link import AgentLink, Clock
 from hvdlite.launcher.stream.frames import Kind
-from hvdlite.launcher.stream.lease import LEASE_S, SILENCE_S, Lease
 
 
 class Agent:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..agents.link import AgentLink
-from .frames import Kind
+from ..stream.frames import Kind
+from .link import AgentLink
 
 LEASE_S: Final = 7.0  # with the grace time for the workers all is over within 10 s
 SILENCE_S: Final = 8.0
