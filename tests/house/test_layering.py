@@ -22,7 +22,7 @@ LAYERS = [
     {"launched_by.presence", "tracebacks", "spin"},
     {"launched_by.stopped"},
     {"rendezvous"},
-    {"planes.shm.segment", "planes.shm.free_list"},
+    {"planes.shm.segment", "planes.shm.free_list", "planes.zmq.arithmetic"},
     {"planes.shm.arena"},
     {"planes.base"},
     {"planes.local", "planes.hierarchical", "planes.adasum", "planes.shm", "planes.ring", "planes.zmq", "planes.nccl"},
