@@ -84,7 +84,7 @@ test-native: ## run the native tests under ASan with UBSan, and under TSan
 
 wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
 	rm -rf build/lib* dist
-	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	HVDLITE_REQUIRE_NATIVE=1 $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 
 bench: $(VENV)/.for-demo native ## measure collectives with $(NP) ranks

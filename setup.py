@@ -4,6 +4,9 @@ One custom step, `build_native`, is a sub-command of ``build``, so that ``pip in
 and ``setup.py build_native --inplace`` all run it. It turns ``native/{kernels,shm,ring}/**.cc`` into one shared library
 that links nothing but libc: it knows no Python, so one wheel serves every CPython. The wheel's platform tag is computed
 from the glibc symbols that the library really needs.
+
+Where there is no compiler, the package is built without the library, and says so. It works then, more slowly (see
+"ZeroMQ" in docs/dataplanes.md). With ``HVDLITE_REQUIRE_NATIVE=1`` the build fails instead.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +27,9 @@ from setuptools import Command, Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel as BdistWheel
 from setuptools.command.build import build as Build
 
+COMPILER = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+HAS_COMPILER = shutil.which(COMPILER[0]) is not None
+REQUIRES_NATIVE = os.environ.get("HVDLITE_REQUIRE_NATIVE", "") not in ("", "0")
 LIBRARY = Path("hvdlite/_native/libhvdlite.so")
 SOURCES = sorted(source for part in ("kernels", "ring", "shm") for source in Path("native", part).rglob("*.cc"))
 HEADERS = sorted(Path("native").glob("**/*.h"))
@@ -58,23 +65,43 @@ class BuildNative(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_base", "build_base"))
 
     def run(self) -> None:
-        compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+        if not HAS_COMPILER:
+            self._go_without()
+            return
         # Objects of another compiler or of other flags are other files.
-        recipe = hashlib.sha256(repr((compiler, CXXFLAGS)).encode()).hexdigest()[:12]
+        recipe = hashlib.sha256(repr((COMPILER, CXXFLAGS)).encode()).hexdigest()[:12]
         folder = Path(str(self.build_base)) / f"native-{recipe}"
         objects = {source: folder / "-".join(source.with_suffix(".o").parts[1:]) for source in SOURCES}
         newest_header = max(map(_modified, HEADERS))
         stale = [source for source, made in objects.items() if _modified(made) < max(_modified(source), newest_header)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda source: _make(objects[source], [*compiler, *CXXFLAGS, "-c", str(source)]), stale))
+            list(pool.map(lambda source: _make(objects[source], [*COMPILER, *CXXFLAGS, "-c", str(source)]), stale))
         # Linking takes a fraction of a second; doing it always leaves no question of what is in the library.
-        _make(self._target(), [*compiler, *map(str, objects.values()), *LDFLAGS])
+        _make(self._target(), [*COMPILER, *map(str, objects.values()), *LDFLAGS])
+
+    def _go_without(self) -> None:
+        """Says that there will be no library, or ends the build where it must not be without one."""
+        if REQUIRES_NATIVE or self.inplace:
+            sys.exit(
+                f"error: hvdlite needs a C++17 compiler and {COMPILER[0]!r} was not found; install g++ (for example "
+                "'apt install g++'), or name yours with CXX=..., or install a wheel of hvdlite."
+            )
+        if not self.editable_mode:
+            self._target().unlink(missing_ok=True)  # of an earlier build
+        print(
+            f"WARNING: hvdlite is built WITHOUT its native library, as the C++17 compiler {COMPILER[0]!r} was not "
+            "found: ranks will exchange through ZeroMQ in Python, several times slower and without shared memory. "
+            "Install g++ (for example 'apt install g++') or name yours with CXX=..., and install hvdlite again; "
+            "HVDLITE_REQUIRE_NATIVE=1 makes this an error.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def get_source_files(self) -> list[str]:
         return [str(path) for path in (*SOURCES, *HEADERS)]
 
     def get_outputs(self) -> list[str]:
-        return [str(self._target())]
+        return [str(self._target())] if HAS_COMPILER else []
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
@@ -88,15 +115,15 @@ class BuildWithNative(Build):
 
 
 class AnyPythonWheel(BdistWheel):
-    """A wheel of one platform and of every Python 3."""
+    """A wheel of every Python 3, and of one platform if the native library is in it."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", _platform_tag(Path(self.bdist_dir) / LIBRARY)
+        return "py3", "none", _platform_tag(Path(self.bdist_dir) / LIBRARY) if HAS_COMPILER else "any"
 
 
 class NativeDistribution(Distribution):
     def has_ext_modules(self) -> bool:
-        return True  # the package belongs to one platform, though no extension module of Python is in it
+        return HAS_COMPILER  # the library belongs to one platform, though it is no extension module of Python
 
 
 def _modified(path: Path) -> float:
@@ -110,11 +137,6 @@ def _make(target: Path, command: list[str]) -> None:
     print(f"making {target}", flush=True)
     try:
         subprocess.run([*command, "-o", str(fresh)], check=True)
-    except FileNotFoundError:
-        sys.exit(
-            f"error: hvdlite needs a C++17 compiler and {command[0]!r} was not found; "
-            "install g++ (for example 'apt install g++'), or name yours with CXX=..., or install a wheel of hvdlite."
-        )
     except subprocess.CalledProcessError as error:
         sys.exit(
             f"error: '{shlex.join([*command, '-o', str(target)])}' ended with code {error.returncode}; "

@@ -20,7 +20,8 @@ def describe_build() -> Iterator[str]:
     yield f"hvdlite {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield f"cores: {len(os.sched_getaffinity(0))}; instructions: {' '.join(_instructions()) or 'unknown'}"
     found = examine()
-    problem = found["problem"]
+    problem = found["problem"] or found["without_native"]
+    needs = problem and "needs the native library"
     yield ""
     yield "Native library:"
     yield _line(not problem, f"ABI {found.get('abi', '?')}: {found.get('library', '?')}", problem)
@@ -31,8 +32,9 @@ def describe_build() -> Iterator[str]:
     yield ""
     yield "Data planes:"
     yield _line(True, "local: one rank", "")
-    yield _line(not problem, "shm: ranks of one host", problem and "needs the native library")
-    yield _line(not problem, "ring, hierarchical: ranks of several hosts", problem and "needs the native library")
+    yield _line(not problem, "shm: ranks of one host", needs)
+    yield _line(not problem, "ring, hierarchical: ranks of several hosts", needs)
+    yield _line(not messaging, f"zmq: any ranks, in Python{'; what jobs use here' if problem else ''}", messaging)
     yield ""
     yield "Frameworks:"
     for name, module in FRAMEWORKS:

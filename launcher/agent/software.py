@@ -21,17 +21,16 @@ from hvdlite import native
 from hvdlite.launcher.agent.software import describe
 print(json.dumps({**describe(), "abi": native.ABI_VERSION, "library": str(native.LIBRARY)}), flush=True)
 from hvdlite.spin import wakeup_us
-try:
-    print(json.dumps({"wakeup_us": round(wakeup_us(), 1), "problem": ""}))
-except ImportError as error:
-    print(json.dumps({"problem": str(error)}))
+absence = native.absence()
+print(json.dumps({"wakeup_us": 0.0 if absence else round(wakeup_us(), 1), "without_native": absence, "problem": ""}))
 """
 
 
 def examine(python: str = sys.executable) -> dict[str, Any]:
     """What `describe` says in ``python``, ``abi`` and ``library``, and ``problem``: why hvdlite does not work there.
 
-    It is empty if hvdlite works, and then ``wakeup_us`` is how long a wake-up takes there. Takes 20 s at most.
+    It is empty if hvdlite works. Then ``without_native`` says why the native library cannot be loaded, and is empty if
+    it can; ``wakeup_us`` is how long a wake-up takes there, and 0 without the library. Takes 20 s at most.
     """
     command = [python, "-P", "-c", _PROGRAM]
     try:

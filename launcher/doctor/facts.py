@@ -23,7 +23,7 @@ def parse_software(answer: Any) -> dict[str, Any]:
     """What `software.examine` says: nothing but ``problem`` if it did not come to the versions."""
     has_versions = "hvdlite" in field({"software": answer}, "software", dict)
     found = _checked(answer, {**_PROBLEM, **(_VERSIONS if has_versions else {})})
-    return found if found["problem"] else found | _checked(answer, _TIMES)
+    return found if found["problem"] else found | _checked(answer, _WORKING)
 
 
 def parse_clock(answer: Any) -> float:
@@ -77,7 +77,7 @@ _MACHINE: Final[Mapping[str, _Check]] = {
     "gpus": _gpus,
 }
 _PROBLEM: Final[Mapping[str, _Check]] = {"problem": text}
-_TIMES: Final[Mapping[str, _Check]] = {"wakeup_us": figure}
+_WORKING: Final[Mapping[str, _Check]] = {"without_native": text, "wakeup_us": figure}
 _VERSIONS: Final[Mapping[str, _Check]] = {
     "python": text,
     "executable": text,

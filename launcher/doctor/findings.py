@@ -64,8 +64,8 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _of_software(host: SurveyedHost) -> Iterator[Finding]:
-    def finding(text: str, advice: str) -> Finding:
-        return Finding(Weight.PROBLEM, (host.name,), text, advice)
+    def finding(text: str, advice: str, weight: Weight = Weight.PROBLEM) -> Finding:
+        return Finding(weight, (host.name,), text, advice)
 
     if host.problem:
         yield finding(
@@ -76,6 +76,12 @@ def _of_software(host: SurveyedHost) -> Iterator[Finding]:
         yield finding(f"hvdlite does not work: {problem}", "install it again with the Python that runs there")
     elif not host.software.get("has_curve", True):
         yield finding("pyzmq was built without CURVE, which protects the job", "install pyzmq from PyPI")
+    elif reason := host.software.get("without_native"):
+        yield finding(
+            f"ranks there have no native library, so the job would exchange through ZeroMQ, slowly: {reason}",
+            "install hvdlite again there, from a wheel or with g++",
+            Weight.WARNING,
+        )
 
 
 def _of_machine(host: SurveyedHost) -> Iterator[Finding]:

@@ -29,12 +29,19 @@ print(hvdlite.__file__)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a clean copy of the sources; only objects that are still fresh are not compiled again."""
-    copy, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean copy of the sources."""
+    copy = tmp_path_factory.mktemp("sources")
     for path in files():
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, copy / path)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the sources; only objects that are still fresh are not compiled again."""
+    copy, folder = sources, tmp_path_factory.mktemp("wheel")
     for objects in ROOT.glob("build/native-*"):
         shutil.copytree(objects, copy / "build" / objects.name)
     command = [*_pip(sys.executable), "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), "."]
@@ -113,10 +120,25 @@ def test_the_wheel_works_without_a_compiler(
     assert "Usage" in _run([str(programs / "hvdrun"), "--help"], cwd=tmp_path, PATH=str(programs))
 
 
-def test_without_a_compiler_the_build_says_what_to_do_in_one_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "setup.py", "--quiet", "build", "--build-base", str(tmp_path)]
-    environ = {**os.environ, "CXX": "no-such-compiler"}
-    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+def _build_without_a_compiler(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "--quiet", "build", "--build-base", str(folder)]
+    environ = {**os.environ, "CXX": "no-such-compiler", **environ}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_without_a_compiler_the_build_says_so_in_one_line_and_goes_on(tmp_path: Path) -> None:
+    ended = _build_without_a_compiler(tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if "native" in line)
+    assert line.startswith(
+        "WARNING: hvdlite is built WITHOUT its native library, as the C++17 compiler 'no-such-compiler'"
+    )
+    assert "install hvdlite again; HVDLITE_REQUIRE_NATIVE=1 makes this an error" in line
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_where_the_library_is_required_the_build_ends_with_what_to_do_in_one_sentence(tmp_path: Path) -> None:
+    ended = _build_without_a_compiler(tmp_path, HVDLITE_REQUIRE_NATIVE="1")
     assert ended.returncode == 1
     assert (
         ended.stderr.strip()
@@ -124,3 +146,46 @@ def test_without_a_compiler_the_build_says_what_to_do_in_one_sentence(tmp_path: 
         .startswith("error: hvdlite needs a C++17 compiler and 'no-such-compiler' was not found; install g++")
     )
     assert "Traceback" not in ended.stderr
+
+
+_IN_PYTHON = """
+import numpy, hvdlite
+from hvdlite.session import current
+hvdlite.init()
+total = hvdlite.allreduce(numpy.arange(3.0), op=hvdlite.Sum, name="x").tolist()
+print(current().plane_name, total, hvdlite.__file__)
+"""
+
+
+def test_without_a_compiler_there_is_a_pure_wheel_that_works(sources: Path, tmp_path: Path) -> None:
+    copy, wheels, target = tmp_path / "copy", tmp_path / "wheels", tmp_path / "target"
+    shutil.copytree(sources, copy, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    environ = {"CXX": "no-such-compiler", "HVDLITE_REQUIRE_NATIVE": ""}
+    command = [*_pip(sys.executable), "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(wheels), "."]
+    _run(command, cwd=copy, **environ)
+    (built,) = wheels.iterdir()
+    assert re.fullmatch(r"hvdlite-[\d.]+-py3-none-any\.whl", built.name)
+    with zipfile.ZipFile(built) as archive:
+        assert not [name for name in archive.namelist() if "_native" in name or name.endswith(".so")]
+        (described,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        assert "Root-Is-Purelib: true" in archive.read(described).decode()
+
+    _run(
+        [
+            *_pip(sys.executable),
+            "install",
+            "--no-compile",
+            "--no-index",
+            "--no-deps",
+            "--target",
+            str(target),
+            str(built),
+        ]
+    )
+    hvdrun, installed = [sys.executable, str(target / "bin/hvdrun")], {"PYTHONPATH": str(target)}
+    shown = _run([*hvdrun, "--check-build"], cwd=tmp_path, **installed)
+    assert re.search(r"^ +\[ \] ABI \d+: .*\(hvdlite's native library cannot be loaded", shown, re.MULTILINE)
+    assert "[ ] shm: ranks of one host  (needs the native library)" in shown
+    assert "[X] zmq: any ranks, in Python; what jobs use here" in shown
+    printed = _run([*hvdrun, "-np", "2", sys.executable, "-c", _IN_PYTHON], cwd=tmp_path, **installed)
+    assert printed.count(f"zmq [0.0, 2.0, 4.0] {target}") == 2

@@ -37,6 +37,7 @@ SOFTWARE = {
     "abi": 1,
     "has_curve": True,
     "problem": "",
+    "without_native": "",
     "wakeup_us": 62.3,
     "frameworks": {"torch": "2.5.1"},
 }
@@ -106,6 +107,7 @@ def test_hosts_that_lack_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "weight", "text"),
     [
+        (with_software(without_native="no such file"), Weight.WARNING, "through ZeroMQ, slowly: no such file"),
         (with_host(problem="Permission denied"), Weight.PROBLEM, "no rank can be started: Permission denied"),
         (with_software(problem="no libstdc++"), Weight.PROBLEM, "hvdlite does not work: no libstdc++"),
         (with_software(has_curve=False), Weight.PROBLEM, "without CURVE"),

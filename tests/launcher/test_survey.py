@@ -28,7 +28,7 @@ class Agents:
 ANSWERS = {
     "network": {"network": "one machine", "interfaces": []},
     "machine": {**describe_machine(), "cores": 2},
-    "software": {"problem": "", "wakeup_us": 62.3},
+    "software": {"problem": "", "without_native": "", "wakeup_us": 62.3},
     "clock": 0.0,
 }
 
