@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 from collections.abc import Callable, Collection
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.ops import Collectives
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
+from hvdlite.torch.collectives.tensors import TensorCollectives
 from tests.frontends.scenarios import Scenarios, run
 from tests.frontends.test_torch_compile import shown
 from tests.frontends.tracing import probe
@@ -304,3 +307,11 @@ def test_a_graph_is_of_a_session() -> None:
         assert found[1] == found[2]
         assert "init" in found[1]
         assert found[3] == "torch.float32[1.0, 1.0, 1.0, 1.0]"
+
+
+def test_allreduce_passes_on_the_parameters_of_the_collective() -> None:
+    written = inspect.signature(TensorCollectives.allreduce_, follow_wrapped=False)
+    declared = inspect.signature(Collectives.allreduce_)
+    assert [(each.name, each.default) for each in written.parameters.values()] == [
+        (each.name, each.default) for each in declared.parameters.values()
+    ]

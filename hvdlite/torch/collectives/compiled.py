@@ -194,7 +194,9 @@ def with_graphs(collectives: Class) -> Class:
     """The class itself, in whose methods dynamo finds the functions above, as far as these take a call."""
     for form in _FORMS if HAS_OPERATORS else ():
         name = form.__name__
-        setattr(collectives, name, _with_graph(getattr(collectives, name), form))
+        eager = getattr(collectives, name)
+        made = _with_graph(eager, form)
+        setattr(collectives, name, _allreduce_(eager, made) if form is allreduce_ else made)
     return collectives
 
 
@@ -207,6 +209,26 @@ def _with_graph(eager: Callable[..., Any], in_graph: Callable[..., Any]) -> Call
             result = in_graph(*args, **kwargs)
             return outside(self, *args, **kwargs) if result is None else result
         return eager(self, *args, **kwargs)
+
+    return form
+
+
+def _allreduce_(eager: Callable[..., Any], with_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """The shortest of calls, with its parameters: to pass on whatever comes takes 2 % of it."""
+
+    @functools.wraps(eager)
+    def form(
+        self: Any,
+        tensor: Any,
+        average: Any = None,
+        name: Any = None,
+        op: Any = None,
+        prescale_factor: Any = 1.0,
+        postscale_factor: Any = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Any:
+        call = with_graph if _is_compiling() else eager
+        return call(self, tensor, average, name, op, prescale_factor, postscale_factor, process_set)
 
     return form
 
