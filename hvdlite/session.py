@@ -57,14 +57,18 @@ class Session:
         deadline = time.monotonic() + options.start_timeout
         again_s = options.stall_check_time_seconds or float("inf")
         check_descriptors(1, 1)
-        with looking_out(start, presence, again_s), meet(start, number, deadline) as meeting:
-            exchange = Exchanges(meeting, start.rank, start.size, deadline)
+        with (
+            looking_out(start, presence, again_s),
+            meet(start, number, deadline) as meeting,
+            Exchanges(meeting, start.rank, start.size, deadline) as exchange,
+        ):
             world = meet_world(start, options, meeting, exchange)
             on_met(exchange.epoch)
             self.membership = members = world.membership
-            self.spin_us = _agreed_spin(options, members, exchange)
-            self.options = options = replace(options, address=world.address, spin=self.spin_us)
-            connections = connect(Connecting(members, options, makes_arena=True), exchange, deadline)
+            with exchange.together():
+                self.spin_us = _agreed_spin(options, members, exchange)
+                self.options = options = replace(options, address=world.address, spin=self.spin_us)
+                connections = connect(Connecting(members, options, makes_arena=True), exchange, deadline)
         self.placements = group_by_host([host.id for host in members.hosts])
         self.compares_parameters = world.compares_parameters
         self.plane_name = connections.plane.name

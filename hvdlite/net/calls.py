@@ -146,23 +146,37 @@ class CallServer:
             call.hang_up()
 
 
-def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> bytearray:
-    """The answer of who listens at ``address`` and knows ``secret``. ``limit`` is the most bytes that it may have.
+class Pending:
+    """A question that has been asked. Who does not want the answer any more closes it."""
 
-    Times are on the monotonic clock. Raises Unanswered if nobody has let this process in by ``start_by``, or there is
-    no answer by ``answer_by``; within a host at once if nobody listens there.
-    """
-    link, keys = _connect(address, secret, start_by)
-    with link:
+    def __init__(self, link: socket.socket, keys: bytes, limit: int) -> None:
+        self._link = link
+        self._keys = keys
+        self._limit = limit
+
+    def __enter__(self) -> Pending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the question back. May be called twice."""
+        self._link.close()
+
+    def has_come(self) -> bool:
+        """Whether an answer begins, or will never come, so that `answer` need not wait long."""
+        return bool(select.select([self._link], [], [], 0)[0])
+
+    def answer(self, by: float) -> bytearray:
+        """Waits for the answer until ``by``, on the monotonic clock. Raises Unanswered."""
+        link = self._link
         try:
-            for piece in _pieces(keys, _QUESTION, question):
-                link.settimeout(_left(answer_by))
-                link.sendall(piece)
-            answer = _message(keys, _ANSWER, limit)
+            answer = _message(self._keys, _ANSWER, self._limit)
             room = next(answer)
             while True:
-                wait_readable(link, answer_by)
-                link.settimeout(_left(answer_by))
+                wait_readable(link, by)
+                link.settimeout(_left(by))
                 if not (count := link.recv_into(room)):
                     raise Unanswered("the connection ended")
                 room = answer.send(count)
@@ -173,6 +187,32 @@ def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
             raise Unanswered("no answer in time") from None
         except (Refused, OSError) as error:
             raise Unanswered(str(error)) from None
+
+
+def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> Pending:
+    """Asks who listens at ``address`` and knows ``secret``. ``limit`` is the most bytes that the answer may have.
+
+    Times are on the monotonic clock. Raises Unanswered if nobody has let this process in by ``start_by``, or the
+    question has not left it by ``answer_by``; within a host at once if nobody listens there.
+    """
+    link, keys = _connect(address, secret, start_by)
+    try:
+        for piece in _pieces(keys, _QUESTION, question):
+            link.settimeout(_left(answer_by))
+            link.sendall(piece)
+    except OSError as error:
+        link.close()
+        raise Unanswered("no answer in time" if isinstance(error, TimeoutError) else str(error)) from None
+    except BaseException:
+        link.close()
+        raise
+    return Pending(link, keys, limit)
+
+
+def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> bytearray:
+    """`put`, and the answer if it comes by ``answer_by``. Raises Unanswered."""
+    with put(address, secret, *question, start_by=start_by, answer_by=answer_by, limit=limit) as pending:
+        return pending.answer(answer_by)
 
 
 def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:

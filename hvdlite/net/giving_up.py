@@ -32,12 +32,17 @@ _own = _Own()
 
 @contextmanager
 def giving_up_when(is_told: Told) -> Iterator[None]:
-    """A context in which this thread's waits raise GivenUp, once, when ``is_told`` returns something true."""
-    _own.is_told = is_told
+    """A context in which this thread's waits raise GivenUp, once, when ``is_told`` returns something true.
+
+    Within another such context they raise for the reason of either.
+    """
+    outer = _own.is_told
+    _own.is_told = is_told if outer is None else lambda: is_told() or outer()
     try:
         yield
     finally:
-        _own.is_told = None
+        if _own.is_told is not None:
+            _own.is_told = outer
 
 
 def seconds_until(deadline: float) -> float:
@@ -46,9 +51,9 @@ def seconds_until(deadline: float) -> float:
     is_told = _own.is_told
     if is_told is None:
         return left_s
-    if is_told():
+    if reason := is_told():
         _own.is_told = None  # what is closed now may wait, too
-        raise GivenUp
+        raise GivenUp(reason)
     return min(left_s, _LOOK_S)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
-from hvdlite.errors import HorovodInternalError
-from hvdlite.net.calls import NobodyThere, Unanswered, ask
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.net.calls import NobodyThere, Pending, Unanswered, put
+from hvdlite.net.giving_up import GivenUp, giving_up_when
 from hvdlite.rendezvous.job import Job
 
 MAX_ROSTER_BYTES = 64 << 20
 NEXT_EPOCH = -1  # what a rank that begins asks for, as it does not know the number
+LEAVING, WATCHING = -1, -2  # in place of the number of a round
+_PROMPT_S = 1.0  # for a word from or to the server that nobody has to wait for
 GRACE_S = 5.0  # how much longer than the server, which knows who is missing, a rank waits for its answer
 
 
@@ -43,6 +48,9 @@ class Exchanges:
 
     In the first round all ranks come together, which begins an ``epoch``: its number is the server's, and the same on
     all ranks; a rank that is alone needs no server. ``deadline`` is for all rounds, on the monotonic clock in seconds.
+
+    As a context manager it leaves the epoch when anything is raised but an HvdError or a ValueError, which all ranks
+    raise alike. The others are told which rank has left, and why, in their next round, or at once within `together`.
     """
 
     def __init__(self, meeting: Meeting, rank: int, size: int, deadline: float) -> None:
@@ -53,6 +61,16 @@ class Exchanges:
         self._deadline = deadline
         self._round = 0
 
+    def __enter__(self) -> Exchanges:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        is_alike = error is None or isinstance(error, (HvdError, ValueError))
+        if self._size > 1 and self.epoch != NEXT_EPOCH and not is_alike:
+            self._leave(str(error) or type(error).__name__)
+
     def __call__(self, card: Any) -> list[Any]:
         """Publishes this rank's ``card`` (JSON) and returns the cards of all ranks in rank order.
 
@@ -62,16 +80,8 @@ class Exchanges:
             self.epoch = 0
             return [card]
         timeout_s = max(0.0, self._deadline - time.monotonic())
-        answer = self._asked(
-            {
-                "epoch": self.epoch,
-                "round": self._round,
-                "rank": self._rank,
-                "size": self._size,
-                "timeout_s": timeout_s,
-                "card": card,
-            }
-        )
+        with self._put(self._round, card, self._deadline) as pending:
+            answer = self._answer(pending, self._deadline + GRACE_S)
         if "over" in answer:
             raise MeetingOver(int(answer["over"]))
         refuse(answer, self._rank, timeout_s, is_first=self._round == 0)
@@ -80,31 +90,79 @@ class Exchanges:
         cards: list[Any] = answer["cards"]
         return cards
 
-    def _asked(self, request: Any) -> dict[str, Any]:
-        meeting, deadline = self._meeting, self._deadline
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A context in which this rank hears at once of one that leaves the epoch, wherever it waits.
+
+        It then raises HorovodInternalError that says which rank has left, and why.
+        """
+        if self._size == 1:
+            yield
+            return
+        told: list[str] = []
+        with self._put(WATCHING, None, self._deadline) as pending:
+            is_over = False
+
+            def is_told() -> str:
+                nonlocal is_over
+                if not is_over and pending.has_come():
+                    is_over = True
+                    with suppress(HorovodInternalError):  # the server has closed: this epoch is connected elsewhere
+                        if "error" in (answer := self._answer(pending, time.monotonic() + _PROMPT_S)):
+                            told.append(answer["error"])
+                return "".join(told)
+
+            try:
+                with giving_up_when(is_told):
+                    yield
+            except GivenUp:
+                if told:
+                    raise refused(self._rank, told[0]) from None
+                raise
+
+    def _leave(self, why: str) -> None:
+        by = time.monotonic() + _PROMPT_S
+        with suppress(HorovodInternalError), self._put(LEAVING, why, by) as pending:
+            self._answer(pending, by)
+
+    def _put(self, number: int, card: Any, start_by: float) -> Pending:
+        request = {
+            "epoch": self.epoch,
+            "round": number,
+            "rank": self._rank,
+            "size": self._size,
+            "timeout_s": max(0.0, self._deadline - time.monotonic()),
+            "card": card,
+        }
         try:
-            answer: dict[str, Any] = json.loads(
-                ask(
-                    meeting.address,
-                    meeting.job.key("rendezvous"),
-                    json.dumps(request).encode(),
-                    start_by=deadline,
-                    answer_by=deadline + GRACE_S,
-                    limit=MAX_ROSTER_BYTES,
-                )
+            return put(
+                self._meeting.address,
+                self._meeting.job.key("rendezvous"),
+                json.dumps(request).encode(),
+                start_by=start_by,
+                answer_by=start_by + GRACE_S,
+                limit=MAX_ROSTER_BYTES,
             )
         except NobodyThere:
             raise HorovodInternalError(
-                f"rank {self._rank} finds nobody at {meeting.address}, where the ranks of this job meet. Either who "
-                "started it has ended, or this rank is in another network namespace (unshare -n, ip netns exec, a "
+                f"rank {self._rank} finds nobody at {self._meeting.address}, where the ranks of this job meet. Either "
+                "who started it has ended, or this rank is in another network namespace (unshare -n, ip netns exec, a "
                 "container of its own): start all ranks of a host in one network namespace, together with hvdrun if "
                 "it starts them"
             ) from None
         except Unanswered as error:
-            raise HorovodInternalError(
-                f"rank {self._rank} got no answer at {meeting.address}: {error}; {meeting.silence}"
-            ) from None
+            raise self._unanswered(error) from None
+
+    def _answer(self, pending: Pending, by: float) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = json.loads(pending.answer(by))
+        except Unanswered as error:
+            raise self._unanswered(error) from None
         return answer
+
+    def _unanswered(self, error: Unanswered) -> HorovodInternalError:
+        meeting = self._meeting
+        return HorovodInternalError(f"rank {self._rank} got no answer at {meeting.address}: {error}; {meeting.silence}")
 
 
 def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool = True) -> HorovodInternalError:
@@ -117,9 +175,14 @@ def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool =
     )
 
 
+def refused(rank: int, error: str) -> HorovodInternalError:
+    """What ``rank`` raises that was told an ``error``."""
+    return HorovodInternalError(f"rank {rank} was refused where the ranks meet: {error}")
+
+
 def refuse(answer: Mapping[str, Any], rank: int, waited_s: float, *, is_first: bool = True) -> None:
     """Raises HorovodInternalError if the ``answer`` to ``rank`` tells of missing ranks or of an error."""
     if "missing" in answer:
         raise absent(answer["missing"], rank, waited_s, is_first=is_first)
     if "error" in answer:
-        raise HorovodInternalError(f"rank {rank} was refused where the ranks meet: {answer['error']}")
+        raise refused(rank, answer["error"])

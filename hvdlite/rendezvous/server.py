@@ -6,7 +6,9 @@ Each time that all ranks come together begins an epoch, which the server numbers
 sends ``{"epoch", "round", "rank", "size", "timeout_s", "card"}`` and gets ``{"epoch", "cards": [...]}`` in rank order
 once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of one passes first, or
 ``{"error": text}``. A rank that begins asks for NEXT_EPOCH. ``{"over": epoch}`` tells it that this server serves only
-one, which has begun. A rank that does not wait for its answer any more has not come. Questions and answers are JSON,
+one, which has begun. A rank that does not wait for its answer any more has not come. One that leaves the epoch says why
+in place of a card, in the round LEAVING, or asks for the next epoch: then those are told who wait in a round of this
+epoch, and who come to one. WATCHING is a round in which a rank waits for nothing else. Questions and answers are JSON,
 capped, and travel as `hvdlite.net.calls`, which admit who has the job's key.
 """
 
@@ -23,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from hvdlite.net.calls import Call, CallServer
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.streams import name_of
-from hvdlite.rendezvous.client import NEXT_EPOCH
+from hvdlite.rendezvous.client import LEAVING, NEXT_EPOCH, WATCHING
 from hvdlite.rendezvous.job import Job
 
 MAX_REQUEST_BYTES = 64 << 10
@@ -84,7 +86,7 @@ class RendezvousServer:
         self._only = only
         self._next = only or 0
         self._rounds: dict[tuple[int, int], dict[int, _Waiting]] = {}  # by epoch and round, then by rank
-        self._again: list[int] = []  # who have asked for the next epoch, in that order
+        self._left = ""  # how a rank has left the current epoch
         entrance = entrance or Entrance.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
         self.address = name_of(entrance)
         self._server = CallServer(entrance, job.key("rendezvous"), MAX_REQUEST_BYTES)
@@ -129,47 +131,47 @@ class RendezvousServer:
             _reply(call, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
             return
         if epoch == NEXT_EPOCH:
+            self._leave(f"rank {rank} was interrupted in init() and calls it again")
             if self._only is not None and self._next > self._only:
                 _reply(call, {"over": self._only})
                 return
-            self._leave_current(rank)
             epoch, number = self._next, 0
         elif epoch != self._next - 1:
             _reply(call, {"error": f"epoch {epoch} of this job is over; call init() again on all ranks"})
             return
-        current = self._rounds.setdefault((epoch, number), {})
-        if epoch < self._next and (left := [each for each in self._again if each not in current]):
-            self._fail((epoch, number), left[0])
-            _reply(call, {"error": _has_left(left[0])})
+        elif number == LEAVING:
+            self._leave(f"rank {rank} has left: {json.loads(card)!s:.200}")
+            _reply(call, {})
             return
+        elif self._left:
+            _reply(call, {"error": self._left})
+            return
+        current = self._rounds.setdefault((epoch, number), {})
         if rank in current and not current[rank].call.has_ended:
             _reply(call, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
             return
         current[rank] = _Waiting(card, call, time.monotonic() + timeout_s)
-        if len(current) == self._size:
+        if len(current) == self._size and number != WATCHING:
             self._finish(epoch, number)
 
     def _finish(self, epoch: int, number: int) -> None:
         current = self._rounds.pop((epoch, number))
         if epoch == self._next:
             self._next += 1
-            self._again.clear()
+            self._left = ""
         cards = ", ".join(current[rank].card for rank in range(self._size))
         roster = f'{{"epoch": {epoch}, "cards": [{cards}]}}'.encode()
         for waiting in current.values():
             waiting.call.answer(roster)
 
-    def _leave_current(self, rank: int) -> None:
-        """Notes that ``rank`` was interrupted in the current epoch, if it was there, and tells who waits for it."""
-        if rank not in self._again:
-            self._again.append(rank)
+    def _leave(self, how: str) -> None:
+        """Ends the current epoch, unless it has ended, and tells ``how`` to those who wait in it."""
+        self._left = self._left or f"{how}; call it again on all ranks"
         for key, current in list(self._rounds.items()):
-            if key[0] < self._next and rank not in current:
-                self._fail(key, rank)
-
-    def _fail(self, key: tuple[int, int], rank: int) -> None:
-        for waiting in self._rounds.pop(key).values():
-            _reply(waiting.call, {"error": _has_left(rank)})
+            if key[0] < self._next:
+                for waiting in current.values():
+                    _reply(waiting.call, {"error": self._left})
+                del self._rounds[key]
 
     def _forget_who_left(self) -> None:
         for current in self._rounds.values():
@@ -187,10 +189,6 @@ class RendezvousServer:
     def _next_deadline(self) -> float:
         waiting = (waiting for current in self._rounds.values() for waiting in current.values())
         return min((each.deadline for each in waiting), default=float("inf"))
-
-
-def _has_left(rank: int) -> str:
-    return f"rank {rank} was interrupted in init() and calls it again; call it again on all ranks"
 
 
 def _reply(call: Call, message: Any) -> None:

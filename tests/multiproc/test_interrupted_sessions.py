@@ -18,10 +18,13 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite.engine.connecting import Connecting
+from hvdlite.net.giving_up import seconds_until
 from tests.harness import process_ranks
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.interrupts import At, Interrupt, is_ours, raise_interrupt
 from tests.harness.leaks import holdings, left_since
+from tests.harness.patience import PATIENCE_S
 
 _EVERY = 23  # bytecode, in all runs; all of them are for `make test-faults`
 
@@ -184,12 +187,71 @@ def _own_rank() -> int:
     return int(os.environ["HVDLITE_RANK"])
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("environ", [{}, {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": ""}], ids=["hvdrun", "engine"])
-def test_init_that_is_interrupted_while_ranks_connect_is_called_again(environ: dict[str, str]) -> None:
-    environ = {**environ, "HVDLITE_START_TIMEOUT": "20"}  # what ends the wait for who gave up while ranks connect
-    outcomes = process_ranks(2, _while_it_connects, 0, 61, environ=environ)
-    assert len(outcomes[0].result()) > 3
+_FOR_EVER = {"HVDLITE_START_TIMEOUT": str(4 * PATIENCE_S)}
+_FROM_RANK_0 = {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": ""}
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "environ"),
+    [
+        pytest.param(0, _FOR_EVER, id="rank 0 under hvdrun"),
+        pytest.param(1, _FOR_EVER, id="rank 1 under hvdrun"),
+        pytest.param(0, _FOR_EVER | _FROM_RANK_0, id="rank 0, which serves"),
+        # Rank 0 has handed out its keys once, and waits in vain for who did not get them and comes again.
+        pytest.param(
+            1, {"HVDLITE_START_TIMEOUT": "20"} | _FROM_RANK_0, id="rank 1 of another", marks=pytest.mark.faults
+        ),
+    ],
+)
+@pytest.mark.parametrize("step", [101, pytest.param(13, marks=pytest.mark.faults)])
+def test_init_that_is_interrupted_while_ranks_connect_is_called_again(
+    step: int, interrupted: int, environ: dict[str, str]
+) -> None:
+    outcomes = process_ranks(2, _while_it_connects, interrupted, step, environ=environ)
+    assert len(outcomes[interrupted].result()) > 3
+
+
+def _leaves_while_others_connect(leaving: int) -> str:
+    """Rank ``leaving`` is interrupted between the exchange of addresses and the first connection to it."""
+    told = ""
+    if _own_rank() == leaving:
+        signal.signal(signal.SIGUSR1, raise_interrupt)
+        connect_all = Connecting.connect
+
+        def interrupted(self: Connecting, addresses: Any, deadline: float) -> Any:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            while True:
+                seconds_until(deadline)
+
+        Connecting.connect = interrupted  # type: ignore[method-assign]
+        with pytest.raises(Interrupt):
+            hvd.init()
+        Connecting.connect = connect_all  # type: ignore[method-assign]
+    else:
+        with pytest.raises(hvd.HorovodInternalError) as raised:
+            hvd.init()
+        told = str(raised.value)
+    assert not hvd.is_initialized()
+    hvd.init()
+    _use()
+    hvd.shutdown()
+    return told
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aab", "abc"])
+@pytest.mark.parametrize("leaving", [0, 1, 2])
+def test_all_hear_at_once_of_a_rank_that_leaves_while_ranks_connect(leaving: int, hosts: str) -> None:
+    outcomes = process_ranks(
+        3,
+        _leaves_while_others_connect,
+        leaving,
+        environ=_FOR_EVER,
+        environ_by_rank={rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)},
+    )
+    told = [outcome.result() for outcome in outcomes]
+    assert told.pop(leaving) == ""
+    for each in told:
+        assert f"rank {leaving} has left: init() was interrupted by Interrupt; call it again on all ranks" in each
 
 
 def _waits_in_vain(error: type[BaseException]) -> None:
