@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hvdlite as hvd
 from hvdlite.errors import HorovodInternalError
-from hvdlite.rendezvous.client import Meeting
+from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.world import meet_world
 from hvdlite.settings import Settings, Start
-from hvdlite.version import __version__
 from tests.harness import process_ranks
 
 CYCLES = 20
@@ -51,21 +51,22 @@ def test_twenty_sessions_leave_no_descriptor(count: int, hosts: dict[int, dict[s
         assert outcome.result() == {}
 
 
+class _Told(Exchanges):
+    """What three ranks publish that differ in their hosts and network namespaces only."""
+
+    def __init__(self, meeting: Meeting, hosts: str) -> None:
+        super().__init__(meeting, 0, 3, 0.0)
+        self._hosts = hosts
+
+    def __call__(self, card: dict[str, Any]) -> list[Any]:
+        return [
+            {**card, "hostid": host, "network": network} for host, network in zip(self._hosts, (1, 1, 2), strict=True)
+        ]
+
+
 def test_ranks_of_one_host_in_two_network_namespaces_are_refused_when_they_meet() -> None:
-    cards = [
-        {
-            "version": __version__,
-            "host": "node",
-            "hostid": "h",
-            "network": network,
-            "reach": "",
-            "check_parameters": True,
-        }
-        for network in (1, 1, 2)
-    ]
     meeting = Meeting(Job.create())
     with pytest.raises(HorovodInternalError, match="ranks 0 and 2 are on one host and in different network namespaces"):
-        meet_world(Start(size=3), Settings(), meeting, 0, lambda card: cards)
-    for card in cards:
-        card["hostid"] = str(card["network"])
-    assert len(meet_world(Start(size=3), Settings(), meeting, 0, lambda card: cards).membership.by_leader) == 2
+        meet_world(Start(size=3), Settings(), meeting, _Told(meeting, "aaa"))
+    world = meet_world(Start(size=3), Settings(), meeting, _Told(meeting, "aab"))
+    assert len(world.membership.by_leader) == 2
