@@ -87,7 +87,7 @@ def test_who_closes_first_tells_its_left_neighbour_what_it_has_over_other_connec
     with meddled(connections=CONNECTIONS) as (planes, meddler):
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 300_000)) == [True, True]
         meddler.reset(2)
-        doorman = planes[1]._keeper._doorman  # type: ignore[union-attr]
-        wait_until(lambda: len(doorman._cut_off) + planes[1].counters.resumed >= 2)
+        acceptor = planes[1]._reconnector._acceptor  # type: ignore[union-attr]
+        wait_until(lambda: len(acceptor._cut_off) + planes[1].counters.resumed >= 2)
         planes[1].close()
         wait_until(lambda: planes[0].counters.resumed == 2)

@@ -99,12 +99,13 @@ def end_when_refused(planes: list[RingPlane]) -> None:
     """Brings the deadline of one that has been refused forward: a stranger alone keeps nobody from connecting."""
 
     def is_refused(plane: RingPlane) -> bool:
-        return plane._keeper is not None and any(is_of_a_stranger(dialer.trouble) for dialer in plane._keeper._dialers)
+        connectors = plane._reconnector._connectors if plane._reconnector is not None else []
+        return any(is_of_a_stranger(connector.trouble) for connector in connectors)
 
-    wait_until(lambda: all(plane._keeper is not None for plane in planes) and any(map(is_refused, planes)))
+    wait_until(lambda: all(plane._reconnector is not None for plane in planes) and any(map(is_refused, planes)))
     refused = next(filter(is_refused, planes))
-    assert refused._keeper is not None
-    refused._keeper.stop()
+    assert refused._reconnector is not None
+    refused._reconnector.stop()
 
 
 def test_a_neighbour_with_another_secret_is_refused_by_name() -> None:

@@ -76,7 +76,7 @@ def test_a_link_that_damages_every_frame_is_named(encrypt: bool) -> None:
 
 
 def test_what_a_finished_rank_sent_arrives_over_a_new_connection() -> None:
-    """Rank 0 broadcasts a few bytes, which are lost, and computes on: its keeper alone can send them again."""
+    """Rank 0 broadcasts a few bytes, which are lost, and computes on: its reconnector alone can send them again."""
     with meddled() as (planes, meddler):
         meddler.is_lossy = True
         array = np.array([[1, 2, 3], [0, 0, 0]], np.int64)
@@ -154,6 +154,6 @@ def test_who_closes_first_tells_its_left_neighbour_what_it_has_over_another_conn
     with meddled() as (planes, meddler):
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 300_000)) == [True, True]
         meddler.reset()
-        wait_until(lambda: planes[1]._keeper._doorman.is_cut_off or planes[1].counters.resumed > 0)  # type: ignore[union-attr]
+        wait_until(lambda: planes[1]._reconnector._acceptor.is_cut_off or planes[1].counters.resumed > 0)  # type: ignore[union-attr]
         planes[1].close()
         wait_until(lambda: planes[0].counters.resumed == 1)

@@ -113,7 +113,7 @@ def reduce_until(planes: list[RingPlane], is_enough: threading.Event) -> None:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    """For what a keeper's thread tells a moment after its neighbour has noticed."""
+    """For what a reconnector's thread tells a moment after its neighbour has noticed."""
     deadline = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < deadline

@@ -18,7 +18,7 @@ from hvdlite.net.streams import prepare
 from hvdlite.planes.ring.connections import Wires
 
 
-class Doorman:
+class Acceptor:
     """Anybody may connect to ``entrance``; whoever proves to be the left neighbour becomes a left connection.
 
     ``admitted`` counts the left connections by their number. Of one thread only.

@@ -22,7 +22,7 @@ _LONGEST_PAUSE_S: Final = 0.1
 _UNREACHABLE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
 
 
-class Dialer:
+class Connector:
     """Makes one connection: dials ``name`` until the rank there proves to be the right neighbour. Of one thread only.
 
     ``connection`` is its number. ``connected`` counts how often it was made, ``trouble`` says what was wrong with the
@@ -142,7 +142,7 @@ class Dialer:
             self._lose()
 
     def _await_farewell(self, _: int) -> None:
-        """The neighbour's doorman ends its side too when all has been delivered; acknowledgements may come before."""
+        """The neighbour's acceptor ends its side too when all has been delivered; acknowledgements may come before."""
         assert self._right is not None
         try:
             while self._right.recv(4096):

@@ -1,7 +1,7 @@
 """The plane of ranks that share no memory: a ring of stream sockets, driven by native code.
 
 Each rank listens for its left neighbour, from which it receives, and dials its right one, to which it sends: over one
-connection each, or over several that share the frames. A `Keeper` makes the connections, lets the neighbours
+connection each, or over several that share the frames. A `Reconnector` makes the connections, lets the neighbours
 authenticate each other, and makes them again whenever one ends; ``native/ring`` alone reads and writes them, and loses
 nothing in between. Connections are TCP if the plane got an address, with a checksum for each frame, and else Unix
 sockets, for ranks of one host.
@@ -28,7 +28,7 @@ from hvdlite.net.handshake import session_key
 from hvdlite.net.streams import listen, name_of
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.ring.connections import Wires
-from hvdlite.planes.ring.reconnector import Keeper, Neighbours
+from hvdlite.planes.ring.reconnector import Neighbours, Reconnector
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -88,8 +88,8 @@ class RingPlane(DataPlane):
         self._unreachable_s = unreachable_s
         self._library = native.library()
         self._error: HvdError | None = None
-        self._keeper: Keeper | None = None
-        self._lock = threading.Lock()  # guards _ring, _keeper and _error against abort, which any thread may call
+        self._reconnector: Reconnector | None = None
+        self._lock = threading.Lock()  # guards _ring, _reconnector and _error against abort, which any thread may call
         try:
             self._entrance = listen(address, ports)
         except HorovodInternalError as error:
@@ -113,7 +113,7 @@ class RingPlane(DataPlane):
             if self._error is not None or self._ring is None:
                 raise self._error or HorovodInternalError("connect on a ring that is closed")
             wires = Wires(self._ring, self._neighbours.connections)
-            self._keeper = keeper = Keeper(
+            self._reconnector = reconnector = Reconnector(
                 self._neighbours,
                 wires,
                 self._entrance,
@@ -123,7 +123,7 @@ class RingPlane(DataPlane):
                 self.abort,
             )
         try:
-            keeper.wait_until_connected(deadline)
+            reconnector.wait_until_connected(deadline)
         except HorovodInternalError as error:
             failure = HorovodInternalError(f"rank {self._neighbours.rank} cannot join the ring: {error}")
             self.abort(failure)
@@ -133,9 +133,9 @@ class RingPlane(DataPlane):
     @property
     def counters(self) -> Counters:
         with self._lock:
-            if self._keeper is None or self._ring is None:
+            if self._reconnector is None or self._ring is None:
                 return Counters(0, 0)
-            return Counters(self._keeper.resumed, self._keeper.corrupt)
+            return Counters(self._reconnector.resumed, self._reconnector.corrupt)
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         reduction = native.Reduction(int(dtype), op, prescale, postscale)
@@ -167,13 +167,13 @@ class RingPlane(DataPlane):
             self._error = self._error or error
             if self._ring is not None:
                 self._library.hvd_ring_abort(self._ring)
-            if self._keeper is not None:
-                self._keeper.stop()
+            if self._reconnector is not None:
+                self._reconnector.stop()
 
     def close(self) -> None:
-        if self._keeper is not None:
+        if self._reconnector is not None:
             # The last frames of a collective that ended well may still be on their way to the neighbour.
-            self._keeper.close(linger_s=0 if self._error else _LINGER_S)
+            self._reconnector.close(linger_s=0 if self._error else _LINGER_S)
         else:
             self._entrance.close()
         own = self._neighbours.rank
@@ -212,7 +212,7 @@ class RingPlane(DataPlane):
         return np.concatenate(spans), np.array([len(rows) for rows in spans], np.uint64)
 
     def _run(self, collective: str, *arguments: Any) -> None:
-        if self._ring is None or self._keeper is None:
+        if self._ring is None or self._reconnector is None:
             raise self._error or HorovodInternalError(f"{collective} before the ring was connected")
         status = getattr(self._library, f"hvd_ring_{collective}")(self._ring, *arguments)
         if status == native.OK:

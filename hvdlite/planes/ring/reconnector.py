@@ -1,9 +1,9 @@
 """Keeps a rank of a ring connected to its neighbours, beside whatever the rank does.
 
-A thread sleeps until a connection comes or ends; frames never wake it. It lets the left neighbour in (`doorman`), dials
-the right one (`dialer`, one for each connection), and hands the connections to the native ring, which goes on with the
-first frame that the receiver does not have. So a rank that computes, or that has finished its part of a collective,
-still sends again what a broken connection has lost.
+A thread sleeps until a connection comes or ends; frames never wake it. It lets the left neighbour in (`acceptor`),
+dials the right one (`connector`, one for each connection), and hands the connections to the native ring, which goes on
+with the first frame that the receiver does not have. So a rank that computes, or that has finished its part of a
+collective, still sends again what a broken connection has lost.
 
 Only the caller of a connection makes it anew, as soon as its own end shows that it has ended: a rank to which a damaged
 frame came shuts the connection down, and both ends see that.
@@ -24,9 +24,9 @@ from hvdlite.net.entrance import Entrance
 from hvdlite.net.giving_up import seconds_until
 from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.poll import Watch
-from hvdlite.planes.ring.acceptor import Doorman
+from hvdlite.planes.ring.acceptor import Acceptor
 from hvdlite.planes.ring.connections import Wires
-from hvdlite.planes.ring.connector import Dialer
+from hvdlite.planes.ring.connector import Connector
 
 _NEVER: Final = float("inf")
 
@@ -48,11 +48,11 @@ class Neighbours(NamedTuple):
         return Caller(self.secret, self.session, self.rank, self.right, connection, self.connections)
 
 
-class Keeper:
+class Reconnector:
     """Takes over ``entrance``, and dials ``right_name`` as soon as it is started.
 
-    ``on_failure`` is called in the keeper's thread if the right neighbour, once connected, did not let this rank in
-    again for ``patience_s``, or its host could not even be reached for ``unreachable_s``. `stop` and `close` may be
+    ``on_failure`` is called in the reconnector's thread if the right neighbour, once connected, did not let this rank
+    in again for ``patience_s``, or its host could not even be reached for ``unreachable_s``. `stop` and `close` may be
     called by any thread.
     """
 
@@ -73,9 +73,9 @@ class Keeper:
         self._unreachable_s = unreachable_s
         self._on_failure = on_failure
         self._watch = Watch()
-        self._doorman = Doorman(self._watch, wires, entrance, neighbours.new_callee)
-        self._dialers = [
-            Dialer(self._watch, wires, connection, right_name, neighbours.new_caller)
+        self._acceptor = Acceptor(self._watch, wires, entrance, neighbours.new_callee)
+        self._connectors = [
+            Connector(self._watch, wires, connection, right_name, neighbours.new_caller)
             for connection in range(neighbours.connections)
         ]
         self._changed = threading.Condition()  # notified after every turn of the thread
@@ -83,13 +83,13 @@ class Keeper:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watch.set(self._wake, select.POLLIN, self._wake_up)
         self._told = 0  # how many resumed connections the user knows of
-        self._thread = threading.Thread(target=self._run, name="hvdlite-ring-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hvdlite-ring-reconnector", daemon=True)
         self._thread.start()
 
     @property
     def resumed(self) -> int:
         """How many connections have taken the place of one that ended, on either side."""
-        made = (*(dialer.connected for dialer in self._dialers), *self._doorman.admitted)
+        made = (*(connector.connected for connector in self._connectors), *self._acceptor.admitted)
         return sum(max(0, times - 1) for times in made)
 
     @property
@@ -103,21 +103,21 @@ class Keeper:
             while not self._changed.wait_for(self._is_complete_or_closing, seconds_until(deadline)):
                 if time.monotonic() >= deadline:
                     break
-        left, right, doorman = self._neighbours.left, self._neighbours.right, self._doorman
-        if doorman.trouble:
+        left, right, acceptor = self._neighbours.left, self._neighbours.right, self._acceptor
+        if acceptor.trouble:
             raise HorovodInternalError(
-                f"its left neighbour, rank {left}, disagrees with it: {doorman.trouble}; "
+                f"its left neighbour, rank {left}, disagrees with it: {acceptor.trouble}; "
                 "HVDLITE_RING_CONNECTIONS must be the same on all ranks"
             )
-        if missing := next((dialer for dialer in self._dialers if not dialer.connected), None):
+        if missing := next((connector for connector in self._connectors if not connector.connected), None):
             raise HorovodInternalError(
                 f"its right neighbour, rank {right} at {self._right_name}, cannot be reached: {missing.trouble}; "
                 "see that rank's own output for the reason"
             )
-        if not all(doorman.admitted):
-            strangers = f"; {doorman.refused} connections that are not of this job were refused"
+        if not all(acceptor.admitted):
+            strangers = f"; {acceptor.refused} connections that are not of this job were refused"
             raise HorovodInternalError(
-                f"its left neighbour, rank {left}, did not connect in time{strangers if doorman.refused else ''}"
+                f"its left neighbour, rank {left}, did not connect in time{strangers if acceptor.refused else ''}"
             )
 
     def stop(self, linger_s: float = 0.0) -> None:
@@ -134,13 +134,13 @@ class Keeper:
             self._thread.join()
 
     def _is_complete_or_closing(self) -> bool:
-        is_complete = all(dialer.connected for dialer in self._dialers) and all(self._doorman.admitted)
-        return is_complete or bool(self._doorman.trouble) or self._close_by < _NEVER
+        is_complete = all(connector.connected for connector in self._connectors) and all(self._acceptor.admitted)
+        return is_complete or bool(self._acceptor.trouble) or self._close_by < _NEVER
 
     @property
     def _has_delivered(self) -> bool:
         """Whether both neighbours have what they need of this rank, which closes."""
-        return all(dialer.is_finished for dialer in self._dialers) and not self._doorman.is_cut_off
+        return all(connector.is_finished for connector in self._connectors) and not self._acceptor.is_cut_off
 
     def _run(self) -> None:
         try:
@@ -148,10 +148,10 @@ class Keeper:
         finally:
             if self._close_by == _NEVER:  # an error that nobody thought of, which the thread's end prints
                 rank = self._neighbours.rank
-                self._on_failure(HorovodInternalError(f"the keeper of the ring on rank {rank} failed; see its output"))
-            for dialer in self._dialers:
-                dialer.close()
-            self._doorman.close()
+                self._on_failure(HorovodInternalError(f"the ring's reconnector on rank {rank} failed; see its output"))
+            for connector in self._connectors:
+                connector.close()
+            self._acceptor.close()
             with self._changed:
                 wake, self._wake = self._wake, -1
             os.close(wake)
@@ -164,30 +164,31 @@ class Keeper:
         while not self._has_delivered and time.monotonic() < self._close_by:
             if self._close_by < _NEVER and not is_finishing:
                 is_finishing = True
-                for dialer in self._dialers:
-                    dialer.finish()
+                for connector in self._connectors:
+                    connector.finish()
             now = time.monotonic()
-            self._doorman.tick(now)
-            for dialer in self._dialers:
-                dialer.tick(now)
-            self._watch.sleep(min(self._doorman.due, self._close_by, *(dialer.due for dialer in self._dialers)))
+            self._acceptor.tick(now)
+            for connector in self._connectors:
+                connector.tick(now)
+            dues = (connector.due for connector in self._connectors)
+            self._watch.sleep(min(self._acceptor.due, self._close_by, *dues))
             self._report()
             with self._changed:
                 self._changed.notify_all()
-            for dialer in self._dialers:
-                self._check_patience(dialer)
+            for connector in self._connectors:
+                self._check_patience(connector)
 
-    def _check_patience(self, dialer: Dialer) -> None:
-        if not dialer.connected or dialer.is_connected:
+    def _check_patience(self, connector: Connector) -> None:
+        if not connector.connected or connector.is_connected:
             return
         right = self._neighbours.right
         now = time.monotonic()
-        if now > min(dialer.lost_at + self._patience_s, dialer.reached_at + self._unreachable_s):
+        if now > min(connector.lost_at + self._patience_s, connector.reached_at + self._unreachable_s):
             self._on_failure(
                 HorovodInternalError(
                     f"rank {self._neighbours.rank} lost its connection to rank {right} at {self._right_name} and could "
-                    f"not make it again for {now - dialer.lost_at:.1f} s: {dialer.trouble}. See whether the network "
-                    "between their hosts is up, and whether a firewall lets all ports of --port-range pass"
+                    f"not make it again for {now - connector.lost_at:.1f} s: {connector.trouble}. See whether the "
+                    "network between their hosts is up, and whether a firewall lets all ports of --port-range pass"
                 )
             )
 

@@ -12,7 +12,7 @@ import pytest
 from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.poll import Watch
 from hvdlite.net.streams import dial, listen, name_of
-from hvdlite.planes.ring.acceptor import Doorman
+from hvdlite.planes.ring.acceptor import Acceptor
 from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))
@@ -43,7 +43,7 @@ class House:
     def __init__(self, connections: int = 1) -> None:
         self.wires, self._watch, entrance = Wires(connections), Watch(), listen(None, None)
         self.name = name_of(entrance)
-        self.door = Doorman(self._watch, self.wires, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
+        self.door = Acceptor(self._watch, self.wires, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
         self.close = self.door.close
 
     def turn(self) -> None:
