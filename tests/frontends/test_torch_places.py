@@ -29,7 +29,7 @@ def addresses(model: nn.Module) -> list[int]:
 
 
 def allocated_bytes() -> int:
-    return sum(end - begin for begin, end in shared_arena()._holes.taken())
+    return sum(end - begin for begin, end in shared_arena()._free.taken())
 
 
 @scenario

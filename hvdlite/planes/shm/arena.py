@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite import native
 from hvdlite.log import logger
-from hvdlite.planes.shm.free_list import Holes
+from hvdlite.planes.shm.free_list import FreeList
 from hvdlite.planes.shm.segment import create_sparse
 
 _LIMIT_BYTES: Final = 1 << 44  # of addresses, of which a process has 2 ** 47
@@ -58,8 +58,8 @@ class Arena:
         self._nbytes = os.fstat(fd).st_size // count
         self._position = own * self._nbytes
         self.is_shared = True  # collectives may still use what is allocated here
-        self._lock = threading.Lock()  # guards _holes and the pages
-        self._holes = Holes(self._nbytes)
+        self._lock = threading.Lock()  # guards _free and the pages
+        self._free = FreeList(self._nbytes)
         # Blocks that are freed, by any thread, perhaps while it or another has the lock. Who gets the lock takes them.
         self._freed: deque[tuple[int, int]] = deque()
         self.handle = ctypes.c_void_p()
@@ -84,7 +84,7 @@ class Arena:
         try:
             with self._lock:
                 self._take_back()
-                offset = self._holes.take(rounded, alignment)
+                offset = self._free.take(rounded, alignment)
                 if offset is None:
                     raise _no_memory(nbytes)
                 self._reserve(offset, rounded, nbytes)
@@ -106,7 +106,7 @@ class Arena:
             self.is_shared = False
             self._library.hvd_arena_stop_sharing(self.handle)
             done = 0
-            for begin, end in self._holes.taken():
+            for begin, end in self._free.taken():
                 first, done = max(done, _page_down(begin)), _page_up(end)
                 if first < done and self._library.hvd_arena_make_private(self.handle, self._fd, first, done - first):
                     logger.error("no memory for copies of shared arrays: a rank that is late may still write into them")
@@ -139,7 +139,7 @@ class Arena:
 
     def _pages_of(self, offset: int, nbytes: int) -> tuple[int, int]:
         """Where the pages begin and end in which nothing lies but one block."""
-        begin, end = self._holes.around(offset, nbytes)
+        begin, end = self._free.around(offset, nbytes)
         first, last = max(_page_up(begin), _page_down(offset)), min(_page_down(end), _page_up(offset + nbytes))
         return first, max(first, last)
 
@@ -157,7 +157,7 @@ class Arena:
     def _give_back(self, offset: int, nbytes: int) -> None:
         """Frees a block, and the pages in which nothing else lies."""
         first, last = self._pages_of(offset, nbytes)
-        self._holes.give(offset, nbytes)
+        self._free.give(offset, nbytes)
         if first < last:
             self._library.hvd_arena_release(self.handle, first, last - first)
 

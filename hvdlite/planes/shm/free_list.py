@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 
-class Holes:
+class FreeList:
     """The free bytes of ``[0, nbytes)``, at first all of it."""
 
     def __init__(self, nbytes: int) -> None:
