@@ -94,7 +94,7 @@ class Converted(Entry):
 _held: Any = Handle.__dict__["output"]
 
 
-def stand_in(request: Request) -> Entry:
+def zeros_for_joined(request: Request) -> Entry:
     """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
     if not KINDS[request.kind].zeros_for_joined:
         return Entry(request, None)
