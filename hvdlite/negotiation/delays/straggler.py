@@ -62,14 +62,14 @@ class StragglerWatch:
     """The root's for a group. Feed it with `heard` and `ran`, with the time on a clock that never goes back.
 
     Ranks count within the group; ``ranks`` are their numbers for what users read, and ``hosts`` their hosts' names.
-    ``speakers`` has for each rank the one through which its news come. Costs nothing for each tensor.
+    ``leader_of`` has for each rank the one through which its news come. Costs nothing for each tensor.
     """
 
-    def __init__(self, ranks: Sequence[int], hosts: Sequence[str], speakers: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], hosts: Sequence[str], leader_of: Sequence[int]) -> None:
         self._ranks = ranks
         self._hosts = hosts
-        self._speakers = speakers
-        self._speaker = -1
+        self._leader_of = leader_of
+        self._leader = -1
         self._heard_at = self._others_heard_at = math.inf
         self._waited_s = 0.0  # the longest wait of this step, and the rank that caused it
         self._last = -1
@@ -83,9 +83,9 @@ class StragglerWatch:
 
     def heard(self, rank: int, was_last: bool, now: float) -> None:
         """News of ``rank`` came, and with them the last submission of something that all other ranks had submitted."""
-        speaker = self._speakers[rank]
-        if speaker != self._speaker:
-            self._speaker = speaker
+        leader = self._leader_of[rank]
+        if leader != self._leader:
+            self._leader = leader
             self._others_heard_at = self._heard_at
         self._heard_at = now
         if was_last and now - self._others_heard_at > self._waited_s:
