@@ -11,7 +11,7 @@ from hvdlite.net.listening import endpoint, listen
 _BURST = 64  # connections dropped in one go
 
 
-class Beacon:
+class LivenessListener:
     """Listens on ``address`` until it is closed. ``endpoint`` is what others dial."""
 
     def __init__(self, address: str, ports: range | None) -> None:
@@ -22,7 +22,7 @@ class Beacon:
         return self._entrance.fileno()
 
     def drop_callers(self) -> None:
-        """Closes what has connected. Due when the beacon is readable."""
+        """Closes what has connected. Due when it is readable."""
         for _ in range(_BURST):
             if (caller := self._entrance.accept()) is None:
                 break

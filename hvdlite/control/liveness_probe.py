@@ -36,7 +36,7 @@ class _Finding(IntEnum):
     WELL = 2
 
 
-class Absence:
+class LivenessProbe:
     """Watches one peer, from the end of its connection until it is back or `look` says why it is lost.
 
     ``due`` is when `look` is to be called, on the monotonic clock.

@@ -11,8 +11,8 @@ import zmq
 
 from hvdlite.control.greeting import TOKEN_BYTES, Hello, Refused, digest, hello, read_refusal
 from hvdlite.control.link import Lost, Received
-from hvdlite.control.liveness_listener import Beacon
-from hvdlite.control.liveness_probe import Absence
+from hvdlite.control.liveness_listener import LivenessListener
+from hvdlite.control.liveness_probe import LivenessProbe
 from hvdlite.control.stream import Stream
 from hvdlite.control.zmqlink import Watched, ZmqLink
 from hvdlite.errors import HorovodInternalError
@@ -26,7 +26,7 @@ _REDIAL_S = 0.1  # between two connections that both came about and ended
 
 
 class ZmqLeafLink(ZmqLink):
-    """Opens its beacon at once; `join` connects. ``card`` is what the root needs.
+    """Opens its liveness listener at once; `join` connects. ``card`` is what the root needs.
 
     Until the root's welcome to a connection, messages wait in the stream.
     """
@@ -40,17 +40,17 @@ class ZmqLeafLink(ZmqLink):
         self._dialled_at = 0.0
         self._dial_at: float | None = None
         self._is_welcome = False
-        self._absence: Absence | None = None
+        self._probe: LivenessProbe | None = None
         self._is_over = False
         try:
-            self._beacon = Beacon(options.address or LOOPBACK, options.ports)
+            self._liveness_listener = LivenessListener(options.address or LOOPBACK, options.ports)
         except BaseException:
             self._unread.close()
             self.inbox.close()
             self._context.term()
             raise
-        self._answer(self._beacon.fileno(), self._beacon.drop_callers)
-        self.card = f"{digest(self._token)} {self._beacon.endpoint}"
+        self._answer(self._liveness_listener.fileno(), self._liveness_listener.drop_callers)
+        self.card = f"{digest(self._token)} {self._liveness_listener.endpoint}"
 
     def join(self, root: str, deadline: float) -> None:
         """Connects to the root, whose card is ``root``. Raises HorovodInternalError if it does not answer in time."""
@@ -71,8 +71,8 @@ class ZmqLeafLink(ZmqLink):
 
     @property
     def due(self) -> float | None:
-        absence, dial_at = self._absence, self._dial_at  # a turn may change them meanwhile
-        return None if absence is None else min(absence.due, dial_at or absence.due)
+        probe, dial_at = self._probe, self._dial_at  # a turn may change them meanwhile
+        return None if probe is None else min(probe.due, dial_at or probe.due)
 
     def send(self, message: Message) -> None:
         if not self._is_over:
@@ -100,9 +100,9 @@ class ZmqLeafLink(ZmqLink):
                 yield 0, message
         if has_ended:
             self._part()
-        if self._absence is None:
+        if self._probe is None:
             return
-        if (cause := self._absence.look()) is not None:
+        if (cause := self._probe.look()) is not None:
             yield self._lose(cause)
         elif self._dial_at is not None and time.monotonic() >= self._dial_at:
             self._dial()
@@ -143,7 +143,7 @@ class ZmqLeafLink(ZmqLink):
     def _settle(self, header: Header) -> None:
         """The root welcomes the connection: sends what it does not have."""
         self._is_welcome = True
-        self._end_absence()
+        self._end_probe()
         for frame in self._stream.resume(header.received):
             self._transmit(frame)
 
@@ -151,8 +151,8 @@ class ZmqLeafLink(ZmqLink):
         """The connection has ended."""
         self._is_welcome = False
         self._dial_at = self._dialled_at + _REDIAL_S
-        if self._absence is None:
-            self._absence = Absence(self._root, self._options)
+        if self._probe is None:
+            self._probe = LivenessProbe(self._root, self._options)
 
     def _lose(self, cause: str) -> Lost:
         self._give_up()
@@ -162,8 +162,8 @@ class ZmqLeafLink(ZmqLink):
         """Nobody is left to talk to. Closes everything, so that a root that comes back sees it at once."""
         self._is_over = True
         self._is_welcome = False
-        self._end_absence()
-        self._close_beacon()
+        self._end_probe()
+        self._close_liveness_listener()
         self._hang_up(linger_ms=0)
 
     def _hang_up(self, linger_ms: int | None) -> None:
@@ -171,14 +171,14 @@ class ZmqLeafLink(ZmqLink):
             self._discard(self._connection, linger_ms)
             self._connection = None
 
-    def _close_beacon(self) -> None:
-        self._ignore(self._beacon.fileno())
-        self._beacon.close()
+    def _close_liveness_listener(self) -> None:
+        self._ignore(self._liveness_listener.fileno())
+        self._liveness_listener.close()
 
-    def _end_absence(self) -> None:
-        if self._absence is not None:
-            self._absence.close()
-            self._absence = None
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
     def _transmit(self, frame: bytes) -> None:
         if self._is_welcome and self._connection is not None:
@@ -192,6 +192,6 @@ class ZmqLeafLink(ZmqLink):
         return self._stream.has_unacknowledged and not self._is_over
 
     def _release(self) -> None:
-        self._end_absence()
-        self._close_beacon()
+        self._end_probe()
+        self._close_liveness_listener()
         self._hang_up(linger_ms=None if self._is_welcome else 0)

@@ -21,7 +21,7 @@ import zmq
 
 from hvdlite.control.inbox import Inbox
 from hvdlite.control.link import ControlLink, Lost, Received
-from hvdlite.control.liveness_probe import Absence
+from hvdlite.control.liveness_probe import LivenessProbe
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import MAX_FRAME_BYTES
@@ -111,7 +111,7 @@ class ZmqLink(ControlLink):
         socket.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)  # while nobody answers; what was connected is dialled anew
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._options.heartbeat_interval * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, Absence.silence_ms(self._options))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, LivenessProbe.silence_ms(self._options))
         return socket
 
     def _sleep_until(self, deadline: float) -> None:

@@ -19,7 +19,7 @@ import zmq
 
 from hvdlite.control.greeting import Hello, fits, read_hello, refusal, welcome
 from hvdlite.control.link import Lost, Received
-from hvdlite.control.liveness_probe import Absence
+from hvdlite.control.liveness_probe import LivenessProbe
 from hvdlite.control.stream import MAX_FRUITLESS, Attempts, Stream
 from hvdlite.control.zmqlink import ZmqLink
 from hvdlite.errors import HorovodInternalError
@@ -39,12 +39,12 @@ class _Peer:
 
     rank: int
     digest: str
-    beacon: str
+    liveness_endpoint: str
     stream: Stream
     name: bytes | None = None
     fd: int = -1
     attempts: Attempts = field(default_factory=Attempts)
-    absence: Absence | None = None
+    probe: LivenessProbe | None = None
     lost: str = ""  # why, once it is
 
 
@@ -85,12 +85,14 @@ class ZmqRootLink(ZmqLink):
         Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
         """
         for rank, card in cards.items():
-            digest, _, beacon = card.partition(" ")
+            digest, _, liveness_endpoint = card.partition(" ")
             try:
-                resolve(*split(beacon))
+                resolve(*split(liveness_endpoint))
             except (ValueError, OSError) as error:
-                raise ProtocolError(f"rank {rank} listens at {beacon!r:.100}, which is no address: {error}") from None
-            self._peers[rank] = _Peer(rank, digest, beacon, Stream(self._session))
+                raise ProtocolError(
+                    f"rank {rank} listens at {liveness_endpoint!r:.100}, which is no address: {error}"
+                ) from None
+            self._peers[rank] = _Peer(rank, digest, liveness_endpoint, Stream(self._session))
         entrance, self._entrance = self._entrance, None
         assert entrance is not None
         self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
@@ -107,15 +109,15 @@ class ZmqRootLink(ZmqLink):
 
     @property
     def due(self) -> float | None:
-        absences = [self._peers[rank].absence for rank in tuple(self._absent)]  # a turn may change the set meanwhile
-        return min((absence.due for absence in absences if absence is not None), default=None)
+        probes = [self._peers[rank].probe for rank in tuple(self._absent)]  # a turn may change the set meanwhile
+        return min((probe.due for probe in probes if probe is not None), default=None)
 
     def send(self, message: Message) -> None:
         kind, body = body_of(message)
         for peer in self._peers.values():
             if not peer.lost:
                 frame = peer.stream.send(kind, body)
-                if peer.absence is None and peer.name is not None:
+                if peer.probe is None and peer.name is not None:
                     self._transmit(peer.name, frame)
 
     def receive(self) -> Iterator[Received | Lost]:
@@ -142,7 +144,7 @@ class ZmqRootLink(ZmqLink):
                 yield peer.rank, message
         for rank in list(self._absent):
             peer = self._peers[rank]
-            if peer.absence is not None and (cause := peer.absence.look()) is not None:
+            if peer.probe is not None and (cause := peer.probe.look()) is not None:
                 yield self._lose(peer, cause)
 
     def _next_frame(self) -> tuple[bytes, bytes | zmq.Frame] | None:
@@ -219,19 +221,19 @@ class ZmqRootLink(ZmqLink):
             self._transmit(name, frame)
 
     def _detach(self, peer: _Peer) -> None:
-        """Forgets the connection of ``peer`` and its absence."""
+        """Forgets the connection of ``peer`` and its probe."""
         if peer.name is not None:
             self._by_name.pop(peer.name, None)
         if self._by_fd.get(peer.fd) is peer:
             del self._by_fd[peer.fd]
-        if peer.absence is not None:
-            peer.absence.close()
-            peer.absence = None
+        if peer.probe is not None:
+            peer.probe.close()
+            peer.probe = None
         self._absent.discard(peer.rank)
 
     def _part(self, peer: _Peer) -> None:
         """The connection of ``peer`` has ended. What it sent over it can still be read."""
-        peer.absence = Absence(peer.beacon, self._options)
+        peer.probe = LivenessProbe(peer.liveness_endpoint, self._options)
         self._absent.add(peer.rank)
 
     def _lose(self, peer: _Peer, cause: str) -> Lost:

@@ -164,7 +164,9 @@ def test_strangers_are_dropped_and_the_links_go_on(words: bytes) -> None:
     links = root, leaf, other = zmq_links()
     assert isinstance(leaf, ZmqLeafLink)
     strangers = [socket.create_connection(split(root.card), timeout=PATIENCE_S) for _ in range(20)]  # type: ignore[attr-defined]
-    strangers += [socket.create_connection(split(leaf._beacon.endpoint), timeout=PATIENCE_S) for _ in range(20)]
+    strangers += [
+        socket.create_connection(split(leaf._liveness_listener.endpoint), timeout=PATIENCE_S) for _ in range(20)
+    ]
     for stranger in strangers:
         stranger.sendall(words)
     leaf.send(Ready(0, 1, ()))

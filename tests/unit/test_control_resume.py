@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite.control import liveness_probe as absence
+from hvdlite.control import liveness_probe
 from hvdlite.control.greeting import Refused
 from hvdlite.control.link import ControlLink, Lost
 from hvdlite.negotiation.messages import Batch, Ready, Run
@@ -62,7 +62,7 @@ def patient() -> Iterator[Job3]:
 @pytest.fixture
 def brief_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections end after a second and a half of silence, although peers are not lost for long."""
-    monkeypatch.setattr(absence, "_SILENCE", 1.5 / (2 * PATIENCE_S))
+    monkeypatch.setattr(liveness_probe, "_SILENCE", 1.5 / (2 * PATIENCE_S))
 
 
 @pytest.mark.parametrize("trouble", [Middleman.cut, Middleman.flip], ids=["cut", "flipped"])

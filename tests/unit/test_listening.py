@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.control.liveness_listener import Beacon
+from hvdlite.control.liveness_listener import LivenessListener
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.messages import Ready
@@ -48,7 +48,7 @@ def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None
         close(links)
         for listen in (
             lambda: ZmqRootLink(member(0, "ab"), Settings(port_range=str(first))),
-            lambda: Beacon("127.0.0.1", range(first, first + 1)),
+            lambda: LivenessListener("127.0.0.1", range(first, first + 1)),
         ):
             with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1: ports {first}-{first} .*--port-range"):
                 listen()
@@ -58,7 +58,7 @@ def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None
 def test_what_is_no_address_of_this_host_is_an_error_that_says_so(address: str) -> None:
     for listen in (
         lambda: ZmqRootLink(member(0, "ab"), Settings(address=address)),
-        lambda: Beacon(address, None),
+        lambda: LivenessListener(address, None),
     ):
         with pytest.raises(HorovodInternalError, match=rf"cannot listen on {address} .*--network-interface"):
             listen()
@@ -77,9 +77,9 @@ def test_a_port_on_which_another_began_to_listen_just_now_is_passed_over(monkeyp
             listening(own, backlog)
 
         monkeypatch.setattr(socket.socket, "listen", listen_second)
-        beacon = Beacon("127.0.0.1", range(first, first + 9))
-        assert split(beacon.endpoint)[1] > first
-        beacon.close()
+        listener = LivenessListener("127.0.0.1", range(first, first + 9))
+        assert split(listener.endpoint)[1] > first
+        listener.close()
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")

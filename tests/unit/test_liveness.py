@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from hvdlite.control.liveness_listener import Beacon
-from hvdlite.control.liveness_probe import Absence
+from hvdlite.control.liveness_listener import LivenessListener
+from hvdlite.control.liveness_probe import LivenessProbe
 from hvdlite.net.listening import endpoint
 from hvdlite.settings import Settings
 from tests.harness.patience import PATIENCE_S
@@ -41,19 +41,19 @@ def cut_off() -> Iterator[str]:
 
 @contextmanager
 def well() -> Iterator[str]:
-    beacon = Beacon("127.0.0.1", None)
+    listener = LivenessListener("127.0.0.1", None)
     is_over = threading.Event()
 
     def live() -> None:
         while not is_over.wait(0.01):
-            beacon.drop_callers()
+            listener.drop_callers()
 
     thread = threading.Thread(target=live)
     thread.start()
-    yield beacon.endpoint
+    yield listener.endpoint
     is_over.set()
     thread.join()
-    beacon.close()
+    listener.close()
 
 
 @pytest.mark.parametrize(
@@ -69,26 +69,26 @@ def well() -> Iterator[str]:
 def test_the_cause_is_found_and_not_too_early(state: object, cause: str, earliest_s: float) -> None:
     with state() as address:  # type: ignore[operator]
         began = time.monotonic()
-        absence = Absence(address, Settings())
-        while (found := absence.look()) is None:
-            time.sleep(max(0.0, absence.due - time.monotonic()))
+        probe = LivenessProbe(address, Settings())
+        while (found := probe.look()) is None:
+            time.sleep(max(0.0, probe.due - time.monotonic()))
         took_s = time.monotonic() - began
-        absence.close()
+        probe.close()
     assert re.search(cause, found)
     assert took_s >= earliest_s
 
 
-def test_a_beacon_drops_whoever_calls_and_reads_nothing() -> None:
-    beacon = Beacon("127.0.0.1", None)
-    port = int(beacon.endpoint.rpartition(":")[2])
+def test_a_liveness_listener_drops_whoever_calls_and_reads_nothing() -> None:
+    listener = LivenessListener("127.0.0.1", None)
+    port = int(listener.endpoint.rpartition(":")[2])
     callers = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(50)]
     for caller in callers:
         caller.shutdown(socket.SHUT_WR)
-    beacon.drop_callers()
+    listener.drop_callers()
     for caller in callers:
         assert caller.recv(1) == b""
         caller.close()
-    beacon.drop_callers()  # nobody is there
-    beacon.close()
+    listener.drop_callers()  # nobody is there
+    listener.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
