@@ -90,7 +90,7 @@ class BuildNative(Command):
             self._target().unlink(missing_ok=True)  # of an earlier build
         print(
             f"WARNING: hvdlite is built WITHOUT its native library, as the C++17 compiler {COMPILER[0]!r} was not "
-            "found: ranks will exchange through ZeroMQ in Python, several times slower and without shared memory. "
+            "found: ranks will exchange through ZeroMQ in Python, three to ten times slower and without shared memory. "
             "Install g++ (for example 'apt install g++') or name yours with CXX=..., and install hvdlite again; "
             "HVDLITE_REQUIRE_NATIVE=1 makes this an error.",
             file=sys.stderr,

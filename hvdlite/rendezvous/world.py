@@ -84,7 +84,7 @@ def _warn_of_absences(reasons: Sequence[str]) -> None:
     if lacking := [rank for rank, reason in enumerate(reasons) if reason]:
         _warn(
             f"rank(s) {', '.join(map(str, lacking))} cannot load hvdlite's native library, so every group with one of "
-            "them exchanges through ZeroMQ in Python, which is several times slower. "
+            "them exchanges through ZeroMQ in Python, which is three to ten times slower. "
             f"Rank {lacking[0]} says: {reasons[lacking[0]]}"
         )
 
