@@ -42,7 +42,7 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exch
             "network": network_namespace() if start.size > 1 else 0,
             "reach": meeting.reach,
             "check_parameters": options.check_parameters,
-            "without_native": native.absence()[:_MOST_TOLD],
+            "without_native": native.absence(),
         }
     )
     _refuse_versions([card["version"] for card in cards])
@@ -85,7 +85,7 @@ def _warn_of_absences(reasons: Sequence[str]) -> None:
         _warn(
             f"rank(s) {', '.join(map(str, lacking))} cannot load hvdlite's native library, so every group with one of "
             "them exchanges through ZeroMQ in Python, which is three to ten times slower. "
-            f"Rank {lacking[0]} says: {reasons[lacking[0]]}"
+            f"Rank {lacking[0]} says: {str(reasons[lacking[0]])[:_MOST_TOLD]}"
         )
 
 
