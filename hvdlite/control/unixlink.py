@@ -19,7 +19,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hvdlite.control.frames import FrameSocket
 from hvdlite.control.inbox import Inbox
@@ -29,6 +28,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Message, decode, encode
 from hvdlite.net.door import Door, knock
 from hvdlite.net.entrance import peer_of
+from hvdlite.net.proc import stat_of
 from hvdlite.settings import Settings
 
 _CLOSE_S = 2.0
@@ -199,7 +199,6 @@ def _pidfd_of(pid: int) -> int:
 def _is_stopped(pid: int) -> bool:
     """Whether a signal stopped the process. One that a debugger holds is not, nor one that cannot be looked up."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat_of(pid).state == "T"
     except OSError:
         return False
-    return stat.rpartition(b")")[2].split()[0] == b"T"

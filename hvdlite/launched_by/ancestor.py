@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hvdlite.net.proc import stat_of
+
 
 def started_without(variable: str, pid: int = 0) -> int:
     """The id of the nearest ancestor of ``pid``, by default of this process, without ``variable`` in its environment.
@@ -12,9 +14,9 @@ def started_without(variable: str, pid: int = 0) -> int:
     An engine sets ``variable`` for what it starts, so this is the engine, whatever scripts are in between. A process
     whose environment cannot be read is another user's, and counts as one without. Raises OSError if ``pid`` has ended.
     """
-    pid = parent_of(pid) if pid else os.getppid()
+    pid = stat_of(pid).parent if pid else os.getppid()
     while pid > 1 and has(pid, variable):
-        pid = parent_of(pid)
+        pid = stat_of(pid).parent
     return pid
 
 
@@ -31,9 +33,3 @@ def environ_of(pid: int) -> dict[str, str]:
     entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries)
     return {name: value for name, sign, value in pairs if sign}
-
-
-def parent_of(pid: int) -> int:
-    """The process that started ``pid``, or adopted it. Raises OSError if ``pid`` has ended."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])  # the name before it may hold anything

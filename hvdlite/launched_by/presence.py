@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.launched_by.ancestor import parent_of
+from hvdlite.net.proc import stat_of
 from hvdlite.settings import Start
 
 _MEMFD: Final = "/memfd:"
@@ -81,7 +81,7 @@ def _ancestors() -> Iterator[int]:
     while pid > 1:
         yield pid
         try:
-            pid = parent_of(pid)
+            pid = stat_of(pid).parent
         except OSError:  # it ended meanwhile, or /proc is not there
             return
 

@@ -11,21 +11,20 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from hvdlite.launched_by.ancestor import environ_of, parent_of
+from hvdlite.launched_by.ancestor import environ_of
 from hvdlite.launched_by.presence import job_of, name_of, names_at
+from hvdlite.net.proc import stat_of
 from hvdlite.settings import Start
 
-_STATES: Final = (b"T", b"t")  # by a signal, by a debugger
+_STATES: Final = ("T", "t")  # by a signal, by a debugger
 
 
 def stopped_processes() -> dict[int, bytes]:
     """The stopped processes of this machine, each with counters that change as soon as it has gone on."""
     found = {}
     for pid in _pids():
-        with suppress(OSError, IndexError):  # it has ended
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split(None, 1)[0]
-            if state in _STATES:
+        with suppress(OSError):  # it has ended
+            if stat_of(pid).state in _STATES:
                 with open(f"/proc/{pid}/status", "rb") as file:
                     found[pid] = file.read().partition(b"voluntary_ctxt_switches")[2]
     return found
@@ -69,7 +68,7 @@ def _started_as(pid: int, start: Start) -> int | None:
 def _is_top(pid: int, start: Start) -> bool:
     """Whether the process was started by what started the job's ranks on this host."""
     with suppress(OSError):
-        return _started_as(parent_of(pid), start) is None
+        return _started_as(stat_of(pid).parent, start) is None
     return False
 
 

@@ -17,8 +17,9 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # know each other.
 LAYERS = [
     {"errors", "log", "version", "builds", "compat", "cgroups", "untraced"},
-    {"net", "tensors", "members", "launched_by", "native"},
-    {"negotiation", "settings"},
+    {"net", "tensors", "members", "native"},
+    {"negotiation", "launched_by"},
+    {"settings"},
     {"launched_by.presence", "tracebacks", "spin"},
     {"launched_by.stopped"},
     {"rendezvous"},

@@ -1,0 +1,27 @@
+"""What Linux shows of a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from subprocess import PIPE, Popen
+
+import pytest
+
+from hvdlite.net.proc import stat_of
+
+
+def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
+    with Popen(["bash", "-c", "printf ') T 1 (' > /proc/$$/comm; echo; read"], stdin=PIPE, stdout=PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            assert stat_of(child.pid).parent == os.getpid()
+            assert stat_of(child.pid).state != "T"
+            child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+            assert stat_of(child.pid).state == "T"
+        finally:
+            child.kill()
+    with pytest.raises(OSError, match=str(child.pid)):
+        stat_of(child.pid)
