@@ -9,8 +9,8 @@ import numpy as np
 
 from hvdlite import native
 from hvdlite.errors import HvdError
+from hvdlite.planes.arithmetic import BITS, bits_of, scaled, values_of
 from hvdlite.planes.base import HostPlane
-from hvdlite.planes.zmq.arithmetic import BITS, bits_of, scaled, values_of
 from hvdlite.tensors.buffer import Matrix, Spans, paired
 from hvdlite.tensors.dtypes import DType
 

@@ -13,7 +13,7 @@ import zmq
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, PeerLost
 from hvdlite.net.listening import split
-from hvdlite.planes.zmq.arithmetic import values_of
+from hvdlite.planes.arithmetic import values_of
 from hvdlite.planes.zmq.plane import ZmqPlane
 from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 from tests.contract.joined.zmq import open_ring

@@ -13,8 +13,7 @@ from tests.house.tree import ROOT, files, module_name
 FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 
 # From the lowest to the highest. A module belongs to the longest name here that its own begins with. It may import what
-# belongs to the same name, and any layer before its own: names of one layer do not
-# know each other.
+# belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
     {"errors", "log", "version", "builds", "compat", "cgroups", "untraced"},
     {"net", "tensors", "members", "native"},
@@ -23,7 +22,7 @@ LAYERS = [
     {"launched_by.presence", "tracebacks", "spin"},
     {"launched_by.stopped"},
     {"rendezvous"},
-    {"planes.shm.segment", "planes.shm.free_list", "planes.zmq.arithmetic"},
+    {"planes.shm.segment", "planes.shm.free_list", "planes.arithmetic"},
     {"planes.shm.arena"},
     {"planes.base"},
     {"planes.local", "planes.hierarchical", "planes.adasum", "planes.shm", "planes.ring", "planes.zmq", "planes.nccl"},
@@ -34,7 +33,7 @@ LAYERS = [
     {"ops", "process_sets"},
     {"training"},
     {"launcher.stream"},
-    {"launcher.agent"},  # and the standard library, see tests/house/test_import.py
+    {"launcher.agent"},  # and the standard library: tests/launcher/test_machine.py
     {"launcher.hosts"},
     {"launcher.spawners"},
     {"launcher.agents"},

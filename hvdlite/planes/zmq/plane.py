@@ -28,8 +28,8 @@ from hvdlite.errors import ENDED, HorovodInternalError, HvdError, PeerLost, Shut
 from hvdlite.net import curve
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, split
 from hvdlite.net.wake import Wake
+from hvdlite.planes.arithmetic import BITS, bits_of, folding, scaled, values_of
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.zmq.arithmetic import BITS, bits_of, folding, scaled, values_of
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
