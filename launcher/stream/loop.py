@@ -29,7 +29,8 @@ class Loop:
     def turn(self, timeout_s: float | None) -> None:
         """Waits until a descriptor is ready, at most ``timeout_s``, and calls the functions of all that are."""
         for key, _ in self._selector.select(timeout_s):
-            if key.fd in self._selector.get_map():  # an earlier one of this turn may have closed it
+            # An earlier one of this turn may have closed it, and may even have opened another of the same number.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
 
     def close(self) -> None:
