@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import select
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,7 @@ _OF_CURVE_BYTES: Final = 64  # what encryption adds to a message
 _HELLO: Final = struct.Struct("<II")
 _EVENT: Final = struct.Struct("=hi")  # of a monitor, as libzmq documents it
 _LINGER_MS: Final = 2000
+_VERDICT_MS: Final = 1000
 
 
 class ZmqPlane(DataPlane):
@@ -104,7 +106,8 @@ class ZmqPlane(DataPlane):
         split(right_address)
         with self._failing_for_good():
             self._right.connect(right_address)
-            self._right.send(_HELLO.pack(self.rank, self.size))
+            with suppress(zmq.Again):  # it has refused this rank already, and nobody comes from the left either
+                self._right.send(_HELLO.pack(self.rank, self.size), zmq.NOBLOCK)
             left = (self.rank - 1) % self.size
             hello = self._next(deadline - time.monotonic(), f"rank {self._called[left]} did not connect to it in time")
             self._left_fd = hello.get(zmq.SRCFD)
@@ -230,8 +233,16 @@ class ZmqPlane(DataPlane):
                 kind, fd = _EVENT.unpack(self._monitor.recv_multipart()[0])
                 self._has_left = self._has_left or (kind == zmq.EVENT_DISCONNECTED and fd == self._left_fd)
 
-    def _lost(self, rank: int) -> PeerLost:
-        return PeerLost(self._called[rank], self._hosts[rank], ENDED)
+    def _lost(self, rank: int) -> HvdError:
+        """What the group says of the end of the connection with ``rank``, if it says it soon; else that rank is lost.
+
+        Whoever raised at once might end before the group has heard of the loss, and would be taken for the lost rank.
+        """
+        if (wake := self._wake) is not None:
+            told = select.poll()
+            told.register(wake.fd, select.POLLIN)
+            told.poll(_VERDICT_MS)
+        return self._error or PeerLost(self._called[rank], self._hosts[rank], ENDED)
 
     # ---- the end
 
