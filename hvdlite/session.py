@@ -68,7 +68,8 @@ class Session:
             with exchange.together():
                 self.spin_us = _agreed_spin(options, members, exchange)
                 self.options = options = replace(options, address=world.address, spin=self.spin_us)
-                connections = connect(Connecting(members, options, makes_arena=True), exchange, deadline)
+                connecting = Connecting(members, options, makes_arena=True)
+                connections = connect(connecting, exchange, deadline, leave=exchange.leave)
         self.placements = group_by_host([host.id for host in members.hosts])
         self.compares_parameters = world.compares_parameters
         self.plane_name = connections.plane.name

@@ -99,12 +99,17 @@ class Connecting:
 
 
 def connect(
-    connecting: Connecting, exchange: Exchange, deadline: float, interrupted: Callable[[], str] = str
+    connecting: Connecting,
+    exchange: Exchange,
+    deadline: float,
+    interrupted: Callable[[], str] = str,
+    leave: Callable[[str], None] | None = None,
 ) -> Connections:
     """Connects one rank of a group. All members call it together, and then have the group, or all raise.
 
     Raises NotConnected that names the ranks which cannot go on and says why, the same on all ranks.
-    ``interrupted`` says why this rank does not want the group any more; empty if it does.
+    ``interrupted`` says why this rank does not want the group any more; empty if it does. Where there is ``leave``, a
+    rank that cannot connect tells the others with it, which need not wait for this one then.
     """
     cause: Exception | None = None
     connections: Connections | None = None
@@ -123,6 +128,9 @@ def connect(
             cause, failure = error, f"a rank published no addresses: {error!r}"
         except _REFUSED as error:
             cause, failure = error, str(error)
+        if cause is not None and leave is not None:
+            leave(failure)
+            raise NotConnected(failure) from cause
         _refuse_failures(exchange({"failure": failure}), connecting.ranks, cause)
         assert connections is not None
         undo.pop_all()

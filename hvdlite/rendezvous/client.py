@@ -69,7 +69,7 @@ class Exchanges:
     ) -> None:
         is_alike = error is None or isinstance(error, (HvdError, ValueError))
         if self._size > 1 and self.epoch != NEXT_EPOCH and not is_alike:
-            self._leave(str(error) or type(error).__name__)
+            self.leave(str(error) or type(error).__name__)
 
     def __call__(self, card: Any) -> list[Any]:
         """Publishes this rank's ``card`` (JSON) and returns the cards of all ranks in rank order.
@@ -120,7 +120,10 @@ class Exchanges:
                     raise refused(self._rank, told[0]) from None
                 raise
 
-    def _leave(self, why: str) -> None:
+    def leave(self, why: str) -> None:
+        """Tells the others that this rank does not go on."""
+        if self._size == 1:
+            return
         by = time.monotonic() + _PROMPT_S
         with suppress(HorovodInternalError), self._put(LEAVING, why, by) as pending:
             self._answer(pending, by)
