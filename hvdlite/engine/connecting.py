@@ -103,7 +103,7 @@ def connect(
     exchange: Exchange,
     deadline: float,
     interrupted: Callable[[], str] = str,
-    leave: Callable[[str], None] | None = None,
+    leave: Callable[[str], str] | None = None,
 ) -> Connections:
     """Connects one rank of a group. All members call it together, and then have the group, or all raise.
 
@@ -128,9 +128,12 @@ def connect(
             cause, failure = error, f"a rank published no addresses: {error!r}"
         except _REFUSED as error:
             cause, failure = error, str(error)
+        except BaseException as error:
+            if leave is not None:  # before anything closes, which others would take for the cause
+                leave(str(error))
+            raise
         if cause is not None and leave is not None:
-            leave(failure)
-            raise NotConnected(failure) from cause
+            raise NotConnected(leave(failure)) from cause
         _refuse_failures(exchange({"failure": failure}), connecting.ranks, cause)
         assert connections is not None
         undo.pop_all()

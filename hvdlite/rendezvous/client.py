@@ -120,13 +120,14 @@ class Exchanges:
                     raise refused(self._rank, told[0]) from None
                 raise
 
-    def leave(self, why: str) -> None:
-        """Tells the others that this rank does not go on."""
+    def leave(self, why: str) -> str:
+        """Tells the others that this rank does not go on. Returns how the first left that did, as they are told it."""
         if self._size == 1:
-            return
+            return why
         by = time.monotonic() + _PROMPT_S
         with suppress(HorovodInternalError), self._put(LEAVING, why, by) as pending:
-            self._answer(pending, by)
+            return str(self._answer(pending, by).get("error", why))
+        return why
 
     def _put(self, number: int, card: Any, start_by: float) -> Pending:
         request = {

@@ -141,7 +141,7 @@ class RendezvousServer:
             return
         elif number == LEAVING:
             self._leave(f"rank {rank} has left: {json.loads(card)!s:.200}")
-            _reply(call, {})
+            _reply(call, {"error": self._left})
             return
         elif self._left:
             _reply(call, {"error": self._left})
