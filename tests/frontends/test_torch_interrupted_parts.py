@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -12,9 +10,7 @@ import torch
 import hvdlite.torch as hvd
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
-from tests.harness.interrupts import At, Interrupt, raise_interrupt
-
-_LAST = 1000.0
+from tests.harness.interrupts import interrupt_everywhere
 
 
 def _optimizer_state(value: float) -> float:
@@ -44,22 +40,8 @@ _CALLS: dict[str, Callable[[float], float]] = {
 
 
 def _interrupted_everywhere(what: str, step: int) -> int:
-    """How many places there were. The interrupted call gives 1 and the same call again 2."""
     hvd.init()
-    call, number, is_over, seen = _CALLS[what], 0, False, []
-    if hvd.rank() == 0:
-        signal.signal(signal.SIGUSR1, raise_interrupt)
-        while not is_over:
-            at = At(number)
-            with contextlib.suppress(Interrupt), at:
-                assert call(1.0) == 1.0
-            is_over = not at.where
-            assert call(_LAST if is_over else 2.0) == (_LAST if is_over else 2.0), at.where
-            number += step
-    else:
-        while not seen or seen[-1] != _LAST:
-            seen.append(call(0.0))
-        assert set(seen) == {1.0, 2.0, _LAST}
+    number = interrupt_everywhere(_CALLS[what], step)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum)[0] == hvd.size()
     hvd.shutdown()
     return number

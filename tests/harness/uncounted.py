@@ -21,6 +21,52 @@ Call = Callable[[float], "float | None"]
 _INTERRUPTED, _AGAIN, _LAST = 1.0, 2.0, 3.0
 
 
+def first(result: Any) -> float:
+    """The first element of an array or tensor."""
+    return float(result.reshape(-1)[0])
+
+
+def calls_of(front: Any, rows: Callable[[float], Any]) -> dict[str, Call]:
+    """The collectives that ``hvdlite`` and ``hvdlite.torch`` both have; ``rows(value)`` is two rows for each rank."""
+
+    def on(rank: int, result: Any) -> float | None:
+        return first(result) if front.rank() == rank else None
+
+    def message_to(receiver: int) -> Call:
+        """Between ranks 0 and 1."""
+
+        def call(value: float) -> float | None:
+            if front.rank() == receiver:
+                received = front.recv(rows(0.0), 1 - receiver)
+                return first(received) if receiver == 1 else None
+            if front.rank() == 1 - receiver:
+                front.send(rows(value), receiver)
+            return None
+
+        return call
+
+    return {
+        "allreduce": lambda value: first(front.allreduce(rows(value), op=front.Sum)),
+        "allreduce_": lambda value: first(front.allreduce_(rows(value), op=front.Sum)),
+        "a number": lambda value: front.allreduce(value, op=front.Sum),
+        "asynchronous": lambda value: first(front.synchronize(front.allreduce_async_(rows(value), op=front.Sum))),
+        "grouped_allreduce": lambda value: first(front.grouped_allreduce([rows(0.0), rows(value)], op=front.Sum)[1]),
+        "grouped_reducescatter": lambda value: first(front.grouped_reducescatter([rows(value)] * 2, op=front.Sum)[1]),
+        "grouped_allgather": lambda value: first(front.grouped_allgather([rows(value)] * 2)[1]),
+        "allgather": lambda value: first(front.allgather(rows(value))),
+        "broadcast": lambda value: first(front.broadcast(rows(value), 0)),
+        "alltoall": lambda value: first(front.alltoall(rows(value))),
+        "reducescatter": lambda value: first(front.reducescatter(rows(value), op=front.Sum)),
+        "reduce": lambda value: on(1, front.reduce(rows(value), 1, op=front.Sum)),
+        "gather": lambda value: on(1, front.gather(rows(value), 1)),
+        "scatter": lambda value: first(front.scatter(rows(value), 0)),
+        "send": message_to(1),
+        "recv": message_to(0),
+        "broadcast_object": lambda value: front.broadcast_object({"value": value})["value"],
+        "allgather_object": lambda value: front.allgather_object({"value": value})[0]["value"],
+    }
+
+
 class _Submitted:
     """How many entries turns have taken up."""
 

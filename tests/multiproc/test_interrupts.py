@@ -22,10 +22,8 @@ from hvdlite import registry
 from hvdlite.engine import executor
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
-from tests.harness.interrupts import At, Interrupt, raise_interrupt
+from tests.harness.interrupts import At, Interrupt, interrupt_everywhere, raise_interrupt
 from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
-
-_LAST = 1000.0
 
 
 def _array(value: float) -> Any:
@@ -44,21 +42,8 @@ _CALLS: dict[str, Callable[[float], float]] = {
 
 
 def _interrupted_everywhere(what: str) -> int:
-    """How many places there were. The interrupted call gives 1 and the same call again 2."""
     hvd.init()
-    call, number, is_over = _CALLS[what], 0, False
-    if hvd.rank() == 0:
-        signal.signal(signal.SIGUSR1, raise_interrupt)
-        while not is_over:
-            at = At(number)
-            with contextlib.suppress(Interrupt), at:
-                assert call(1.0) == 1.0
-            is_over = not at.where
-            assert call(_LAST if is_over else 2.0) == (_LAST if is_over else 2.0), at.where
-            number += 1
-    else:
-        while call(0.0) != _LAST:
-            number += 1
+    number = interrupt_everywhere(_CALLS[what])
     assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == hvd.size()
     hvd.shutdown()
     return number

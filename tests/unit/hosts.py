@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from hypothesis import strategies as st
+
 from hvdlite.negotiation.aggregate import Aggregator
 from hvdlite.negotiation.messages import Gathered, News, Ready, Request, Run
 from hvdlite.negotiation.wire import decode, encode
@@ -40,6 +42,23 @@ class RanksOnHosts:
 
     def move(self, kind: str, which: int) -> None:
         getattr(self, "_" + kind)(which)
+
+    def run(self, data: st.DataObject, releases: bool) -> None:
+        """Move in any order until all ranks are done. ``releases``: the timer of a leader may fire at any time."""
+        leaves = self.ranks.leaves
+        while any(self.todo) or self.moves() or any(leaf.in_flight for leaf in leaves):
+            waiting = [host for host in self.hosts if host.aggregator.is_waiting] if releases else []
+            if waiting and data.draw(st.booleans()):
+                self.send(waiting[0], waiting[0].aggregator.release())
+            else:
+                self.move(*data.draw(st.sampled_from(self.moves())))
+
+    def check_all_alike(self) -> None:
+        """All ranks ran the same, and nobody waits."""
+        leaves = self.ranks.leaves
+        assert all(leaf.ran == leaves[0].ran for leaf in leaves)
+        assert not self.ranks.negotiator.is_waiting
+        assert not any(host.aggregator.is_waiting for host in self.hosts)
 
     def send(self, host: Host, news: list[News]) -> None:
         if news:

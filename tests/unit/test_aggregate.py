@@ -16,7 +16,6 @@ NAMES = "abcdef"
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.booleans())
 def test_ranks_never_differ_and_nothing_is_held_for_ever(data: st.DataObject, sizes: list[int], releases: bool) -> None:
-    """``releases``: the timer of a leader may fire at any time. Where it never does, everything runs all the same."""
     job = RanksOnHosts(sizes, data.draw(st.integers(0, 4)), data.draw(st.sampled_from([0, 24, 1 << 20])))
     leaves = job.ranks.leaves
     for _ in range(data.draw(st.integers(1, 5))):
@@ -27,16 +26,9 @@ def test_ranks_never_differ_and_nothing_is_held_for_ever(data: st.DataObject, si
                 rows = data.draw(st.integers(0, 2)) if name in gathers else 3
                 kind = Kind.ALLGATHER if name in gathers else Kind.ALLREDUCE
                 items.append((request(name, kind=kind, shape=(rows,)),))
-        while any(job.todo) or job.moves() or any(leaf.in_flight for leaf in leaves):
-            waiting = [host for host in job.hosts if host.aggregator.is_waiting] if releases else []
-            if waiting and data.draw(st.booleans()):
-                job.send(waiting[0], waiting[0].aggregator.release())
-            else:
-                job.move(*data.draw(st.sampled_from(job.moves())))
-    assert all(leaf.ran == leaves[0].ran for leaf in leaves)
+        job.run(data, releases)
+    job.check_all_alike()
     assert not any(leaf.errors for leaf in leaves)
-    assert not job.ranks.negotiator.is_waiting
-    assert not any(host.aggregator.is_waiting for host in job.hosts)
 
 
 def known(aggregator: Aggregator, *bits: int) -> None:

@@ -151,7 +151,6 @@ def test_a_rank_that_has_joined_hears_nothing(known: list[int], joins_last: bool
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.booleans())
 def test_in_any_order_on_several_hosts(data: st.DataObject, sizes: list[int], releases: bool) -> None:
-    """``releases``: the timer of a leader may fire at any time. Where it never does, everything ends all the same."""
     job = RanksOnHosts(sizes, data.draw(st.integers(0, 12)), 1 << 20)
     leaves = job.ranks.leaves
     for step in range(data.draw(st.integers(1, 4))):
@@ -162,15 +161,8 @@ def test_in_any_order_on_several_hosts(data: st.DataObject, sizes: list[int], re
                 lengths = data.draw(st.lists(st.integers(0, 3), min_size=len(leaves), max_size=len(leaves)))
             for items, each in zip(job.todo, lengths, strict=True):
                 items.append((*group(name, each), request(f"{step}{name}")))
-    while any(job.todo) or job.moves() or any(leaf.in_flight for leaf in leaves):
-        waiting = [host for host in job.hosts if host.aggregator.is_waiting] if releases else []
-        if waiting and data.draw(st.booleans()):
-            job.send(waiting[0], waiting[0].aggregator.release())
-        else:
-            job.move(*data.draw(st.sampled_from(job.moves())))
-    assert all(leaf.ran == leaves[0].ran for leaf in leaves)
-    assert not job.ranks.negotiator.is_waiting
-    assert not any(host.aggregator.is_waiting for host in job.hosts)
+    job.run(data, releases)
+    job.check_all_alike()
 
 
 @pytest.mark.parametrize(
