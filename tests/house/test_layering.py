@@ -25,6 +25,7 @@ LAYERS = [
     {"planes.shm.segment", "planes.shm.free_list", "planes.arithmetic"},
     {"planes.shm.arena"},
     {"planes.base"},
+    {"planes.neighbours"},
     {"planes.local", "planes.hierarchical", "planes.adasum", "planes.shm", "planes.ring", "planes.zmq", "planes.nccl"},
     {"planes", "control"},
     {"engine"},

@@ -26,7 +26,7 @@ from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
 from hvdlite.net.handshake import session_key
 from hvdlite.net.streams import listen, name_of
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.neighbours import NeighbourPlane
 from hvdlite.planes.ring.connections import Wires
 from hvdlite.planes.ring.reconnector import Neighbours, Reconnector
 from hvdlite.tensors.buffer import Matrix, Spans
@@ -46,7 +46,7 @@ class Counters(NamedTuple):
     corrupt: int
 
 
-class RingPlane(DataPlane):
+class RingPlane(NeighbourPlane):
     """One rank of a ring. Usable after `connect`.
 
     `address` is what the left neighbour has to connect to. All ranks give the same ``job_secret``, ``session``,
@@ -94,7 +94,7 @@ class RingPlane(DataPlane):
             self._entrance = listen(address, ports)
         except HorovodInternalError as error:
             raise HorovodInternalError(f"rank {own} {error}") from None
-        self.address: str = name_of(self._entrance)
+        self.address = name_of(self._entrance)
         try:
             self._ring: ctypes.c_void_p | None = self._open(
                 session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt, spin_us

@@ -30,7 +30,7 @@ from hvdlite.net import curve
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, split
 from hvdlite.net.wake import Wake
 from hvdlite.planes.arithmetic import BITS, bits_of, folding, scaled, values_of
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.neighbours import NeighbourPlane
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -44,7 +44,7 @@ _LINGER_MS: Final = 2000
 _VERDICT_MS: Final = 1000
 
 
-class ZmqPlane(DataPlane):
+class ZmqPlane(NeighbourPlane):
     """One rank of a ring. Usable after `connect`; `address` is what the left neighbour connects to.
 
     All ranks give the same ``key``, 32 bytes that no other group has. A rank listens on the IP address ``address`` at
