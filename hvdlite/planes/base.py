@@ -18,7 +18,8 @@ empty. Reading and writing address of one row are equal or do not overlap; rows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hvdlite.errors import HvdError
@@ -35,6 +36,8 @@ class DataPlane(ABC):
     name: str
     rank: int
     size: int
+    _error: HvdError | None = None
+    """The first failure, or what `abort` was given: every later collective raises it."""
 
     @abstractmethod
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
@@ -89,6 +92,21 @@ class DataPlane(ABC):
     @abstractmethod
     def close(self) -> None:
         """Frees memory, descriptors and sockets. Not while a collective runs."""
+
+    def _refuse_if_aborted(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        """Refuses to begin after a failure, and aborts the plane with the first one."""
+        self._refuse_if_aborted()
+        try:
+            yield
+        except HvdError as error:
+            self.abort(error)
+            assert self._error is not None
+            raise self._error from None
 
 
 class HostPlane(DataPlane):

@@ -29,8 +29,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -82,11 +81,10 @@ class HierarchicalPlane(DataPlane):
         self._lane = lane
         self._ring = ring
         self._parts = [local, ring] if lane is None else [local, lane, ring]
-        self._error: HvdError | None = None
         self._lock = threading.Lock()  # guards _error: `abort` comes from any thread
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
-        with self._failing_as_one():
+        with self._failing_for_good():
             step = _STEP * dtype.itemsize
             for piece in sliced(spans, _pieces(spans), step):
                 slices = self._by_local_rank(sliced(piece, len(self._lanes), step))
@@ -125,7 +123,7 @@ class HierarchicalPlane(DataPlane):
 
     def allgather(self, streams: Sequence[Spans]) -> None:
         self._expect(streams, "allgather")
-        with self._failing_as_one():
+        with self._failing_for_good():
             pieces = max(_pieces(_joined(streams, ranks)) for ranks in self._hosts)
             for piece in zip(*(sliced(stream, pieces, _STEP) for stream in streams), strict=True):
                 self._gather(piece)
@@ -141,7 +139,7 @@ class HierarchicalPlane(DataPlane):
 
     def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
         self._expect(parts, "reducescatter")
-        with self._failing_as_one():
+        with self._failing_for_good():
             if len(self._lanes) < max(map(len, self._hosts)):
                 self._ring.reducescatter([parts[rank] for rank in self._order], dtype, op, prescale, postscale)
                 return
@@ -155,13 +153,13 @@ class HierarchicalPlane(DataPlane):
         self._expect(sends, "alltoall")
         self._expect(receives, "alltoall")
         self._expect_bytes(sends, receives, matrix)
-        with self._failing_as_one():
+        with self._failing_for_good():
             here = self._neighbours
             self._local.alltoall([sends[r] for r in here], [receives[r] for r in here], matrix[np.ix_(here, here)])
             self._ring.alltoall(self._to_others(sends), self._to_others(receives), self._between_hosts(matrix))
 
     def barrier(self) -> None:
-        with self._failing_as_one():
+        with self._failing_for_good():
             self._local.barrier()
             if self._lane is not None:
                 self._lane.barrier()
@@ -210,18 +208,6 @@ class HierarchicalPlane(DataPlane):
                     f"alltoall: the matrix says {expected[rank]} bytes between ranks {self.rank} and {rank}, "
                     f"but {found[rank]:.0f} are {what}"
                 )
-
-    @contextmanager
-    def _failing_as_one(self) -> Iterator[None]:
-        """Refuses to begin after a failure, and makes the failure of one part that of all."""
-        if self._error is not None:
-            raise self._error
-        try:
-            yield
-        except HvdError as error:
-            self.abort(error)
-            assert self._error is not None
-            raise self._error from None
 
 
 def _pieces(spans: Spans) -> int:

@@ -24,7 +24,6 @@ class LocalPlane(HostPlane):
 
     def __init__(self) -> None:
         self._library = None if native.absence() else native.library()
-        self._error: HvdError | None = None
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         self._refuse_if_aborted()
@@ -70,10 +69,6 @@ class LocalPlane(HostPlane):
 
     def close(self) -> None:
         pass
-
-    def _refuse_if_aborted(self) -> None:
-        if self._error is not None:
-            raise self._error
 
 
 def _scale(spans: Spans, dtype: DType, prescale: float, postscale: float) -> None:

@@ -87,7 +87,6 @@ class RingPlane(NeighbourPlane):
         self._progress_timeout_s = progress_timeout_s
         self._unreachable_s = unreachable_s
         self._library = native.library()
-        self._error: HvdError | None = None
         self._reconnector: Reconnector | None = None
         self._lock = threading.Lock()  # guards _ring, _reconnector and _error against abort, which any thread may call
         try:

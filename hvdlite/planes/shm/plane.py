@@ -89,7 +89,6 @@ class ShmPlane(HostPlane):
         self._name = rank if called is None else called
         self._library = native.library()
         self._owner_pid = os.getpid()
-        self._error: HvdError | None = None
         self._handle: ctypes.c_void_p | None = None
         self._handle_lock = threading.Lock()  # `abort` comes from other threads, perhaps during `close`
         handle = ctypes.c_void_p()
@@ -187,8 +186,7 @@ class ShmPlane(HostPlane):
             self._arena = None
 
     def _usable_handle(self, what: str) -> ctypes.c_void_p:
-        if self._error is not None:
-            raise self._error
+        self._refuse_if_aborted()
         if self._handle is None or os.getpid() != self._owner_pid:
             reason = "the plane is closed" if self._handle is None else "this process was forked from rank's own"
             raise HorovodInternalError(f"{what} failed on rank {self._name}: {reason}; call hvdlite.init() here first.")

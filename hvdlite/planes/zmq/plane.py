@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -70,7 +70,6 @@ class ZmqPlane(NeighbourPlane):
         self._called = called or range(size)
         self._hosts = hosts or [""] * size
         self._progress_timeout_s = progress_timeout_s
-        self._error: HvdError | None = None
         self._lock = threading.Lock()  # guards _error and _wake against abort, which any thread may call
         self._wake: Wake | None = Wake()
         self._context = zmq.Context()
@@ -219,8 +218,7 @@ class ZmqPlane(NeighbourPlane):
     def _next(self, timeout_s: float, silence: str) -> zmq.Frame:
         until = time.monotonic() + timeout_s
         while True:
-            if self._error is not None:
-                raise self._error
+            self._refuse_if_aborted()
             try:
                 return self._left.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -245,16 +243,6 @@ class ZmqPlane(NeighbourPlane):
         return self._error or PeerLost(self._called[rank], self._hosts[rank], ENDED)
 
     # ---- the end
-
-    @contextmanager
-    def _failing_for_good(self) -> Iterator[None]:
-        if self._error is not None:
-            raise self._error
-        try:
-            yield
-        except HvdError as error:
-            self.abort(error)
-            raise
 
     def abort(self, error: HvdError) -> None:
         with self._lock:
