@@ -60,6 +60,7 @@ class Exchanges:
         self._size = size
         self._deadline = deadline
         self._round = 0
+        self._is_asking = False
 
     def __enter__(self) -> Exchanges:
         return self
@@ -80,8 +81,12 @@ class Exchanges:
             self.epoch = 0
             return [card]
         timeout_s = max(0.0, self._deadline - time.monotonic())
-        with self._put(self._round, card, self._deadline) as pending:
-            answer = self._answer(pending, self._deadline + GRACE_S)
+        self._is_asking = True
+        try:
+            with self._put(self._round, card, self._deadline) as pending:
+                answer = self._answer(pending, self._deadline + GRACE_S)
+        finally:
+            self._is_asking = False
         if "over" in answer:
             raise MeetingOver(int(answer["over"]))
         refuse(answer, self._rank, timeout_s, is_first=self._round == 0)
@@ -105,6 +110,10 @@ class Exchanges:
 
             def is_told() -> str:
                 nonlocal is_over
+                if self._is_asking:
+                    # The server fails a round itself. One that it has answered counts, however slowly the answer comes
+                    # and even if a rank that was faster has begun the next `init` meanwhile.
+                    return ""
                 if not is_over and pending.has_come():
                     is_over = True
                     with suppress(HorovodInternalError):  # the server has closed: this epoch is connected elsewhere

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 
 import pytest
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.calls import ask
+from hvdlite.net.calls import Pending, ask
+from hvdlite.net.giving_up import seconds_until
 from hvdlite.rendezvous.client import Exchanges, Meeting, MeetingOver
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
@@ -103,6 +105,34 @@ def test_a_rank_that_begins_again_is_waited_for_by_none_of_the_others(waits_alre
         assert thread_ranks(3, rank_goes_on) == [1, 1, 1]
         with pytest.raises(HorovodInternalError, match="epoch 0 of this job is over"):
             came[0]("")
+
+
+def test_an_answered_round_counts_although_a_faster_rank_has_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 calls init() again while the answer to the last round of the first one is on its way to rank 0."""
+    job = Job.create()
+    of_thread = threading.local()
+    wait_for_answer = Pending.answer
+
+    def answer_slowly(pending: Pending, by: float) -> bytearray:
+        if getattr(of_thread, "is_slow", False):
+            while (1, 0) not in server._rounds:  # then rank 0 has been told, before rank 1 joined this round
+                os.sched_yield()
+            seconds_until(by)
+        return wait_for_answer(pending, by)
+
+    monkeypatch.setattr(Pending, "answer", answer_slowly)
+    with RendezvousServer(job, 2) as server:
+        meeting = Meeting(job, server.address)
+
+        def go_on(rank: int) -> int:
+            came = _come(meeting, rank)
+            with came.together():
+                of_thread.is_slow = rank == 0
+                assert came(f"last of {rank}") == ["last of 0", "last of 1"]
+                of_thread.is_slow = False
+            return _come(meeting, rank).epoch
+
+        assert thread_ranks(2, go_on) == [1, 1]
 
 
 def test_a_server_of_one_epoch_says_that_it_is_over() -> None:
