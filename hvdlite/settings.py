@@ -155,6 +155,11 @@ class Settings:
     ring_connections: int = _setting(
         1, "connections to each neighbour of a ring across hosts, 16 at most", at_least=1, at_most=16
     )
+    keep_freed: bool = _setting(
+        True,
+        "let glibc's allocator keep freed memory that the next batch or step asks for again; off, or with variables of "
+        "glibc such as MALLOC_TRIM_THRESHOLD_, it stays as it is",
+    )
 
     log_level: str = _setting(
         "warning",

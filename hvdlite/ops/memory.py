@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
-from hvdlite.session import shared_arena
+from hvdlite.session import current, shared_arena
 from hvdlite.tensors.dtypes import from_numpy
 
 
@@ -51,9 +51,8 @@ def stream_copy(target: int, source: int, nbytes: int) -> None:
 def keep_freed(nbytes: int) -> None:
     """Has the process keep ``nbytes`` more of freed memory than it would, for good, unless the user says otherwise.
 
-    See ``native/kernels/heap.cc``. ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TOP_PAD_`` and
-    ``GLIBC_TUNABLES`` with any ``glibc.malloc`` in it are the user's ways to say so. Without the native library the
-    process keeps what it would.
+    ``HVDLITE_KEEP_FREED=0`` says so, and so do glibc's own variables (``native/kernels/heap.cc``). Without the native
+    library nothing changes. Raises HorovodInternalError outside of a session.
     """
-    if not native.absence():
+    if current().options.keep_freed and not native.absence():
         native.library().hvd_keep_freed(nbytes)

@@ -73,8 +73,6 @@ hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t 
   const size_t wires = static_cast<size_t>(connections);
   handle->ring.reset(new hvd::ring::Ring{
       rank, size, chunk_bytes, frames, {session, frames, has_checksums != 0, patience, used, wires}});
-  // A block is allocated for each frame that is received; a third of their pages would be new again for every batch.
-  hvd_keep_freed(4 * frames * chunk_bytes);
   const hvd_status status = outcome(handle->ring->link, handle->ring->link.status() == HVD_OK);
   if (status == HVD_OK) *out = handle.release();
   return status;

@@ -14,10 +14,15 @@ from tests.harness.patience import PATIENCE_S
 _LENGTH, _COUNT, _ROUNDS = 16 << 20, 6, 3
 _PAGES = _ROUNDS * _COUNT * _LENGTH // os.sysconf("SC_PAGE_SIZE")
 
-# Rounds like steps of a training. The first ones let the thresholds of the allocator grow.
+# Rounds like steps of a training. The first ones let the thresholds of the allocator grow. What keeps memory is the
+# optimizer, or a ring that is opened, with as much.
 _SCRIPT = f"""
-import ctypes, resource
+import ctypes, os, resource, sys
+import hvdlite as hvd
 from hvdlite.ops.memory import keep_freed
+from hvdlite.planes.ring.part import RingPart
+from hvdlite.settings import Settings
+from tests.harness.members import member
 
 libc = ctypes.CDLL(None)
 libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a fault is one of small pages
@@ -32,9 +37,20 @@ def turn():
     for block in blocks:
         libc.free(block)
 
+def keep(nbytes):
+    if sys.argv[1] == "optimizer":
+        keep_freed(nbytes)
+    elif nbytes:
+        frame = {{"HVDLITE_RING_CHUNK": str(max(4096, nbytes // 4)), "HVDLITE_RING_WINDOW": "1"}}
+        options = Settings.read(os.environ | frame)
+        part = RingPart(member(0, "aa"), options)
+        part.bind()
+        part.close()
+
+hvd.init()
 turn()
 for kept in (0, {_COUNT * _LENGTH}, 1):
-    keep_freed(kept)
+    keep(kept)
     turn()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range({_ROUNDS}):
@@ -45,16 +61,21 @@ for kept in (0, {_COUNT * _LENGTH}, 1):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 @pytest.mark.parametrize(
-    ("environment", "keeps"),
+    ("keeper", "environment", "keeps"),
     [
-        ({}, True),
-        ({"MALLOC_TRIM_THRESHOLD_": "1000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}, False),
-        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, False),
+        ("optimizer", {}, True),
+        ("optimizer", {"HVDLITE_KEEP_FREED": "0"}, False),
+        ("optimizer", {"MALLOC_TRIM_THRESHOLD_": "1000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}, False),
+        ("optimizer", {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, False),
+        ("ring", {}, True),
+        ("ring", {"HVDLITE_KEEP_FREED": "0"}, False),
     ],
-    ids=["keeps", "the user's variable", "the user's tunable"],
+    ids=["keeps", "hvdlite's variable", "the user's variable", "the user's tunable", "ring keeps", "ring's variable"],
 )
-def test_what_is_freed_stays_unless_the_user_says_otherwise(environment: dict[str, str], keeps: bool) -> None:
-    command, variables = [sys.executable, "-c", _SCRIPT], os.environ | environment
+def test_what_is_freed_stays_unless_the_user_says_otherwise(
+    keeper: str, environment: dict[str, str], keeps: bool
+) -> None:
+    command, variables = [sys.executable, "-c", _SCRIPT, keeper], os.environ | environment
     printed = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     ).stdout

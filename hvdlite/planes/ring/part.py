@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvdlite import native
 from hvdlite.members.membership import Membership
 from hvdlite.net.listening import LOOPBACK
 from hvdlite.planes.neighbours import NeighbourPart
@@ -13,6 +14,9 @@ class RingPart(NeighbourPart):
     """Over Unix sockets if all members are on one host, else over TCP."""
 
     def _open(self, members: Membership, options: Settings) -> RingPlane:
+        if options.keep_freed:
+            # A block is allocated for each frame that comes; many of their pages would be new again in each batch.
+            native.library().hvd_keep_freed(4 * options.ring_window * options.ring_chunk)
         return RingPlane(
             members.rank,
             members.size,
