@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -12,12 +10,10 @@ import torch
 
 from hvdlite.compat import stands_for_horovod
 from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops.objects import broadcast_bytes
 from hvdlite.session import rank
 from hvdlite.torch.collectives.adapter import dense, expanded
 from hvdlite.torch.collectives.tensors import collectives
-
-Named = tuple[str, torch.Tensor]
+from hvdlite.training.broadcasting import broadcast_all, broadcast_state, named
 
 
 def broadcast_parameters(
@@ -31,7 +27,9 @@ def broadcast_parameters(
     with the same names, shapes and dtypes on all ranks. Entries that are None are skipped. Raises ValueError for an
     entry that is no tensor, and HorovodInternalError if ranks do not fit together.
     """
-    _broadcast_all(_named(params), root_rank, process_set)
+    if isinstance(params, (torch.Tensor, torch.nn.Module)):
+        raise ValueError(f"expected a model's state_dict() or parameters, got a {type(params).__name__}")
+    broadcast_all(named(params, torch.Tensor), root_rank, process_set, collectives, _STORE)
 
 
 def broadcast_optimizer_state(
@@ -51,18 +49,7 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
     leaves_zeros = stands_for_horovod() and not optimizer.state_dict()["state"]
     state = optimizer.state_dict() if rank() == root_rank else None
-    tensors: list[torch.Tensor] = []
-
-    def broadcast_tensors(data: memoryview) -> None:
-        nonlocal state
-        if state is None:
-            state = _load(data, tensors)
-        named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
-        _broadcast_all(named, root_rank, process_set)
-
-    broadcast_bytes(lambda: _dump(state, tensors), root_rank, "optimizer_state", process_set, broadcast_tensors)
-    assert state is not None
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(broadcast_state(state, "optimizer_state", root_rank, process_set, collectives, _STORE))
     if leaves_zeros:
         _zero_gradients(optimizer, model)
 
@@ -79,65 +66,32 @@ def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
                 parameter.grad = zeros.to_sparse(1) if is_sparse else zeros
 
 
-def _named(params: Any) -> list[Named]:
-    if isinstance(params, (torch.Tensor, torch.nn.Module)):
-        raise ValueError(f"expected a model's state_dict() or parameters, got a {type(params).__name__}")
-    if isinstance(params, Mapping):
-        pairs = [(key, params[key]) for key in sorted(params)]
-    else:
-        pairs = [
-            entry if isinstance(entry, tuple) and len(entry) == 2 else (f"noname.{index}", entry)
-            for index, entry in enumerate(params)
-        ]
-    for key, value in pairs:
-        if value is not None and not isinstance(value, torch.Tensor):
-            raise ValueError(f"broadcast_parameters takes tensors, but {key!r} is a {type(value).__name__}")
-    return [(f"parameter.{key}", value) for key, value in pairs if value is not None]
+class _Tensors:
+    """Torch tensors, which are their own values."""
+
+    kind = torch.Tensor
+
+    @torch.no_grad()
+    def read(self, variable: torch.Tensor) -> torch.Tensor:
+        return dense(variable)
+
+    @torch.no_grad()
+    def write(self, variable: torch.Tensor, received: torch.Tensor) -> None:
+        """Copies into a tensor that may be expanded: elements that share memory are written once."""
+        target, source = variable, received
+        for dimension in expanded(variable):
+            target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
+        with torch.inference_mode() if variable.is_inference() else nullcontext():
+            target.copy_(source)
+        if target is not variable and not torch.equal(variable, received):
+            raise ValueError("a tensor that is expanded on this rank is not on the root; pass tensor.clone()")
+
+    def description(self, variable: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+        return tuple(variable.shape), variable.dtype
+
+    def make(self, description: tuple[tuple[int, ...], torch.dtype]) -> torch.Tensor:
+        shape, dtype = description
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-@torch.no_grad()
-def _broadcast_all(tensors: list[Named], root_rank: int, process_set: ProcessSet) -> None:
-    received_all = collectives.broadcast_all_(
-        [(name, dense(tensor)) for name, tensor in tensors], root_rank, process_set
-    )
-    for (_, tensor), received in zip(tensors, received_all, strict=True):
-        if received is not tensor:
-            _overwrite(tensor, received)
-
-
-def _overwrite(tensor: torch.Tensor, received: torch.Tensor) -> None:
-    """Copies into a tensor that may be expanded: elements that share memory are written once."""
-    target, source = tensor, received
-    for dimension in expanded(tensor):
-        target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
-    with torch.inference_mode() if tensor.is_inference() else nullcontext():
-        target.copy_(source)
-    if target is not tensor and not torch.equal(tensor, received):
-        raise ValueError("a tensor that is expanded on this rank is not on the root; pass tensor.clone()")
-
-
-def _dump(state: Any, tensors: list[torch.Tensor]) -> bytes:
-    """Pickles ``state`` without the contents of its tensors, which are appended to ``tensors``."""
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> Any:
-            if not isinstance(obj, torch.Tensor):
-                return None
-            tensors.append(obj.detach())
-            return tuple(obj.shape), obj.dtype
-
-    stream = io.BytesIO()
-    Pickler(stream).dump(state)
-    return stream.getvalue()
-
-
-def _load(data: memoryview, tensors: list[torch.Tensor]) -> Any:
-    """The state that was dumped, with empty tensors, which are appended to ``tensors`` in the same order."""
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: Any) -> torch.Tensor:
-            shape, dtype = pid
-            tensors.append(torch.empty(shape, dtype=dtype, device="cpu"))
-            return tensors[-1]
-
-    return Unpickler(io.BytesIO(data)).load()
+_STORE = _Tensors()

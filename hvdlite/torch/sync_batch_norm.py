@@ -6,8 +6,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.torch.collectives.peers import has_peers
 from hvdlite.torch.normalization import Moments, Normalize, moments_of_all
+from hvdlite.training.peers import group_with_peers
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -67,7 +67,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalized ``input``. Raises ValueError if all ranks together have fewer than two values a feature."""
         self._check_input_dim(input)
-        if not self.training or not has_peers(self.process_set):
+        if not self.training or group_with_peers(self.process_set) is None:
             return super().forward(input)
         with torch.no_grad():
             whole = moments_of_all(input, self.process_set)

@@ -15,7 +15,7 @@ CALLS = {"eval", "exec", "compile", "__import__"}
 MAY_UNPICKLE = {
     "hvdlite.ops.by_value",  # it only dumps
     "hvdlite.ops.objects",  # objects that the user's program gives to broadcast_object
-    "hvdlite.torch.broadcasting",  # the same for objects with tensors in them
+    "hvdlite.training.broadcasting",  # the same for objects with tensors in them
     "hvdlite.running.functions",  # the function that the user's program gives to run()
 }
 SOURCES = [path for path in files(".py") if path.parts[0] in ("hvdlite", "launcher")]

@@ -18,10 +18,13 @@ import torch
 
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.ops import group_of
-from hvdlite.torch.optimizer.naming import Named, ParamGroup, group_names, horovod_names, known_as
-from hvdlite.torch.optimizer.parameter_check import ParameterCheck
-from hvdlite.torch.optimizer.reduction import Reduction
+from hvdlite.torch.optimizer.gradients import memory_of
+from hvdlite.torch.optimizer.names import Named, ParamGroup, group_names, horovod_names
+from hvdlite.torch.optimizer.reduction import TensorReduction
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes
+from hvdlite.training.naming import known_as
+from hvdlite.training.parameter_check import ParameterCheck
+from hvdlite.training.peers import group_with_peers
 
 Start = tuple[str, list[torch.Tensor], list[torch.Tensor]]
 """The name of a bucket, its parameters, and copies of them from which a step is measured."""
@@ -30,10 +33,10 @@ Start = tuple[str, list[torch.Tensor], list[torch.Tensor]]
 class DeltaReducer:
     """Combines the steps of the parameters that it was told to `watch`."""
 
-    def __init__(self, reduction: Reduction) -> None:
+    def __init__(self, reduction: TensorReduction) -> None:
         self._reduction = reduction
         self._buckets: list[list[Named]] = []
-        self._check = ParameterCheck(reduction.process_set)
+        self._check = ParameterCheck(reduction.process_set, memory_of)
         self._torn_in: object = None  # the group in which a step was interrupted
 
     def watch(self, members: Sequence[Named]) -> None:
@@ -45,9 +48,9 @@ class DeltaReducer:
     def starts(self) -> list[Start]:
         """Where the next step starts. Empty if there is nobody to combine it with."""
         starts: list[Start] = []
-        if not self._buckets or not self._reduction.is_needed:
+        if not self._buckets or (group := group_with_peers(self._reduction.process_set)) is None:
             return starts
-        if self._torn_in is group_of(self._reduction.process_set):
+        if self._torn_in is group:
             raise HorovodInternalError(
                 "a step of this rank was interrupted while ranks combined it, so their parameters differ; broadcast "
                 "parameters and optimizer state after hvd.shutdown() and hvd.init() on all ranks"
@@ -85,13 +88,13 @@ class DeltaReducer:
             raise failures[0]
 
     def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
-        with self._reduction.burst():
+        with group_of(self._reduction.process_set).burst():
             self._check.submit()
-            waits = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
+            flights = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
         failures = []
-        for (_, parameters, copies), wait in zip(starts, waits, strict=True):
+        for (_, parameters, copies), flight in zip(starts, flights, strict=True):
             try:
-                deltas: list[torch.Tensor | None] = [*wait()]
+                deltas: list[torch.Tensor | None] = [*flight.finish()]
             except HvdError as error:
                 failures.append(error)
                 deltas = [None] * len(parameters)

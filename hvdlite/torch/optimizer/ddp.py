@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from hvdlite.torch.optimizer.naming import Named
+from hvdlite.torch.optimizer.names import Named
 
 
 def refuse_ddp(members: Iterable[Named]) -> None:

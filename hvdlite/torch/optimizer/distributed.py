@@ -21,12 +21,13 @@ from hvdlite.tensors.dtypes import OP_NAMES, Adasum, Average, Sum
 from hvdlite.torch.collectives.adapter import refuse_wrapped
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer
-from hvdlite.torch.optimizer.buckets import Groups, in_buckets, merged
 from hvdlite.torch.optimizer.ddp import refuse_ddp
 from hvdlite.torch.optimizer.gradients import GradientReducer
-from hvdlite.torch.optimizer.naming import ParamGroup, group_names, horovod_names, names_of
-from hvdlite.torch.optimizer.reduction import Reduction
+from hvdlite.torch.optimizer.names import ParamGroup, group_names, horovod_names, names_by_place
+from hvdlite.torch.optimizer.reduction import TensorReduction
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes, wrap
+from hvdlite.training.buckets import Groups, in_buckets, merged
+from hvdlite.training.naming import names_of
 
 _GRAD_SCALERS = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
 
@@ -165,7 +166,7 @@ def DistributedOptimizer(
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Groups = None,
+    groups: Groups[torch.Tensor] = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
@@ -188,14 +189,14 @@ def DistributedOptimizer(
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
     given = None if named_parameters is None else list(named_parameters)
-    names = names_of(optimizer.param_groups, given)
+    names = names_of(names_by_place(optimizer.param_groups), given)
     for parameter, name in names.items():
         refuse_wrapped(parameter, name)
     refuse_ddp((name, parameter) for parameter, name in names.items())
-    buckets = in_buckets(names, merged(groups, num_groups))
+    buckets = in_buckets(names, merged(groups, num_groups), torch.Tensor)
     passes = positive_passes(backward_passes_per_step)
     factor = float(gradient_predivide_factor)
-    reduction = Reduction(compression, op, 1 / factor, factor, sparse_as_dense, process_set)
+    reduction = TensorReduction(compression, op, factor, sparse_as_dense, process_set)
     all_names = {**names, **{parameter: name for name, parameter in given or ()}}
     shared = dict(_parameter_names=horovod_names(all_names))
     choices = dict(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops import group_of
 
 
-def has_peers(process_set: ProcessSet) -> bool:
-    """Whether this rank is in ``process_set`` and not alone there.
+def group_with_peers(process_set: ProcessSet) -> Group | None:
+    """The group of ``process_set``; None if this rank is not in it, or alone there.
 
     Raises HorovodInternalError before ``init`` and after ``shutdown``, and ValueError for a set that is not registered,
     so that nobody trains alone without noticing.
     """
-    return process_set.included() is not False and group_of(process_set).size > 1
+    if process_set.included() is False:
+        return None
+    group = group_of(process_set)
+    return group if group.size > 1 else None

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.session import current
 
-Named = tuple[str, torch.Tensor]
-ParamGroup = dict[str, Any]
+
+class Parameter(Protocol):
+    """What a front end trains: an object that is equal to itself only, and has a shape."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def shape(self) -> Any:
+        """Its extents."""
 
 
-def group_names(group: ParamGroup, index: int) -> dict[torch.Tensor, str]:
-    """The names that a parameter group has from ``named_parameters``, or else the places of its parameters."""
-    default = [f"noname.{index}.{place}" for place in range(len(group["params"]))]
-    return dict(zip(group["params"], group.get("param_names", default), strict=True))
+P = TypeVar("P", bound=Parameter)
 
 
-def names_of(
-    groups: Sequence[ParamGroup], named_parameters: Iterable[tuple[str, Any]] | None
-) -> dict[torch.Tensor, str]:
-    """The name of every parameter of an optimizer, in the optimizer's order.
+def names_of(by_place: Mapping[P, str], named_parameters: Iterable[tuple[str, Any]] | None) -> dict[P, str]:
+    """The name of every parameter of an optimizer, in the optimizer's order: a given one, or else that by its place.
 
     Raises ValueError if ``named_parameters`` are not pairs, name something twice, or leave a parameter out.
     """
-    by_place = {
-        parameter: name for index, group in enumerate(groups) for parameter, name in group_names(group, index).items()
-    }
     if named_parameters is None:
-        return by_place
+        return dict(by_place)
     given = _checked(named_parameters)
     missing = [
         f"{name} of shape {tuple(parameter.shape)}" for parameter, name in by_place.items() if parameter not in given
@@ -47,12 +44,7 @@ def names_of(
     return {parameter: given[parameter] for parameter in by_place}
 
 
-def horovod_names(names: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
-    """``names`` as Horovod has them in ``_parameter_names``, which scripts read."""
-    return {parameter: f"allreduce.{name}" if name.startswith("noname.") else name for parameter, name in names.items()}
-
-
-def known_as(process_set: ProcessSet, kind: str, members: Iterable[Named]) -> list[Named]:
+def known_as(process_set: ProcessSet, kind: str, members: Iterable[tuple[str, P]]) -> list[tuple[str, P]]:
     """The members with the names by which ranks find each other: ``gradient.weight``, then ``gradient.weight#2``.
 
     Optimizers may share parameters' names, so the uses of each are counted, from the time that the process set is
@@ -70,7 +62,7 @@ def _numbered(name: str, uses: Counter[str]) -> str:
     return name if uses[name] == 1 else f"{name}#{uses[name]}"
 
 
-def _checked(named_parameters: Iterable[tuple[str, Any]]) -> dict[torch.Tensor, str]:
+def _checked(named_parameters: Iterable[tuple[str, Any]]) -> dict[Any, str]:
     pairs = list(named_parameters)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):

@@ -20,11 +20,10 @@ import math
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hvdlite import native
 from hvdlite.engine.group import Group
@@ -34,23 +33,26 @@ from hvdlite.members.process_set import ProcessSet
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import arrays, group_of, synchronize
 from hvdlite.session import current
+from hvdlite.tensors.buffer import Buffer
 from hvdlite.tensors.dtypes import Sum
-from hvdlite.torch.collectives.adapter import TensorAdapter
-from hvdlite.torch.optimizer.naming import Named
+from hvdlite.training.naming import P
 
 Checksums = npt.NDArray[np.uint64]
 Vector = npt.NDArray[np.int64]
 
 _EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
-_ADAPTER: Final = TensorAdapter()
 
 
-class ParameterCheck:
-    """Compares the parameters of one optimizer."""
+class ParameterCheck(Generic[P]):
+    """Compares the parameters of one optimizer.
 
-    def __init__(self, process_set: ProcessSet) -> None:
+    ``memory_of`` a parameter is None if it is not trained now, and ValueError if there is nothing to compare.
+    """
+
+    def __init__(self, process_set: ProcessSet, memory_of: Callable[[P], Buffer | None]) -> None:
         self._process_set = process_set
-        self._members: list[Named] = []
+        self._memory_of = memory_of
+        self._members: list[tuple[str, P]] = []
         self._known_as = ""  # the first of the names that ranks use, which no other optimizer has
         self._first_step_in: tuple[weakref.ref[Group], int] | None = None
         self._ready: Vector | None = None
@@ -58,7 +60,7 @@ class ParameterCheck:
         self._handle: Handle | None = None
         self._has_told = False
 
-    def watch(self, members: Sequence[Named], known_as: Sequence[Named]) -> None:
+    def watch(self, members: Sequence[tuple[str, P]], known_as: Sequence[tuple[str, P]]) -> None:
         """Adds parameters, with their names for users and those that ranks use."""
         self._members += members
         self._known_as = min([name for name, _ in known_as] + [self._known_as] * bool(self._known_as))
@@ -72,10 +74,11 @@ class ParameterCheck:
         self._first_step_in = begun
         self._ready = self._handle = None
         if current().compares_parameters and _compares_after(group.joins):
-            moving = [(name, parameter) for name, parameter in self._members if parameter.requires_grad]
-            self._names = [name for name, _ in moving]
             of = _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
-            self._ready = _packed([_checksum(parameter, of) for _, parameter in moving], group.rank, group.size)
+            checksums = [(name, self._checksum(parameter, of)) for name, parameter in self._members]
+            moving = [(name, checksum) for name, checksum in checksums if checksum is not None]
+            self._names = [name for name, _ in moving]
+            self._ready = _packed([checksum for _, checksum in moving], group.rank, group.size)
 
     def submit(self) -> None:
         """Sends what `read` took, if it did, in the burst of the caller."""
@@ -104,6 +107,19 @@ class ParameterCheck:
             if group.rank == live[0]:
                 logger.warning("%s", _warning(self._names, differ, models, group.ranks))
 
+    def _checksum(self, parameter: P, of: Callable[[int, int, int], int]) -> int | None:
+        """The checksum of the parameter's memory: 0 for what has none that ranks could share, None for what rests."""
+        try:
+            memory = self._memory_of(parameter)
+        except ValueError:
+            return 0
+        if memory is None:
+            return None
+        address, dtype, shape, owner = memory
+        checksum = of(0, address, math.prod(shape) * dtype.itemsize)
+        del owner, memory  # until here they kept the memory, which may be that of a copy
+        return checksum
+
 
 def _compares_after(joins: int) -> bool:
     return joins <= _EACH_OF_JOINS or joins & (joins - 1) == 0
@@ -112,17 +128,6 @@ def _compares_after(joins: int) -> bool:
 def _zlib_crc32(begun: int, address: int, nbytes: int) -> int:
     """What all ranks of a group take of their parameters if one of them lacks the native library."""
     return zlib.crc32((ctypes.c_ubyte * nbytes).from_address(address), begun) if nbytes else begun
-
-
-def _checksum(parameter: torch.Tensor, of: Callable[[int, int, int], int]) -> int:
-    """The checksum of the parameter's memory; 0 for what has none that ranks could share."""
-    try:
-        address, dtype, shape, owner = _ADAPTER.buffer(parameter.detach())
-    except ValueError:
-        return 0
-    checksum = of(0, address, math.prod(shape) * dtype.itemsize)
-    del owner  # until here it kept the memory, which may be that of a copy
-    return checksum
 
 
 def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
+from hvdlite.training.naming import P
 
-from hvdlite.torch.optimizer.naming import Named
+Groups = int | Sequence[Sequence[P]] | None
+Bucket = list[tuple[str, P]]
 
-Groups = int | Sequence[Sequence[torch.Tensor]] | None
 
-
-def in_buckets(names: dict[torch.Tensor, str], groups: Groups) -> list[list[Named]]:
-    """The named parameters, in buckets.
+def in_buckets(names: dict[P, str], groups: Groups[P], kind: type) -> list[Bucket[P]]:
+    """The named parameters, which are of a class ``kind``, in buckets.
 
     ``groups`` is None for one bucket each, a number of buckets to cut the parameters into, or lists of parameters that
     are a bucket each and leave a bucket to each of the others. Raises ValueError for anything else, for a parameter
@@ -27,10 +26,10 @@ def in_buckets(names: dict[torch.Tensor, str], groups: Groups) -> list[list[Name
         return _cut([(name, parameter) for parameter, name in names.items()], groups)
     if not isinstance(groups, (list, tuple)) or not all(isinstance(each, (list, tuple)) for each in groups):
         raise ValueError(f"groups must be a positive number or lists of parameters, got {_shown(groups)}")
-    return _listed(names, groups)
+    return _listed(names, groups, kind)
 
 
-def merged(groups: Groups, num_groups: int) -> Groups:
+def merged(groups: Groups[P], num_groups: int) -> Groups[P]:
     """``groups``, or else what its former name ``num_groups`` asks for, with a warning unless that is 0.
 
     Raises ValueError for both together, and for a ``num_groups`` that is no number from 0.
@@ -45,7 +44,7 @@ def merged(groups: Groups, num_groups: int) -> Groups:
     return num_groups
 
 
-def _cut(members: list[Named], count: int) -> list[list[Named]]:
+def _cut(members: Bucket[P], count: int) -> list[Bucket[P]]:
     if count <= 0:
         raise ValueError(f"groups must be a positive number or lists of parameters, got {count}")
     count = min(count, len(members))
@@ -53,12 +52,12 @@ def _cut(members: list[Named], count: int) -> list[list[Named]]:
     return [members[start:end] for start, end in pairwise(edges)]
 
 
-def _listed(names: dict[torch.Tensor, str], groups: Sequence[Sequence[torch.Tensor]]) -> list[list[Named]]:
+def _listed(names: dict[P, str], groups: Sequence[Sequence[P]], kind: type) -> list[Bucket[P]]:
     rest = dict(names)
     buckets = []
     for group in groups:
         for parameter in group:
-            if not isinstance(parameter, torch.Tensor):
+            if not isinstance(parameter, kind):
                 raise ValueError(f"groups must be lists of parameters, but one has {_shown(parameter)}")
             if parameter not in names:
                 raise ValueError(

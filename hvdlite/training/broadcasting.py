@@ -1,0 +1,121 @@
+"""Parameters and state, made equal on all ranks.
+
+State travels as a pickle without the contents of its tensors, and then the tensors, each by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from hvdlite.members.process_set import ProcessSet
+from hvdlite.ops import Collectives
+from hvdlite.ops.objects import broadcast_bytes
+from hvdlite.session import rank
+
+V = TypeVar("V")
+"""What a front end keeps values in: variables, or tensors themselves."""
+
+T = TypeVar("T")
+
+
+class Store(Protocol[V, T]):
+    """How a front end's values are read, written and made."""
+
+    kind: type[V]
+
+    def read(self, variable: V) -> T:
+        """The value, as a tensor that can be written in place: ``variable`` itself, or a copy."""
+
+    def write(self, variable: V, received: T) -> None:
+        """Gives ``variable`` the value that was received, where what was read was a copy."""
+
+    def description(self, variable: V) -> Any:
+        """What `make` needs to make another one; something that pickles."""
+
+    def make(self, description: Any) -> V:
+        """A new variable, of any value."""
+
+
+def named(params: Any, kind: type[V]) -> list[tuple[str, V]]:
+    """The names and variables of a mapping, of pairs, or of variables alone; None is left out.
+
+    Raises ValueError for what is not of ``kind``.
+    """
+    if isinstance(params, Mapping):
+        pairs = [(key, params[key]) for key in sorted(params)]
+    else:
+        pairs = [
+            entry if isinstance(entry, tuple) and len(entry) == 2 else (f"noname.{index}", entry)
+            for index, entry in enumerate(params)
+        ]
+    for key, value in pairs:
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"broadcast_parameters takes tensors, but {key!r} is a {type(value).__name__}")
+    return [(f"parameter.{key}", value) for key, value in pairs if value is not None]
+
+
+def broadcast_all(
+    variables: Sequence[tuple[str, V]],
+    root_rank: int,
+    process_set: ProcessSet,
+    collectives: Collectives[T],
+    store: Store[V, T],
+) -> None:
+    """Overwrites ``variables``, each under its name, with those of ``root_rank``."""
+    read = [(name, store.read(variable)) for name, variable in variables]
+    received_all = collectives.broadcast_all_(read, root_rank, process_set)
+    for (_, variable), received in zip(variables, received_all, strict=True):
+        if received is not variable:
+            store.write(variable, received)
+
+
+def broadcast_state(
+    state: Any,
+    name: str,
+    root_rank: int,
+    process_set: ProcessSet,
+    collectives: Collectives[T],
+    store: Store[V, T],
+) -> Any:
+    """The ``state`` of ``root_rank``, which pickles but for the variables in it. That of other ranks does not count."""
+    is_root = rank() == root_rank
+    variables: list[V] = []
+
+    def broadcast_variables(data: memoryview) -> None:
+        nonlocal state
+        if not is_root:
+            state = _load(data, variables, store)
+        pairs = [(f"{name}.{index}", variable) for index, variable in enumerate(variables)]
+        broadcast_all(pairs, root_rank, process_set, collectives, store)
+
+    broadcast_bytes(lambda: _dump(state, variables, store), root_rank, name, process_set, broadcast_variables)
+    return state
+
+
+def _dump(state: Any, variables: list[V], store: Store[V, Any]) -> bytes:
+    """Pickles ``state`` without the contents of its variables, which are appended to ``variables``."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if not isinstance(obj, store.kind):
+                return None
+            variables.append(obj)
+            return store.description(obj)
+
+    stream = io.BytesIO()
+    Pickler(stream).dump(state)
+    return stream.getvalue()
+
+
+def _load(data: memoryview, variables: list[V], store: Store[V, Any]) -> Any:
+    """The state that was dumped, with new variables, which are appended to ``variables`` in the same order."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> V:
+            variables.append(store.make(pid))
+            return variables[-1]
+
+    return Unpickler(io.BytesIO(data)).load()

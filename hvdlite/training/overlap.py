@@ -1,0 +1,321 @@
+"""The gradients of a set of parameters on their way between ranks, while backward still computes others.
+
+A front end calls `Overlap.count_pass` as soon as a gradient was computed. The last gradient of a *bucket*, one
+parameter or those that the user grouped, makes it ready; `synchronize` makes the rest ready, waits for all and puts the
+results in place. So every rank submits every bucket once a step, under the same name, whatever its own graph used: a
+rank without a gradient contributes zeros.
+
+What is ready is submitted in bursts of many megabytes, and the first of a step at once. Each burst wakes two threads
+on every rank, and where cores are few these take their time from backward; so bursts are longer there. In the middle of
+backward a gradient is only settled while the cache has it, and the rest is done once a burst: backward throws our code
+out of the caches, so that each line of it takes four times as long as in a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from hvdlite.engine.group import Group
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.ops import group_of
+from hvdlite.session import local_size, size
+from hvdlite.training.parameter_check import ParameterCheck
+from hvdlite.training.peers import group_with_peers
+from hvdlite.training.reduction import Flight, Reduction
+
+T = TypeVar("T")
+
+# Overhead of a step with 75 gradients, 2 ranks on 2 cores, in ms of a core: 45 in bursts of 4 MiB, 34 of 16, 32 of all.
+# The coordinator takes 41, 14 and 4 turns; with each gradient alone it was 122.
+_BURST_BYTES: Final = 16 << 20
+# Where the cores that compute must also reduce, an early reduction hides nothing. 2 ranks on 2 cores, in turns: 44 ms
+# in bursts of 16 MiB, 37 of 64.
+_BURST_BYTES_WITHOUT_SPARE_CORES: Final = 64 << 20
+
+_FAILURES: Final = (HvdError, ValueError, AssertionError)
+
+
+class Gradient(ABC, Generic[T]):
+    """One parameter's gradient, of which a front end knows the rest.
+
+    ``name`` is that by which ranks find it, and ``passes_left`` are the backward passes that are still to come in this
+    step before it is complete. What it has of ``place`` is for `Reduction.pack`.
+    """
+
+    __slots__ = ("bucket", "name", "passes_left", "place")
+
+    bucket: Bucket[T]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.passes_left = 0
+        self.place: Any = None
+
+    @property
+    @abstractmethod
+    def is_wanted(self) -> bool:
+        """Whether the parameter gets gradients; those that are frozen do not."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Remembers the gradient, which is complete, as it is now."""
+
+    @abstractmethod
+    def value(self) -> T:
+        """The gradient to reduce: zeros, which become the parameter's, if there is none.
+
+        Raises ValueError for one that cannot be reduced.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Takes back `settle`."""
+
+    @abstractmethod
+    def has_changed(self) -> bool:
+        """Whether the parameter's gradient is not what it was when it was settled."""
+
+    @abstractmethod
+    def put(self, value: T, reduced: T) -> None:
+        """Makes ``reduced`` the parameter's gradient, which was ``value``. May be called twice."""
+
+
+class Bucket(Generic[T]):
+    """Gradients that travel together. ``waiting`` are not complete for this step.
+
+    ``flight`` is there from the submit to the end of the step, so that a `synchronize` that was interrupted can be
+    called again; ``sent`` are the gradients in it, and ``unchanged`` those that were found so when it ended.
+    """
+
+    __slots__ = ("flight", "gradients", "nbytes", "sent", "unchanged", "waiting")
+
+    def __init__(self, gradients: Sequence[Gradient[T]], nbytes: int) -> None:
+        self.gradients = gradients
+        self.nbytes = nbytes
+        self.waiting = set(gradients)
+        self.sent: Sequence[Gradient[T]] = ()
+        self.unchanged: set[Gradient[T]] = set()
+        self.flight: Flight[T] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more is to come in this step; frozen parameters get no gradient."""
+        return not any(gradient.is_wanted for gradient in self.waiting)
+
+
+class Overlap(Generic[T]):
+    """Reduces gradients in the buckets that it was given with `add`.
+
+    ``passes`` backward passes are summed locally before a gradient is submitted. ``check`` compares the parameters
+    before the first step.
+    """
+
+    def __init__(self, reduction: Reduction[T], passes: int, check: ParameterCheck[Any]) -> None:
+        self._reduction = reduction
+        self._process_set = reduction.process_set
+        self._passes = passes
+        self._check = check
+        self._buckets: list[Bucket[T]] = []
+        self._gradients: dict[str, Gradient[T]] = {}
+        self._group: Group | None = None  # of this step, asked once, and whether it has peers
+        self._has_peers = False
+        self._ready: deque[Bucket[T]] = deque()  # complete, and not submitted
+        self._ready_bytes = 0
+        self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
+        self._submitted: deque[Bucket[T]] = deque()  # of this step, in the order in which they come back
+        self._has_begun = False
+        self._thread = 0  # in which this step's gradients are computed
+        self._torn: tuple[Group | None, str] = (None, "")  # the group and the gradient whose submit was interrupted
+        _overlaps.add(self)
+
+    def add(self, gradients: Sequence[Gradient[T]], nbytes: int) -> None:
+        """Adds gradients that travel together, the same on all ranks."""
+        bucket = Bucket(gradients, nbytes)
+        self._buckets.append(bucket)
+        for gradient in gradients:
+            gradient.bucket = bucket
+            gradient.passes_left = self._passes
+            self._gradients[gradient.name] = gradient
+
+    @property
+    def passes(self) -> int:
+        """Backward passes per step."""
+        return self._passes
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether a bucket is ready or in flight."""
+        return bool(self._ready) or any(bucket.flight is not None for bucket in self._buckets)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a backward pass has added to a gradient since the last `synchronize`."""
+        return any(gradient.passes_left < self._passes for gradient in self._gradients.values())
+
+    def prepare(self) -> None:
+        """Called once, before anything is submitted. Raises ValueError to refuse that."""
+
+    def count_pass(self, gradient: Gradient[T], *_: object) -> None:
+        """To be called when a backward pass has added to ``gradient``. Raises AssertionError for one pass too many."""
+        if gradient.passes_left == 0:
+            raise AssertionError(
+                f"{gradient.name!r} was computed more than backward_passes_per_step = {self._passes} times before "
+                "step(); increase backward_passes_per_step to accumulate gradients locally"
+            )
+        gradient.passes_left -= 1
+        if gradient.passes_left > 0:
+            return
+        if self._group is None:
+            group = group_of(self._process_set)
+            self._group, self._has_peers = group, group.size > 1
+            self._thread = threading.get_ident()
+        if self._has_peers:
+            gradient.settle()
+            bucket = gradient.bucket
+            bucket.waiting.discard(gradient)
+            if not bucket.waiting or bucket.is_complete:
+                self._ready.append(bucket)
+                self._ready_bytes += bucket.nbytes
+                if self._ready_bytes >= self._burst_bytes:
+                    _raise_first(self._submit_ready())
+
+    def synchronize(self) -> None:
+        """Puts the reduced gradient of every parameter that requires one in place.
+
+        A parameter without a gradient here takes part with zeros, unless there is one rank only. If some fail, all are
+        waited for before the first error is raised: ValueError for a gradient that cannot be sent, AssertionError for
+        one that changed meanwhile, HorovodInternalError for one that was not reduced. If a signal handler interrupts
+        the wait, it goes on when it is called again. If one interrupts a submit, ranks may not agree any more about
+        what was submitted, and it raises HorovodInternalError from then on.
+        """
+        failures: list[Exception] = []
+        if self._buckets and (group := group_with_peers(self._process_set)) is not None:
+            torn_in, name = self._torn
+            if torn_in is group:
+                raise HorovodInternalError(
+                    f"a signal handler interrupted this rank while it submitted {name!r}, so ranks no longer agree "
+                    "about this optimizer's gradients; call hvd.shutdown() and hvd.init() on all ranks, broadcast "
+                    "parameters and optimizer state, and go on with a new optimizer"
+                )
+            others = [bucket for bucket in self._buckets if bucket.flight is None]
+            self._ready = deque(dict.fromkeys([*self._ready, *others]))
+            if self._ready:
+                failures += self._submit_ready()
+            for other in tuple(_overlaps):  # before waiting, because ranks may step their optimizers in another order
+                if other is not self and other._thread == threading.get_ident():
+                    other._flush()
+            while self._submitted:
+                try:
+                    self._finish(self._submitted[0])
+                except _FAILURES as error:
+                    failures.append(error)
+                self._submitted.popleft()
+            self._check.conclude()
+        self.start_over()
+        _raise_first(failures)
+
+    def start_over(self, passes: int | None = None) -> None:
+        """Forgets the passes that were counted; from now on a step has ``passes`` passes.
+
+        Waits for what is ready or in flight, for which other ranks wait, and forgets the results.
+        """
+        if self._ready:
+            self._flush()
+            self._ready.clear()
+        self._ready_bytes = 0
+        for bucket in self._submitted:
+            assert bucket.flight is not None
+            with contextlib.suppress(HvdError):
+                bucket.flight.finish()
+        self._submitted.clear()
+        self._group = None
+        self._burst_bytes = 0
+        self._passes = self._passes if passes is None else passes
+        for bucket in self._buckets:
+            bucket.flight = None
+            bucket.waiting.update(bucket.gradients)
+            for gradient in bucket.gradients:
+                gradient.passes_left = self._passes
+                gradient.forget()
+
+    def _submit_ready(self) -> list[Exception]:
+        if not self._burst_bytes:
+            if not self._has_begun:
+                self.prepare()
+                self._has_begun = True
+            self._burst_bytes = _burst_bytes()
+            self._check.read()
+        self._ready_bytes = 0
+        failures: list[Exception] = []
+        group = group_of(self._process_set)
+        with group.burst():
+            self._check.submit()  # before the gradients, so that it has come when they have
+            while self._ready:
+                try:
+                    self._submit(self._ready.popleft(), group)
+                except _FAILURES as error:
+                    failures.append(error)
+        return failures
+
+    def _submit(self, bucket: Bucket[T], group: Group) -> None:
+        sent = [each for each in bucket.gradients if each.is_wanted or each not in bucket.waiting]
+        if not sent:
+            return
+        name = sent[0].name if len(sent) == 1 else f"{sent[0].name}..{sent[-1].name}"
+        try:
+            values = [each.value() for each in sent]
+            bucket.sent, bucket.unchanged = sent, set()
+            bucket.flight = self._reduction.start(name, values, [each.place for each in sent])
+            self._submitted.append(bucket)
+        except ValueError as error:
+            for gradient in sent:
+                gradient.forget()  # the user may mend it, and step
+            raise ValueError(f"cannot reduce {name!r}: {error}") from error
+        except Exception:
+            raise
+        except BaseException:  # out of a signal handler: it may have been submitted or not
+            self._torn = (group, name)
+            raise
+
+    def _flush(self) -> None:
+        """Submits what is ready where that can be done. What cannot be submitted is for `synchronize` to tell."""
+        with contextlib.suppress(HvdError, ValueError):  # there may be no session any more
+            if self._ready and group_of(self._process_set) is self._group:  # or another one
+                self._submit_ready()
+
+    def _finish(self, bucket: Bucket[T]) -> None:
+        flight = bucket.flight
+        assert flight is not None
+        for gradient, value, reduced in zip(bucket.sent, flight.tensors, flight.finish(), strict=True):
+            if gradient not in bucket.unchanged and gradient.has_changed():
+                raise AssertionError(
+                    f"{gradient.name!r} was changed while ranks were reducing it; call optimizer.synchronize() first, "
+                    "then change gradients, then step() in optimizer.skip_synchronize()"
+                )
+            bucket.unchanged.add(gradient)  # so what follows may be done again
+            gradient.put(value, reduced)
+
+
+_overlaps: weakref.WeakSet[Overlap[Any]] = weakref.WeakSet()
+
+
+def _burst_bytes() -> int:
+    ranks_here = local_size()
+    may_hide = ranks_here < len(os.sched_getaffinity(0)) or ranks_here < size()  # behind computing, or the network
+    return _BURST_BYTES if may_hide else _BURST_BYTES_WITHOUT_SPARE_CORES
+
+
+def _raise_first(failures: list[Exception]) -> None:
+    """Leaves no cycle of the error and the frames that it passes, which would keep a dropped optimizer's hooks."""
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()
