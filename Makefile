@@ -32,7 +32,7 @@ RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist load
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-targets bench-hosts clean
+.PHONY: help demo test test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -89,6 +89,13 @@ wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
 
 bench: $(VENV)/.for-demo native ## measure collectives with $(NP) ranks
 	$(IN_VENV) hvdrun -np $(NP) python -m hvdlite.bench $(BENCH_ARGS)
+
+bench-table: $(VENV)/.for-demo native ## measure, and write the table of docs/performance.md
+	@mkdir -p build
+	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --compare gloo,mpi --registered --sizes 1K:256M:*4 --json build/sizes.json
+	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --compare gloo --many 1000 1K --json build/many.json
+	$(IN_VENV) hvdrun -np 2 python -m hvdlite.bench --train --json build/train.json
+	$(BIN)/python -m benchmarks.table build/sizes.json build/many.json build/train.json
 
 bench-targets: $(VENV)/.for-demo native ## hold all-reduce within this host against Gloo, MPI and its targets
 	@mkdir -p build

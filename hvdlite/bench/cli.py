@@ -35,11 +35,12 @@ from hvdlite.bench.sweep import entrants, sweep
 from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
 from hvdlite.session import current
-from hvdlite.settings import Start
+from hvdlite.settings import Start, table
 from hvdlite.tensors.dtypes import DType
 
 _DEFAULT_SIZES = "1K,256K,4M,16M,256M"
 _DTYPES = [str(dtype) for dtype in DType if dtype is not DType.BOOL]
+_PLANES = next(spec.choices for spec in table() if spec.name == "plane")
 _STEPS = 20
 _IGNORED = {
     "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
@@ -78,7 +79,7 @@ def report_file(path: str) -> Path:
               help=f"Timed iterations. [default: 10 to 500 by size; {_STEPS} steps]")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
               help="Untimed iterations before every block of timed ones.")  # fmt: skip
-@click.option("--plane", type=click.Choice(["auto", "shm", "ring"]), help="Data plane; else HVDLITE_PLANE decides.")
+@click.option("--plane", type=click.Choice(_PLANES), help="Data plane; else HVDLITE_PLANE decides.")
 @click.option("--compare", "peers", type=Parsed("LIST", parse_peers), multiple=True,
               help=f"Measure these as well, in turns with hvdlite: {', '.join(OTHERS)}, {', '.join(LIBRARIES)}, or "
               "mpi for all of MPI.")  # fmt: skip

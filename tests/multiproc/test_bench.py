@@ -56,7 +56,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--op", "reduce"], "allreduce"),
         (["--dtype", "float8"], "bfloat16"),
         (["--iters", "0"], "--iters"),
-        (["--plane", "rdma"], "shm"),
+        (["--plane", "rdma"], "zmq"),
         (["--many", "10"], "--many"),
         (["--many", "10", "no"], "not a size"),
         (["--train", "--dtype", "int8"], "--dtype means nothing with --train"),
@@ -239,11 +239,12 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert to_json(rows) == (tmp_path / "rows").read_text()
 
 
-def test_a_sweep_of_another_op_dtype_and_plane(tmp_path: Path) -> None:
-    options = ("--sizes", "1,1000", "--op", "allgather", "--dtype", "int16", "--plane", "ring", "--iters", "2")
+@pytest.mark.parametrize("plane", ["ring", "zmq"])
+def test_a_sweep_of_another_op_dtype_and_plane(plane: str, tmp_path: Path) -> None:
+    options = ("--sizes", "1,1000", "--op", "allgather", "--dtype", "int16", "--plane", plane, "--iters", "2")
     printed, rows = _bench(3, tmp_path / "rows", *options)
     assert [(row.op, row.dtype, row.bytes) for row in rows] == [("allgather", "int16", 6), ("allgather", "int16", 996)]
-    assert "data plane ring" in printed[0]
+    assert f"data plane {plane}" in printed[0]
 
 
 @pytest.mark.usefixtures("torch_fork_server")

@@ -1,0 +1,120 @@
+"""``make bench-table``: the table of docs/performance.md, from the rows that `hvdlite.bench --json` has written.
+
+A line of the table is one thing that was measured, and a column is one system. Its cells are median times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+
+import hvdlite
+from hvdlite.bench.report import Group, Row
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+_BEGIN: Final = "## The table\n"
+_COLUMNS: Final = {
+    "hvdlite": "hvdlite",
+    "registered": "hvdlite, `shared_empty`",
+    "gloo": "Gloo",
+    "impi": "Intel MPI",
+    "openmpi": "Open MPI",
+}
+_MIB: Final = 1 << 20
+
+
+class Circumstances(NamedTuple):
+    """When and on what the rows were measured."""
+
+    date: str
+    processor: str
+    cores: int
+    load: float
+    note: str = ""
+
+    @classmethod
+    def of_this_machine(cls, note: str) -> Circumstances:
+        """Those of now. The load is the average of the last 15 minutes, in which the ranks have run."""
+        date = datetime.now(UTC).date().isoformat()
+        return cls(date, _processor(), os.cpu_count() or 1, os.getloadavg()[2], note)
+
+
+def render(page: str, rows: Iterable[Row], measured: Circumstances) -> str:
+    """``page`` with its last section, the table, made anew."""
+    head, _, _ = page.partition(_BEGIN)
+    lines = [
+        f"Median times of one run of `make bench-table` on {measured.date}, with hvdlite {hvdlite.__version__}: "
+        f"{measured.processor}, {measured.cores} cores, load average {measured.load:.1f} with the ranks"
+        f"{measured.note and f'; {measured.note}'}. Tensors are float32 and reduced in place. The fastest time of each "
+        "line is bold.",
+        "",
+        f"| ranks | | {' | '.join(_COLUMNS.values())} |",
+        f"|---|---|{'---|' * len(_COLUMNS)}",
+        *(_line(group) for group in _groups(rows)),
+    ]
+    return f"{head}{_BEGIN}\n" + "\n".join(lines) + "\n"
+
+
+def _groups(rows: Iterable[Row]) -> list[Group]:
+    """Rows of the same thing, in the order in which they come."""
+    found: dict[tuple[int, str, str, int], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row.ranks, row.op, row.dtype, row.bytes), {})[row.system] = row
+    return list(found.values())
+
+
+def _line(group: Group) -> str:
+    compared = [row for system, row in group.items() if system in _COLUMNS]
+    fastest = min(compared, key=lambda row: row.median_us)
+    cells = []
+    for system in _COLUMNS:
+        text = _time(group[system].median_us) if system in group else ""
+        cells.append(f"**{text}**" if system == fastest.system else text)
+    return f"| {fastest.ranks} | {_what(group, fastest)} | {' | '.join(cells)} |"
+
+
+def _what(group: Group, row: Row) -> str:
+    if "bare" in group:
+        return f"training step, {_time(group['bare'].median_us)} without communication"
+    op, _, count = row.op.partition(" x ")
+    return f"{int(count):,} tensors of {_size(row.bytes // int(count))}" if count else f"{op} of {_size(row.bytes)}"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes // _MIB} MiB" if nbytes >= _MIB else f"{nbytes >> 10} KiB"
+
+
+def _time(microseconds: float) -> str:
+    if microseconds < 1000:
+        return f"{microseconds:.{1 if microseconds < 10 else 0}f} µs"
+    return f"{microseconds / 1000:,.{1 if microseconds < 100_000 else 0}f} ms"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def read(files: Sequence[Path]) -> Iterator[Row]:
+    """The rows of all files, in order."""
+    for file in files:
+        yield from (Row(**row) for row in json.loads(file.read_text()))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--note", default="", metavar="TEXT", help="What else a reader should know about this run.")
+def main(files: tuple[Path, ...], note: str) -> None:
+    """Writes the rows of FILES, which hvdlite.bench --json has made, to docs/performance.md."""
+    PAGE.write_text(render(PAGE.read_text(), read(files), Circumstances.of_this_machine(note)))
+
+
+if __name__ == "__main__":
+    main()

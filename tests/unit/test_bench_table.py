@@ -1,0 +1,50 @@
+"""The generated table of docs/performance.md: one line for each thing measured, one column for each system."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.table import PAGE, Circumstances, render
+from hvdlite.bench.report import Row
+
+NOW = Circumstances("2026-11-22", "A Processor", 2, 1.96, "on a Sunday")
+
+
+def _row(system: str, op: str, nbytes: int, median_us: float) -> Row:
+    return Row(system, 2, op, "float32", nbytes, median_us, median_us / 2, None, None)
+
+
+def test_the_last_section_of_the_page_is_made_anew() -> None:
+    rows = [
+        _row("hvdlite", "allreduce", 1 << 10, 151.7),
+        _row("gloo", "allreduce", 1 << 10, 781.2),
+        _row("openmpi", "allreduce", 1 << 10, 3.1),
+        _row("hvdlite", "allreduce", 16 << 20, 2_236.0),
+        _row("registered", "allreduce", 16 << 20, 1_120.0),
+        _row("memcpy", "allreduce", 16 << 20, 900.0),
+        _row("hvdlite", "allreduce x 1000", 1_024_000, 6_800.0),
+        _row("gloo", "allreduce x 1000", 1_024_000, 1_362_000.0),
+        _row("bare", "train", 108_457_216, 164_000.0),
+        _row("hvdlite", "train", 108_457_216, 195_000.0),
+        _row("gloo", "train", 108_457_216, 257_000.0),
+    ]
+    page = render("# Performance\n\nWords.\n\n## The table\n\nwhat was there before\n", rows, NOW)
+    head, _, table = page.partition("## The table\n")
+    assert head == "# Performance\n\nWords.\n\n"
+    assert "2026-11-22" in table
+    assert "A Processor, 2 cores, load average 2.0 with the ranks; on a Sunday." in table
+    assert [line for line in table.splitlines() if line.startswith("| 2 |")] == [
+        "| 2 | allreduce of 1 KiB | 152 µs |  | 781 µs |  | **3.1 µs** |",
+        "| 2 | allreduce of 16 MiB | 2.2 ms | **1.1 ms** |  |  |  |",
+        "| 2 | 1,000 tensors of 1 KiB | **6.8 ms** |  | 1,362 ms |  |  |",
+        "| 2 | training step, 164 ms without communication | **195 ms** |  | 257 ms |  |  |",
+    ]
+    assert render(page, rows, NOW) == page
+
+
+def test_the_page_has_a_table_that_was_generated() -> None:
+    page = PAGE.read_text()
+    _, _, table = page.partition("## The table\n")
+    assert re.search(r"`make bench-table` on \d{4}-\d\d-\d\d", table)
+    assert len(re.findall(r"^\| \d+ \|", table, re.MULTILINE)) > 5
+    assert "\n## " not in table
