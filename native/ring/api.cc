@@ -8,6 +8,7 @@
 #include "hvdlite.h"
 #include "kernels/reduce.h"
 #include "ring/ring.h"
+#include "spans.h"
 
 struct hvd_ring {
   hvd::ring::Crypto crypto;
@@ -27,30 +28,6 @@ hvd_status outcome(hvd::ring::Link& link, bool done) noexcept {
   if (done) return HVD_OK;
   errno = link.error_number();
   return link.status();
-}
-
-uint64_t rows(const uint64_t* counts, int32_t size) noexcept {
-  uint64_t n = 0;
-  for (int32_t r = 0; r < size; ++r) n += counts[r];
-  return n;
-}
-
-// Elements lie whole within a span and aligned to their size.
-bool are_elements(const hvd_span* spans, uint64_t n, uint64_t item_bytes, bool is_written) noexcept {
-  uint64_t bits = 0;
-  for (uint64_t i = 0; i < n; ++i) bits |= spans[i].in | (is_written ? spans[i].out : 0) | spans[i].bytes;
-  return bits % item_bytes == 0;
-}
-
-// The rows of each rank hold as many bytes as its cell says; `stride`: cells from one rank's to the next one's.
-bool fill_cells(const SpanList& list, const uint64_t* counts, const uint64_t* cell, int32_t stride, int32_t size) {
-  uint64_t row = 0;
-  for (int32_t r = 0; r < size; ++r) {
-    const uint64_t begin = list.begin_of(row);
-    row += counts[r];
-    if (list.begin_of(row) - begin != cell[r * stride]) return false;
-  }
-  return true;
 }
 
 }  // namespace
@@ -80,37 +57,33 @@ hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, uint64_t 
 
 hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction) {
   if (!hvd::is_valid(*reduction)) return HVD_INVALID;
-  if (!are_elements(spans, n, hvd::item_bytes(reduction->dtype), true)) return HVD_INVALID;
+  if (!hvd::are_elements(spans, n, hvd::item_bytes(reduction->dtype), true)) return HVD_INVALID;
   return outcome(ring->ring->link, ring->ring->allreduce(SpanList(spans, n), *reduction));
 }
 
 hvd_status hvd_ring_allgather(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts) {
-  const SpanList streams(spans, rows(counts, ring->ring->size));
+  const SpanList streams(spans, hvd::count_rows(counts, ring->ring->size));
   return outcome(ring->ring->link, ring->ring->allgather(streams, counts));
 }
 
 hvd_status hvd_ring_reducescatter(hvd_ring* ring, const hvd_span* spans, const uint64_t* counts,
                                   const hvd_reduction* reduction) {
   if (!hvd::is_valid(*reduction)) return HVD_INVALID;
-  const int32_t size = ring->ring->size;
-  const hvd_span* part = spans;
-  for (int32_t r = 0; r < size; part += counts[r++]) {
-    const bool is_written = r == ring->ring->rank;
-    if (!are_elements(part, counts[r], hvd::item_bytes(reduction->dtype), is_written)) return HVD_INVALID;
-  }
-  const SpanList parts(spans, rows(counts, size));
+  const int32_t rank = ring->ring->rank, size = ring->ring->size;
+  if (!hvd::are_elements(spans, counts, size, hvd::item_bytes(reduction->dtype), rank)) return HVD_INVALID;
+  const SpanList parts(spans, hvd::count_rows(counts, size));
   return outcome(ring->ring->link, ring->ring->reducescatter(parts, counts, *reduction));
 }
 
 hvd_status hvd_ring_alltoall(hvd_ring* ring, const hvd_span* sends, const uint64_t* send_counts,
                              const hvd_span* receives, const uint64_t* receive_counts, const uint64_t* matrix) {
   const int32_t rank = ring->ring->rank, size = ring->ring->size;
-  const SpanList sent(sends, rows(send_counts, size)), received(receives, rows(receive_counts, size));
   const bool is_valid =
       std::all_of(matrix, matrix + size * size, [](uint64_t cell) { return cell <= kMaxCellBytes; }) &&
-      fill_cells(sent, send_counts, matrix + rank * size, 1, size) &&
-      fill_cells(received, receive_counts, matrix + rank, size, size);
+      hvd::have_bytes(sends, send_counts, matrix + rank * size, 1, size) &&
+      hvd::have_bytes(receives, receive_counts, matrix + rank, size, size);
   if (!is_valid) return HVD_INVALID;
+  const SpanList received(receives, hvd::count_rows(receive_counts, size));
   return outcome(ring->ring->link, ring->ring->alltoall(sends, send_counts, received, receive_counts, matrix));
 }
 

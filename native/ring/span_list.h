@@ -1,4 +1,4 @@
-// A list of spans read as one sequence of bytes.
+// A list of spans of which any part may be read at any time.
 
 #ifndef HVDLITE_RING_SPAN_LIST_H_
 #define HVDLITE_RING_SPAN_LIST_H_
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hvdlite.h"
+#include "spans.h"
 
 namespace hvd::ring {
 
@@ -25,21 +26,11 @@ class SpanList {
 
   // Calls visit(in, out, bytes) for each contiguous piece of the sequence's bytes [begin, begin + bytes).
   template <class Visit>
-  void for_each_piece(uint64_t begin, uint64_t bytes, Visit visit) const {
+  void for_each_piece(uint64_t begin, uint64_t bytes, Visit&& visit) const {
     if (bytes == 0) return;
     // The last row that begins at or before `begin`: of rows that begin together all but the last are empty.
-    uint64_t row = std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin() - 1;
-    while (bytes > 0) {
-      const uint64_t skip = begin - begins_[row];
-      const uint64_t piece = std::min(bytes, spans_[row].bytes - skip);
-      if (piece > 0) {
-        // Integers are added, not pointers: an address that nobody uses may be null.
-        visit(reinterpret_cast<char*>(spans_[row].in + skip), reinterpret_cast<char*>(spans_[row].out + skip), piece);
-      }
-      begin += piece;
-      bytes -= piece;
-      ++row;
-    }
+    const uint64_t row = std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin() - 1;
+    hvd::for_each_piece(spans_ + row, begin - begins_[row], bytes, visit);
   }
 
   void gather_in(uint64_t begin, uint64_t bytes, char* to) const {

@@ -5,9 +5,9 @@
 
 #include "hvdlite.h"
 #include "kernels/reduce.h"
-#include "shm/collectives/span_cursor.h"
 #include "shm/memory/arena.h"
 #include "shm/plane.h"
+#include "spans.h"
 
 struct hvd_shm : hvd::shm::Plane {
   using Plane::Plane;
@@ -18,22 +18,6 @@ namespace {
 hvd::shm::Geometry geometry_of(int32_t size, uint64_t chunk_bytes, int32_t slots) {
   // Slots hold whole cache lines; so any chunk length is one, of the next larger size.
   return {size, slots, hvd::shm::round_up(chunk_bytes, hvd::shm::kCacheLine)};
-}
-
-// Elements lie whole within a span and aligned to their size.
-bool are_elements(const hvd_span* spans, uint64_t n, uint64_t item_bytes, bool is_written = true) {
-  uint64_t bits = 0;
-  for (uint64_t i = 0; i < n; ++i) bits |= spans[i].in | (is_written ? spans[i].out : 0) | spans[i].bytes;
-  return bits % item_bytes == 0;
-}
-
-// `counts[rank]` spans of each rank hold as many bytes as `bytes[rank * stride]` says.
-bool have_bytes(const hvd_span* spans, const uint64_t* counts, const uint64_t* bytes, int32_t stride, int32_t size) {
-  for (int32_t rank = 0; rank < size; ++rank, bytes += stride) {
-    if (hvd::shm::total_bytes(spans, counts[rank]) != *bytes) return false;
-    spans += counts[rank];
-  }
-  return true;
 }
 
 }  // namespace
@@ -68,7 +52,8 @@ hvd_status hvd_shm_use_arena(hvd_shm* shm, hvd_arena* arena, const int32_t* regi
 
 hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction) {
   if (hvd_status status = shm->status()) return status;
-  if (!hvd::is_valid(*reduction) || !are_elements(spans, n, hvd::item_bytes(reduction->dtype))) return HVD_INVALID;
+  if (!hvd::is_valid(*reduction) || !hvd::are_elements(spans, n, hvd::item_bytes(reduction->dtype), true))
+    return HVD_INVALID;
   return shm->settle(hvd::shm::allreduce(*shm, spans, n, *reduction));
 }
 
@@ -81,11 +66,8 @@ hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint
                                  const hvd_reduction* reduction, void* partials) {
   if (hvd_status status = shm->status()) return status;
   if (!hvd::is_valid(*reduction)) return HVD_INVALID;
-  const hvd_span* part = spans;
-  for (int32_t rank = 0; rank < shm->size(); part += counts[rank++]) {
-    const bool is_written = rank == shm->rank() && partials == nullptr;
-    if (!are_elements(part, counts[rank], hvd::item_bytes(reduction->dtype), is_written)) return HVD_INVALID;
-  }
+  const int32_t written = partials == nullptr ? shm->rank() : -1;
+  if (!hvd::are_elements(spans, counts, shm->size(), hvd::item_bytes(reduction->dtype), written)) return HVD_INVALID;
   return shm->settle(hvd::shm::reducescatter(*shm, spans, counts, *reduction, static_cast<uint8_t*>(partials)));
 }
 
@@ -93,8 +75,8 @@ hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const uint64_t*
                             const uint64_t* receive_counts, const uint64_t* matrix) {
   if (hvd_status status = shm->status()) return status;
   const uint64_t *row = matrix + static_cast<int64_t>(shm->rank()) * shm->size(), *column = matrix + shm->rank();
-  if (!have_bytes(sends, send_counts, row, 1, shm->size()) ||
-      !have_bytes(receives, receive_counts, column, shm->size(), shm->size())) {
+  if (!hvd::have_bytes(sends, send_counts, row, 1, shm->size()) ||
+      !hvd::have_bytes(receives, receive_counts, column, shm->size(), shm->size())) {
     return HVD_INVALID;
   }
   return shm->settle(hvd::shm::alltoall(*shm, sends, send_counts, receives, receive_counts, matrix));

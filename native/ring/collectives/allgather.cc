@@ -41,8 +41,7 @@ class Course {
   // Finds the next stream that is not empty.
   void enter() noexcept {
     for (; !is_done(); leave()) {
-      uint64_t row = 0;
-      for (int32_t r = 0; r < stream_; ++r) row += counts_[r];
+      const uint64_t row = count_rows(counts_, stream_);
       begin_ = spans_.begin_of(row);
       end_ = spans_.begin_of(row + counts_[stream_]);
       if (begin_ == end_) continue;

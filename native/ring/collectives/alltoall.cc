@@ -100,12 +100,6 @@ std::vector<hvd_span> in_order_of_stream(const Ring& ring, const hvd_span* sends
   return rows;
 }
 
-uint64_t rows_before(int32_t rank, const uint64_t* counts) {
-  uint64_t rows = 0;
-  for (int32_t r = 0; r < rank; ++r) rows += counts[r];
-  return rows;
-}
-
 }  // namespace
 
 bool Ring::alltoall(const hvd_span* sends, const uint64_t* send_counts, const SpanList& receives,
@@ -116,8 +110,8 @@ bool Ring::alltoall(const hvd_span* sends, const uint64_t* send_counts, const Sp
   if (!Relay(this, &cells).run()) return false;
 
   // What stays here is copied while the last frames are on their way.
-  const SpanList own(sends + rows_before(rank, send_counts), send_counts[rank]);
-  uint64_t place = receives.begin_of(rows_before(rank, receive_counts));
+  const SpanList own(sends + count_rows(send_counts, rank), send_counts[rank]);
+  uint64_t place = receives.begin_of(count_rows(receive_counts, rank));
   own.for_each_piece(0, own.bytes(), [&](const char* in, char*, uint64_t bytes) {
     receives.scatter_out(place, bytes, in);
     place += bytes;
