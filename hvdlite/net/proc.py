@@ -6,16 +6,21 @@ from typing import NamedTuple
 
 
 class Stat(NamedTuple):
-    """``state`` is ``T`` for a process that a signal stopped, and ``t`` for one that a debugger holds."""
+    """``state`` is ``T`` for a process that a signal stopped, and ``t`` for one that a debugger holds.
+
+    The others are process ids.
+    """
 
     state: str
     parent: int
+    group: int
+    session: int
 
 
 def stat_of(pid: int) -> Stat:
-    """The state of ``pid``, and the process that started or adopted it. Raises OSError if ``pid`` has ended."""
+    """The state of ``pid`` and what it belongs to. Raises OSError if it has ended."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split(None, 2)  # the name before them may hold anything
-    if len(fields) < 2:
+        fields = file.read().rpartition(b")")[2].split(None, 4)  # the name before them may hold anything
+    if len(fields) < 4:
         raise ProcessLookupError(f"process {pid} has ended")
-    return Stat(fields[0].decode(), int(fields[1]))
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hvdlite.net.proc import stat_of
+
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -47,11 +49,10 @@ def processes() -> Iterator[Process]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                stat = (entry / "stat").read_bytes()
+                stat = stat_of(pid := int(entry.name))
             except OSError:
                 continue  # it ended while we looked
-            _, parent, group, session, *_ = stat.rpartition(b")")[2].split()
-            yield Process(int(entry.name), int(parent), int(group), int(session))
+            yield Process(pid, stat.parent, stat.group, stat.session)
 
 
 def children() -> list[int]:
