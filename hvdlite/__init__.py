@@ -2,180 +2,41 @@
 
 ``import hvdlite as hvd`` gives the collectives for numpy arrays and needs no framework; ``hvdlite.torch`` is the same
 for PyTorch, with the training helpers.
+
+The public names are listed in ``__init__.pyi``, and imported all together when the first of them is used: hvdrun, which
+is a part of this package, starts without numpy and the engine.
 """
 
-# ruff: noqa: E402
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
 
 from hvdlite.tracebacks import install as _install
 
 _install()  # before what takes its time to import: Ctrl-C may come meanwhile
 
-from hvdlite.builds import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from hvdlite.compat import install_as_horovod
-from hvdlite.errors import (
-    DuplicateName,
-    FunctionFailed,
-    HorovodInternalError,
-    HvdError,
-    LaunchError,
-    Mismatch,
-    NativeUnavailable,
-    PeerLost,
-    ShutDown,
-    Stalled,
-    WorkerFailed,
-)
-from hvdlite.ops import barrier, join, poll, synchronize
-from hvdlite.ops.arrays import (
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    gather,
-    gather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    recv,
-    recv_,
-    recv_async,
-    recv_async_,
-    reduce,
-    reduce_async,
-    reducescatter,
-    reducescatter_async,
-    scatter,
-    scatter_async,
-    send,
-    send_async,
-)
-from hvdlite.ops.memory import shared_empty
-from hvdlite.ops.objects import allgather_object, broadcast_object
-from hvdlite.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from hvdlite.running import run
-from hvdlite.session import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from hvdlite.tensors.dtypes import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.version import __version__
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "DuplicateName",
-    "FunctionFailed",
-    "HorovodInternalError",
-    "HvdError",
-    "LaunchError",
-    "Max",
-    "Min",
-    "Mismatch",
-    "NativeUnavailable",
-    "PeerLost",
-    "ProcessSet",
-    "Product",
-    "ShutDown",
-    "Stalled",
-    "Sum",
-    "WorkerFailed",
-    "__version__",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gather",
-    "gather_async",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "install_as_horovod",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "recv",
-    "recv_",
-    "recv_async",
-    "recv_async_",
-    "reduce",
-    "reduce_async",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "run",
-    "scatter",
-    "scatter_async",
-    "send",
-    "send_async",
-    "shared_empty",
-    "shutdown",
-    "size",
-    "synchronize",
-]
+@functools.cache
+def _modules() -> dict[str, str]:
+    """The module that each public name is from."""
+    import ast
+    import pkgutil
+
+    stub = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"")
+    statements = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in statements for alias in node.names}
+
+
+def __getattr__(name: str) -> Any:
+    modules = _modules()
+    if name != "__all__" and name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    public = {each: getattr(importlib.import_module(module), each) for each, module in modules.items()}
+    globals().update(public, __all__=sorted(public))
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(_modules())

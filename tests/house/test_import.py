@@ -29,10 +29,21 @@ def _imported_by(statement: str) -> set[str]:
 
 def test_importing_the_package_imports_no_framework_and_nothing_costly() -> None:
     # Less what an environment's own start-up files import, too.
-    new = _imported_by("import hvdlite") - _imported_by("import numpy, zmq")
+    new = _imported_by("import hvdlite; hvdlite.init") - _imported_by("import numpy, zmq")
     packages = {module.split(".")[0] for module in new} - sys.stdlib_module_names
     assert packages <= {"hvdlite", "numpy", "zmq"}
     assert _COSTLY & new == set()
+
+
+def test_hvdrun_starts_without_numpy_and_the_engine() -> None:
+    modules = _imported_by("from hvdlite.launcher import cli")
+    assert {"numpy", "zmq", "psutil", "hvdlite.engine", "hvdlite.ops", "hvdlite.session"} & modules == set()
+
+
+def test_a_public_name_is_imported_when_it_is_first_used() -> None:
+    assert "numpy" not in _imported_by("import hvdlite; dir(hvdlite)")
+    for use in ("import hvdlite; hvdlite.allreduce", "from hvdlite import rank", "from hvdlite import *; allreduce"):
+        assert {"numpy", "hvdlite.ops.arrays"} <= _imported_by(use), use
 
 
 def test_hvdrun_imports_the_doctor_only_when_it_is_called() -> None:

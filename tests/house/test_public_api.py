@@ -47,3 +47,14 @@ def test_every_public_function_and_class_is_documented(module: str) -> None:
     loaded = importlib.import_module(module)
     bare = [name for name in loaded.__all__ if callable(getattr(loaded, name)) and not getattr(loaded, name).__doc__]
     assert bare == []
+
+
+@pytest.mark.parametrize("module", ["hvdlite"])
+def test_dir_has_the_public_names_only(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert dir(loaded) == sorted(loaded.__all__)
+
+
+def test_another_name_is_an_error_of_the_usual_kind() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'hvdlite' has no attribute 'all_reduce'$"):
+        importlib.import_module("hvdlite").all_reduce  # noqa: B018
