@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.harness import forkserver, leaks, turns
 from tests.harness.networks import network, own_network, shared_network  # noqa: F401 - fixtures
@@ -19,6 +20,9 @@ leaks.adopt_orphans()
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:  # in a background job, and under nohup; children would inherit it
         signal.signal(number, usual)
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

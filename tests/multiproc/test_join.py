@@ -111,7 +111,7 @@ def _check(handles: list[tuple[Call, list[Any], Any]]) -> None:
     handles.clear()
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     size=st.integers(2, 4),
     plane=st.sampled_from(["shm", "ring"]),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hvdlite as hvd
@@ -92,7 +92,7 @@ def _run(drawn: Program, process_sets: Sequence[hvd.ProcessSet], order: random.R
     return len(started)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8)
 @given(
     size=st.integers(2, 4),
     plane=st.sampled_from(["shm", "ring"]),

@@ -13,7 +13,7 @@ from tests.unit.replicas import request
 NAMES = "abcdef"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.booleans())
 def test_ranks_never_differ_and_nothing_is_held_for_ever(data: st.DataObject, sizes: list[int], releases: bool) -> None:
     job = RanksOnHosts(sizes, data.draw(st.integers(0, 4)), data.draw(st.sampled_from([0, 24, 1 << 20])))

@@ -188,23 +188,28 @@ def has_ended(stranger: socket.socket) -> bool:
         return True
 
 
-def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors() -> None:
+def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """They say what ZeroMQ waits to hear the rest of; a rank whose connection breaks meanwhile gets in again."""
+    monkeypatch.setattr("hvdlite.control.zmqlink._HANDSHAKE_MS", 3_600_000)
     links = root, leaf, other = zmq_links()
     assert isinstance(root, ZmqRootLink)
     assert isinstance(leaf, ZmqLeafLink)
-    before, most = descriptors(), 0
+    before = descriptors()
     with contextlib.ExitStack() as stack:
         for number in range(300):
             stranger = stack.enter_context(socket.create_connection(split(root.card), timeout=PATIENCE_S))
             stranger.sendall(STRANGERS["ZMTP 3 without a key"][:11])
-            assert list(root.receive()) == []
-            most = max(most, descriptors() - before - number - 1)
+            deadline = soon()
+            while True:
+                assert list(root.receive()) == []
+                if descriptors() - before - number - 1 <= 100:  # libzmq's thread closes those that were shown out
+                    break
+                assert time.monotonic() < deadline, "strangers stay"
+                root.inbox.sleep(10)
             if number == 150:
                 assert leaf._connection is not None
                 leaf._part()
                 leaf._dial()
-        assert most <= 100
         leaf.send(Ready(0, 1, ()))
         assert next_from(root, leaf, other) == (1, Ready(0, 1, ()))
     close(links)

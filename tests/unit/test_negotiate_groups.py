@@ -148,7 +148,7 @@ def test_a_rank_that_has_joined_hears_nothing(known: list[int], joins_last: bool
     assert not ranks.leaves[2].in_flight
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.booleans())
 def test_in_any_order_on_several_hosts(data: st.DataObject, sizes: list[int], releases: bool) -> None:
     job = RanksOnHosts(sizes, data.draw(st.integers(0, 12)), 1 << 20)

@@ -127,7 +127,7 @@ def test_a_message_of_other_length_is_an_error_for_both_ranks_only() -> None:
     assert not any(leaf.ran for leaf in ranks.leaves)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_uneven_data_in_any_order(data: st.DataObject) -> None:
     """Every rank has some steps of the same tensors and then joins; whatever the timing, all run the same."""

@@ -18,7 +18,7 @@ def _draw_request(data: st.DataObject, name: str, is_gather: bool) -> Request:
     return request(name)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_ranks_never_differ(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 4))
