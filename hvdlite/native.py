@@ -1,4 +1,4 @@
-"""The door to the native library: every C function with its signature, and status codes turned into errors.
+"""The native library: every C function with its signature, and status codes turned into errors.
 
 ``native/include/hvdlite.h`` is the same list in C; a test compares the two. The library is found beside this file
 (``hvdlite/_native/``), loaded on first use, and refused if its ABI version differs. Calls release the GIL.

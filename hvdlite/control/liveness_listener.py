@@ -1,7 +1,8 @@
 """A TCP port that a rank holds open while its process lives, so that others can ask the kernel whether it does.
 
-It is no door: whoever connects is dropped at once, unread and unanswered. While the process runs, a connection is
-accepted and closed; while it is stopped, the kernel accepts and nothing follows; when it has ended, the kernel refuses.
+Nothing is served there: whoever connects is dropped at once, unread and unanswered. While the process runs, a
+connection is accepted and closed; while it is stopped, the kernel accepts and nothing follows; when it has ended, the
+kernel refuses.
 """
 
 from __future__ import annotations

@@ -12,21 +12,21 @@ from hvdlite.control.zmqleaf import ZmqLeafLink
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
-from hvdlite.net.door import Door
+from hvdlite.net.local_listener import LocalListener
 from hvdlite.settings import Settings
 
 
 class ControlPart(Part[ControlLink]):
-    """Within a host the leader opens a door for the others. Across hosts the root listens for the other leaders.
+    """Within a host the leader listens for the others. Across hosts the root listens for the other leaders.
 
-    An address is a pair: of the link across hosts and of the door.
+    An address is a pair: of the link across hosts and of the listener.
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
         self._membership = membership
         self._options = options
         self._undo = ExitStack()
-        self._door: Door | None = None
+        self._listener: LocalListener | None = None
         self._across: ZmqRootLink | ZmqLeafLink | None = None
 
     def bind(self) -> Address:
@@ -35,11 +35,11 @@ class ControlPart(Part[ControlLink]):
         if members.size == 1 or members.rank != leader:
             return ["", ""]
         if others:
-            self._door = self._undo.enter_context(Door(members.key_for("door")))
+            self._listener = self._undo.enter_context(LocalListener(members.key_for("listener")))
         if not members.is_one_host:
             self._across = (ZmqRootLink if leader == 0 else ZmqLeafLink)(members, self._options)
             self._undo.callback(self._across.close)
-        return [self._across.card if self._across else "", self._door.address if self._door else ""]
+        return [self._across.card if self._across else "", self._listener.address if self._listener else ""]
 
     def connect(self, addresses: Sequence[Address], deadline: float) -> ControlLink:
         members, across = self._membership, self._across
@@ -56,15 +56,15 @@ class ControlPart(Part[ControlLink]):
             across.accept({rank: addresses[rank][0] for rank in members.by_leader if rank > 0}, deadline)
         elif across is not None:
             across.join(addresses[0][0], deadline)
-        if self._door is not None:
-            within.accept(self._door, deadline)
-            self._door.close()
+        if self._listener is not None:
+            within.accept(self._listener, deadline)
+            self._listener.close()
         self._undo.pop_all()
         if across is None:
             return within
         if isinstance(across, ZmqRootLink):  # even if it is alone on its host, leaders of others speak for several
             return RootHostLink(across, within, members.by_leader)
-        if self._door is None:
+        if self._listener is None:
             within.close()
             return across
         return LeaderLink(across, within, members.on_this_host)

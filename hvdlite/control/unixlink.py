@@ -26,8 +26,8 @@ from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.errors import ENDED, HorovodInternalError
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Message, decode, encode
-from hvdlite.net.door import Door, knock
 from hvdlite.net.entrance import peer_of
+from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.net.proc import stat_of
 from hvdlite.settings import Settings
 
@@ -66,36 +66,36 @@ class UnixLink(ControlLink):
         self._next_look = 0.0
         self._peers: dict[int, _Peer] = {}  # by descriptor
 
-    def accept(self, door: Door, deadline: float) -> None:
-        """At the leader: waits until all others of its host have come through ``door``.
+    def accept(self, listener: LocalListener, deadline: float) -> None:
+        """At the leader: waits until all others of its host have come through ``listener``.
 
         Raises HorovodInternalError if they do not in time.
         """
         members = self._membership
         missing = set(members.on_this_host[1:])
-        guests = door.admit(deadline)
+        peers = listener.admit(deadline)
         try:
             while missing:
-                guest, greeting = next(guests)
+                peer, greeting = next(peers)
                 if greeting.isdigit() and int(greeting) in missing:
                     missing.discard(int(greeting))
-                    self._add(int(greeting), guest)
+                    self._add(int(greeting), peer)
                 else:
-                    guest.close()
+                    peer.close()
         except TimeoutError:
             late = ", ".join(str(members.ranks[rank]) for rank in sorted(missing))
             raise HorovodInternalError(
                 f"rank(s) {late} did not connect to rank {members.number} in time; see their output"
             ) from None
         finally:
-            guests.close()
+            peers.close()
 
     def dial(self, address: str, deadline: float) -> None:
         """At any other rank: connects to its leader. Raises HorovodInternalError if that does not listen there."""
         members = self._membership
         leader = members.on_this_host[0]
         try:
-            connection = knock(address, members.key_for("door"), b"%d" % members.rank, deadline)
+            connection = say_hello(address, members.key_for("listener"), b"%d" % members.rank, deadline)
         except OSError as error:
             raise HorovodInternalError(
                 f"rank {members.number} cannot connect to rank {members.ranks[leader]}: {error}"

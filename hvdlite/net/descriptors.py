@@ -10,7 +10,7 @@ import os
 
 from hvdlite.errors import HorovodInternalError
 
-_LOCAL = 18  # the segment's, the arena's, the engine's and the door's
+_LOCAL = 18  # the segment's, the arena's, the engine's and the listener's
 _ACROSS = 24  # ZeroMQ's and the rings', and those of the rendezvous, which ends later
 _PER_NEIGHBOUR = 2  # of the same host, at its leader
 

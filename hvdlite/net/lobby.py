@@ -40,7 +40,7 @@ class Lobby:
         self._entrance = entrance
         self._new_callee = new_callee
         self._admit = admit
-        self._guests: list[Talk[Callee]] = []  # the oldest first
+        self._callers: list[Talk[Callee]] = []  # the oldest first
         self.refused = 0
         self.trouble = ""
         watch.set(entrance.fileno(), select.POLLIN, self._let_in)
@@ -48,17 +48,17 @@ class Lobby:
     @property
     def due(self) -> float:
         """When `tick` has something to do."""
-        return self._guests[0].deadline if self._guests else float("inf")
+        return self._callers[0].deadline if self._callers else float("inf")
 
     def tick(self, now: float) -> None:
-        while self._guests and self._guests[0].deadline <= now:
-            self._dismiss(self._guests[0])
+        while self._callers and self._callers[0].deadline <= now:
+            self._dismiss(self._callers[0])
 
     def close(self) -> None:
         """Ends the connections of those who wait, and listens no more."""
-        for talk in self._guests:
+        for talk in self._callers:
             self._watch.close(talk.link)
-        self._guests.clear()
+        self._callers.clear()
         self._watch.let_go(self._entrance.fileno())
         self._entrance.close()
 
@@ -66,11 +66,11 @@ class Lobby:
         if (link := self._entrance.accept()) is None:
             return
         talk = Talk(link, self._new_callee(), time.monotonic() + _HANDSHAKE_TIMEOUT_S)
-        self._guests.append(talk)
+        self._callers.append(talk)
         self._watch.set(link, select.POLLIN, lambda _: self._listen_to(talk))
         self._listen_to(talk)
         if not self._entrance.is_within_host:
-            strangers = [guest for guest in self._guests if not guest.party.knows_secret]
+            strangers = [caller for caller in self._callers if not caller.party.knows_secret]
             for stranger in strangers[:-_MOST_STRANGERS]:
                 self._dismiss(stranger)
 
@@ -78,12 +78,12 @@ class Lobby:
         try:
             if talk.go_on():
                 self._admit(talk)
-                self._guests.remove(talk)
+                self._callers.remove(talk)
         except (Refused, OSError) as error:
             self.trouble = str(error) if isinstance(error, Disagrees) else self.trouble
             self._dismiss(talk)
 
     def _dismiss(self, talk: Talk[Callee]) -> None:
-        self._guests.remove(talk)
+        self._callers.remove(talk)
         self._watch.close(talk.link)
         self.refused += 1

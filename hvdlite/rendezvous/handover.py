@@ -1,6 +1,6 @@
 """How ranks of one host find each other that only have the name of their job in common.
 
-Rank 0 opens a door whose name follows from the job's, and hands a new random key and the address of its rendezvous
+Rank 0 listens at a name that follows from the job's, and hands a new random key and the address of its rendezvous
 server to each of the others. Being of the same user is what admits them: the kernel vouches for both sides, so no key
 must be known beforehand. The name differs from one init to the next, and dies with the process that holds it.
 """
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.door import Door, knock
 from hvdlite.net.entrance import tells_users_apart
 from hvdlite.net.giving_up import seconds_until, wait_readable
 from hvdlite.net.hostid import network_namespace
+from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
@@ -59,11 +59,11 @@ def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Mee
 def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, deadline: float) -> None:
     """Gives ``keys`` to all other ranks once they have come, so that each is told who is missing if some do not."""
     began = time.monotonic()
-    with _open_door(start.job, address, token) as door, ExitStack() as stack:
+    with _listen(start.job, address, token) as listener, ExitStack() as stack:
         links: dict[int, socket.socket] = {}
         answer: Mapping[str, Any] = keys
         try:
-            for link, greeting in door.admit(deadline):
+            for link, greeting in listener.admit(deadline):
                 stack.enter_context(link)
                 rank, size = map(int, greeting.split())
                 if size != start.size or not 0 < rank < size or rank in links:
@@ -79,9 +79,9 @@ def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes,
     refuse(answer, 0, time.monotonic() - began)
 
 
-def _open_door(job: str, address: str, token: bytes) -> Door:
+def _listen(job: str, address: str, token: bytes) -> LocalListener:
     try:
-        return Door(token, address)
+        return LocalListener(token, address)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -103,10 +103,10 @@ def _send(link: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str, str]:
-    """The keys from rank 0, once it has opened its door and all others have come."""
+    """The keys from rank 0, once it has opened its listener and all others have come."""
     began = time.monotonic()
     greeting = f"{start.rank} {start.size}".encode()
-    with _knock_until_open(start.rank, address, token, greeting, deadline) as link:
+    with _say_hello_until_heard(start.rank, address, token, greeting, deadline) as link:
         try:
             wait_readable(link, deadline + GRACE_S)
             packet = link.recv(_PACKET_BYTES)
@@ -119,11 +119,11 @@ def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str,
     return answer
 
 
-def _knock_until_open(rank: int, address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
+def _say_hello_until_heard(rank: int, address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
     began = look_at = time.monotonic()
     while True:
         try:
-            return knock(address, token, greeting, deadline)
+            return say_hello(address, token, greeting, deadline)
         except OSError:
             if time.monotonic() >= deadline:
                 raise absent([0], rank, deadline - began) from None
@@ -138,7 +138,7 @@ def _knock_until_open(rank: int, address: str, token: bytes, greeting: bytes, de
 
 
 def _is_elsewhere(address: str) -> bool:
-    """Whether the door ``address`` is in another network namespace of this host, where this rank cannot call."""
+    """Whether the listener ``address`` is in another network namespace of this host, where this rank cannot call."""
     seen = {network_namespace()}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(OSError, HorovodInternalError):  # it has ended, or is another user's

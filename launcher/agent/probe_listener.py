@@ -53,17 +53,17 @@ class ProbeListener:
         self._deadline = time.monotonic() + lifetime_s
         self._selector = selectors.DefaultSelector()
         self._connections: dict[socket.socket, _Connection] = {}
-        self._doors: list[Entrance] = []
+        self._entrances: list[Entrance] = []
         self.port_by_address: dict[str, int] = {}
         self.problems: dict[str, str] = {}
         for address in addresses:
             try:
-                door = _listen(address, ports)
+                entrance = _listen(address, ports)
             except OSError as error:
                 self.problems[address] = error.strerror or str(error)
                 continue
-            self._doors.append(door)
-            self.port_by_address[address] = int(door.name()[1])
+            self._entrances.append(entrance)
+            self.port_by_address[address] = int(entrance.name()[1])
         self._stop, self._stopped = socket.socketpair()
         self._selector.register(self._stopped, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="hvdrun-probe", daemon=True)
@@ -75,7 +75,7 @@ class ProbeListener:
         self._thread.join()
 
     def _run(self) -> None:
-        self._open_doors()
+        self._resume_accepting()
         while (timeout_s := self._deadline - time.monotonic()) > 0:
             ready = self._selector.select(min(timeout_s, _TICK_S))
             keys = [key.fileobj for key, _ in ready]
@@ -87,8 +87,8 @@ class ProbeListener:
             self._drop_the_silent()
         for held in (*self._connections, self._stopped):
             held.close()
-        for door in self._doors:
-            door.close()
+        for entrance in self._entrances:
+            entrance.close()
         self._selector.close()
 
     def _serve(self, ready: socket.socket | Entrance) -> None:
@@ -97,15 +97,15 @@ class ProbeListener:
         elif ready in self._connections and not self._connections[ready].receive():
             self._drop(ready)
 
-    def _admit(self, door: Entrance) -> None:
-        if (accepted := door.accept()) is None:
+    def _admit(self, entrance: Entrance) -> None:
+        if (accepted := entrance.accept()) is None:
             return
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._connections[accepted] = _Connection(accepted, _converse(self._token, self._host))
         self._selector.register(accepted, selectors.EVENT_READ)
         if len(self._connections) == _MAX_CONNECTIONS:
-            self._close_doors()
+            self._pause_accepting()
 
     def _drop_the_silent(self) -> None:
         now = time.monotonic()
@@ -117,16 +117,16 @@ class ProbeListener:
         held.close()
         del self._connections[held]
         if len(self._connections) == _MAX_CONNECTIONS - 1:
-            self._open_doors()
+            self._resume_accepting()
 
-    def _open_doors(self) -> None:
-        for door in self._doors:
-            self._selector.register(door, selectors.EVENT_READ)
+    def _resume_accepting(self) -> None:
+        for entrance in self._entrances:
+            self._selector.register(entrance, selectors.EVENT_READ)
 
-    def _close_doors(self) -> None:
+    def _pause_accepting(self) -> None:
         """Leaves callers in the kernel's queue while as many as may be are here."""
-        for door in self._doors:
-            self._selector.unregister(door)
+        for entrance in self._entrances:
+            self._selector.unregister(entrance)
 
 
 class _Connection:

@@ -108,7 +108,7 @@ def test_hvdrun_says_in_one_line_what_it_lacks(what: str) -> None:
 
 @needs_root
 def test_ranks_of_an_engine_in_two_network_namespaces_are_told_at_once() -> None:
-    """Rank 0 opens its door in one, and rank 1 sees it there and cannot call."""
+    """Rank 0 listens in one, and rank 1 sees that and cannot call."""
     settings = {"HVDLITE_JOB": f"apart {os.getpid()}", "HVDLITE_SIZE": "2", "HVDLITE_LOCAL_SIZE": "2"}
     first, second = (
         subprocess.Popen(

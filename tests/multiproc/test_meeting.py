@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.net.door import Door
+from hvdlite.net.local_listener import LocalListener
 from hvdlite.rendezvous.client import Exchanges
 from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.settings import Start
@@ -101,8 +101,8 @@ def test_init_across_hosts_says_where_rank_0_should_be(across: dict[str, str]) -
 def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> None:
     address, token = _door(job["HVDLITE_JOB"])
     place = {"HVDLITE_RANK": "1", "HVDLITE_SIZE": "3", "HVDLITE_LOCAL_SIZE": "3"}
-    with Door(token, address) as door, ProcessRanks(1, _init_when_told, environ=job | place) as ranks:
-        link, greeting = next(door.admit(time.monotonic() + PATIENCE_S))
+    with LocalListener(token, address) as listener, ProcessRanks(1, _init_when_told, environ=job | place) as ranks:
+        link, greeting = next(listener.admit(time.monotonic() + PATIENCE_S))
         assert greeting == b"1 3"
         link.close()
         (outcome,) = ranks.join()

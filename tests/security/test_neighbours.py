@@ -86,16 +86,16 @@ def test_the_key_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
     assert not [path for path in logs.rglob("*") if path.is_file() and key in path.read_bytes()]
 
 
-def knock(addresses: list[str], payloads: dict[str, bytes]) -> list[str]:
+def call(addresses: list[str], payloads: dict[str, bytes]) -> list[str]:
     """Sends each payload to each abstract address and returns the names of those for which something came back."""
     answered = []
     for address, (name, payload) in product(addresses, payloads.items()):
         for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
-            with socket.socket(socket.AF_UNIX, kind) as door, suppress(OSError):
-                door.settimeout(0.3)
-                door.connect("\0" + address)
-                door.sendall(payload[:2048])
-                if door.recv(4096):
+            with socket.socket(socket.AF_UNIX, kind) as caller, suppress(OSError):
+                caller.settimeout(0.3)
+                caller.connect("\0" + address)
+                caller.sendall(payload[:2048])
+                if caller.recv(4096):
                     answered.append(name)
     return answered
 
@@ -104,7 +104,7 @@ def test_the_unix_sockets_of_a_job_tell_other_users_nothing(tmp_path: Path) -> N
     canary = tmp_path / "canary"
     with victim() as job:
         addresses = job.unix_listeners()
-        assert in_child(knock, addresses, openings(canary), uid=NOBODY) == []
+        assert in_child(call, addresses, openings(canary), uid=NOBODY) == []
         job.end()
     assert not canary.exists()
 

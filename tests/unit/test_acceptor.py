@@ -1,4 +1,4 @@
-"""The door of a ring: what is left of a connection when a neighbour that calls anew is gone before it is answered."""
+"""A ring's acceptor: what is left of a connection when a neighbour that calls anew is gone before it is answered."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Wires:
 
 
 class House:
-    """A door and what is behind it."""
+    """An acceptor and what it hands connections to."""
 
     def __init__(self, connections: int = 1) -> None:
         self.wires, self._watch, entrance = Wires(connections), Watch(), listen(None, None)
         self.name = name_of(entrance)
-        self.door = Acceptor(self._watch, self.wires, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
-        self.close = self.door.close
+        self.acceptor = Acceptor(self._watch, self.wires, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
+        self.close = self.acceptor.close
 
     def turn(self) -> None:
-        self.door.tick(time.monotonic())
+        self.acceptor.tick(time.monotonic())
         self._watch.sleep(time.monotonic() + 0.01)
 
     def call(self, connection: int = 0, connections: int = 1) -> tuple[socket.socket, Caller]:
@@ -71,13 +71,13 @@ def house() -> Iterator[House]:
 def test_a_neighbour_that_leaves_before_its_welcome_can_come_again(house: House) -> None:
     first, _ = house.call()
     house.turn()
-    assert house.door.admitted == [1]
+    assert house.acceptor.admitted == [1]
     second, _ = house.call()
     house.wires.meanwhile = second.close
     house.turn()
-    assert (house.door.admitted, house.door.refused) == ([1], 1)
+    assert (house.acceptor.admitted, house.acceptor.refused) == ([1], 1)
     assert house.wires.left == [-1]
-    assert house.door.is_cut_off
+    assert house.acceptor.is_cut_off
     with first:
         while first.recv(4096):  # its welcome, then the end
             continue
@@ -85,9 +85,9 @@ def test_a_neighbour_that_leaves_before_its_welcome_can_come_again(house: House)
     house.turn()
     with third:
         caller.take(third.recv(caller.awaits, socket.MSG_WAITALL))
-        assert (caller.received, house.door.admitted) == (RECEIVED, [2])
+        assert (caller.received, house.acceptor.admitted) == (RECEIVED, [2])
         assert house.wires.left[0] >= 0
-        assert not house.door.is_cut_off
+        assert not house.acceptor.is_cut_off
 
 
 def test_each_connection_has_its_own_place_and_only_one_of_its_number_takes_it() -> None:
@@ -99,10 +99,10 @@ def test_each_connection_has_its_own_place_and_only_one_of_its_number_takes_it()
             caller.take(link.recv(caller.awaits, socket.MSG_WAITALL))
             assert caller.received == RECEIVED + connection
         first, untouched = house.wires.left[0], house.wires.left[2]
-        assert (house.door.admitted, house.wires.left[1]) == ([1, 0, 1], -1)
+        assert (house.acceptor.admitted, house.wires.left[1]) == ([1, 0, 1], -1)
         stack.enter_context(house.call(0, 3)[0])
         house.turn()
-        assert house.door.admitted == [2, 0, 1]
+        assert house.acceptor.admitted == [2, 0, 1]
         assert house.wires.left[0] not in (-1, first)
         assert house.wires.left[2] == untouched
 
@@ -113,11 +113,11 @@ def test_the_neighbour_is_cut_off_until_it_has_made_each_lost_connection_again()
             with house.call(connection, 3)[0]:
                 house.turn()
         house.turn()
-        assert house.door.is_cut_off
+        assert house.acceptor.is_cut_off
         for connection, is_cut_off in ((0, True), (2, False)):
             stack.enter_context(house.call(connection, 3)[0])
             house.turn()
-            assert house.door.is_cut_off == is_cut_off
+            assert house.acceptor.is_cut_off == is_cut_off
 
 
 @pytest.mark.parametrize(("connection", "connections"), [(0, 1), (0, 4), (3, 3), (0, 0)])
@@ -127,5 +127,5 @@ def test_a_neighbour_that_makes_another_number_of_connections_is_told_of(connect
         house.turn()
         with link:
             assert link.recv(4096) == b""
-        assert (house.door.admitted, house.door.refused) == ([0, 0, 0], 1)
-        assert house.door.trouble == f"it makes {connections} connections instead of 3"
+        assert (house.acceptor.admitted, house.acceptor.refused) == ([0, 0, 0], 1)
+        assert house.acceptor.trouble == f"it makes {connections} connections instead of 3"

@@ -17,7 +17,7 @@ from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.messages import Batch, Ready, Response, Run
 from hvdlite.negotiation.wire import ProtocolError
-from hvdlite.net.door import Door, knock
+from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.settings import Settings
 from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
@@ -28,10 +28,10 @@ BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i 
 
 def unix_links() -> list[ControlLink]:
     root, *leaves = links = [UnixLink(member(rank, "aaa"), Settings()) for rank in range(3)]
-    with Door(member(0, "aaa").key_for("door")) as door:
+    with LocalListener(member(0, "aaa").key_for("listener")) as listener:
         for leaf in leaves:
-            leaf.dial(door.address, soon())
-        root.accept(door, soon())
+            leaf.dial(listener.address, soon())
+        root.accept(listener, soon())
     return [*links]
 
 
@@ -95,9 +95,9 @@ def test_the_wake_ends_the_sleep(links: list[ControlLink]) -> None:
 def test_a_frame_of_another_session_is_refused() -> None:
     leaf, root = (UnixLink(member(rank, "aa"), Settings()) for rank in (1, 0))
     leaf._session += 1
-    with Door(member(0, "aa").key_for("door")) as door:
-        leaf.dial(door.address, soon())
-        root.accept(door, soon())
+    with LocalListener(member(0, "aa").key_for("listener")) as listener:
+        leaf.dial(listener.address, soon())
+        root.accept(listener, soon())
     leaf.send(LEFT)
     with pytest.raises(ProtocolError, match="session"):
         next_from(root)
@@ -106,13 +106,16 @@ def test_a_frame_of_another_session_is_refused() -> None:
 
 
 def test_strangers_are_dropped_and_the_missing_rank_is_named() -> None:
-    token = member(0, "aaa").key_for("door")
+    token = member(0, "aaa").key_for("listener")
     leaf, root = (UnixLink(member(rank, "aaa"), Settings()) for rank in (1, 0))
-    with Door(token) as door:
-        strangers = [knock(door.address, b"wrong", b"1", soon()), knock(door.address, token, b"9", soon())]
-        leaf.dial(door.address, soon())
+    with LocalListener(token) as listener:
+        strangers = [
+            say_hello(listener.address, b"wrong", b"1", soon()),
+            say_hello(listener.address, token, b"9", soon()),
+        ]
+        leaf.dial(listener.address, soon())
         with pytest.raises(HorovodInternalError, match=r"rank\(s\) 2 did not connect"):
-            root.accept(door, soon(0.3))
+            root.accept(listener, soon(0.3))
     root.close()
     for stranger in strangers:
         assert stranger.recv(10) == b""

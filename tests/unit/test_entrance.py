@@ -15,9 +15,9 @@ import pytest
 from hvdlite.launcher.agent.tunnel import Tunnel
 from hvdlite.launcher.stream.frames import FrameReader, Kind
 from hvdlite.launcher.stream.loop import Loop
-from hvdlite.net.door import Door, knock
 from hvdlite.net.entrance import Entrance, peer_of
 from hvdlite.net.listening import listen
+from hvdlite.net.local_listener import LocalListener, say_hello
 from tests.harness.patience import PATIENCE_S
 from tests.harness.users import LARGE, NOBODY, in_child, needs_root
 
@@ -37,9 +37,12 @@ def through_an_entrance() -> int:
 
 
 def through_a_door() -> int:
-    with Door(b"token") as door, knock(door.address, b"token", b"", time.monotonic() + PATIENCE_S) as link:
-        guest, _ = next(door.admit(time.monotonic() + PATIENCE_S))
-        guest.close()
+    with (
+        LocalListener(b"token") as listener,
+        say_hello(listener.address, b"token", b"", time.monotonic() + PATIENCE_S) as link,
+    ):
+        peer, _ = next(listener.admit(time.monotonic() + PATIENCE_S))
+        peer.close()
         return peer_of(link).uid
 
 

@@ -16,7 +16,7 @@ from hvdlite.control.zmqleaf import ZmqLeafLink
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.engine.coordinator import Coordinator
 from hvdlite.negotiation.messages import End, EndKind
-from hvdlite.net.door import Door
+from hvdlite.net.local_listener import LocalListener
 from hvdlite.settings import Settings
 from tests.harness.members import member
 from tests.unit.links import soon
@@ -36,15 +36,15 @@ class Tree(NamedTuple):
 @pytest.fixture
 def tree() -> Iterator[Tree]:
     first, second, third = (member(rank, "abb") for rank in range(3))
-    with Door(first.key_for("door")) as door, ThreadPoolExecutor() as pool:
+    with LocalListener(first.key_for("listener")) as listener, ThreadPoolExecutor() as pool:
         root = ZmqRootLink(first, Settings())
         leaf = ZmqLeafLink(second, Settings())
         joining = pool.submit(leaf.join, root.card, soon())
         root.accept({1: leaf.card}, soon())
         joining.result()
         below, within = UnixLink(third, Settings()), UnixLink(second, Settings())
-        below.dial(door.address, soon())
-        within.accept(door, soon())
+        below.dial(listener.address, soon())
+        within.accept(listener, soon())
         leader = LeaderLink(leaf, within, [1, 2])
         yield Tree(root, leader, below)
         for closing in [pool.submit(link.close) for link in (root, leader)]:

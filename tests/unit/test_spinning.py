@@ -11,7 +11,7 @@ import pytest
 from hvdlite import spin
 from hvdlite.control.inbox import Inbox
 from hvdlite.control.unixlink import UnixLink
-from hvdlite.net.door import Door
+from hvdlite.net.local_listener import LocalListener
 from hvdlite.net.wake import Wake
 from hvdlite.settings import Settings
 from hvdlite.spin import running_elsewhere, spin_us, usable_cores, wakeup_us
@@ -78,9 +78,9 @@ def test_a_wakeup_is_measured_in_microseconds() -> None:
 def test_a_driver_sees_messages_and_its_wake_whether_or_not_it_spins(spin_us: float) -> None:
     leaf = UnixLink(member(1, "aa"), Settings(spin=spin_us))
     root = UnixLink(member(0, "aa"), Settings())
-    with Door(member(0, "aa").key_for("door")) as door:
-        leaf.dial(door.address, soon())
-        root.accept(door, soon())
+    with LocalListener(member(0, "aa").key_for("listener")) as listener:
+        leaf.dial(listener.address, soon())
+        root.accept(listener, soon())
     wake = Wake()
     wake.set()
     leaf.inbox.sleep_as_driver(None, wake)

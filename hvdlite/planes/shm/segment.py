@@ -3,7 +3,7 @@
 The memory is a *memfd*: it has no name in any file system, so it needs no space in ``/dev/shm`` and nothing is left
 when all ranks are gone, however they died. Its pages are reserved at once (a full machine is an error here and not a
 SIGBUS later), unless it is made sparse, and its size is sealed. The rank that made it passes the descriptor
-(``SCM_RIGHTS``) to peers that come through a `Door`.
+(``SCM_RIGHTS``) to peers that come through a `LocalListener`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Final
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.door import Door, knock
 from hvdlite.net.giving_up import wait_readable
+from hvdlite.net.local_listener import LocalListener, say_hello
 
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -48,8 +48,8 @@ def _sealed(resize: Callable[[int], None]) -> int:
     return fd
 
 
-class SegmentOffer(Door):
-    """A door at which ``fd`` (borrowed, never closed here) is handed to peers that present ``token``."""
+class SegmentOffer(LocalListener):
+    """Listens where ``fd`` (borrowed, never closed here) is handed to peers that present ``token``."""
 
     def __init__(self, fd: int, token: bytes) -> None:
         super().__init__(token)
@@ -61,23 +61,23 @@ class SegmentOffer(Door):
         Raises HorovodInternalError if they have not all come at ``deadline`` (``time.monotonic()`` seconds).
         """
         served = 0
-        guests = self.admit(deadline)
+        peers = self.admit(deadline)
         while served < count:
             try:
-                guest, _ = next(guests)
+                peer, _ = next(peers)
             except TimeoutError:
                 raise HorovodInternalError(
                     f"{count - served} of {count} ranks of this host did not fetch the shared segment in time; "
                     "see their output, or raise HVDLITE_START_TIMEOUT."
                 ) from None
-            with guest:
-                served += self._answer(guest)
-        guests.close()
+            with peer:
+                served += self._answer(peer)
+        peers.close()
 
-    def _answer(self, guest: socket.socket) -> bool:
-        """Passes the descriptor; False if the guest is already gone."""
+    def _answer(self, peer: socket.socket) -> bool:
+        """Passes the descriptor; False if the peer is already gone."""
         try:
-            socket.send_fds(guest, [b"\0"], [self._fd])
+            socket.send_fds(peer, [b"\0"], [self._fd])
         except OSError:
             return False
         return True
@@ -90,7 +90,7 @@ def fetch(address: str, token: bytes, deadline: float) -> int:
     ``deadline`` (``time.monotonic()`` seconds).
     """
     try:
-        with knock(address, token, b"", deadline) as link:
+        with say_hello(address, token, b"", deadline) as link:
             wait_readable(link, deadline)
             _, fds, _, _ = socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:

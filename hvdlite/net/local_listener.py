@@ -1,4 +1,4 @@
-"""A door between processes of one host and one user: who knocks with the token gets a connected socket.
+"""A listener between processes of one host and one user: who says hello with its token gets a connected socket.
 
 The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Entrance` lets in who
 is of the same user, and it admits those of them whose first packet begins with the token; the rest of the packet is a
@@ -22,14 +22,14 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.net.entrance import Entrance, call_within_host
 from hvdlite.net.giving_up import seconds_until
 
-_KNOCK_LIMIT_BYTES: Final = 4096
+_HELLO_LIMIT_BYTES: Final = 4096
 
 
-class Door:
+class LocalListener:
     """Listens at ``address`` until it is closed, for peers that know ``token``. Raises OSError if it is taken."""
 
     def __init__(self, token: bytes, address: str | None = None) -> None:
-        self.address = address or f"hvdlite-door-{secrets.token_hex(16)}"
+        self.address = address or f"hvdlite-listener-{secrets.token_hex(16)}"
         self._token = token
         self._entrance = Entrance.within_host(self.address, socket.SOCK_SEQPACKET)
 
@@ -50,7 +50,7 @@ class Door:
 
         Raises TimeoutError at ``deadline`` (``time.monotonic()`` seconds).
         """
-        with selectors.DefaultSelector() as ready, ExitStack() as guests:
+        with selectors.DefaultSelector() as ready, ExitStack() as peers:
             ready.register(self._entrance, selectors.EVENT_READ)
             while True:
                 events = ready.select(seconds_until(deadline))
@@ -58,8 +58,8 @@ class Door:
                     raise TimeoutError
                 for key, _ in events:
                     if key.fileobj is self._entrance:
-                        if (guest := self._entrance.accept()) is not None:
-                            ready.register(guests.enter_context(guest), selectors.EVENT_READ)
+                        if (peer := self._entrance.accept()) is not None:
+                            ready.register(peers.enter_context(peer), selectors.EVENT_READ)
                         continue
                     assert isinstance(key.fileobj, socket.socket)
                     ready.unregister(key.fileobj)
@@ -70,16 +70,16 @@ class Door:
                         # A new object for the caller: the stack closes its own when the iteration ends.
                         yield socket.socket(fileno=key.fileobj.detach()), greeting
 
-    def _check(self, guest: socket.socket) -> bytes | None:
+    def _check(self, peer: socket.socket) -> bytes | None:
         try:
-            packet = guest.recv(_KNOCK_LIMIT_BYTES)
+            packet = peer.recv(_HELLO_LIMIT_BYTES)
         except OSError:
             return None
         length = len(self._token)
         return packet[length:] if hmac.compare_digest(packet[:length], self._token) else None
 
 
-def knock(address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
+def say_hello(address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
     """A socket to whoever listens at ``address``; it blocks until ``deadline``.
 
     Raises OSError if nobody listens, and HorovodInternalError if the listener is another user's.
