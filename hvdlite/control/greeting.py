@@ -1,7 +1,7 @@
 """What two ends of a link say about a new connection, before messages go over it.
 
 The dialling end says HELLO; the root answers WELCOME or REFUSAL. Both ends tell in the header how many messages they
-have received over earlier connections, and `hvdlite.control.stream` sends the rest again. A HELLO also tells how many
+have received over earlier connections, and `hvdlite.control.delivery` sends the rest again. A HELLO also tells how many
 messages there are, so that the root knows of those that do not get through. It carries a token that only this rank
 knows: the root was told its digest when the job began, so nobody else of the job can take the place of
 a rank, neither before it comes nor afterwards.

@@ -44,7 +44,7 @@ class Inbox:
     def remove(self, fd: int) -> None:
         self._sources.unregister(fd)
 
-    def watch(self, fd: int, events: int) -> None:
+    def await_events(self, fd: int, events: int) -> None:
         """From now on, ``events`` of ``fd``, which was added, are what counts."""
         self._sources.modify(fd, events)
 

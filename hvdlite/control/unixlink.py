@@ -108,7 +108,7 @@ class UnixLink(ControlLink):
         for peer in self._all_peers():
             peer.frames.send(frame)
             if peer.frames.has_unsent:
-                self.inbox.watch(peer.frames.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                self.inbox.await_events(peer.frames.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def receive(self) -> Iterator[Received | Lost]:
         for fd, event in self.inbox.ready():
@@ -121,7 +121,7 @@ class UnixLink(ControlLink):
             if event & select.EPOLLOUT:
                 peer.frames.flush()
                 if not peer.frames.has_unsent:
-                    self.inbox.watch(fd, select.EPOLLIN)
+                    self.inbox.await_events(fd, select.EPOLLIN)
             if event & ~select.EPOLLOUT:
                 yield from self._read(peer)
         yield from self._look_for_stopped()

@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import zmq
 
+from hvdlite.control.delivery import Delivery
 from hvdlite.control.greeting import TOKEN_BYTES, Hello, Refused, digest, hello, read_refusal
 from hvdlite.control.link import Lost, Received
 from hvdlite.control.liveness_listener import LivenessListener
 from hvdlite.control.liveness_probe import LivenessProbe
-from hvdlite.control.stream import Stream
-from hvdlite.control.zmqlink import Watched, ZmqLink
+from hvdlite.control.zmqlink import MonitoredSocket, ZmqLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
@@ -28,15 +28,15 @@ _REDIAL_S = 0.1  # between two connections that both came about and ended
 class ZmqLeafLink(ZmqLink):
     """Opens its liveness listener at once; `join` connects. ``card`` is what the root needs.
 
-    Until the root's welcome to a connection, messages wait in the stream.
+    Until the root's welcome to a connection, messages wait.
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
         super().__init__(membership, options)
         self._root = ""
         self._token = secrets.token_bytes(TOKEN_BYTES)
-        self._stream = Stream(membership.session)
-        self._connection: Watched | None = None
+        self._delivery = Delivery(membership.session)
+        self._connection: MonitoredSocket | None = None
         self._dialled_at = 0.0
         self._dial_at: float | None = None
         self._is_welcome = False
@@ -76,7 +76,7 @@ class ZmqLeafLink(ZmqLink):
 
     def send(self, message: Message) -> None:
         if not self._is_over:
-            self._transmit(self._stream.send(*body_of(message)))
+            self._transmit(self._delivery.send(*body_of(message)))
 
     def receive(self) -> Iterator[Received | Lost]:
         self._look()
@@ -114,15 +114,15 @@ class ZmqLeafLink(ZmqLink):
         if (header.kind == Type.WELCOME) is self._is_welcome:
             raise ProtocolError("a connection does not begin with one welcome")
         if not self._is_welcome:
-            self._settle(header)
+            self._resume(header)
             return None
-        message = self._stream.receive(header, frame)
-        if (receipt := self._stream.receipt()) is not None:
+        message = self._delivery.receive(header, frame)
+        if (receipt := self._delivery.receipt()) is not None:
             self._transmit(receipt)
         return message
 
-    def _read_events(self, connection: Watched) -> bool:
-        """Whether the connection has ended: nothing else is watched for."""
+    def _read_events(self, connection: MonitoredSocket) -> bool:
+        """Whether the connection has ended: nothing else is monitored for."""
         self._has_events = False
         return bool(list(connection.events()))
 
@@ -134,17 +134,17 @@ class ZmqLeafLink(ZmqLink):
         self._dialled_at = time.monotonic()
         socket = self._open(zmq.DEALER, split(self._root)[0])
         curve.dial(socket, self._membership.key_for("control"))
-        self._connection = self._watch(socket, zmq.EVENT_DISCONNECTED)
+        self._connection = self._monitor(socket, zmq.EVENT_DISCONNECTED)
         socket.connect(self._root)
         own = Hello(self._membership.rank, self._membership.size, self._token)
-        socket.send(hello(own, self._stream.sent, self._stream.received, self._session))
+        socket.send(hello(own, self._delivery.sent, self._delivery.received, self._session))
         self._recheck(socket)
 
-    def _settle(self, header: Header) -> None:
+    def _resume(self, header: Header) -> None:
         """The root welcomes the connection: sends what it does not have."""
         self._is_welcome = True
         self._end_probe()
-        for frame in self._stream.resume(header.received):
+        for frame in self._delivery.resume(header.received):
             self._transmit(frame)
 
     def _part(self) -> None:
@@ -189,7 +189,7 @@ class ZmqLeafLink(ZmqLink):
     # ---- what ZmqLink asks for
 
     def _awaits_receipts(self) -> bool:
-        return self._stream.has_unacknowledged and not self._is_over
+        return self._delivery.has_unacknowledged and not self._is_over
 
     def _release(self) -> None:
         self._end_probe()

@@ -1,6 +1,6 @@
 """Control links across hosts: ZeroMQ over TCP with CURVE, which admits the job's ranks and nobody else.
 
-A connection may end at any time: it is made again, and `hvdlite.control.stream` sees to it that nothing is lost or
+A connection may end at any time: it is made again, and `hvdlite.control.delivery` sees to it that nothing is lost or
 comes twice. Every attempt is a new socket at the dialling end, so that nothing of an earlier one goes before its hello;
 it has no routing id, so the root gives it a fresh one. ZeroMQ heartbeats, which libzmq's own thread sends, end a
 connection to a peer that is stopped or cut off, so that a busy or hung Python program is not taken for one. A peer is
@@ -38,7 +38,7 @@ _CONNECT_MS = 500
 _WARN_EVERY_S = 60.0
 
 
-class Watched(NamedTuple):
+class MonitoredSocket(NamedTuple):
     """A socket and its monitor."""
 
     socket: zmq.Socket[bytes]
@@ -140,29 +140,29 @@ class ZmqLink(ControlLink):
         if self._answers.pop(fd, None) is not None:
             self.inbox.remove(fd)
 
-    def _watch(self, socket: zmq.Socket[bytes], events: int) -> Watched:
+    def _monitor(self, socket: zmq.Socket[bytes], events: int) -> MonitoredSocket:
         """Adds ``socket`` to the inbox, and a monitor for ``events`` of its connections.
 
         Not for failed handshakes: to tell of one, libzmq 4.3 overwrites the errno that says what failed, takes a frame
         that was tampered with for a full queue, and ends the process with an assertion at the next heartbeat.
         """
         monitor = socket.get_monitor_socket(events)
-        watched = Watched(socket, int(socket.getsockopt(zmq.FD)), monitor, int(monitor.getsockopt(zmq.FD)))
-        self.inbox.add(watched.fd)
-        self._answer(watched.monitor_fd, self._expect_events)
+        monitored = MonitoredSocket(socket, int(socket.getsockopt(zmq.FD)), monitor, int(monitor.getsockopt(zmq.FD)))
+        self.inbox.add(monitored.fd)
+        self._answer(monitored.monitor_fd, self._expect_events)
         self._has_events = True
         self._recheck(monitor)
-        return watched
+        return monitored
 
     def _expect_events(self) -> None:
         self._has_events = True
 
-    def _discard(self, watched: Watched, linger_ms: int | None = None) -> None:
-        self.inbox.remove(watched.fd)
-        self._ignore(watched.monitor_fd)
-        watched.socket.disable_monitor()
-        watched.monitor.close(0)
-        watched.socket.close(linger_ms)
+    def _discard(self, monitored: MonitoredSocket, linger_ms: int | None = None) -> None:
+        self.inbox.remove(monitored.fd)
+        self._ignore(monitored.monitor_fd)
+        monitored.socket.disable_monitor()
+        monitored.monitor.close(0)
+        monitored.socket.close(linger_ms)
 
     def _warn(self, text: str) -> None:
         """Logs what strangers or liars do, but not as often as they do it."""

@@ -17,10 +17,10 @@ from typing import Final
 
 import zmq
 
+from hvdlite.control.delivery import MAX_FRUITLESS, Attempts, Delivery
 from hvdlite.control.greeting import Hello, fits, read_hello, refusal, welcome
 from hvdlite.control.link import Lost, Received
 from hvdlite.control.liveness_probe import LivenessProbe
-from hvdlite.control.stream import MAX_FRUITLESS, Attempts, Stream
 from hvdlite.control.zmqlink import ZmqLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.membership import Membership
@@ -40,7 +40,7 @@ class _Peer:
     rank: int
     digest: str
     liveness_endpoint: str
-    stream: Stream
+    delivery: Delivery
     name: bytes | None = None
     fd: int = -1
     attempts: Attempts = field(default_factory=Attempts)
@@ -58,7 +58,7 @@ class ZmqRootLink(ZmqLink):
         super().__init__(membership, options)
         address = options.address or LOOPBACK
         self._socket = self._open(zmq.ROUTER, address)
-        self._watched = self._watch(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitored = self._monitor(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._peers: dict[int, _Peer] = {}
         self._by_name: dict[bytes, _Peer] = {}
         self._by_fd: dict[int, _Peer] = {}
@@ -92,7 +92,7 @@ class ZmqRootLink(ZmqLink):
                 raise ProtocolError(
                     f"rank {rank} listens at {liveness_endpoint!r:.100}, which is no address: {error}"
                 ) from None
-            self._peers[rank] = _Peer(rank, digest, liveness_endpoint, Stream(self._session))
+            self._peers[rank] = _Peer(rank, digest, liveness_endpoint, Delivery(self._session))
         entrance, self._entrance = self._entrance, None
         assert entrance is not None
         self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
@@ -116,7 +116,7 @@ class ZmqRootLink(ZmqLink):
         kind, body = body_of(message)
         for peer in self._peers.values():
             if not peer.lost:
-                frame = peer.stream.send(kind, body)
+                frame = peer.delivery.send(kind, body)
                 if peer.probe is None and peer.name is not None:
                     self._transmit(peer.name, frame)
 
@@ -134,11 +134,11 @@ class ZmqRootLink(ZmqLink):
                 continue
             assert isinstance(frame, bytes)
             try:
-                message = peer.stream.receive(header_of(frame, self._session), frame)
+                message = peer.delivery.receive(header_of(frame, self._session), frame)
             except ProtocolError as error:
                 yield self._lose(peer, f"it broke the protocol: {error}")
                 continue
-            if (receipt := peer.stream.receipt()) is not None:
+            if (receipt := peer.delivery.receipt()) is not None:
                 self._transmit(name, receipt)
             if message is not None:
                 yield peer.rank, message
@@ -180,7 +180,7 @@ class ZmqRootLink(ZmqLink):
             return None
         peer = self._peers[hello.rank]
         self._attach(peer, name, int(frame.get(zmq.SRCFD)), header)
-        peer.attempts.begin(peer.stream.sent, header.received, header.number, peer.stream.received)
+        peer.attempts.begin(peer.delivery.sent, header.received, header.number, peer.delivery.received)
         return peer if peer.attempts.fruitless >= MAX_FRUITLESS else None
 
     def _why_not(self, hello: Hello) -> str:
@@ -200,7 +200,7 @@ class ZmqRootLink(ZmqLink):
 
     def _attach(self, peer: _Peer, name: bytes, fd: int, header: Header) -> None:
         try:
-            missing = list(peer.stream.resume(header.received))
+            missing = list(peer.delivery.resume(header.received))
         except ProtocolError as error:
             self._transmit(name, refusal(str(error), self._session))
             self._warn(f"rank 0 refused a connection of rank {peer.rank}: {error}")
@@ -216,7 +216,7 @@ class ZmqRootLink(ZmqLink):
             self._by_fd[fd] = peer
         else:
             self._part(peer)
-        self._transmit(name, welcome(peer.stream.received, self._session))
+        self._transmit(name, welcome(peer.delivery.received, self._session))
         for frame in missing:
             self._transmit(name, frame)
 
@@ -245,7 +245,7 @@ class ZmqRootLink(ZmqLink):
 
     def _read_events(self) -> None:
         self._has_events = False
-        for event, value in self._watched.events():
+        for event, value in self._monitored.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._open_fds.add(value)
                 self._strange_fds[value] = None
@@ -299,12 +299,12 @@ class ZmqRootLink(ZmqLink):
     # ---- what ZmqLink asks for
 
     def _awaits_receipts(self) -> bool:
-        return any(peer.stream.has_unacknowledged and not peer.lost for peer in self._peers.values())
+        return any(peer.delivery.has_unacknowledged and not peer.lost for peer in self._peers.values())
 
     def _release(self) -> None:
         for peer in self._peers.values():
             self._detach(peer)
-        self._discard(self._watched)
+        self._discard(self._monitored)
         if self._entrance is not None:
             self._entrance.close()
         if self._spare_fd >= 0:

@@ -20,10 +20,10 @@ from typing import Any, Final
 from hvdlite.net.entrance import UNIX, Entrance, call_within_host
 from hvdlite.net.giving_up import seconds_until, wait_readable
 from hvdlite.net.handshake import Callee, Caller, Refused
-from hvdlite.net.handshake_io import Talk
+from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.lobby import Lobby
-from hvdlite.net.poll import ENDED, Watch
-from hvdlite.net.streams import parse, prepare
+from hvdlite.net.poll import ENDED, Poller
+from hvdlite.net.sockets import parse, prepare
 
 _LENGTH: Final = struct.Struct("<Q")
 _HASH_BYTES: Final = 32
@@ -45,9 +45,9 @@ class NobodyThere(Unanswered):
 class Call:
     """One question to a `CallServer`. ``has_ended`` once nobody waits for the answer any more."""
 
-    def __init__(self, watch: Watch, link: socket.socket, keys: bytes) -> None:
-        self._watch = watch
-        self._link = link
+    def __init__(self, poller: Poller, sock: socket.socket, keys: bytes) -> None:
+        self._poller = poller
+        self._socket = sock
         self._keys = keys
         self._pieces: Iterator[memoryview] = iter(())
         self._piece = memoryview(b"")
@@ -60,18 +60,18 @@ class Call:
         if not self.has_ended:
             self._pieces = _pieces(self._keys, _ANSWER, parts)
             self._piece = next(self._pieces)
-            self._watch.set(self._link, select.POLLOUT, self._send)
+            self._poller.set(self._socket, select.POLLOUT, self._send)
             self._send(0)
 
     def hang_up(self) -> None:
         if not self.has_ended:
             self.has_ended = True
-            self._watch.close(self._link)
+            self._poller.close(self._socket)
 
     def _send(self, events: int) -> None:
         try:
             while self._piece:
-                self._piece = self._piece[self._link.send(self._piece, socket.MSG_NOSIGNAL) :]
+                self._piece = self._piece[self._socket.send(self._piece, socket.MSG_NOSIGNAL) :]
                 self._piece = self._piece or next(self._pieces, self._piece)
         except BlockingIOError:
             return
@@ -83,22 +83,22 @@ class Call:
 class CallServer:
     """Takes over ``entrance`` and lets in who knows ``secret``. Questions have ``limit`` bytes at most.
 
-    Of one thread, which calls `turn`; any thread may call `wake`. ``watch`` may be given descriptors of the user's.
+    Of one thread, which calls `turn`; any thread may call `wake`. ``poller`` may be given descriptors of the user's.
     """
 
     def __init__(self, entrance: Entrance, secret: bytes, limit: int) -> None:
-        self.watch = Watch()
+        self.poller = Poller()
         self._limit = limit
-        self._lobby = Lobby(self.watch, entrance, lambda: Callee(secret, 0, 0, 0), self._admit)
+        self._lobby = Lobby(self.poller, entrance, lambda: Callee(secret, 0, 0, 0), self._admit)
         self._calls: set[Call] = set()
         self._asked: list[tuple[Call, bytearray]] = []
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.watch.set(self._wake, select.POLLIN, lambda _: self._wake_up())
+        self.poller.set(self._wake, select.POLLIN, lambda _: self._wake_up())
 
     def turn(self, until: float) -> list[tuple[Call, bytearray]]:
         """Serves until something has happened, or until ``until`` (monotonic); the questions that have come."""
         self._lobby.tick(time.monotonic())
-        self.watch.sleep(min(until, self._lobby.due))
+        self.poller.sleep(min(until, self._lobby.due))
         self._calls = {call for call in self._calls if not call.has_ended}
         asked, self._asked = self._asked, []
         return asked
@@ -120,27 +120,27 @@ class CallServer:
     def _wake_up(self) -> None:
         os.eventfd_read(self._wake)
 
-    def _admit(self, talk: Talk[Callee]) -> None:
-        talk.say(talk.party.welcome(0))
-        prepare(talk.link)
-        keys = talk.party.keys
-        call = Call(self.watch, talk.link, keys)
+    def _admit(self, handshake: HandshakeIO[Callee]) -> None:
+        handshake.say(handshake.party.welcome(0))
+        prepare(handshake.sock)
+        keys = handshake.party.keys
+        call = Call(self.poller, handshake.sock, keys)
         self._calls.add(call)
         question = _message(keys, _QUESTION, self._limit)
         room = [next(question)]
-        self.watch.set(talk.link, select.POLLIN, lambda _: self._listen_to(call, talk.link, question, room))
+        self.poller.set(handshake.sock, select.POLLIN, lambda _: self._listen_to(call, handshake.sock, question, room))
 
     def _listen_to(
-        self, call: Call, link: socket.socket, question: Generator[memoryview, int, bytearray], room: list[memoryview]
+        self, call: Call, sock: socket.socket, question: Generator[memoryview, int, bytearray], room: list[memoryview]
     ) -> None:
         try:
-            if not (count := link.recv_into(room[0])):
+            if not (count := sock.recv_into(room[0])):
                 raise ConnectionResetError
             room[0] = question.send(count)
         except BlockingIOError:
             return
         except StopIteration as whole:
-            self.watch.set(link, ENDED, lambda _: call.hang_up())
+            self.poller.set(sock, ENDED, lambda _: call.hang_up())
             self._asked.append((call, whole.value))
         except (Refused, OSError):
             call.hang_up()
@@ -149,8 +149,8 @@ class CallServer:
 class Pending:
     """A question that has been asked. Who does not want the answer any more closes it."""
 
-    def __init__(self, link: socket.socket, keys: bytes, limit: int) -> None:
-        self._link = link
+    def __init__(self, sock: socket.socket, keys: bytes, limit: int) -> None:
+        self._socket = sock
         self._keys = keys
         self._limit = limit
 
@@ -162,22 +162,22 @@ class Pending:
 
     def close(self) -> None:
         """Takes the question back. May be called twice."""
-        self._link.close()
+        self._socket.close()
 
     def has_come(self) -> bool:
         """Whether an answer begins, or will never come, so that `answer` need not wait long."""
-        return bool(select.select([self._link], [], [], 0)[0])
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def answer(self, by: float) -> bytearray:
         """Waits for the answer until ``by``, on the monotonic clock. Raises Unanswered."""
-        link = self._link
+        sock = self._socket
         try:
             answer = _message(self._keys, _ANSWER, self._limit)
             room = next(answer)
             while True:
-                wait_readable(link, by)
-                link.settimeout(_left(by))
-                if not (count := link.recv_into(room)):
+                wait_readable(sock, by)
+                sock.settimeout(_left(by))
+                if not (count := sock.recv_into(room)):
                     raise Unanswered("the connection ended")
                 room = answer.send(count)
         except StopIteration as whole:
@@ -195,18 +195,18 @@ def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
     Times are on the monotonic clock. Raises Unanswered if nobody has let this process in by ``start_by``, or the
     question has not left it by ``answer_by``; within a host at once if nobody listens there.
     """
-    link, keys = _connect(address, secret, start_by)
+    sock, keys = _connect(address, secret, start_by)
     try:
         for piece in _pieces(keys, _QUESTION, question):
-            link.settimeout(_left(answer_by))
-            link.sendall(piece)
+            sock.settimeout(_left(answer_by))
+            sock.sendall(piece)
     except OSError as error:
-        link.close()
+        sock.close()
         raise Unanswered("no answer in time" if isinstance(error, TimeoutError) else str(error)) from None
     except BaseException:
-        link.close()
+        sock.close()
         raise
-    return Pending(link, keys, limit)
+    return Pending(sock, keys, limit)
 
 
 def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> bytearray:
@@ -232,22 +232,22 @@ def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socke
 
 def _shake_hands(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
     family, where = parse(address)
-    link = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        prepare(link)
+        prepare(sock)
         if family != socket.AF_UNIX:
-            link.settimeout(_left(deadline))
-            link.connect(where)
-        elif not call_within_host(link, address.removeprefix(UNIX), deadline).is_own:
+            sock.settimeout(_left(deadline))
+            sock.connect(where)
+        elif not call_within_host(sock, address.removeprefix(UNIX), deadline).is_own:
             raise Unanswered("another user listens there")
         caller = Caller(secret, 0, 0, 0)
-        link.sendall(caller.hello)
-        talk = Talk(link, caller, deadline)
-        while not talk.go_on():
-            wait_readable(link, deadline)
-        return link, caller.keys
+        sock.sendall(caller.hello)
+        handshake = HandshakeIO(sock, caller, deadline)
+        while not handshake.go_on():
+            wait_readable(sock, deadline)
+        return sock, caller.keys
     except BaseException:
-        link.close()
+        sock.close()
         raise
 
 

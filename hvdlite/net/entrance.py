@@ -42,9 +42,9 @@ class Peer(NamedTuple):
         return self.uid == os.geteuid()
 
 
-def peer_of(link: socket.socket) -> Peer:
+def peer_of(sock: socket.socket) -> Peer:
     """What the kernel knows of the peer since it connected or listened, in the numbers of this process's namespaces."""
-    pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
 
 
@@ -62,17 +62,17 @@ def tells_users_apart() -> bool:
     return os.geteuid() != nobody or maps == [_ALL_USERS]
 
 
-def call_within_host(link: socket.socket, name: str, deadline: float) -> Peer:
-    """Connects ``link``, which then has a time-out at ``deadline`` (monotonic), to the abstract Unix socket ``name``.
+def call_within_host(sock: socket.socket, name: str, deadline: float) -> Peer:
+    """Connects ``sock``, which then has a time-out at ``deadline`` (monotonic), to the abstract Unix socket ``name``.
 
     While the queue there is full, of strangers perhaps, it waits for its turn. Raises OSError.
     """
     left_s = max(0.001, deadline - time.monotonic())
-    link.setblocking(True)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6)))
-    link.connect("\0" + name)
-    link.settimeout(max(0.001, deadline - time.monotonic()))
-    return peer_of(link)
+    sock.setblocking(True)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6)))
+    sock.connect("\0" + name)
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    return peer_of(sock)
 
 
 class Entrance:
@@ -120,18 +120,18 @@ class Entrance:
         """A caller's connection, which does not block; None if nobody waits who may come in, or not for now."""
         for _ in range(_BURST):
             try:
-                link, _ = self._listener.accept()
+                sock, _ = self._listener.accept()
             except BlockingIOError:
                 return None
             except OSError as error:  # the caller has gone, or there is no descriptor for it, or no memory
                 if error.errno in _SHORT_OF_DESCRIPTORS:
                     self._turn_away()
                 continue
-            if self._is_within_host and not peer_of(link).is_own:
-                link.close()
+            if self._is_within_host and not peer_of(sock).is_own:
+                sock.close()
                 continue
-            link.setblocking(False)
-            return link
+            sock.setblocking(False)
+            return sock
         return None
 
     def _turn_away(self) -> None:

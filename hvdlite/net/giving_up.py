@@ -57,10 +57,10 @@ def seconds_until(deadline: float) -> float:
     return min(left_s, _LOOK_S)
 
 
-def wait_readable(link: socket.socket, deadline: float) -> None:
-    """Returns when ``link`` has something to read, or has ended. Raises TimeoutError at ``deadline``, or GivenUp."""
+def wait_readable(sock: socket.socket, deadline: float) -> None:
+    """Returns when ``sock`` has something to read, or has ended. Raises TimeoutError at ``deadline``, or GivenUp."""
     poll = select.poll()
-    poll.register(link, select.POLLIN)
+    poll.register(sock, select.POLLIN)
     while not (poll.poll(0) or poll.poll(int(seconds_until(deadline) * 1000) + 1)):  # what has come is not given up
         if time.monotonic() >= deadline:
             raise TimeoutError("timed out")

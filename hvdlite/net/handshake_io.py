@@ -19,14 +19,14 @@ class Party(Protocol):
 P = TypeVar("P", bound=Party)
 
 
-class Talk(Generic[P]):
-    """``party`` talks over ``link``, which is not blocking, until ``deadline`` (monotonic); the caller closes it.
+class HandshakeIO(Generic[P]):
+    """``party`` talks over ``sock``, which is not blocking, until ``deadline`` (monotonic); the caller closes it.
 
     Never more is read than the next message has bytes: what follows the last belongs to whoever gets the connection.
     """
 
-    def __init__(self, link: socket.socket, party: P, deadline: float) -> None:
-        self.link = link
+    def __init__(self, sock: socket.socket, party: P, deadline: float) -> None:
+        self.sock = sock
         self.party = party
         self.deadline = deadline
         self._came = b""
@@ -38,7 +38,7 @@ class Talk(Generic[P]):
         """
         while self.party.awaits:
             try:
-                piece = self.link.recv(self.party.awaits - len(self._came))
+                piece = self.sock.recv(self.party.awaits - len(self._came))
             except BlockingIOError:
                 return False
             if not piece:
@@ -51,5 +51,5 @@ class Talk(Generic[P]):
 
     def say(self, message: bytes) -> None:
         """Sends a message. Raises OSError if the connection ended or, young as it is, has no room for it."""
-        if self.link.send(message, socket.MSG_NOSIGNAL) < len(message):
+        if self.sock.send(message, socket.MSG_NOSIGNAL) < len(message):
             raise ConnectionError("the connection took a part of a message")

@@ -15,8 +15,8 @@ from typing import Final
 
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.handshake import Callee, Disagrees, Refused
-from hvdlite.net.handshake_io import Talk
-from hvdlite.net.poll import Watch
+from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.poll import Poller
 
 _HANDSHAKE_TIMEOUT_S: Final = 2.0
 _MOST_STRANGERS: Final = 64
@@ -31,19 +31,19 @@ class Lobby:
 
     def __init__(
         self,
-        watch: Watch,
+        poller: Poller,
         entrance: Entrance,
         new_callee: Callable[[], Callee],
-        admit: Callable[[Talk[Callee]], None],
+        admit: Callable[[HandshakeIO[Callee]], None],
     ) -> None:
-        self._watch = watch
+        self._poller = poller
         self._entrance = entrance
         self._new_callee = new_callee
         self._admit = admit
-        self._callers: list[Talk[Callee]] = []  # the oldest first
+        self._callers: list[HandshakeIO[Callee]] = []  # the oldest first
         self.refused = 0
         self.trouble = ""
-        watch.set(entrance.fileno(), select.POLLIN, self._let_in)
+        poller.set(entrance.fileno(), select.POLLIN, self._let_in)
 
     @property
     def due(self) -> float:
@@ -56,34 +56,34 @@ class Lobby:
 
     def close(self) -> None:
         """Ends the connections of those who wait, and listens no more."""
-        for talk in self._callers:
-            self._watch.close(talk.link)
+        for handshake in self._callers:
+            self._poller.close(handshake.sock)
         self._callers.clear()
-        self._watch.let_go(self._entrance.fileno())
+        self._poller.let_go(self._entrance.fileno())
         self._entrance.close()
 
     def _let_in(self, _: int) -> None:
-        if (link := self._entrance.accept()) is None:
+        if (sock := self._entrance.accept()) is None:
             return
-        talk = Talk(link, self._new_callee(), time.monotonic() + _HANDSHAKE_TIMEOUT_S)
-        self._callers.append(talk)
-        self._watch.set(link, select.POLLIN, lambda _: self._listen_to(talk))
-        self._listen_to(talk)
+        handshake = HandshakeIO(sock, self._new_callee(), time.monotonic() + _HANDSHAKE_TIMEOUT_S)
+        self._callers.append(handshake)
+        self._poller.set(sock, select.POLLIN, lambda _: self._listen_to(handshake))
+        self._listen_to(handshake)
         if not self._entrance.is_within_host:
             strangers = [caller for caller in self._callers if not caller.party.knows_secret]
             for stranger in strangers[:-_MOST_STRANGERS]:
                 self._dismiss(stranger)
 
-    def _listen_to(self, talk: Talk[Callee]) -> None:
+    def _listen_to(self, handshake: HandshakeIO[Callee]) -> None:
         try:
-            if talk.go_on():
-                self._admit(talk)
-                self._callers.remove(talk)
+            if handshake.go_on():
+                self._admit(handshake)
+                self._callers.remove(handshake)
         except (Refused, OSError) as error:
             self.trouble = str(error) if isinstance(error, Disagrees) else self.trouble
-            self._dismiss(talk)
+            self._dismiss(handshake)
 
-    def _dismiss(self, talk: Talk[Callee]) -> None:
-        self._callers.remove(talk)
-        self._watch.close(talk.link)
+    def _dismiss(self, handshake: HandshakeIO[Callee]) -> None:
+        self._callers.remove(handshake)
+        self._poller.close(handshake.sock)
         self.refused += 1

@@ -84,12 +84,12 @@ def say_hello(address: str, token: bytes, greeting: bytes, deadline: float) -> s
 
     Raises OSError if nobody listens, and HorovodInternalError if the listener is another user's.
     """
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        if not call_within_host(link, address, deadline).is_own:
+        if not call_within_host(sock, address, deadline).is_own:
             raise HorovodInternalError(f"{address} belongs to another user; start the job anew")
-        link.send(token + greeting)
+        sock.send(token + greeting)
     except BaseException:
-        link.close()
+        sock.close()
         raise
-    return link
+    return sock

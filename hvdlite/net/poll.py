@@ -13,7 +13,7 @@ from typing import Final
 ENDED: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-class Watch:
+class Poller:
     """Sockets are watched for events of `select.poll` until they are let go, which has to be before they are closed."""
 
     def __init__(self) -> None:

@@ -60,22 +60,22 @@ def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes,
     """Gives ``keys`` to all other ranks once they have come, so that each is told who is missing if some do not."""
     began = time.monotonic()
     with _listen(start.job, address, token) as listener, ExitStack() as stack:
-        links: dict[int, socket.socket] = {}
+        sockets: dict[int, socket.socket] = {}
         answer: Mapping[str, Any] = keys
         try:
-            for link, greeting in listener.admit(deadline):
-                stack.enter_context(link)
+            for sock, greeting in listener.admit(deadline):
+                stack.enter_context(sock)
                 rank, size = map(int, greeting.split())
-                if size != start.size or not 0 < rank < size or rank in links:
-                    _send(link, {"error": _complaint(rank, size, start.size)})
+                if size != start.size or not 0 < rank < size or rank in sockets:
+                    _send(sock, {"error": _complaint(rank, size, start.size)})
                     continue
-                links[rank] = link
-                if len(links) == start.size - 1:
+                sockets[rank] = sock
+                if len(sockets) == start.size - 1:
                     break
         except TimeoutError:
-            answer = {"missing": [rank for rank in range(1, start.size) if rank not in links]}
-        for link in links.values():
-            _send(link, answer)
+            answer = {"missing": [rank for rank in range(1, start.size) if rank not in sockets]}
+        for sock in sockets.values():
+            _send(sock, answer)
     refuse(answer, 0, time.monotonic() - began)
 
 
@@ -97,19 +97,19 @@ def _complaint(rank: int, size: int, expected: int) -> str:
     return f"rank {rank} is present already; two processes have the same rank"
 
 
-def _send(link: socket.socket, answer: Mapping[str, Any]) -> None:
+def _send(sock: socket.socket, answer: Mapping[str, Any]) -> None:
     with suppress(OSError):  # that rank has ended; the others learn of it when they connect to each other
-        link.send(json.dumps(answer).encode())
+        sock.send(json.dumps(answer).encode())
 
 
 def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str, str]:
     """The keys from rank 0, once it has opened its listener and all others have come."""
     began = time.monotonic()
     greeting = f"{start.rank} {start.size}".encode()
-    with _say_hello_until_heard(start.rank, address, token, greeting, deadline) as link:
+    with _say_hello_until_heard(start.rank, address, token, greeting, deadline) as sock:
         try:
-            wait_readable(link, deadline + GRACE_S)
-            packet = link.recv(_PACKET_BYTES)
+            wait_readable(sock, deadline + GRACE_S)
+            packet = sock.recv(_PACKET_BYTES)
         except OSError:
             packet = b""
     if not packet:

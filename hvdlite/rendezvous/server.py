@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite.net.calls import Call, CallServer
 from hvdlite.net.entrance import Entrance
-from hvdlite.net.streams import name_of
+from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.client import LEAVING, NEXT_EPOCH, WATCHING
 from hvdlite.rendezvous.job import Job
 

@@ -16,7 +16,7 @@ from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFaile
 from hvdlite.net.calls import Call as Question
 from hvdlite.net.calls import CallServer
 from hvdlite.net.entrance import Entrance
-from hvdlite.net.streams import name_of
+from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, preparation
 from hvdlite.running.worker import FAILURE, FETCH, JOB, RESULT, split
@@ -74,7 +74,7 @@ class Call:
 
     def _serve(self, server: CallServer, pipe: int) -> None:
         """Answers workers until the pipe ends; what they sent before that has been read by then."""
-        server.watch.set(pipe, select.POLLIN, lambda _: self._read_report(server, pipe))
+        server.poller.set(pipe, select.POLLIN, lambda _: self._read_report(server, pipe))
         while not self._has_ended:
             for question, asked in server.turn(float("inf")):
                 self._answer(question, asked)
@@ -83,7 +83,7 @@ class Call:
         data = os.read(pipe, _READ_BYTES)
         self._report += data
         if not data:
-            server.watch.let_go(pipe)
+            server.poller.let_go(pipe)
             self._has_ended = True
 
     def _answer(self, question: Question, asked: bytearray) -> None:

@@ -40,9 +40,9 @@ from ..stream.hello import Hello
 from ..stream.loop import Loop
 from ..stream.outbox import Outbox
 from .answers import Answerer, take_files
-from .ending import Ending
 from .feed import Feed, open_pipe
 from .guard import fork_guarded
+from .termination import Termination
 from .tunnel import Tunnel
 from .workers import Worker, Workers, explain
 
@@ -61,7 +61,7 @@ class Agent:
         self._loop = Loop()
         self._outbox = Outbox(self._loop, stdout, "hvdrun", self._hold)
         self._workers = Workers()
-        self._ending = Ending(self._workers)
+        self._termination = Termination(self._workers)
         self._answerer = Answerer()
         self._tunnel = Tunnel(self._loop, self._outbox.send)
         self._oom_kills = oom_kills()
@@ -79,7 +79,7 @@ class Agent:
         for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, lambda *_: None)
         self._loop.watch(signals, lambda: None)
-        while not (self._ending.has_begun and self._workers.are_all_gone()):
+        while not (self._termination.has_begun and self._workers.are_all_gone()):
             self._loop.turn(self._seconds_to_act())
             with suppress(BlockingIOError):
                 if set(os.read(signals, 512)) - {signal.SIGCHLD}:
@@ -88,7 +88,7 @@ class Agent:
                 self._reap()
             for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
                 self._outbox.send(pack_message(Kind.STOPPED, rank=worker.rank, pid=worker.process.pid))
-            self._ending.go_on()
+            self._termination.go_on()
             self._check_lease()
         self._say_farewell()
 
@@ -260,14 +260,14 @@ class Agent:
                 return  # the next turn finishes it, in its order
 
     def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
-        if not self._ending.has_begun:
+        if not self._termination.has_begun:
             self._tunnel.shut()
-        self._ending.begin(grace_s, patience_s)
+        self._termination.begin(grace_s, patience_s)
 
     def _seconds_to_act(self) -> float | None:
         """How long the loop may wait: until something is due, if anything is."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
-        times = (self._ending.due, lease_ends, self._workers.stop_due)
+        times = (self._termination.due, lease_ends, self._workers.stop_due)
         dates = [when for when in times if when is not None]
         return max(0.0, min(dates) - time.monotonic()) if dates else None
 

@@ -40,10 +40,10 @@ class Feed:
         if data:
             before = self._sink.waiting_bytes + len(data)
             self._sink.write(data)
-            self._settle(before)
+            self._balance(before)
         else:
             self._is_ended = True
-            self._settle(self._sink.waiting_bytes)
+            self._balance(self._sink.waiting_bytes)
 
     def close(self) -> None:
         """Closes the pipe, whatever was not written."""
@@ -56,9 +56,9 @@ class Feed:
     def _flush(self) -> None:
         before = self._sink.waiting_bytes
         self._sink.flush()
-        self._settle(before)
+        self._balance(before)
 
-    def _settle(self, before: int) -> None:
+    def _balance(self, before: int) -> None:
         if self._sink.problem:
             self.close()
             self._report(None)

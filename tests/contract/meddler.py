@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from hvdlite.net.listening import endpoint
-from hvdlite.net.streams import dial
+from hvdlite.net.sockets import dial
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER without time: closing sends a reset
 _PIECE_BYTES: Final = 64 << 10

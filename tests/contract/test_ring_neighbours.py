@@ -12,7 +12,7 @@ import pytest
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.net.handshake import Callee, Caller
-from hvdlite.net.streams import dial
+from hvdlite.net.sockets import dial
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from hvdlite.control import greeting
+from hvdlite.control.delivery import Stream
 from hvdlite.control.frames import FrameSocket
-from hvdlite.control.stream import Stream
 from hvdlite.launcher.agent.interfaces import describe_network
 from hvdlite.launcher.network.candidates import Network
 from hvdlite.launcher.stream.frames import (

@@ -10,8 +10,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from hvdlite.net.handshake import Callee, Caller
-from hvdlite.net.poll import Watch
-from hvdlite.net.streams import dial, listen, name_of
+from hvdlite.net.poll import Poller
+from hvdlite.net.sockets import dial, listen, name_of
 from hvdlite.planes.ring.acceptor import Acceptor
 from tests.harness.patience import PATIENCE_S
 
@@ -19,11 +19,11 @@ SECRET = bytes(range(32))
 RECEIVED = 5
 
 
-class Wires:
+class RingConnections:
     """Remembers what is attached, in place of a native ring. ``meanwhile`` happens when that is detached."""
 
     def __init__(self, connections: int) -> None:
-        self.connections = connections
+        self.count = connections
         self.left = [-1] * connections
         self.meanwhile: Callable[[], None] = lambda: None
 
@@ -41,14 +41,14 @@ class House:
     """An acceptor and what it hands connections to."""
 
     def __init__(self, connections: int = 1) -> None:
-        self.wires, self._watch, entrance = Wires(connections), Watch(), listen(None, None)
+        self.connections, self._poller, entrance = RingConnections(connections), Poller(), listen(None, None)
         self.name = name_of(entrance)
-        self.acceptor = Acceptor(self._watch, self.wires, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
+        self.acceptor = Acceptor(self._poller, self.connections, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
         self.close = self.acceptor.close
 
     def turn(self) -> None:
         self.acceptor.tick(time.monotonic())
-        self._watch.sleep(time.monotonic() + 0.01)
+        self._poller.sleep(time.monotonic() + 0.01)
 
     def call(self, connection: int = 0, connections: int = 1) -> tuple[socket.socket, Caller]:
         """A call of the neighbour, who has said everything that proves who it is, and has not been answered yet."""
@@ -73,10 +73,10 @@ def test_a_neighbour_that_leaves_before_its_welcome_can_come_again(house: House)
     house.turn()
     assert house.acceptor.admitted == [1]
     second, _ = house.call()
-    house.wires.meanwhile = second.close
+    house.connections.meanwhile = second.close
     house.turn()
     assert (house.acceptor.admitted, house.acceptor.refused) == ([1], 1)
-    assert house.wires.left == [-1]
+    assert house.connections.left == [-1]
     assert house.acceptor.is_cut_off
     with first:
         while first.recv(4096):  # its welcome, then the end
@@ -86,7 +86,7 @@ def test_a_neighbour_that_leaves_before_its_welcome_can_come_again(house: House)
     with third:
         caller.take(third.recv(caller.awaits, socket.MSG_WAITALL))
         assert (caller.received, house.acceptor.admitted) == (RECEIVED, [2])
-        assert house.wires.left[0] >= 0
+        assert house.connections.left[0] >= 0
         assert not house.acceptor.is_cut_off
 
 
@@ -98,13 +98,13 @@ def test_each_connection_has_its_own_place_and_only_one_of_its_number_takes_it()
             house.turn()
             caller.take(link.recv(caller.awaits, socket.MSG_WAITALL))
             assert caller.received == RECEIVED + connection
-        first, untouched = house.wires.left[0], house.wires.left[2]
-        assert (house.acceptor.admitted, house.wires.left[1]) == ([1, 0, 1], -1)
+        first, untouched = house.connections.left[0], house.connections.left[2]
+        assert (house.acceptor.admitted, house.connections.left[1]) == ([1, 0, 1], -1)
         stack.enter_context(house.call(0, 3)[0])
         house.turn()
         assert house.acceptor.admitted == [2, 0, 1]
-        assert house.wires.left[0] not in (-1, first)
-        assert house.wires.left[2] == untouched
+        assert house.connections.left[0] not in (-1, first)
+        assert house.connections.left[2] == untouched
 
 
 def test_the_neighbour_is_cut_off_until_it_has_made_each_lost_connection_again() -> None:

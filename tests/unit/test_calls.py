@@ -17,9 +17,9 @@ from hvdlite.net import calls
 from hvdlite.net.calls import Call, CallServer, NobodyThere, Unanswered, _pieces, ask
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.handshake import Caller
-from hvdlite.net.handshake_io import Talk
+from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.listening import listen
-from hvdlite.net.streams import name_of
+from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
@@ -121,7 +121,7 @@ def test_a_question_that_is_altered_on_its_way_is_dropped(altered: int | None) -
         link.connect("\0" + address.removeprefix("unix://@"))
         caller = Caller(SECRET, 0, 0, 0)
         link.sendall(caller.hello)
-        assert Talk(link, caller, 0.0).go_on()
+        assert HandshakeIO(link, caller, 0.0).go_on()
         message = bytearray(b"".join(_pieces(caller.keys, b"question", (b"sixteen bytes...",))))
         if altered is not None:
             message[altered] ^= 1

@@ -12,10 +12,10 @@ import pytest
 
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.handshake import Callee, Caller
-from hvdlite.net.handshake_io import Talk
+from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.listening import listen
 from hvdlite.net.lobby import Lobby
-from hvdlite.net.poll import Watch
+from hvdlite.net.poll import Poller
 from tests.harness.patience import PATIENCE_S
 
 SECRET = bytes(range(32))
@@ -27,14 +27,14 @@ class House:
 
     def __init__(self, entrance: Entrance) -> None:
         self.where = entrance.name()
-        self.watch = Watch()
-        self.admitted: list[Talk[Callee]] = []
-        self.lobby = Lobby(self.watch, entrance, lambda: Callee(SECRET, 1, 1, 0), self.admitted.append)
+        self.poller = Poller()
+        self.admitted: list[HandshakeIO[Callee]] = []
+        self.lobby = Lobby(self.poller, entrance, lambda: Callee(SECRET, 1, 1, 0), self.admitted.append)
 
     def turn(self, turns: int = 1) -> None:
         for _ in range(turns):
             self.lobby.tick(time.monotonic())
-            self.watch.sleep(time.monotonic() + 0.01)
+            self.poller.sleep(time.monotonic() + 0.01)
 
     def dial(self, stack: ExitStack, said: bytes) -> socket.socket:
         family = socket.AF_UNIX if isinstance(self.where, str) else socket.AF_INET
@@ -51,8 +51,8 @@ def house(request: pytest.FixtureRequest) -> Iterator[House]:
     house = House(entrance)
     yield house
     house.lobby.close()
-    for talk in house.admitted:
-        house.watch.close(talk.link)
+    for handshake in house.admitted:
+        house.poller.close(handshake.sock)
 
 
 @pytest.mark.parametrize("said", [b"G", Caller(bytes(32), 1, 0, 1).hello[:-1]], ids=["one byte", "nearly a hello"])
@@ -73,7 +73,7 @@ def test_a_caller_of_the_job_outlasts_any_number_of_strangers(house: House, said
             assert kept <= MOST + 1, f"{kept} descriptors for strangers"
         link.sendall(caller.take(link.recv(caller.awaits, socket.MSG_WAITALL)))
         house.turn(3)
-        assert [talk.party.connection for talk in house.admitted] == [0]
+        assert [handshake.party.connection for handshake in house.admitted] == [0]
 
 
 def test_strangers_who_leave_by_themselves_are_forgotten(house: House) -> None:

@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.handshake import Callee
-from hvdlite.net.handshake_io import Talk
+from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.lobby import Lobby
-from hvdlite.net.poll import Watch
-from hvdlite.net.streams import prepare
-from hvdlite.planes.ring.connections import Wires
+from hvdlite.net.poll import Poller
+from hvdlite.net.sockets import prepare
+from hvdlite.planes.ring.connections import RingConnections
 
 
 class Acceptor:
@@ -24,13 +24,15 @@ class Acceptor:
     ``admitted`` counts the left connections by their number. Of one thread only.
     """
 
-    def __init__(self, watch: Watch, wires: Wires, entrance: Entrance, new_callee: Callable[[], Callee]) -> None:
-        self._watch = watch
-        self._wires = wires
-        self._lobby = Lobby(watch, entrance, new_callee, self._admit)
+    def __init__(
+        self, poller: Poller, connections: RingConnections, entrance: Entrance, new_callee: Callable[[], Callee]
+    ) -> None:
+        self._poller = poller
+        self._connections = connections
+        self._lobby = Lobby(poller, entrance, new_callee, self._admit)
         self._left: dict[int, socket.socket] = {}
         self._cut_off: set[int] = set()
-        self.admitted = [0] * wires.connections
+        self.admitted = [0] * connections.count
 
     @property
     def is_cut_off(self) -> bool:
@@ -57,25 +59,25 @@ class Acceptor:
 
     def close(self) -> None:
         """Ends all connections. The native ring has to be done with the left ones."""
-        for connection, link in self._left.items():
-            self._wires.detach_left(connection)
-            self._watch.close(link)
+        for connection, sock in self._left.items():
+            self._connections.detach_left(connection)
+            self._poller.close(sock)
         self._lobby.close()
 
-    def _admit(self, talk: Talk[Callee]) -> None:
+    def _admit(self, handshake: HandshakeIO[Callee]) -> None:
         # Nothing more may be received over the old connection once the number has been told. The neighbour has given it
         # up before it called, so if this call fails now, there is none until the next one.
-        prepare(talk.link)
-        connection = talk.party.connection
-        received = self._wires.detach_left(connection)
+        prepare(handshake.sock)
+        connection = handshake.party.connection
+        received = self._connections.detach_left(connection)
         if connection in self._left:
-            self._watch.close(self._left.pop(connection))
+            self._poller.close(self._left.pop(connection))
             self._cut_off.add(connection)
-        talk.say(talk.party.welcome(received))
-        if not self._wires.attach_left(connection, talk.link.fileno(), talk.party.keys):
+        handshake.say(handshake.party.welcome(received))
+        if not self._connections.attach_left(connection, handshake.sock.fileno(), handshake.party.keys):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        self._left[connection] = talk.link
-        self._watch.set(talk.link, select.POLLRDHUP, lambda events: self._neighbour_is_done(connection, events))
+        self._left[connection] = handshake.sock
+        self._poller.set(handshake.sock, select.POLLRDHUP, lambda events: self._neighbour_is_done(connection, events))
         self._cut_off.discard(connection)
         self.admitted[connection] += 1
 
@@ -84,9 +86,9 @@ class Acceptor:
 
         It has all been delivered to this host, and the neighbour gets to know that.
         """
-        link = self._left[connection]
-        self._watch.let_go(link)
+        sock = self._left[connection]
+        self._poller.let_go(sock)
         if events & (select.POLLERR | select.POLLHUP):
             self._cut_off.add(connection)
         with suppress(OSError):  # it may have ended in both directions
-            link.shutdown(socket.SHUT_WR)
+            sock.shutdown(socket.SHUT_WR)

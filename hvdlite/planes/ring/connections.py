@@ -8,16 +8,16 @@ from typing import Any
 from hvdlite import native
 
 
-class Wires:
+class RingConnections:
     """Hands connections to a native ring; any thread may call, also while a collective runs. See ``hvdlite.h``.
 
-    ``connection`` is the number of one, below ``connections``, which is how many there are to each neighbour.
+    ``connection`` is the number of one, below ``count``, which is how many there are to each neighbour.
     Descriptors stay their owner's, who may close one after it was detached or another took its place.
     """
 
-    def __init__(self, ring: ctypes.c_void_p, connections: int) -> None:
+    def __init__(self, ring: ctypes.c_void_p, count: int) -> None:
         self._ring = ring
-        self.connections = connections
+        self.count = count
         self._library: Any = native.library()
 
     def detach_left(self, connection: int) -> int:

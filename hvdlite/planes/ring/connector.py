@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from hvdlite.net.handshake import Caller, Refused
-from hvdlite.net.handshake_io import Talk
-from hvdlite.net.poll import ENDED, Watch
-from hvdlite.net.streams import dial, leave_bbr
-from hvdlite.planes.ring.connections import Wires
+from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.poll import ENDED, Poller
+from hvdlite.net.sockets import dial, leave_bbr
+from hvdlite.planes.ring.connections import RingConnections
 
 _HANDSHAKE_TIMEOUT_S: Final = 2.0
 _FIRST_PAUSE_S: Final = 0.005
@@ -31,14 +31,19 @@ class Connector:
     """
 
     def __init__(
-        self, watch: Watch, wires: Wires, connection: int, name: str, new_caller: Callable[[int], Caller]
+        self,
+        poller: Poller,
+        connections: RingConnections,
+        connection: int,
+        name: str,
+        new_caller: Callable[[int], Caller],
     ) -> None:
-        self._watch = watch
-        self._wires = wires
+        self._poller = poller
+        self._connections = connections
         self._connection = connection
         self._name = name
         self._new_caller = new_caller
-        self._call: Talk[Caller] | None = None
+        self._call: HandshakeIO[Caller] | None = None
         self._right: socket.socket | None = None
         self._dial_at = 0.0
         self._pause_s = 0.0
@@ -74,31 +79,31 @@ class Connector:
     def close(self) -> None:
         """Ends all connections."""
         if self._call is not None:
-            self._watch.close(self._call.link)
+            self._poller.close(self._call.sock)
         if self._right is not None:
-            self._wires.detach_right(self._connection)
-            self._watch.close(self._right)
+            self._connections.detach_right(self._connection)
+            self._poller.close(self._right)
 
     def _dial(self, now: float) -> None:
         try:
-            link = dial(self._name)
+            sock = dial(self._name)
         except OSError as error:
             self._pause(error)
             return
-        self._call = Talk(link, self._new_caller(self._connection), now + _HANDSHAKE_TIMEOUT_S)
-        self._watch.set(link, select.POLLOUT, self._greet)
+        self._call = HandshakeIO(sock, self._new_caller(self._connection), now + _HANDSHAKE_TIMEOUT_S)
+        self._poller.set(sock, select.POLLOUT, self._greet)
 
     def _greet(self, _: int) -> None:
         assert self._call is not None
         try:
-            if number := self._call.link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            if number := self._call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(number, os.strerror(number))
             self.reached_at = time.monotonic()
             self._call.say(self._call.party.hello)
         except OSError as error:
             self._give_up_call(error)
         else:
-            self._watch.set(self._call.link, select.POLLIN, self._go_on)
+            self._poller.set(self._call.sock, select.POLLIN, self._go_on)
 
     def _go_on(self, _: int) -> None:
         assert self._call is not None
@@ -109,13 +114,13 @@ class Connector:
             self._give_up_call(error)
             return
         call, self._call = self._call, None
-        leave_bbr(call.link)
+        leave_bbr(call.sock)
         received = call.party.received
-        if not self._wires.attach_right(self._connection, call.link.fileno(), received, call.party.keys):
-            self._watch.close(call.link)
+        if not self._connections.attach_right(self._connection, call.sock.fileno(), received, call.party.keys):
+            self._poller.close(call.sock)
             self._pause(Refused(f"it says that it has received {received} frames, which cannot be"))
             return
-        self._right = call.link
+        self._right = call.sock
         self._pause_s = 0.0
         self.connected += 1
         self._deliver(0)
@@ -125,13 +130,13 @@ class Connector:
         assert self._right is not None
         if events & ENDED:
             self._lose()
-        elif self._wires.flush(self._connection):
-            self._watch.set(self._right, select.POLLRDHUP | select.POLLOUT, self._deliver)
+        elif self._connections.flush(self._connection):
+            self._poller.set(self._right, select.POLLRDHUP | select.POLLOUT, self._deliver)
         elif not self._is_finishing:
-            self._watch.set(self._right, select.POLLRDHUP, self._deliver)
+            self._poller.set(self._right, select.POLLRDHUP, self._deliver)
         else:
-            self._wires.detach_right(self._connection)
-            self._watch.set(self._right, select.POLLIN, self._await_farewell)
+            self._connections.detach_right(self._connection)
+            self._poller.set(self._right, select.POLLIN, self._await_farewell)
             self._say_no_more()
 
     def _say_no_more(self) -> None:
@@ -148,7 +153,7 @@ class Connector:
             while self._right.recv(4096):
                 continue
             self.is_finished = True
-            self._watch.let_go(self._right)
+            self._poller.let_go(self._right)
         except BlockingIOError:
             return
         except OSError:
@@ -156,14 +161,14 @@ class Connector:
 
     def _lose(self) -> None:
         assert self._right is not None
-        self._wires.detach_right(self._connection)
-        self._watch.close(self._right)
+        self._connections.detach_right(self._connection)
+        self._poller.close(self._right)
         self._right = None
         self.lost_at = self.reached_at = self._dial_at = time.monotonic()
 
     def _give_up_call(self, reason: Exception | str) -> None:
         assert self._call is not None
-        self._watch.close(self._call.link)
+        self._poller.close(self._call.sock)
         self._call = None
         self._pause(reason)
 

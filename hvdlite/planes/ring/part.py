@@ -31,5 +31,5 @@ class RingPart(NeighbourPart):
             address=None if members.is_one_host else options.address or LOOPBACK,
             ports=options.ports,
             encrypt=options.encrypt_data and not members.is_one_host,
-            called=members.ranks,
+            labels=members.ranks,
         )

@@ -25,9 +25,9 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
 from hvdlite.net.handshake import session_key
-from hvdlite.net.streams import listen, name_of
+from hvdlite.net.sockets import listen, name_of
 from hvdlite.planes.neighbours import NeighbourPlane
-from hvdlite.planes.ring.connections import Wires
+from hvdlite.planes.ring.connections import RingConnections
 from hvdlite.planes.ring.reconnector import Neighbours, Reconnector
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
@@ -54,7 +54,7 @@ class RingPlane(NeighbourPlane):
     them an ``address`` or none. ``address`` is an IP address of this host on which to listen, at one of ``ports``
     (None: any port); without it only ranks of this host can connect.
     The ring fails if a neighbour's host that was connected cannot be reached for ``unreachable_s``.
-    ``called`` are the numbers by which messages call the ranks, where this ring joins only a part of a group. Raises
+    ``labels`` are the numbers by which messages call the ranks, where this ring joins only a part of a group. Raises
     HorovodInternalError if the rank cannot listen there.
     """
 
@@ -76,13 +76,13 @@ class RingPlane(NeighbourPlane):
         address: str | None = None,
         ports: range | None = None,
         encrypt: bool = False,
-        called: Sequence[int] = (),
+        labels: Sequence[int] = (),
     ) -> None:
         if not 0 <= rank < size or size < 2:
             raise ValueError(f"a ring needs at least 2 ranks and a rank below their number, got rank {rank} of {size}")
         self.rank = rank
         self.size = size
-        left, own, right = ((called or range(size))[number % size] for number in (rank - 1, rank, rank + 1))
+        left, own, right = ((labels or range(size))[number % size] for number in (rank - 1, rank, rank + 1))
         self._neighbours = Neighbours(job_secret, session, left, own, right, connections)
         self._progress_timeout_s = progress_timeout_s
         self._unreachable_s = unreachable_s
@@ -111,10 +111,10 @@ class RingPlane(NeighbourPlane):
         with self._lock:
             if self._error is not None or self._ring is None:
                 raise self._error or HorovodInternalError("connect on a ring that is closed")
-            wires = Wires(self._ring, self._neighbours.connections)
+            connections = RingConnections(self._ring, self._neighbours.connections)
             self._reconnector = reconnector = Reconnector(
                 self._neighbours,
-                wires,
+                connections,
                 self._entrance,
                 right_address,
                 self._progress_timeout_s,

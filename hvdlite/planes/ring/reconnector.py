@@ -23,9 +23,9 @@ from hvdlite.log import logger
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.giving_up import seconds_until
 from hvdlite.net.handshake import Callee, Caller
-from hvdlite.net.poll import Watch
+from hvdlite.net.poll import Poller
 from hvdlite.planes.ring.acceptor import Acceptor
-from hvdlite.planes.ring.connections import Wires
+from hvdlite.planes.ring.connections import RingConnections
 from hvdlite.planes.ring.connector import Connector
 
 _NEVER: Final = float("inf")
@@ -59,7 +59,7 @@ class Reconnector:
     def __init__(
         self,
         neighbours: Neighbours,
-        wires: Wires,
+        connections: RingConnections,
         entrance: Entrance,
         right_name: str,
         patience_s: float,
@@ -67,21 +67,21 @@ class Reconnector:
         on_failure: Callable[[HvdError], None],
     ) -> None:
         self._neighbours = neighbours
-        self._wires = wires
+        self._connections = connections
         self._right_name = right_name
         self._patience_s = patience_s
         self._unreachable_s = unreachable_s
         self._on_failure = on_failure
-        self._watch = Watch()
-        self._acceptor = Acceptor(self._watch, wires, entrance, neighbours.new_callee)
+        self._poller = Poller()
+        self._acceptor = Acceptor(self._poller, connections, entrance, neighbours.new_callee)
         self._connectors = [
-            Connector(self._watch, wires, connection, right_name, neighbours.new_caller)
+            Connector(self._poller, connections, connection, right_name, neighbours.new_caller)
             for connection in range(neighbours.connections)
         ]
         self._changed = threading.Condition()  # notified after every turn of the thread
         self._close_by = _NEVER  # set once
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._watch.set(self._wake, select.POLLIN, self._wake_up)
+        self._poller.set(self._wake, select.POLLIN, self._wake_up)
         self._told = 0  # how many resumed connections the user knows of
         self._thread = threading.Thread(target=self._run, name="hvdlite-ring-reconnector", daemon=True)
         self._thread.start()
@@ -95,7 +95,7 @@ class Reconnector:
     @property
     def corrupt(self) -> int:
         """How many damaged frames have come from the left neighbour."""
-        return self._wires.corrupt
+        return self._connections.corrupt
 
     def wait_until_connected(self, deadline: float) -> None:
         """Returns once all connections are made. Raises HorovodInternalError naming who is missing at ``deadline``."""
@@ -171,7 +171,7 @@ class Reconnector:
             for connector in self._connectors:
                 connector.tick(now)
             dues = (connector.due for connector in self._connectors)
-            self._watch.sleep(min(self._acceptor.due, self._close_by, *dues))
+            self._poller.sleep(min(self._acceptor.due, self._close_by, *dues))
             self._report()
             with self._changed:
                 self._changed.notify_all()

@@ -66,7 +66,7 @@ def geometry(options: Settings, size: int, cores: int) -> Geometry:
 class ShmPlane(HostPlane):
     """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
 
-    ``called`` is the number by which messages call it, where those ranks are only a part of a group.
+    ``label`` is the number by which messages call it, where those ranks are only a part of a group.
     """
 
     name = "shm"
@@ -77,7 +77,7 @@ class ShmPlane(HostPlane):
         rank: int,
         size: int,
         shape: Geometry,
-        called: int | None = None,
+        label: int | None = None,
     ) -> None:
         """Maps the segment and closes ``fd``, also when it fails.
 
@@ -86,7 +86,7 @@ class ShmPlane(HostPlane):
         self.rank = rank
         self.size = size
         self._arena: Arena | None = None
-        self._name = rank if called is None else called
+        self._name = rank if label is None else label
         self._library = native.library()
         self._owner_pid = os.getpid()
         self._handle: ctypes.c_void_p | None = None

@@ -90,9 +90,9 @@ def fetch(address: str, token: bytes, deadline: float) -> int:
     ``deadline`` (``time.monotonic()`` seconds).
     """
     try:
-        with say_hello(address, token, b"", deadline) as link:
-            wait_readable(link, deadline)
-            _, fds, _, _ = socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        with say_hello(address, token, b"", deadline) as sock:
+            wait_readable(sock, deadline)
+            _, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         raise HorovodInternalError(
             f"cannot fetch the shared segment {address}: {error}. The rank that offers it has ended or is stopped; "

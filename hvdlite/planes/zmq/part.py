@@ -20,6 +20,6 @@ class ZmqPart(NeighbourPart):
             progress_timeout_s=options.progress_timeout,
             address=LOOPBACK if members.is_one_host else options.address or LOOPBACK,
             ports=options.ports,
-            called=members.ranks,
+            labels=members.ranks,
             hosts=[host.name for host in members.hosts],
         )

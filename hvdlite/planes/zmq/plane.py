@@ -48,7 +48,7 @@ class ZmqPlane(NeighbourPlane):
     """One rank of a ring. Usable after `connect`; `address` is what the left neighbour connects to.
 
     All ranks give the same ``key``, 32 bytes that no other group has. A rank listens on the IP address ``address`` at
-    one of ``ports`` (None: any port). Errors call the ranks by the numbers ``called``, on ``hosts``. Raises
+    one of ``ports`` (None: any port). Errors call the ranks by the numbers ``labels``, on ``hosts``. Raises
     HorovodInternalError if the rank cannot listen there.
     """
 
@@ -63,11 +63,11 @@ class ZmqPlane(NeighbourPlane):
         progress_timeout_s: float,
         address: str = LOOPBACK,
         ports: range | None = None,
-        called: Sequence[int] = (),
+        labels: Sequence[int] = (),
         hosts: Sequence[str] = (),
     ) -> None:
         self.rank, self.size = rank, size
-        self._called = called or range(size)
+        self._labels = labels or range(size)
         self._hosts = hosts or [""] * size
         self._progress_timeout_s = progress_timeout_s
         self._lock = threading.Lock()  # guards _error and _wake against abort, which any thread may call
@@ -108,10 +108,10 @@ class ZmqPlane(NeighbourPlane):
             with suppress(zmq.Again):  # it has refused this rank already, and nobody comes from the left either
                 self._right.send(_HELLO.pack(self.rank, self.size), zmq.NOBLOCK)
             left = (self.rank - 1) % self.size
-            hello = self._next(deadline - time.monotonic(), f"rank {self._called[left]} did not connect to it in time")
+            hello = self._next(deadline - time.monotonic(), f"rank {self._labels[left]} did not connect to it in time")
             self._left_fd = hello.get(zmq.SRCFD)
             if hello.bytes != _HELLO.pack(left, self.size):
-                raise HorovodInternalError(f"rank {self._called[self.rank]} was called by a rank that is not its left")
+                raise HorovodInternalError(f"rank {self._labels[self.rank]} was called by a rank that is not its left")
 
     # ---- collectives
 
@@ -206,12 +206,12 @@ class ZmqPlane(NeighbourPlane):
     def _receive(self, nbytes: int) -> Array:
         frame = self._next(
             self._progress_timeout_s,
-            f"rank {self._called[self.rank]} got nothing from rank {self._called[self.rank - 1]} for "
+            f"rank {self._labels[self.rank]} got nothing from rank {self._labels[self.rank - 1]} for "
             f"{self._progress_timeout_s:g} s (HVDLITE_PROGRESS_TIMEOUT)",
         )
         if len(frame) != nbytes:
             raise HorovodInternalError(
-                f"rank {self._called[self.rank - 1]} sent {len(frame)} bytes where {nbytes} were due"
+                f"rank {self._labels[self.rank - 1]} sent {len(frame)} bytes where {nbytes} were due"
             )
         return np.frombuffer(frame.buffer, np.uint8)
 
@@ -240,7 +240,7 @@ class ZmqPlane(NeighbourPlane):
             told = select.poll()
             told.register(wake.fd, select.POLLIN)
             told.poll(_VERDICT_MS)
-        return self._error or PeerLost(self._called[rank], self._hosts[rank], ENDED)
+        return self._error or PeerLost(self._labels[rank], self._hosts[rank], ENDED)
 
     # ---- the end
 
@@ -251,7 +251,7 @@ class ZmqPlane(NeighbourPlane):
                 self._wake.set()
 
     def close(self) -> None:
-        self.abort(ShutDown(self._called[self.rank], f"rank {self._called[self.rank]} closed its ring"))
+        self.abort(ShutDown(self._labels[self.rank], f"rank {self._labels[self.rank]} closed its ring"))
         with self._lock:
             wake, self._wake = self._wake, None
         if wake is not None:

@@ -8,7 +8,7 @@ import time
 from .workers import Workers
 
 
-class Ending:
+class Termination:
     """The end of ``workers`` and of all that they started, once it `has_begun`. Times are monotonic."""
 
     def __init__(self, workers: Workers) -> None:

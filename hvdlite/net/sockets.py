@@ -41,44 +41,44 @@ def name_of(entrance: Entrance) -> str:
 def dial(name: str) -> socket.socket:
     """A non-blocking socket that is connecting to ``name``. Raises OSError."""
     family, where = parse(name)
-    link = socket.socket(family, socket.SOCK_STREAM)
-    link.setblocking(False)
-    prepare(link)
-    result = link.connect_ex(where)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    prepare(sock)
+    result = sock.connect_ex(where)
     if result not in (0, errno.EINPROGRESS):
-        link.close()
+        sock.close()
         raise OSError(result, os.strerror(result))
-    return link
+    return sock
 
 
-def prepare(link: socket.socket) -> None:
+def prepare(sock: socket.socket) -> None:
     """Small frames leave at once, and a firewall does not forget a connection that is idle for long.
 
     The kernel takes little more than the network does: megabytes that wait in it would leave the caches, and are copied
     twice. How much may be on its way, which a long line needs, is not limited by this.
     """
-    if link.family != socket.AF_UNIX:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
 
 
-def leave_bbr(link: socket.socket) -> None:
+def leave_bbr(sock: socket.socket) -> None:
     """On a short line a connection that has just been made is taken from BBR, if that is what the system chose.
 
     BBR spreads packets over time and sets a timer for each bunch of them, which takes a quarter of the time of a large
     all-reduce between hosts whose processors are the limit (docs/ring.md). It pays where a round trip is long, so that
     a loss is dear. A system that does not permit Reno keeps what it has.
     """
-    if link.family == socket.AF_UNIX:
+    if sock.family == socket.AF_UNIX:
         return
     with suppress(OSError):
-        algorithm = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+        algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
         if algorithm.startswith(b"bbr") and len(info) == _MIN_RTT.size and _MIN_RTT.unpack(info)[0] < _SHORT_LINE_US:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def parse(name: str) -> tuple[int, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.control.stream import RECEIPT_EVERY, Stream
+from hvdlite.control.delivery import RECEIPT_EVERY, Delivery
 from hvdlite.negotiation.messages import End, EndKind, Ready
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, frame_of, header_of
 
@@ -19,7 +19,7 @@ class Pair:
     """Two streams and the connection between them, on which frames wait for `deliver`."""
 
     def __init__(self) -> None:
-        self.ends = (Stream(SESSION), Stream(SESSION))
+        self.ends = (Delivery(SESSION), Delivery(SESSION))
         self.on_the_way: tuple[deque[bytes], deque[bytes]] = (deque(), deque())  # by sender
         self.sent: tuple[list[Message], list[Message]] = ([], [])
         self.came: tuple[list[Message], list[Message]] = ([], [])  # by sender

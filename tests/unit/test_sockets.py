@@ -9,41 +9,41 @@ from contextlib import closing
 
 import pytest
 
-from hvdlite.net import streams
+from hvdlite.net import sockets
 from hvdlite.net.listening import LOOPBACK
 
 
 @pytest.fixture
 def link() -> Iterator[socket.socket]:
     """A connection over the loopback, where a round trip takes microseconds."""
-    with closing(streams.listen(LOOPBACK, None)) as listener, closing(streams.dial(streams.name_of(listener))) as link:
+    with closing(sockets.listen(LOOPBACK, None)) as listener, closing(sockets.dial(sockets.name_of(listener))) as link:
         assert select.select((), (link,), (), 5.0)[1]
         yield link
 
 
 def test_a_short_line_is_taken_from_bbr(link: socket.socket) -> None:
     choose(link, "bbr")
-    streams.leave_bbr(link)
+    sockets.leave_bbr(link)
     assert chosen(link) == "reno"
 
 
 def test_a_long_line_stays_with_bbr(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(link, "bbr")
-    monkeypatch.setattr(streams, "_SHORT_LINE_US", 0)
-    streams.leave_bbr(link)
+    monkeypatch.setattr(sockets, "_SHORT_LINE_US", 0)
+    sockets.leave_bbr(link)
     assert chosen(link) == "bbr"
 
 
 @pytest.mark.parametrize("algorithm", ["cubic", "reno"])
 def test_what_does_not_pace_stays(link: socket.socket, algorithm: str) -> None:
     choose(link, algorithm)
-    streams.leave_bbr(link)
+    sockets.leave_bbr(link)
     assert chosen(link) == algorithm
 
 
 def test_within_a_host_there_is_nothing_to_choose() -> None:
-    with closing(streams.listen(None, None)) as listener, closing(streams.dial(streams.name_of(listener))) as link:
-        streams.leave_bbr(link)
+    with closing(sockets.listen(None, None)) as listener, closing(sockets.dial(sockets.name_of(listener))) as link:
+        sockets.leave_bbr(link)
 
 
 def choose(link: socket.socket, algorithm: str) -> None:

@@ -21,7 +21,7 @@ RECEIPT_EVERY = 64  # messages without an answer
 MAX_FRUITLESS = 30  # connections; a leaf makes ten a second, and any that lasts long enough for one message counts anew
 
 
-class Stream:
+class Delivery:
     """One end. Invariant: ``_kept`` are the messages that were sent last, those that the peer may not have."""
 
     def __init__(self, session: int) -> None:
