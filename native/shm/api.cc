@@ -54,12 +54,12 @@ hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64_t n, co
   if (hvd_status status = shm->status()) return status;
   if (!hvd::is_valid(*reduction) || !hvd::are_elements(spans, n, hvd::item_bytes(reduction->dtype), true))
     return HVD_INVALID;
-  return shm->settle(hvd::shm::allreduce(*shm, spans, n, *reduction));
+  return shm->record(hvd::shm::allreduce(*shm, spans, n, *reduction));
 }
 
 hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts) {
   if (hvd_status status = shm->status()) return status;
-  return shm->settle(hvd::shm::allgather(*shm, spans, counts));
+  return shm->record(hvd::shm::allgather(*shm, spans, counts));
 }
 
 hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts,
@@ -68,7 +68,7 @@ hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint
   if (!hvd::is_valid(*reduction)) return HVD_INVALID;
   const int32_t written = partials == nullptr ? shm->rank() : -1;
   if (!hvd::are_elements(spans, counts, shm->size(), hvd::item_bytes(reduction->dtype), written)) return HVD_INVALID;
-  return shm->settle(hvd::shm::reducescatter(*shm, spans, counts, *reduction, static_cast<uint8_t*>(partials)));
+  return shm->record(hvd::shm::reducescatter(*shm, spans, counts, *reduction, static_cast<uint8_t*>(partials)));
 }
 
 hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const uint64_t* send_counts, const hvd_span* receives,
@@ -79,12 +79,12 @@ hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const uint64_t*
       !hvd::have_bytes(receives, receive_counts, column, shm->size(), shm->size())) {
     return HVD_INVALID;
   }
-  return shm->settle(hvd::shm::alltoall(*shm, sends, send_counts, receives, receive_counts, matrix));
+  return shm->record(hvd::shm::alltoall(*shm, sends, send_counts, receives, receive_counts, matrix));
 }
 
 hvd_status hvd_shm_barrier(hvd_shm* shm) {
   if (hvd_status status = shm->status()) return status;
-  return shm->settle(hvd::shm::barrier(*shm));
+  return shm->record(hvd::shm::barrier(*shm));
 }
 
 uint64_t hvd_shm_copied_bytes(const hvd_shm* shm) { return shm->copied_bytes(); }

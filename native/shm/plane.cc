@@ -46,7 +46,7 @@ hvd_status Plane::status() noexcept {
   return aborted_.load(std::memory_order_relaxed) != 0 ? HVD_ABORTED : HVD_OK;
 }
 
-hvd_status Plane::settle(hvd_status status) noexcept {
+hvd_status Plane::record(hvd_status status) noexcept {
   failure_ = status;
   return status;
 }

@@ -59,7 +59,7 @@ class Plane {
   uint64_t copied_bytes() const noexcept { return copied_bytes_; }
 
   // A plane that failed once stays failed: its ranks no longer agree on where they are.
-  hvd_status settle(hvd_status status) noexcept;
+  hvd_status record(hvd_status status) noexcept;
   hvd_status status() noexcept;
 
   // Ends this rank's collectives, not those of its peers, who hear the reason on their own. Any thread, at any time.

@@ -111,7 +111,7 @@ void test_a_new_connection_is_flushed_after_the_collective() {
   neighbours.give(kPayload);
   neighbours.give(payload);
   std::thread reader([&] { CHECK(neighbours.comes_over(1, sent.size()) == sent); });
-  CHECK(neighbours.link.settle());
+  CHECK(neighbours.link.finish());
   reader.join();
   SocketPair wire;
   CHECK(neighbours.link.attach_right(1, wire.ends[0], 0));
@@ -153,7 +153,7 @@ void test_each_connection_has_its_own_acknowledgements() {
   neighbours.come(std::string(reinterpret_cast<const char*>(&last), sizeof last), 2);
   CHECK(neighbours.receive(kPayload.size()) && neighbours.receive(kPayload.size()) && neighbours.receive(0));
   CHECK(neighbours.acknowledged(2) == 0);
-  CHECK(neighbours.link.settle());
+  CHECK(neighbours.link.finish());
   CHECK(neighbours.acknowledged(0) == 0 && neighbours.acknowledged(1) == 0 && neighbours.acknowledged(2) == 3);
 }
 
@@ -164,9 +164,9 @@ void test_memory_that_was_lent_over_any_connection_is_waited_for() {
   std::thread neighbour([&] {
     for (size_t connection = kConnections; connection-- > 0;) neighbours.acknowledge(1, connection);
   });
-  CHECK(neighbours.link.settle());
+  CHECK(neighbours.link.finish());
   neighbour.join();
-  // All were there before settle returned: room for as many frames as if nothing had been sent.
+  // All were there before finish returned: room for as many frames as if nothing had been sent.
   for (uint64_t i = 0; i < 2 * kShare * kConnections; ++i) neighbours.give(kPayload);
 }
 
@@ -175,7 +175,7 @@ void test_after_a_failure_no_memory_is_read_for_any_connection() {
   std::string memory[kConnections];
   for (std::string& each : memory) neighbours.lend(&(each = kPayload));
   for (size_t connection = 0; connection < kConnections; ++connection) neighbours.went(connection);
-  CHECK(!neighbours.link.settle());
+  CHECK(!neighbours.link.finish());
   for (size_t connection = 0; connection < kConnections; ++connection) {
     CHECK(!neighbours.link.attach_right(connection, neighbours.right[connection].ends[0], 0));
     CHECK(neighbours.went(connection).empty());

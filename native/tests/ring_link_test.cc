@@ -153,7 +153,7 @@ void test_what_a_finished_collective_sent_is_sent_again_without_another_one() {
   std::thread reader([&] {
     for (size_t got = 0; got < all.size(); got += neighbours.went().size()) continue;
   });
-  CHECK(neighbours.link.settle());
+  CHECK(neighbours.link.finish());
   reader.join();
   SocketPair wire;
   CHECK(neighbours.link.attach_right(0, wire.ends[0], 0));
@@ -185,7 +185,7 @@ void test_an_acknowledgement_of_what_was_never_sent_cuts_the_connection() {
     CHECK(neighbours.link.attach_right(0, wire.ends[0], 1));
     std::swap(neighbours.right[0].ends, wire.ends);
   });
-  CHECK(neighbours.link.settle());
+  CHECK(neighbours.link.finish());
   neighbour.join();
 }
 
@@ -204,13 +204,13 @@ void test_frames_are_acknowledged_now_and_then_and_lent_ones_at_the_end() {
   }
   CHECK(acknowledged() == kWindow);
   neighbours.come(frame(kWindow));
-  CHECK(neighbours.receive(kPayload.size()) && neighbours.link.settle());
+  CHECK(neighbours.receive(kPayload.size()) && neighbours.link.finish());
   CHECK(acknowledged() == 0);
   const FrameHeader held = seal(Kind::kHeld, kSession, kWindow + 1, 0, 0);
   neighbours.come(std::string(reinterpret_cast<const char*>(&held), sizeof held));
   CHECK(neighbours.receive(0));
   CHECK(acknowledged() == 0);
-  CHECK(neighbours.link.settle());
+  CHECK(neighbours.link.finish());
   CHECK(acknowledged() == kWindow + 2);
 }
 
@@ -219,7 +219,7 @@ void test_lent_memory_is_waited_for() {
   std::string memory = kPayload;
   neighbours.lend(&memory);
   std::thread neighbour([&] { neighbours.acknowledge(1); });
-  CHECK(neighbours.link.settle());
+  CHECK(neighbours.link.finish());
   neighbour.join();
 }
 
@@ -228,7 +228,7 @@ void test_after_a_failure_no_memory_is_read() {
   std::string memory = kPayload;
   neighbours.lend(&memory);
   neighbours.went();
-  CHECK(!neighbours.link.settle());
+  CHECK(!neighbours.link.finish());
   CHECK(neighbours.link.status() == HVD_TIMED_OUT);
   neighbours.link.attach_right(0, neighbours.right[0].ends[0], 1);
   CHECK(!neighbours.link.flush(0));

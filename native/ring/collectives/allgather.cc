@@ -18,9 +18,9 @@ namespace hvd::ring {
 namespace {
 
 // Walks over the frames of size - 1 streams, from `first` on downwards.
-class Course {
+class StreamSequence {
  public:
-  Course(const Ring& ring, const SpanList& spans, const uint64_t* counts, int32_t first)
+  StreamSequence(const Ring& ring, const SpanList& spans, const uint64_t* counts, int32_t first)
       : ring_(ring), spans_(spans), counts_(counts), stream_((first + ring.size) % ring.size) {
     enter();
   }
@@ -81,7 +81,7 @@ class Allgather {
       if (sent == Outcome::kDone || received == Outcome::kDone) continue;
       if (!ring_.link.wait(!incoming_.is_done(), is_loaded_)) return false;
     }
-    return ring_.link.settle();
+    return ring_.link.finish();
   }
 
  private:
@@ -135,8 +135,8 @@ class Allgather {
 
   Ring& ring_;
   const SpanList& spans_;
-  Course outgoing_;
-  Course incoming_;
+  StreamSequence outgoing_;
+  StreamSequence incoming_;
   Message payload_;
   uint32_t crc_ = 0;
   bool is_loaded_ = false;

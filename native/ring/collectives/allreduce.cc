@@ -72,7 +72,7 @@ class Allreduce {
       const bool is_last_step = frame.step == steps_ - 1;
       if (is_last_step && i + plan_.frames < frames && !send_raw(i + plan_.frames)) return false;
     }
-    return ring_.link.settle();
+    return ring_.link.finish();
   }
 
  private:

@@ -16,7 +16,7 @@
 namespace hvd::ring {
 namespace {
 
-class Cells : public Cargo {
+class Cells : public RelayedStreams {
  public:
   // `stream`: what this rank sends to others, in the order of its stream. `receive_counts`: rows of each rank's cell.
   Cells(Ring* ring, const SpanList& stream, const SpanList& receives, const uint64_t* receive_counts,
@@ -116,7 +116,7 @@ bool Ring::alltoall(const hvd_span* sends, const uint64_t* send_counts, const Sp
     receives.scatter_out(place, bytes, in);
     place += bytes;
   });
-  return link.settle();
+  return link.finish();
 }
 
 }  // namespace hvd::ring

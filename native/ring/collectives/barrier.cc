@@ -12,7 +12,7 @@ bool Ring::barrier() {
     uint32_t crc;
     if (!link.send(&empty, 0) || !link.receive(0, &empty, &crc)) return false;
   }
-  return link.settle();
+  return link.finish();
 }
 
 }  // namespace hvd::ring

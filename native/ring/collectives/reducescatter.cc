@@ -19,7 +19,7 @@ namespace {
 // Elements of a frame are a multiple of this, so that frames of any type begin on cache lines if the part does.
 constexpr uint64_t kElementStep = 64;
 
-class Parts : public Cargo {
+class Parts : public RelayedStreams {
  public:
   Parts(Ring* ring, const SpanList& spans, const uint64_t* counts, const hvd_reduction& reduction)
       : ring_(*ring), spans_(spans), fold_(&ring->link, spans, reduction) {
@@ -81,7 +81,7 @@ class Parts : public Cargo {
 
 bool Ring::reducescatter(const SpanList& spans, const uint64_t* counts, const hvd_reduction& reduction) {
   Parts parts(this, spans, counts, reduction);
-  return Relay(this, &parts).run() && link.settle();
+  return Relay(this, &parts).run() && link.finish();
 }
 
 }  // namespace hvd::ring

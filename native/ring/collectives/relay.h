@@ -1,8 +1,8 @@
 // The relay: streams that travel a part of the ring, the loop under reduce-scatter and all-to-all.
 //
 // Every rank is the origin of one stream, cut into frames. A frame goes from neighbour to neighbour; each rank that
-// gets it does something with it (a Cargo says what) and sends on what is left of it, until nothing is. In step s a
-// link carries what left its origin s ranks further to the left.
+// gets it does something with it (a RelayedStreams says what) and sends on what is left of it, until nothing is. In
+// step s a link carries what left its origin s ranks further to the left.
 //
 // All links carry their frames in one order: by round, in a round by step, in a step by number; a round is the next
 // `window` frames of every stream. Frames without bytes are left out, so nothing is paid for what nobody sends. Both
@@ -32,9 +32,9 @@ struct Leg {
 };
 
 // What is relayed. Except for `load` and `take`, the same on all ranks.
-class Cargo {
+class RelayedStreams {
  public:
-  virtual ~Cargo() = default;
+  virtual ~RelayedStreams() = default;
 
   // How many frames the stream of `origin` has.
   virtual uint64_t frames(int32_t origin) const noexcept = 0;
@@ -50,9 +50,9 @@ class Cargo {
 };
 
 // Walks over the frames of one link in their order. `first`: the origin of what the link carries in step 0.
-class Course {
+class LegSequence {
  public:
-  Course(const Cargo& cargo, const Ring& ring, int32_t first);
+  LegSequence(const RelayedStreams& streams, const Ring& ring, int32_t first);
 
   bool is_done() const noexcept { return round_ == rounds_; }
   const Leg& leg() const noexcept { return leg_; }
@@ -64,7 +64,7 @@ class Course {
   void enter(int32_t step) noexcept;
   void find() noexcept;
 
-  const Cargo& cargo_;
+  const RelayedStreams& streams_;
   const int32_t size_;
   const uint64_t window_;
   const int32_t first_;
@@ -77,29 +77,29 @@ class Course {
 
 class Relay {
  public:
-  Relay(Ring* ring, Cargo* cargo);
+  Relay(Ring* ring, RelayedStreams* streams);
 
-  // Returns once all frames of both links have passed. Borrowed memory may still be in use: see Link::settle.
+  // Returns once all frames of both links have passed. Borrowed memory may still be in use: see Link::finish.
   bool run();
 
  private:
-  struct Parcel {
+  struct OutgoingFrame {
     Message payload;
     uint32_t crc = 0;
     bool is_ready = false;
   };
 
-  Parcel& next_parcel() noexcept { return outgoing_.leg().step == 0 ? own_ : passing_; }
+  OutgoingFrame& next_outgoing() noexcept { return outgoing_.leg().step == 0 ? own_ : passing_; }
   bool can_receive() const noexcept { return !incoming_.is_done() && !passing_.is_ready; }
   Outcome send_next();
   Outcome receive_next();
 
   Link& link_;
-  Cargo& cargo_;
-  Course outgoing_;
-  Course incoming_;
-  Parcel own_;
-  Parcel passing_;
+  RelayedStreams& streams_;
+  LegSequence outgoing_;
+  LegSequence incoming_;
+  OutgoingFrame own_;
+  OutgoingFrame passing_;
 };
 
 }  // namespace hvd::ring

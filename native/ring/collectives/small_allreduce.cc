@@ -31,7 +31,7 @@ bool Ring::allreduce_small(const SpanList& spans, const hvd_reduction& reduction
   }
   reduce(parts.data(), part.data(), size, bytes / item_bytes(reduction.dtype), reduction);
   spans.scatter_out(0, bytes, parts.data());
-  return link.settle();
+  return link.finish();
 }
 
 }  // namespace hvd::ring

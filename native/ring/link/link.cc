@@ -97,25 +97,25 @@ bool Link::allocate(uint64_t bytes, Message* payload) {
   return fail(HVD_SYSTEM, ENOMEM);
 }
 
-bool Link::settle() {
+bool Link::finish() {
   Lock lock(mutex_);
   if (!enter()) return false;
   for (Receiver& receiver : receivers_) receiver.end_collective();
-  while (!is_settled()) {
+  while (!is_finished()) {
     if (!sleep(false, true)) return false;
   }
   is_in_collective_ = false;
   return true;
 }
 
-bool Link::is_settled() noexcept {
-  bool is_settled = true;
+bool Link::is_finished() noexcept {
+  bool is_finished = true;
   for (Sender& sender : senders_) {
     sender.write();
     if (sender.needs_caller_memory()) sender.read_acks();
-    is_settled &= sender.is_written() && !sender.needs_caller_memory();
+    is_finished &= sender.is_written() && !sender.needs_caller_memory();
   }
-  return is_settled;
+  return is_finished;
 }
 
 hvd_status Link::status() noexcept {

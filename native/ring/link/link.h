@@ -84,7 +84,7 @@ class Link {
   bool allocate(uint64_t bytes, Message* payload);
 
   // The end of a collective: waits until the connection has all frames, and none refers to the caller's memory.
-  bool settle();
+  bool finish();
 
   // ---- for any thread
 
@@ -113,7 +113,7 @@ class Link {
   bool enter() noexcept;
   bool is_usable() noexcept;
   bool fail(hvd_status status, int error_number = 0) noexcept;
-  bool is_settled() noexcept;
+  bool is_finished() noexcept;
   bool sleep(bool until_readable, bool until_acknowledged);
   void wake() noexcept;
   uint64_t progress() const noexcept;

@@ -19,7 +19,7 @@
 #include "ring/link/cipher.h"
 #include "ring/link/frame.h"
 #include "ring/link/message.h"
-#include "ring/link/stream.h"
+#include "ring/link/pieces.h"
 
 namespace hvd::ring {
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "ring/link/stream.h"
+#include "ring/link/pieces.h"
 
 namespace hvd::ring {
 namespace {

@@ -1,7 +1,7 @@
 // Reading and writing several pieces of memory as one run of bytes of a stream socket.
 
-#ifndef HVDLITE_RING_STREAM_H_
-#define HVDLITE_RING_STREAM_H_
+#ifndef HVDLITE_RING_PIECES_H_
+#define HVDLITE_RING_PIECES_H_
 
 #include <errno.h>
 #include <sys/socket.h>
@@ -58,4 +58,4 @@ class Pieces {
 
 }  // namespace hvd::ring
 
-#endif  // HVDLITE_RING_STREAM_H_
+#endif  // HVDLITE_RING_PIECES_H_
