@@ -1,13 +1,13 @@
-"""Messages between this rank and one peer, over one connection after another: none is lost and none comes twice.
+"""Delivers messages between this rank and one peer exactly once, over one connection after another.
 
-Each direction numbers its messages. Every frame tells how many the sender has received, and what the other end has not
-acknowledged so far is kept. When a connection ends, whatever was on its way is forgotten; on the next one both ends
-first tell their counts (`hvdlite.control.greeting`), then send what is missing. A frame that comes again, because it
-had arrived and its acknowledgement had not, is known by its number. Where messages go one way only, a RECEIPT
-acknowledges them from time to time.
+Each direction numbers its messages. Every frame says how many messages its sender has received, and messages that the
+peer has not acknowledged are kept. When a connection ends, frames in flight are forgotten; on the next one both ends
+first exchange their counts (`hvdlite.control.greeting`), then send what is missing. A frame that arrives again, because
+only its acknowledgement was lost, is recognised by its number. Where messages go one way only, a RECEIPT acknowledges
+them from time to time.
 
-Something between the hosts may damage the same message each time. So the root counts (`Attempts`), and gives up a peer
-when many connections in a row were of no use.
+Something between the hosts may damage the same message each time. So the root counts (`Attempts`), and gives a peer up
+after many fruitless connections in a row.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Delivery:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """Whether the peer may not have all that was sent."""
+        """True if the peer may be missing something."""
         return bool(self._kept)
 
     def send(self, kind: Type, body: bytes) -> bytes:
-        """Numbers and keeps a message, and gives its frame for the present connection, if there is one."""
+        """Numbers and keeps a message. Returns its frame, for the current connection if there is one."""
         self._kept.append((kind, body))
         self.sent += 1
         return self._frame(kind, self.sent - 1, body)
 
     def receive(self, header: Header, frame: bytes) -> Message | None:
-        """The message in ``frame``; None for a RECEIPT and for what has come before. Raises ProtocolError."""
+        """The message in ``frame``; None for a RECEIPT or a repetition. Raises ProtocolError."""
         self._forget(header.received)
         if header.kind == Type.RECEIPT or header.number < self.received:
             return None
@@ -82,14 +82,14 @@ class Delivery:
 
 
 class Attempts:
-    """How many connections to a peer began, in a row, with messages waiting and none passed since the last one."""
+    """Counts connections in a row that began with messages waiting and none delivered since the one before."""
 
     def __init__(self) -> None:
         self.fruitless = 0
         self._passed = (0, 0)
 
     def begin(self, there: int, passed_there: int, back: int, passed_back: int) -> None:
-        """A connection begins: so many messages were sent either way so far, and so many of them have passed."""
+        """Counts a new connection, given how many messages were sent either way so far and how many of them arrived."""
         passed = (passed_there, passed_back)
         waits = passed != (there, back)
         self.fruitless = self.fruitless + 1 if waits and passed == self._passed else 0

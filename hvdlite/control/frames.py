@@ -1,7 +1,7 @@
 """Frames over a connected packet socket, without ever blocking.
 
-A frame travels as packets of a flag, 1 if more follow, and a piece. What the kernel does not take at once is kept and
-sent when it has room, so two peers that send much to each other cannot wait for one another.
+A frame travels as packets of a flag, 1 if more follow, and a piece. What the kernel does not accept at once is queued
+and sent when there is room, so two peers that send much to each other cannot deadlock.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class FrameSocket:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` is due once the socket is writable."""
+        """True if `flush` is due once the socket is writable."""
         return bool(self._unsent)
 
     def send(self, frame: bytes) -> None:
-        """Sends, or queues what does not fit. Does nothing once the peer is gone, which `receive` tells."""
+        """Sends, or queues what does not fit. Does nothing once the peer is gone, which `receive` reports."""
         while len(frame) > _PIECE_BYTES:
             self._unsent.append(_MORE + frame[:_PIECE_BYTES])
             frame = frame[_PIECE_BYTES:]
@@ -47,7 +47,7 @@ class FrameSocket:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is queued, as far as the kernel takes it."""
+        """Sends as much of the queue as the kernel accepts."""
         try:
             while self._unsent:
                 self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
@@ -58,11 +58,11 @@ class FrameSocket:
             self._unsent.clear()
 
     def may_receive(self) -> bool:
-        """Whether `receive` has something to read now, or an end to find."""
+        """True if `receive` would find data or the end of the connection."""
         return bool(select.select((self,), (), (), 0)[0])
 
     def receive(self) -> bytes | None:
-        """The next frame; None if it has not come whole. Raises ProtocolError for a frame that no peer sends."""
+        """The next frame; None if it is incomplete. Raises ProtocolError for an invalid one."""
         try:
             packet = self._socket.recv(1 + _PIECE_BYTES)
         except BlockingIOError:

@@ -1,10 +1,10 @@
-"""What two ends of a link say about a new connection, before messages go over it.
+"""The greeting on a new connection, before it carries messages.
 
-The dialling end says HELLO; the root answers WELCOME or REFUSAL. Both ends tell in the header how many messages they
-have received over earlier connections, and `hvdlite.control.delivery` sends the rest again. A HELLO also tells how many
-messages there are, so that the root knows of those that do not get through. It carries a token that only this rank
-knows: the root was told its digest when the job began, so nobody else of the job can take the place of
-a rank, neither before it comes nor afterwards.
+The dialling end says HELLO; the root answers WELCOME or REFUSAL. Both ends state in the header how many messages they
+have received over earlier connections, and `hvdlite.control.delivery` resends the rest. A HELLO also states how many
+messages were sent, so that the root notices when none gets through. It carries a token that only this rank knows: the
+root was given its digest when the job began, so no other process of the job can impersonate a rank, neither before it
+connects nor afterwards.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MAX_REASON_BYTES = 4096
 
 
 class Refused(ProtocolError):
-    """The root does not talk to this rank, or no more."""
+    """The root refuses this rank."""
 
 
 class Hello(NamedTuple):
-    """Who dials: a rank of a group of ``size``, with its token."""
+    """The rank that dials, the size of its group, and its token."""
 
     rank: int
     size: int
@@ -35,12 +35,12 @@ class Hello(NamedTuple):
 
 
 def digest(token: bytes) -> str:
-    """What may be known of a token."""
+    """The digest of a token, which may be published."""
     return hashlib.blake2b(token, digest_size=32).hexdigest()
 
 
 def fits(token: bytes, expected: str) -> bool:
-    """Whether ``token`` has the digest ``expected``."""
+    """True if ``token`` has the digest ``expected``."""
     return hmac.compare_digest(digest(token), expected)
 
 
@@ -50,12 +50,12 @@ def hello(message: Hello, sent: int, received: int, session: int) -> bytes:
 
 
 def welcome(received: int, session: int) -> bytes:
-    """The answer to a HELLO that is accepted."""
+    """Accepts a HELLO."""
     return frame_of(Header(Type.WELCOME, 0, received), session, b"")
 
 
 def refusal(reason: str, session: int) -> bytes:
-    """The answer to a HELLO that is not, and the last frame to a peer that is given up."""
+    """Refuses a HELLO; also the last frame to a peer that is given up."""
     return frame_of(Header(Type.REFUSAL, 0, 0), session, reason.encode()[:_MAX_REASON_BYTES])
 
 
@@ -68,6 +68,6 @@ def read_hello(header: Header, frame: bytes) -> Hello:
 
 
 def read_refusal(frame: bytes) -> str:
-    """The reason that a REFUSAL gives, fit to be printed."""
+    """The reason in a REFUSAL, made printable."""
     text = rest_of(frame)[:_MAX_REASON_BYTES].decode(errors="replace")
     return "".join(character if character.isprintable() else "?" for character in text)

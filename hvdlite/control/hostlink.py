@@ -1,9 +1,9 @@
 """Control links in a tree: the ranks of a host talk to its first rank, and only that one talks across hosts.
 
 The first rank of each host is its *leader*. Decisions of the root pass through it as they are; the news of its host go
-up as one message (`hvdlite.negotiation.aggregate`). Both ends are made of the link across hosts and the one within the
-host, and look like one. Other ranks have a `UnixLink` to their leader and do not see the difference, but for one: a
-leader that is lost takes its host along.
+up as one message (`hvdlite.negotiation.aggregate`). Both ends combine the link across hosts and the one within the host
+into one. Other ranks have a `UnixLink` to their leader and see only one difference: when a leader is lost, so are the
+other ranks of its host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOLD_S = 1.0  # how long news of some ranks of a host wait for those of the oth
 
 
 class _HostLink(ControlLink):
-    """What a leader and the root share: two links and one inbox."""
+    """Two links that share one inbox."""
 
     def __init__(self, across: ZmqLink, within: UnixLink) -> None:
         self.inbox = across.inbox

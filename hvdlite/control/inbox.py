@@ -1,7 +1,7 @@
-"""What a control link sleeps on: one descriptor that is readable while something has come from any peer.
+"""The descriptor that a control link sleeps on: readable while a message from any peer waits.
 
 The coordinator's thread sleeps on it and on the link's wake. A thread that waits for a result may take its place: then
-the coordinator's thread looks at the wake only, so that what comes wakes one thread and not two.
+the coordinator's thread watches the wake only, so that a message wakes one thread and not two.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ _WAKE: Final = 2  # of what hvd_spin_poll returns, where the wake is the second 
 
 
 class Inbox:
-    """Descriptors of one link. What is added counts as something that came for as long as it is readable.
+    """The descriptors of one link. `fileno` is readable while any of them is.
 
-    `fileno` is readable then, so the inbox of one link can be added to that of another. A driver spins for ``spin_us``
-    before it sleeps, but less often while that is in vain, and not again after it has slept in vain: who waits for long
-    costs nothing.
+    So the inbox of one link can be added to that of another. A driver spins for ``spin_us`` before it sleeps, but less
+    often while spinning does not help, and not again after a sleep that timed out: long waits cost nothing.
     """
 
     def __init__(self, spin_us: float = 0) -> None:
@@ -45,29 +44,29 @@ class Inbox:
         self._sources.unregister(fd)
 
     def await_events(self, fd: int, events: int) -> None:
-        """From now on, ``events`` of ``fd``, which was added, are what counts."""
+        """Waits for ``events`` of ``fd``, which was added before, from now on."""
         self._sources.modify(fd, events)
 
     def ready(self) -> list[tuple[int, int]]:
-        """Descriptors of which something has come now, each with its events."""
+        """The descriptors that are ready now, each with its events."""
         return self._sources.poll(0)
 
     def sleep(self, timeout_ms: int | None) -> None:
-        """Returns when something has come, `wake` is set, or the time is over. For the coordinator's thread."""
+        """Returns when a descriptor is ready, `wake` is set, or the time is over. For the coordinator's thread."""
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         if any(fd == self.wake.fd for fd, _ in self._poll.poll(timeout_s)):
             self.wake.clear()
 
     def pause(self) -> None:
-        """From now on `sleep` looks at `wake` only."""
+        """Makes `sleep` wait for `wake` only."""
         self._poll.modify(self._sources, 0)
 
     def resume(self) -> None:
-        """Takes back `pause`."""
+        """Undoes `pause`."""
         self._poll.modify(self._sources, select.EPOLLIN)
 
     def sleep_as_driver(self, timeout_ms: int | None, wake: Wake) -> None:
-        """Returns when something has come, ``wake`` is set, or the time is over."""
+        """Returns when a descriptor is ready, ``wake`` is set, or the time is over. For a thread that drives."""
         timeout = -1 if timeout_ms is None else timeout_ms
         ready = self._spin_poll(self._spin_at, self._sources_fd, wake.fd, timeout)
         if ready < 0:
@@ -82,7 +81,7 @@ class Inbox:
 
 
 def _poll(spin_at: int, first: int, second: int, timeout_ms: int) -> int:
-    """What hvd_spin_poll does, without the library and without spinning."""
+    """Stands in for hvd_spin_poll where there is no native library; does not spin."""
     ready = select.poll()
     ready.register(first, select.POLLIN)
     ready.register(second, select.POLLIN)

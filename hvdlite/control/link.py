@@ -2,7 +2,7 @@
 
 A link has one end on each rank; threads take turns to use it, and may sleep on it meanwhile. Its frames are those of
 `hvdlite.negotiation.wire`. They carry the session and a count, so a frame that is lost, repeated or of another job is
-noticed. Within a host a connection that is gone is a peer that is gone; across hosts it is resumed, and the peer may
+noticed. Within a host a closed connection means a lost peer; across hosts the connection is resumed, and the peer may
 come back.
 """
 
@@ -40,7 +40,7 @@ class ControlLink(ABC):
 
     @property
     def due(self) -> float | None:
-        """When `receive` is to be called even if nothing comes, on the monotonic clock. Any thread may ask."""
+        """The time on the monotonic clock at which `receive` must be called even if nothing comes. Any thread."""
         return None
 
     @abstractmethod
@@ -49,7 +49,7 @@ class ControlLink(ABC):
 
     @abstractmethod
     def receive(self) -> Iterator[Received | Lost | Left]:
-        """What has come: messages with their sender, and peers that were lost, after their last messages."""
+        """Yields messages with their sender, and lost peers after their last messages."""
 
     @abstractmethod
     def close(self) -> None:
@@ -57,7 +57,7 @@ class ControlLink(ABC):
 
 
 class SoloLink(ControlLink):
-    """The link of a job of one rank: nobody to talk to."""
+    """The link of a job of one rank, which has no peers."""
 
     def __init__(self) -> None:
         self.inbox = Inbox()

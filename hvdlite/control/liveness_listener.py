@@ -1,6 +1,6 @@
 """A TCP port that a rank holds open while its process lives, so that others can ask the kernel whether it does.
 
-Nothing is served there: whoever connects is dropped at once, unread and unanswered. While the process runs, a
+Nothing is served there: a caller is disconnected at once, unread and unanswered. While the process runs, a
 connection is accepted and closed; while it is stopped, the kernel accepts and nothing follows; when it has ended, the
 kernel refuses.
 """
@@ -13,7 +13,7 @@ _BURST = 64  # connections dropped in one go
 
 
 class LivenessListener:
-    """Listens on ``address`` until it is closed. ``endpoint`` is what others dial."""
+    """Listens on ``address`` until it is closed. Others dial ``endpoint``."""
 
     def __init__(self, address: str, ports: range | None) -> None:
         self._entrance = listen(address, ports)
@@ -23,7 +23,7 @@ class LivenessListener:
         return self._entrance.fileno()
 
     def drop_callers(self) -> None:
-        """Closes what has connected. Due when it is readable."""
+        """Disconnects callers. Due when the listener is readable."""
         for _ in range(_BURST):
             if (caller := self._entrance.accept()) is None:
                 break

@@ -1,16 +1,16 @@
-"""What became of a peer whose connection has ended: dead, stopped, cut off, or on its way back.
+"""Finds out what became of a peer whose connection ended: dead, stopped, cut off, or on its way back.
 
 The kernel of its host knows. A connection to a port that the peer's process holds open
 (`hvdlite.control.liveness_listener`, and at the root the port that all dial) is
 
 - refused, and again a moment later: the process has ended, and the peer is lost at once;
-- accepted and closed, or greeted: the process is well, and gets ``peer_timeout`` to come back;
-- accepted and nothing more: the process is stopped, or does not get to run;
-- not answered: its host cannot be reached.
+- accepted and closed, or greeted: the process is running, and gets ``peer_timeout`` to come back;
+- accepted and nothing more: the process is stopped, or gets no processor time;
+- not answered: its host is unreachable.
 
-In the last two cases the connection has ended because heartbeats were missing for a while, and the rest of
+In the last two cases the connection ended because heartbeats were missing for a while, and the rest of
 ``peer_timeout`` remains. One refusal alone proves nothing, because whatever cuts connections may cut this one too. No
-byte of the other side is looked at.
+byte that the other side sends is interpreted.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class LivenessProbe:
 
     @staticmethod
     def silence_ms(settings: Settings) -> int:
-        """How long a connection may be without a sign of life before it ends."""
+        """The silence after which a connection ends."""
         return int(settings.peer_timeout * _SILENCE * 1000)
 
     def look(self) -> str | None:
-        """Why the peer is lost, or None while it may still come back."""
+        """Probes if that is due. Returns why the peer is lost, or None while it may still come back."""
         now = time.monotonic()
         if now < self.due:
             return None

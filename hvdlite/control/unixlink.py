@@ -1,14 +1,13 @@
-"""Control links within a host: Unix sockets, written and read by the coordinator itself.
+"""Control links within a host: Unix sockets that the coordinator itself reads and writes.
 
-A message costs one system call on each side and wakes one thread, or finds it awake: a driver looks for a while before
-it sleeps, as those do who wait in shared memory, because to be woken takes longer than most waits. ZeroMQ handed every
-message to a thread of its own on either side first, which made a round trip four times as long (docs/threads.md has the
-figures).
+A message costs one system call on each side and wakes one thread, or finds it awake: a driver spins for a while before
+it sleeps, like the waits in shared memory, because a wake-up takes longer than most waits. ZeroMQ would hand every
+message to a thread of its own on either side, which makes a round trip several times as long (docs/threads.md).
 
-The kernel tells when a process dies: its connection ends, unless a forked child still holds it, and its pidfd becomes
-readable in any case. One that is stopped (SIGSTOP) stays connected and cannot say so; its state is looked up in
-``/proc`` from time to time while this rank waits for something. A rank whose Python is busy or hung is neither, so it
-counts as late and not as lost.
+The kernel reports the death of a process: its connection ends, unless a forked child still holds it, and its pidfd
+becomes readable in any case. A process that is stopped (SIGSTOP) stays connected and cannot say so, so its state is
+looked up in ``/proc`` from time to time while this rank waits. A rank whose Python is busy or hung is neither dead nor
+stopped: it counts as late and not as lost.
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ class UnixLink(ControlLink):
         self._peers: dict[int, _Peer] = {}  # by descriptor
 
     def accept(self, listener: LocalListener, deadline: float) -> None:
-        """At the leader: waits until all others of its host have come through ``listener``.
+        """At the leader: waits until all others of its host have connected to ``listener``.
 
-        Raises HorovodInternalError if they do not in time.
+        Raises HorovodInternalError if they do not come in time.
         """
         members = self._membership
         missing = set(members.on_this_host[1:])
@@ -91,7 +90,7 @@ class UnixLink(ControlLink):
             peers.close()
 
     def dial(self, address: str, deadline: float) -> None:
-        """At any other rank: connects to its leader. Raises HorovodInternalError if that does not listen there."""
+        """At any other rank: connects to its leader. Raises HorovodInternalError if the leader does not listen."""
         members = self._membership
         leader = members.on_this_host[0]
         try:
@@ -155,7 +154,7 @@ class UnixLink(ControlLink):
             yield self._lose(peer, ENDED)
 
     def _read_last(self, peer: _Peer) -> Iterator[Received | Lost]:
-        """What a process that has ended had sent before."""
+        """Reads what a process sent before it ended."""
         while peer.frames.fileno() in self._peers and peer.frames.may_receive():
             yield from self._read(peer)
         if peer.frames.fileno() in self._peers:
@@ -197,7 +196,7 @@ def _pidfd_of(pid: int) -> int:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal stopped the process. One that a debugger holds is not, nor one that cannot be looked up."""
+    """True if a signal stopped the process; false if a debugger holds it or its state cannot be read."""
     try:
         return stat_of(pid).state == "T"
     except OSError:

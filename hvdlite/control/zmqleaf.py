@@ -122,7 +122,7 @@ class ZmqLeafLink(ZmqLink):
         return message
 
     def _read_events(self, connection: MonitoredSocket) -> bool:
-        """Whether the connection has ended: nothing else is monitored for."""
+        """True if the connection has ended, which is the only event that is monitored."""
         self._has_events = False
         return bool(list(connection.events()))
 
@@ -141,14 +141,14 @@ class ZmqLeafLink(ZmqLink):
         self._recheck(socket)
 
     def _resume(self, header: Header) -> None:
-        """The root welcomes the connection: sends what it does not have."""
+        """Sends what the root, which has accepted the connection, has not received."""
         self._is_welcome = True
         self._end_probe()
         for frame in self._delivery.resume(header.received):
             self._transmit(frame)
 
     def _part(self) -> None:
-        """The connection has ended."""
+        """Schedules the next attempt after the connection has ended, and starts to probe the root."""
         self._is_welcome = False
         self._dial_at = self._dialled_at + _REDIAL_S
         if self._probe is None:
@@ -159,7 +159,7 @@ class ZmqLeafLink(ZmqLink):
         return Lost(0, cause)
 
     def _give_up(self) -> None:
-        """Nobody is left to talk to. Closes everything, so that a root that comes back sees it at once."""
+        """Closes everything for good, so that a root that comes back sees it at once."""
         self._is_over = True
         self._is_welcome = False
         self._end_probe()

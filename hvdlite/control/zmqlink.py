@@ -1,8 +1,8 @@
 """Control links across hosts: ZeroMQ over TCP with CURVE, which admits the job's ranks and nobody else.
 
-A connection may end at any time: it is made again, and `hvdlite.control.delivery` sees to it that nothing is lost or
-comes twice. Every attempt is a new socket at the dialling end, so that nothing of an earlier one goes before its hello;
-it has no routing id, so the root gives it a fresh one. ZeroMQ heartbeats, which libzmq's own thread sends, end a
+A connection may end at any time. It is re-established, and `hvdlite.control.delivery` ensures that no message is lost
+or delivered twice. Every attempt is a new socket at the dialling end, so that nothing of an earlier one precedes its
+hello; it has no routing id, so the root gives it a fresh one. ZeroMQ heartbeats, which libzmq's own thread sends, end a
 connection to a peer that is stopped or cut off, so that a busy or hung Python program is not taken for one. A peer is
 lost when its process has ended, or when it does not come back in time: `hvdlite.control.liveness_probe` tells.
 
@@ -47,7 +47,7 @@ class MonitoredSocket(NamedTuple):
     monitor_fd: int
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """What has happened to its connections: events, each with a value, which is a descriptor for most."""
+        """Yields the events of its connections, each with a value, in most cases a descriptor."""
         while True:
             try:
                 event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -59,10 +59,9 @@ class MonitoredSocket(NamedTuple):
 class ZmqLink(ControlLink):
     """One end: sockets with their monitors, and the warnings.
 
-    The descriptor of a socket of ZeroMQ becomes readable only when something comes after the socket was found empty,
-    and is not any more once the socket was used at all. So `receive` takes everything, and whoever connects or sends
-    calls `_recheck` afterwards; then an inbox that is not readable has nothing to read, and no thread needs to ask the
-    socket before it sleeps.
+    The descriptor of a ZeroMQ socket becomes readable only when something arrives after the socket was found empty, and
+    any use of the socket clears it. So `receive` takes everything, and connecting or sending is followed by `_recheck`:
+    then an inbox that is not readable has nothing to read, and no thread needs to ask the socket before it sleeps.
     """
 
     def __init__(self, membership: Membership, options: Settings) -> None:
@@ -94,7 +93,7 @@ class ZmqLink(ControlLink):
 
     @abstractmethod
     def _awaits_receipts(self) -> bool:
-        """Whether a peer that is not lost may not have all that was sent to it."""
+        """True while some peer, not counting lost ones, has not acknowledged everything."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -115,12 +114,12 @@ class ZmqLink(ControlLink):
         return socket
 
     def _sleep_until(self, deadline: float) -> None:
-        """For who connects or closes, before and after the threads of the engine use the link."""
+        """Sleeps while the link connects or closes, before and after the engine's threads use it."""
         until = deadline if self.due is None else min(deadline, self.due)
         self.inbox.sleep(int(seconds_until(until) * 1000) + 1)
 
     def _look(self) -> None:
-        """Does what is to be done for descriptors that are not of a socket for messages."""
+        """Calls the handlers of all descriptors that are ready but the message sockets'."""
         for fd, _ in self.inbox.ready():
             if (answer := self._answers.get(fd)) is not None:
                 answer()
@@ -143,8 +142,8 @@ class ZmqLink(ControlLink):
     def _monitor(self, socket: zmq.Socket[bytes], events: int) -> MonitoredSocket:
         """Adds ``socket`` to the inbox, and a monitor for ``events`` of its connections.
 
-        Not for failed handshakes: to tell of one, libzmq 4.3 overwrites the errno that says what failed, takes a frame
-        that was tampered with for a full queue, and ends the process with an assertion at the next heartbeat.
+        Failed handshakes are not monitored: to report one, libzmq 4.3 overwrites the errno that says what failed, takes
+        a frame that was tampered with for a full queue, and aborts the process at the next heartbeat.
         """
         monitor = socket.get_monitor_socket(events)
         monitored = MonitoredSocket(socket, int(socket.getsockopt(zmq.FD)), monitor, int(monitor.getsockopt(zmq.FD)))
@@ -165,7 +164,7 @@ class ZmqLink(ControlLink):
         monitored.socket.close(linger_ms)
 
     def _warn(self, text: str) -> None:
-        """Logs what strangers or liars do, but not as often as they do it."""
+        """Logs what strangers and impostors do, at most once a minute."""
         if (now := time.monotonic()) >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_S
             logger.warning(text)

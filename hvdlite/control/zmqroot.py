@@ -1,8 +1,8 @@
 """Rank 0's end of the control links across hosts: a ROUTER that every other rank dials.
 
-A connection is known by the routing id that the ROUTER gives it, and belongs to nobody until its hello. Its end is told
-by its file descriptor, which the next connection may get; so the monitor's events are read in order, and a descriptor
-is believed to be open only from the one that says so to the one that says it is not.
+A connection is identified by the routing id that the ROUTER gives it, and belongs to nobody until its hello. Its end is
+reported by file descriptor, which the next connection may reuse; so the monitor's events are read in order, and a
+descriptor counts as open only between the event that says so and the one that says it is closed.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ZmqRootLink(ZmqLink):
                 yield self._lose(peer, cause)
 
     def _next_frame(self) -> tuple[bytes, bytes | zmq.Frame] | None:
-        """A frame and its connection. It has its descriptor only where that is asked for, which costs a copy less."""
+        """The next frame and its connection. Frames of known connections are copied out, others are not."""
         while True:
             try:
                 name = self._socket.recv(zmq.NOBLOCK)
@@ -165,7 +165,7 @@ class ZmqRootLink(ZmqLink):
     # ---- connections
 
     def _greet(self, name: bytes, frame: zmq.Frame) -> _Peer | None:
-        """Takes a connection if it is a peer's; returns that peer if nothing gets through to it or from it."""
+        """Accepts a peer's connection. Returns the peer if nothing gets through on its connections."""
         try:
             header = header_of(frame.bytes, self._session)
             if header.kind in (Type.READY, Type.END, Type.RECEIPT):
@@ -184,7 +184,7 @@ class ZmqRootLink(ZmqLink):
         return peer if peer.attempts.fruitless >= MAX_FRUITLESS else None
 
     def _why_not(self, hello: Hello) -> str:
-        """Why this hello is refused; empty if it is not."""
+        """The reason to refuse this hello, or empty."""
         peer = self._peers.get(hello.rank)
         if peer is None or hello.size != self._membership.size:
             return f"rank {hello.rank} of {hello.size} is not of this group of {self._membership.size} ranks"
@@ -221,7 +221,7 @@ class ZmqRootLink(ZmqLink):
             self._transmit(name, frame)
 
     def _detach(self, peer: _Peer) -> None:
-        """Forgets the connection of ``peer`` and its probe."""
+        """Forgets the connection and the probe of ``peer``."""
         if peer.name is not None:
             self._by_name.pop(peer.name, None)
         if self._by_fd.get(peer.fd) is peer:
@@ -232,7 +232,7 @@ class ZmqRootLink(ZmqLink):
         self._absent.discard(peer.rank)
 
     def _part(self, peer: _Peer) -> None:
-        """The connection of ``peer`` has ended. What it sent over it can still be read."""
+        """Probes ``peer``, whose connection has ended. What it sent before can still be read."""
         peer.probe = LivenessProbe(peer.liveness_endpoint, self._options)
         self._absent.add(peer.rank)
 
@@ -263,10 +263,10 @@ class ZmqRootLink(ZmqLink):
             self._show_out(fd)
 
     def _show_out(self, fd: int) -> None:
-        """Ends a connection that ZeroMQ has not known for a peer's yet, of which it limits the time but not the number.
+        """Ends a connection that has not completed ZeroMQ's handshake, which limits their time but not their number.
 
-        ZeroMQ may have closed it just now. Another file of this number is left alone, and so is what is a peer's. The
-        strangers may have all descriptors, so looking at one of them takes none but the spare one.
+        ZeroMQ may have closed it just now, so another file with this number is left alone, as are peers. Strangers may
+        have used up all descriptors, so this needs only the spare one.
         """
         del self._strange_fds[fd]
         with suppress(OSError):
