@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from hvdlite.control import greeting
-from hvdlite.control.delivery import Stream
+from hvdlite.control.delivery import Delivery
 from hvdlite.control.frames import FrameSocket
 from hvdlite.launcher.agent.interfaces import describe_network
 from hvdlite.launcher.network.candidates import Network
@@ -80,7 +80,7 @@ def read_greeting(frame: bytes) -> object:
 
 def read_stream(frame: bytes) -> None:
     """After a few messages that were read, and sent."""
-    stream = Stream(SESSION)
+    stream = Delivery(SESSION)
     for message in MESSAGES[:2]:
         stream.send(*body_of(message))
     with suppress(ProtocolError):
