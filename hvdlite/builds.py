@@ -1,7 +1,7 @@
-"""What Horovod's scripts ask about the build before they choose a way to run. Every function works before ``init``.
+"""Answers to what Horovod's scripts ask about the build. Every function works before ``init``.
 
-hvdlite has one way to negotiate and to move CPU tensors, always there, with no MPI and no vendor's library. ``gloo`` is
-Horovod's name for exactly that, and scripts that ask for it mean "works without MPI", so it is answered with True.
+hvdlite always negotiates and moves CPU tensors the same way, without MPI or a vendor's library. Scripts that ask for
+``gloo`` mean exactly that, "works without MPI", so the answer is True.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI connects the ranks: never."""
+    """Always false."""
     return False
 
 
 def mpi_built() -> bool:
-    """Whether MPI was built in: never."""
+    """Always false: there is no MPI."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Whether ranks are connected without MPI: always."""
+    """Always true: ranks are connected without MPI."""
     return True
 
 
 def gloo_built() -> bool:
-    """Whether CPU collectives without MPI are there: always."""
+    """Always true: there are CPU collectives without MPI."""
     return True
 
 
 def nccl_built() -> int:
-    """The version code of NCCL, or 0 without it."""
+    """Always 0, which means no NCCL."""
     return 0
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL was built in: never."""
+    """Always false: there is no IBM DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """Whether Intel's oneCCL was built in: never."""
+    """Always false: there is no Intel oneCCL."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether tensors in CUDA memory are taken: not by this version."""
+    """Always false: this version takes no tensors on CUDA."""
     return False
 
 
 def rocm_built() -> bool:
-    """Whether tensors in ROCm memory are taken: not by this version."""
+    """Always false: this version takes no tensors on ROCm."""
     return False

@@ -1,7 +1,7 @@
-"""What this process's control groups, of version 1 or 2, let it use, and whom the kernel has killed for want of memory.
+"""Limits of this process's control groups, of version 1 or 2, and the number of kills by the OOM killer.
 
-A limit of any group above counts as well, so the least on the way up is the one. A container may see its own group as
-the top, or be told a path that only the host has: then the top is all there is to read. None stands for no limit.
+Limits of all groups above apply too, so the lowest on the way up counts. A container may see its own group as the top,
+or get a path that exists only on the host: then only the top can be read. None stands for no limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_LIMIT: Final = 1 << 60  # what version 1 shows for no limit is above
 
 
 def cores_limit(top: Path = _TOP, own: Path = _OWN) -> float | None:
-    """The time that this process may use, in cores."""
+    """The processor time that this process may use, in cores."""
     limits = []
     for group in _groups("cpu", top, own):
         words = [*_words(group / "cpu.max"), *_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
@@ -38,7 +38,7 @@ def memory_limit(top: Path = _TOP, own: Path = _OWN) -> int | None:
 
 
 def oom_kills(top: Path = _TOP, own: Path = _OWN, vmstat: Path = Path("/proc/vmstat")) -> int:
-    """A number that grows with every process that the kernel kills for want of memory; only its growth means anything.
+    """A number that grows with every process that the OOM killer kills; only its growth means anything.
 
     The host's own count is in ``vmstat``. A container may not see it grow, so the counts of its groups are added.
     """

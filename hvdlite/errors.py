@@ -42,11 +42,11 @@ class HorovodInternalError(HvdError):
 
 
 class Mismatch(HorovodInternalError):
-    """Ranks submitted the same name with different descriptions, or asked for different process sets. All raise it."""
+    """Ranks submitted one name with different descriptions, or different process sets. All ranks raise it."""
 
 
 ENDED: Final = "its process ended"
-"""The cause of a loss that is either a failure or no more than a script that was done first."""
+"""The cause of a loss that may be a failure, or merely a script that finished first."""
 
 
 class PeerLost(HorovodInternalError):
@@ -101,19 +101,19 @@ class DuplicateName(ValueError):
 
 
 class LaunchError(HvdError):
-    """hvdrun could not do what it was asked; ``exit_code`` is what the shell gets."""
+    """hvdrun could not start or finish the job; the shell gets ``exit_code``."""
 
     exit_code = 1
 
 
 class BadHostSpec(LaunchError):
-    """A host list, slot count or process count that cannot be understood."""
+    """An invalid host list, slot count or process count."""
 
     exit_code = 2
 
 
 class CannotStart(LaunchError):
-    """The workers of a host could not be started."""
+    """The ranks of a host could not be started."""
 
     def __init__(self, host: str, reason: str, exit_code: int = 1) -> None:
         super().__init__(f"cannot start on {host}: {reason}")
@@ -123,7 +123,7 @@ class CannotStart(LaunchError):
 
 
 class WorkerFailed(LaunchError):
-    """A worker ended with a non-zero code or by a signal (``code`` is then 128 + the signal's number)."""
+    """A rank ended with a non-zero code, or by a signal (``code`` is then 128 + the signal's number)."""
 
     def __init__(self, rank: int, host: str, code: int, last_lines: Sequence[str]) -> None:
         super().__init__(f"rank {rank} on {host} ended with code {code}")
@@ -135,7 +135,7 @@ class WorkerFailed(LaunchError):
 
 
 class FunctionFailed(LaunchError):
-    """The function that `hvdlite.run` called raised an error on ``rank``; ``traceback`` is the text of it."""
+    """The function that `hvdlite.run` called raised an error on ``rank``; ``traceback`` is its text."""
 
     def __init__(self, rank: int, host: str, traceback: str) -> None:
         super().__init__(f"the function failed on rank {rank} on {host}:\n\n{traceback.rstrip()}")

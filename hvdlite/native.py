@@ -2,7 +2,7 @@
 
 ``native/include/hvdlite.h`` is the same list in C; a test compares the two. The library is found beside this file
 (``hvdlite/_native/``), loaded on first use, and refused if its ABI version differs. Calls release the GIL.
-Where it cannot be used, `absence` says why, and what a rank needs of it is done in Python.
+Where it cannot be used, `absence` says why, and ranks do its work in Python.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SYSTEM: Final = 5
 
 
 class Reduction(ctypes.Structure):
-    """What an all-reduce computes: ``postscale * op(prescale * x)``."""
+    """The computation of an all-reduce: ``postscale * op(prescale * x)``."""
 
     _fields_ = (("dtype", c_int32), ("op", c_int32), ("prescale", c_double), ("postscale", c_double))
 
 
 class Spin(ctypes.Structure):
-    """Whether a thread spins before it sleeps, which what it has met before decides."""
+    """Decides, by its experience, whether a thread spins before it sleeps."""
 
     _fields_ = (("most_ns", c_int64), ("vain", c_uint32), ("is_idle", c_uint32))
 
@@ -107,7 +107,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 @cache
 def library() -> Any:
-    """The loaded library. Raises NativeUnavailable with what to do when it is missing, broken or of another version."""
+    """Loads the library. Raises NativeUnavailable, with what to do, if it is missing, broken or of another version."""
     try:
         loaded = ctypes.CDLL(str(LIBRARY), use_errno=True)
     except OSError as error:
@@ -130,7 +130,7 @@ def library() -> Any:
 
 @cache
 def absence() -> str:
-    """Why the library cannot be used; empty if it can."""
+    """Returns why the library cannot be used; empty if it can."""
     try:
         library()
     except NativeUnavailable as error:
@@ -139,7 +139,7 @@ def absence() -> str:
 
 
 def check(status: int, what: str, aborted_by: HvdError | None = None) -> None:
-    """Returns if ``status`` is OK. Otherwise raises ``aborted_by`` for an abort, or what the status means."""
+    """Raises the error of ``status`` unless that is OK: for an abort ``aborted_by``."""
     if status == OK:
         return
     if status == ABORTED and aborted_by is not None:

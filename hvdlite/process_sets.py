@@ -17,7 +17,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers a process set, given itself or by its ranks, and returns it. All ranks of the job call it together.
 
     Raises ValueError on all ranks for ranks that are not in the job and for ranks that a registered set has already,
-    and HorovodInternalError on all ranks if they do not give the same set or a member cannot connect; the session
+    and HorovodInternalError on all ranks if they do not pass the same set or a member cannot connect; the session
     stays usable.
     """
     if not isinstance(process_set, ProcessSet):
@@ -27,9 +27,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes back `add_process_set`. All ranks of the job call it together.
+    """Removes a registered process set. All ranks of the job call it together.
 
-    What is in flight in the set fails. Returns False, and does nothing, for the global process set and for a set that
-    is not registered. Raises HorovodInternalError on all ranks if they do not give the same set.
+    Collectives in flight in the set fail. Returns False, and does nothing, for the global process set and for a set
+    that is not registered. Raises HorovodInternalError on all ranks if they do not pass the same set.
     """
     return current().sets.remove(process_set)

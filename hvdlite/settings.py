@@ -1,9 +1,9 @@
 """Every setting in one typed table; nothing else reads the environment.
 
-A setting called ``fusion_threshold`` is the variable ``HVDLITE_FUSION_THRESHOLD``. Where Horovod has the same knob,
-``HOROVOD_FUSION_THRESHOLD`` is honoured too and the ``HVDLITE_`` name wins. Settings are read once per ``init``.
-``hvdrun --settings`` and ``docs/settings.md`` print this table. Where hvdrun did not start the process, who it is comes
-from the variables of what did, see `hvdlite.launched_by`.
+A setting called ``fusion_threshold`` is the variable ``HVDLITE_FUSION_THRESHOLD``. If Horovod has the same setting,
+``HOROVOD_FUSION_THRESHOLD`` works too, and the ``HVDLITE_`` name wins. Settings are read once per ``init``. ``hvdrun
+--settings`` and ``docs/settings.md`` print this table. If hvdrun did not start the process, its rank comes from the
+variables of whatever did, see `hvdlite.launched_by`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from hvdlite.launched_by.detect import detect, doubt
 
-_MAX_FLOAT = 1e6  # seconds of eleven days: as good as no limit, and still a number of milliseconds that polls take
+_MAX_FLOAT = 1e6  # eleven days in seconds: practically no limit, and still few enough milliseconds for a poll
 _MAX_PORT = 65535
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -41,7 +41,7 @@ def _setting(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What started this process, and as which rank; already checked.
+    """How this process was started, and as which rank; already validated.
 
     hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a launcher the defaults make
     a job of one. Once the ranks have met, their `Membership` says who they are.
@@ -55,18 +55,16 @@ class Start:
     cross_size: int = _setting(1, "number of hosts that have this local rank", horovod=True, at_least=1)
     hostname: str = _setting("", "name of this host in messages; empty: the system's", horovod=True)
     hostid: str = _setting("", "identity of this host; ranks with equal ids share memory; empty: the kernel's")
-    job: str = _setting("", "name of the job, which no other job has at the same time")
+    job: str = _setting("", "name of the job; no other job has it at the same time")
     rendezvous: str = _setting("", "address where the ranks of the job find each other")
-    coordinator: str = _setting(
-        "", "HOST or HOST:PORT where rank 0 answers in a job on several hosts that hvdrun did not start"
-    )
+    coordinator: str = _setting("", "HOST or HOST:PORT of rank 0 in a job on several hosts that hvdrun did not start")
     secret: str = _setting("", "key of the job, 64 hexadecimal digits; never printed", secret=True)
     run_address: str = _setting("", "address from which a rank of hvdlite.run() fetches its function")
     run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None, pid: int = 0) -> Start:
-        """From ``environ``, by default this process's, or else that of process ``pid``.
+        """Reads ``environ``, by default this process's, else that of process ``pid``.
 
         Raises ValueError naming the variable.
         """
@@ -79,13 +77,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of one session, already checked."""
+    """The options of one session, already validated."""
 
     address: str = _setting(
         "", "IP address where this rank's links across hosts listen; empty: the loopback's", begins="This host"
     )
     port_range: str = _setting("", "ports where this rank's links across hosts listen, as in 40000-40100; empty: any")
-    encrypt_data: bool = _setting(False, "encrypt the tensors too that cross a network, not only what is said of them")
+    encrypt_data: bool = _setting(False, "also encrypt tensors between hosts, where control messages always are")
     report: str = _setting(
         "", "descriptor and inode of the pipe on which a rank tells hvdrun why its session ended, as in 7:81234"
     )
@@ -98,12 +96,12 @@ class Settings:
         begins="Negotiation",
     )
     cache_capacity: int = _setting(
-        16384, "tensors whose description is remembered; 0: none", unit="tensors", horovod=True, at_least=0
+        16384, "number of tensors whose descriptions are cached; 0: none", unit="tensors", horovod=True, at_least=0
     )
     cycle_time: float = _setting(
         0.0, "how long ready tensors are held back so that more of them fuse", unit="ms", horovod=True, at_least=0
     )
-    stall_check_disable: bool = _setting(False, "no warning when some ranks do not submit a tensor", horovod=True)
+    stall_check_disable: bool = _setting(False, "do not warn when some ranks do not submit a tensor", horovod=True)
     stall_check_time_seconds: float = _setting(
         60.0, "a tensor missing on some ranks for this long is reported", unit="s", horovod=True, at_least=0
     )
@@ -123,13 +121,12 @@ class Settings:
     heartbeat_interval: float = _setting(0.5, "time between heartbeats of a quiet link", unit="s", at_least=0.05)
     peer_timeout: float = _setting(2.5, "a peer whose heartbeats stop for this long is lost", unit="s", at_least=0.1)
     progress_timeout: float = _setting(
-        120.0, "a running batch that moves no byte for this long fails; the last resort", unit="s", at_least=1
+        120.0, "a running batch that moves no bytes for this long fails; the last resort", unit="s", at_least=1
     )
 
     check_parameters: bool = _setting(
         True,
-        "warn when ranks take the first step of an optimizer with different parameters; off on one rank, it is off on "
-        "all",
+        "warn when ranks take the first step of an optimizer with different parameters; one rank turns it off for all",
         begins="Training",
     )
 
@@ -145,8 +142,8 @@ class Settings:
     shm_slots: int = _setting(4, "slots of each rank, the depth of the pipeline", at_least=2)
     spin: float = _setting(
         -1.0,
-        "how long a waiting rank spins before it sleeps, which it does rarely while that is in vain; negative: as long "
-        "as a wake-up takes on its host, from 50 to 2000, but 0 with more ranks than cores",
+        "how long a waiting rank spins before it sleeps, rarely while that is in vain; negative: as long as a wake-up "
+        "takes on its host, from 50 to 2000, but 0 with more ranks than cores",
         unit="µs",
         at_least=-1,
     )
@@ -157,8 +154,8 @@ class Settings:
     )
     keep_freed: bool = _setting(
         True,
-        "let glibc's allocator keep freed memory that the next batch or step asks for again; off, or with variables of "
-        "glibc such as MALLOC_TRIM_THRESHOLD_, it stays as it is",
+        "let glibc's allocator keep freed memory for the next batch or step; off, or with variables of glibc such as "
+        "MALLOC_TRIM_THRESHOLD_, the allocator is left alone",
     )
 
     log_level: str = _setting(
@@ -168,23 +165,23 @@ class Settings:
         choices=("trace", "debug", "info", "warning", "error", "fatal"),
         begins="Messages",
     )
-    log_hide_time: bool = _setting(False, "no time stamp in messages", horovod=True)
+    log_hide_time: bool = _setting(False, "no time stamps in messages", horovod=True)
     traceback: str = _setting(
         "short",
-        "short: an error of the user's that nobody catches is shown without frames of hvdlite below the user's call",
+        "short: uncaught errors of the user are shown without the frames of hvdlite below the user's call",
         choices=("short", "full"),
     )
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """From ``environ``, by default this process's. Raises ValueError naming the variable."""
+        """Reads ``environ``, by default this process's. Raises ValueError naming the variable."""
         settings = cls(**_values(cls, os.environ if environ is None else environ))
         _ = settings.ports
         return settings
 
     @property
     def ports(self) -> range | None:
-        """``port_range`` as numbers, None for any. Raises ValueError naming the variable, but not after `read`."""
+        """``port_range`` as numbers, None for any. Raises ValueError naming the variable, but never after `read`."""
         return parse_ports(self.port_range)
 
 
@@ -199,7 +196,7 @@ def _values(part: type[Start | Settings], environ: Mapping[str, str]) -> dict[st
 
 
 def doubt_about_size() -> str:
-    """Why a job of one may not be what the user of this process wanted; empty if nothing tells so."""
+    """Returns why a job of one is probably not what the user wanted; empty if nothing suggests that."""
     return doubt(os.environ)
 
 
@@ -221,12 +218,12 @@ class Spec:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The names of the environment, the one that wins first."""
+        """The names of the variable, the one that wins first."""
         upper = self.name.upper()
         return (f"HVDLITE_{upper}", f"HOROVOD_{upper}") if self.horovod else (f"HVDLITE_{upper}",)
 
     def parse(self, variable: str, text: str) -> Any:
-        """The value of ``text``. Raises ValueError that names ``variable`` and the legal values."""
+        """Parses ``text``. Raises ValueError that names ``variable`` and the valid values."""
         if self.kind is bool:
             return parse_switch(variable, text)
         if self.kind is str:
@@ -248,7 +245,7 @@ class Spec:
 
 
 def parse_switch(variable: str, text: str) -> bool:
-    """What a text such as ``1``, ``yes`` or ``off`` says. Raises ValueError that names ``variable``."""
+    """Parses ``1``, ``yes``, ``off`` and the like. Raises ValueError that names ``variable``."""
     word = text.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
@@ -256,7 +253,7 @@ def parse_switch(variable: str, text: str) -> bool:
 
 
 def table() -> Iterator[Spec]:
-    """The rows of the table in the order in which they are documented."""
+    """The rows of the table, in the order of the documentation."""
     yield from _rows(Start)
     yield from _rows(Settings)
 

@@ -1,11 +1,10 @@
 """How long a waiting rank spins before it sleeps: for as long as a wake-up takes on its host.
 
-A rank that sleeps goes on one wake-up late, and one that spins takes processor time. To spin for what a wake-up costs,
-and then to sleep, never costs more than twice what the better of the two would have, whenever the peer comes. (The
+A rank that sleeps continues one wake-up late, and one that spins takes processor time. Spinning for the time of a
+wake-up, and then sleeping, never costs more than twice the better of the two, whenever the peer comes. (The
 ski-rental rule: Karlin and others, "Competitive randomized algorithms for nonuniform problems", SODA 1990.)
-A virtual machine may take far longer to wake than a real one, above all while its host is busy, so it is measured.
-That is done once; what comes later, such as another program's load, makes spins rare where they are in vain
-(``native/kernels/spin.h``).
+A virtual machine may take far longer to wake than a real one, especially while its host is busy, so the time is
+measured, once. Load that comes later makes spins rare where they are in vain (``native/kernels/spin.h``).
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _LEAST_US: Final = 50.0  # a message that takes no longer than this comes while 
 
 
 def spin_us(settings: Settings, ranks: int) -> float:
-    """How long each of the ``ranks`` of this host should spin, in µs; measured if ``settings`` leave it open.
+    """How long each of the ``ranks`` of this host should spin, in µs; measured unless ``settings`` say it.
 
-    Ranks that share cores, or the time of them, do not spin: the peer that is waited for may need this one's. Where
-    other programs keep the cores busy, a wake-up takes long because of them, and spinning would only add to it.
+    Ranks that share cores, or have a quota, do not spin: the awaited peer may need this rank's core. Where other
+    programs keep the cores busy, a wake-up takes long because of them, and spinning would only add to the load.
     """
     if settings.spin >= 0:
         return settings.spin
@@ -41,19 +40,19 @@ def spin_us(settings: Settings, ranks: int) -> float:
 
 
 def usable_cores() -> float:
-    """The processor time that this process may use, in cores: those it may run on, or less by a quota."""
+    """The processor time that this process may use, in cores: those it may run on, or fewer by a quota."""
     cores = len(os.sched_getaffinity(0))
     limit = cores_limit()
     return cores if limit is None else min(cores, limit)
 
 
 def running_elsewhere() -> int:
-    """How many threads of this machine run or could run now, but for the one that asks; 0 where no /proc tells."""
+    """How many other threads of this machine run or could run now; 0 without /proc."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
     return 0
 
 
 def wakeup_us() -> float:
-    """How long a wake-up takes here, at most 2,000 µs; 0 with one core. Takes 1 to 35 ms."""
+    """Measures how long a wake-up takes here, at most 2,000 µs; 0 with one core. Takes 1 to 35 ms."""
     return float(native.library().hvd_wakeup_ns()) / 1000

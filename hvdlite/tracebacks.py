@@ -1,9 +1,9 @@
-"""Leaves hvdlite's own frames out of the traceback of an error that the user mends, and of Ctrl-C.
+"""Leaves hvdlite's own frames out of the tracebacks of errors that the user can fix, and of Ctrl-C.
 
-What shows an error that nobody has caught is ``sys.excepthook``, ``threading.excepthook``, or in a notebook IPython.
-`install` puts one step before each: it cuts off the frames below the user's call, of errors that say by themselves what
-is wrong, and of those that they were raised from. A program that catches an error has its whole traceback, to log or
-to look at. So calls that succeed cost nothing: no public function has to catch what passes through it.
+Uncaught errors are shown by ``sys.excepthook``, ``threading.excepthook``, or in a notebook by IPython. `install` puts
+one step before each. It cuts off the frames below the user's call, of errors whose text says what is wrong and of those
+that they were raised from. A program that catches an error gets the whole traceback, and calls that succeed pay
+nothing, since no public function has to catch what passes through it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INSTALLED: Final = (_STANDARD + "site-packages/", _STANDARD + "dist-packages/")
 
 
 def install() -> None:
-    """Shortens what is shown, unless ``HVDLITE_TRACEBACK=full``. Call it once."""
+    """Shortens tracebacks that are shown, unless ``HVDLITE_TRACEBACK=full``. Call it once."""
     shows, shows_in_thread = sys.excepthook, threading.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -55,7 +55,7 @@ def install() -> None:
 
 
 def _install_in(shell: Any) -> None:
-    """Does the same in a notebook, unless its user has put something there already."""
+    """Does the same in a notebook, unless its user has installed a handler already."""
 
     def show(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: Any = None) -> None:
         shorten(error)
@@ -66,7 +66,7 @@ def _install_in(shell: Any) -> None:
 
 
 def shorten(error: BaseException) -> None:
-    """Cuts the frames below the user's call off ``error`` and what it was raised from, as the setting says."""
+    """Cuts the frames below the user's call off ``error`` and what it was raised from, unless the setting is full."""
     try:
         if Settings.read().traceback == "full":
             return
@@ -87,7 +87,7 @@ def shorten(error: BaseException) -> None:
 
 
 def _cut(trace: TracebackType | None, may_wait_elsewhere: bool) -> None:
-    """Cuts ``trace`` below the user's call, even if it ends where the standard library waits for us."""
+    """Cuts ``trace`` below the user's call, even if it ends inside the standard library."""
     last = None  # the last frame that is the user's, or another library's
     is_within = False
     while trace is not None:

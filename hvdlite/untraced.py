@@ -1,14 +1,14 @@
-"""Keeps `torch.compile` out of hvdlite: no function here becomes part of a graph, nor does what it calls.
+"""Keeps `torch.compile` out of hvdlite: no function here, nor anything that it calls, becomes part of a graph.
 
-Dynamo meets our code in two ways. It *inlines* functions that a compiled one calls, unless they have the attribute that
-``torch.compiler.disable`` sets: then it ends the graph, and the compiled function calls them as they are. And while a
-compiled function runs, it looks at *every frame* that is entered, be it ours, from a hook of autograd, or of a library
-that we call, unless the frame's code says to leave it and all that is below alone.
+Dynamo meets our code in two ways. It *inlines* functions called by a compiled one, unless they have the attribute that
+``torch.compiler.disable`` sets; then it ends the graph, and the compiled function calls them uncompiled. And while a
+compiled function runs, it inspects *every frame* that is entered, including ours in autograd hooks and those of
+libraries that we call, unless the frame's code is marked to be skipped with everything below it.
 
-Both are marks that cost a call nothing, unlike ``torch.compiler.disable``, which wraps a function, and imports dynamo.
-Where torch cannot mark what is below (before 2.7), frames of our own are left alone, which have all the tensors.
+Both marks cost a call nothing, unlike ``torch.compiler.disable``, which wraps the function and imports dynamo. Before
+torch 2.7, which cannot mark everything below, only our own frames are skipped; they have all the tensors.
 
-Nothing is imported here: a program that uses arrays only may have torch, or not.
+Nothing is imported here: a program that uses arrays only may lack torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def outside_of_graphs(function: Function) -> Function:
-    """``function`` with which dynamo ends a graph, while ``function`` itself is as it was."""
+    """Wraps ``function`` so that dynamo ends a graph there; ``function`` itself is unchanged."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ def outside_of_graphs(function: Function) -> Function:
 
 
 def leave_out_all() -> None:
-    """Marks all functions and methods of this package that are loaded, if torch is."""
+    """Marks all loaded functions and methods of this package, if torch is loaded."""
     torch_c: Any = getattr(sys.modules.get("torch"), "_C", None)
     if not hasattr(torch_c, "_dynamo"):
         return

@@ -1,4 +1,4 @@
-"""A block of timed iterations. Like `pattern`, it imports nothing of hvdlite."""
+"""A block of timed iterations. Like `pattern`, it imports nothing from hvdlite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def nanoseconds(
     run: Callable[[], Any], length: int, warmup: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> list[int]:
-    """What each of ``length`` calls of ``run`` took, after ``warmup`` untimed ones and with nothing in between."""
+    """Times ``length`` calls of ``run`` back to back, after ``warmup`` untimed ones."""
     for _ in range(warmup):
         run()
     times = [0] * length

@@ -1,7 +1,7 @@
 """The command line of the benchmark.
 
-All ranks parse the same arguments and measure together; rank 0 alone prints. It speaks for all of them also when the
-arguments are wrong: the other ranks then end quietly, so that no launcher ends rank 0 before its line is out.
+All ranks parse the same arguments and measure together; rank 0 alone prints. That includes errors in
+the arguments: the other ranks then end quietly, so that no launcher kills rank 0 before its line is out.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _IGNORED = {
     "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
     "--many": {"--sizes", "--op", "--limit"},
 }
-"""By mode: what it decides itself."""
+"""By mode: the options that it does not take."""
 
 
 class Parsed(click.ParamType[Any]):
-    """A value that ``parse`` understands or refuses with ValueError."""
+    """A parameter that ``parse`` converts, or refuses with ValueError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -147,7 +147,7 @@ def run_command(command: click.Command, module: str, arguments: Sequence[str] | 
         command.main(arguments, f"python -m {module}", standalone_mode=False)
     except click.Abort:
         return 130
-    except click.ClickException as error:  # known before anything was measured, and the same on all ranks
+    except click.ClickException as error:  # raised before anything is measured, and the same on all ranks
         return fail(f"{error.format_message()} See 'python -m {module} --help'.", 2) if rank == 0 else 0
     except ValueError as error:  # a setting
         return fail(str(error), 2)
@@ -175,7 +175,7 @@ def _training(steps: int, warmup: int) -> Study:
 
 
 def run_study(study: Study, notes: Sequence[str], json_file: Path | None, markdown_file: Path | None) -> None:
-    """Measures; rank 0 prints figures as they come, and writes the files in the end."""
+    """Runs the study; rank 0 prints figures as they come, and writes the files at the end."""
     groups: list[Group] = []
     is_speaker = hvd.rank() == 0
     if is_speaker:

@@ -1,4 +1,4 @@
-"""The collectives that a sweep measures: what one call does, what it must give, and its bandwidths.
+"""The collectives that a sweep measures: how each is called, its correct result, and its bandwidths.
 
 As in nccl-tests, *algbw* is bytes / time, and *busbw* is algbw times a factor that makes it comparable with the speed
 of the hardware whatever the number of ranks n: what each rank must send at least, divided by the bytes. Bytes are those
@@ -16,13 +16,13 @@ from hvdlite.bench.systems import System, Tensor
 
 @dataclass(frozen=True)
 class Collective:
-    """One operation. ``is_right(result, size)`` tells whether the result for freshly filled tensors is correct."""
+    """One operation. ``is_right(result, size)`` checks the result for freshly filled tensors."""
 
     run: Callable[[System, Tensor, str], Tensor]
     is_right: Callable[[Tensor, int], bool]
     bus_factor: Callable[[int], float]
     is_shared_out: bool = False
-    """Whether every rank gives only its n-th part of the result."""
+    """True if every rank contributes only its n-th part of the result."""
 
 
 COLLECTIVES: dict[str, Collective] = {

@@ -16,7 +16,7 @@ from hvdlite.errors import HvdError
 from hvdlite.settings import Settings
 
 DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
-"""What Gloo reduces."""
+"""The dtypes that Gloo reduces."""
 
 _TIMEOUT = timedelta(seconds=60)
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
@@ -55,7 +55,7 @@ class Gloo:
 
 @contextmanager
 def open_gloo(rank: int, size: int) -> Iterator[Gloo]:
-    """Gloo, connected to its peers. Raises HvdError if it cannot be."""
+    """Connects Gloo to its peers. Raises HvdError if that fails."""
     _use_network_of_job()
     try:
         dist.init_process_group("gloo", rank=rank, world_size=size, timeout=_TIMEOUT)
@@ -70,7 +70,7 @@ def open_gloo(rank: int, size: int) -> Iterator[Gloo]:
 
 
 def _use_network_of_job() -> None:
-    """Across hosts Gloo would take the interface of the host's name, which is the loopback's on many."""
+    """Names the job's interface to Gloo, which takes that of the host's name otherwise: on many hosts the loopback."""
     address = Settings.read().address
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):

@@ -1,8 +1,8 @@
-"""The speed of this machine's memory, as candidates: what moves as many bytes and computes next to nothing.
+"""The speed of this machine's memory, as candidates that move as many bytes and compute next to nothing.
 
 *memcpy* is one copy by one core, while all others idle. *update* has every rank read and write back a vector of its
-own, all at once. In memory that no cache holds no all-reduce in place is much faster: each rank's input has to be read,
-and its output to be written.
+own, all at once. For vectors beyond the caches, no all-reduce in place is much faster: it must read each rank's input
+and write each rank's output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvdlite.bench.timing import Candidate
 
 
 def memcpy(nbytes: int) -> Candidate:
-    """Copies ``nbytes`` on rank 0; the other ranks do nothing, and wait for it asleep."""
+    """Copies ``nbytes`` on rank 0, while the other ranks sleep."""
     if hvd.rank() != 0:
         return Candidate("memcpy", lambda: None, lambda: True)
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
@@ -49,4 +49,4 @@ def update(nbytes: int) -> Candidate:
 
 
 LIMITS: dict[str, Callable[[int], Candidate]] = {"memcpy": memcpy, "update": update}
-"""Candidates that move so many bytes, by their labels."""
+"""Makers of candidates for a number of bytes, by label."""

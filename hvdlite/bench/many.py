@@ -1,4 +1,4 @@
-"""A step of many small tensors: all are submitted, then all are waited for, as the gradients of a step are."""
+"""A step of many small tensors: all are submitted, then all are waited for, like the gradients of a step."""
 
 from __future__ import annotations
 

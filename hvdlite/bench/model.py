@@ -1,7 +1,8 @@
 """The model that ``--train`` trains: a small transformer that predicts the next token.
 
 27,114,304 parameters in 75 tensors: 12 in each of six layers, the embedding, and the weight and bias of the output.
-It needs no positions, since causal attention tells them apart, and no dropout, so that all replicas compute the same.
+It needs no position embeddings, since causal attention tells positions apart, and no dropout, so that all ranks compute
+the same.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class Transformer(nn.Module):
 
 
 def make_model() -> Transformer:
-    """The model with the same first weights in every process, whatever the caller's random state."""
+    """Makes the model, with the same initial weights in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return Transformer()
 
 
 def make_batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and the tokens that follow them, of shape ``(BATCH, TOKENS)``; every rank has its own."""
+    """Tokens and the tokens that follow them, of shape ``(BATCH, TOKENS)``; different on every rank."""
     text = torch.randint(VOCABULARY, (BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(rank))
     return text[:, :-1], text[:, 1:]

@@ -1,7 +1,7 @@
-"""What tensors are filled with, so that a result can be checked without a second tensor.
+"""The pattern that fills tensors, so that a result can be checked without a second tensor.
 
-The pattern differs from rank to rank and repeats after three elements, of numbers so small that their sums are exact in
-every dtype. This module imports nothing of hvdlite: the ranks of MPI, which have none, use it, too.
+It differs from rank to rank and repeats after three elements, which are so small that their sums are exact in every
+dtype. This module imports nothing from hvdlite, because MPI's ranks use it too and have no hvdlite.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def fill(tensor: Any, rank: int) -> None:
 
 
 def repeats(tensor: Any, values: Sequence[int]) -> bool:
-    """Whether ``tensor`` is ``values`` over and over."""
+    """True if ``tensor`` is ``values`` over and over."""
     return all(bool((tensor[index::PERIOD] == value).all()) for index, value in enumerate(values))
 
 
 def is_sum(result: Any, size: int) -> bool:
-    """Whether ``result`` is the sum of the tensors of ``size`` ranks."""
+    """True if ``result`` is the sum of the tensors of ``size`` ranks."""
     return repeats(result, [sum(column) for column in zip(*map(pattern, range(size)), strict=True)])
 
 
 def is_gathered(result: Any, size: int) -> bool:
-    """Whether ``result`` is the tensors of ``size`` ranks, one after the other."""
+    """True if ``result`` is the tensors of ``size`` ranks, one after the other."""
     share = len(result) // size
     return all(repeats(result[rank * share : (rank + 1) * share], pattern(rank)) for rank in range(size))
 
 
 def is_first(result: Any, size: int) -> bool:
-    """Whether ``result`` is the tensor of rank 0."""
+    """True if ``result`` is the tensor of rank 0."""
     return repeats(result, pattern(0))

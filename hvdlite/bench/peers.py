@@ -1,4 +1,4 @@
-"""What hvdlite can be compared with, and which of it a study can take."""
+"""The systems that hvdlite can be compared with, and which of them a study can use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _gloo() -> AbstractContextManager[System]:
 
 
 OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {"gloo": _gloo}
-"""What hvdlite can be compared with, and how it is opened."""
+"""The systems that run in this process, and how to open them."""
 
 _MEANINGS: Final = {label: (label,) for label in (*OTHERS, *LIBRARIES)} | {"mpi": tuple(LIBRARIES)}
 
@@ -39,12 +39,12 @@ def parse_peers(text: str) -> tuple[str, ...]:
 
 
 def in_process(labels: Sequence[str]) -> list[str]:
-    """Those that run in the processes of the benchmark."""
+    """The labels of systems that run in the processes of the benchmark."""
     return [label for label in labels if label in OTHERS]
 
 
 def of_mpi(labels: Sequence[str]) -> list[str]:
-    """Those that have processes of their own."""
+    """The labels of systems with processes of their own."""
     return [label for label in labels if label in LIBRARIES]
 
 
@@ -75,7 +75,7 @@ def _require_in(dtypes: frozenset[str], system: str, dtype: str) -> None:
 
 @contextmanager
 def open_systems(others: Sequence[str], uses_torch: bool, registers: bool) -> Iterator[list[System]]:
-    """hvdlite, initialized (also with registered memory, if so wanted), and the ``others``; closed on leaving."""
+    """Opens hvdlite, twice if registered memory is measured too, and the ``others``; closes all on leaving."""
     with ExitStack() as stack:
         hvd.init()
         stack.callback(hvd.shutdown)
@@ -85,7 +85,7 @@ def open_systems(others: Sequence[str], uses_torch: bool, registers: bool) -> It
 
 @contextmanager
 def open_jobs(labels: Sequence[str]) -> Iterator[tuple[list[MpiJob], list[str]]]:
-    """The MPI jobs among ``labels``, ended on leaving, and a note for each: its version, or why it is left out."""
+    """Opens the MPI jobs among ``labels``, and notes their versions, or why one is left out; ends them on leaving."""
     jobs: list[MpiJob] = []
     notes: list[str] = []
     with ExitStack() as stack:

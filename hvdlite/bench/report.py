@@ -1,4 +1,4 @@
-"""Rows of figures: as a table for people while they are measured, and as JSON for programs."""
+"""Rows of figures: a table that grows while they are measured, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdlite.bench.timing import Times
 
 @dataclass(frozen=True)
 class Row:
-    """What one system did. Times in µs, bandwidths in 10⁹ bytes per second of the median (None: not a transfer)."""
+    """The figures of one system. Times in µs, bandwidths of the median in 10⁹ bytes per second (None: no transfer)."""
 
     system: str
     ranks: int
@@ -63,7 +63,7 @@ def _microseconds(seconds: float) -> float:
 
 
 def ratio_columns(labels: Sequence[str]) -> list[Column]:
-    """How hvdlite compares with each of the others: the ratio of median times, and its inverse."""
+    """Columns that compare hvdlite with each of the others: the ratio of median times, and its inverse."""
 
     def cell(other: str, text: Callable[[float], str]) -> Callable[[Row, Group], str]:
         return lambda row, group: text(row.median_us / group[other].median_us) if row.system in OWN else ""
@@ -80,7 +80,7 @@ def ratio_columns(labels: Sequence[str]) -> list[Column]:
 
 
 def heading(columns: Sequence[Column]) -> str:
-    """The first line of the table; it begins with ``#`` as in nccl-tests."""
+    """The first line of the table, which begins with ``#`` as in nccl-tests."""
     return "#" + _line([column.heading for column in columns], columns)[1:]
 
 
@@ -95,7 +95,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column]) -> str:
 
 
 def to_markdown(study: Study, notes: Iterable[str], groups: Iterable[Group]) -> str:
-    """The table of a study that has been measured, for a document."""
+    """The table of a measured study, for a document."""
     cells = [[column.heading for column in study.columns], ["---"] * len(study.columns)]
     cells += [[column.text(row, group) for column in study.columns] for group in groups for row in group.values()]
     table = ["| " + " | ".join(line) + " |" for line in cells]

@@ -10,7 +10,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """The number of bytes that ``text`` says. Raises ValueError unless it is a positive size."""
+    """Parses a number of bytes. Raises ValueError unless ``text`` is a positive size."""
     match = _SIZE.fullmatch(text.strip())
     nbytes = int(match["number"]) * _UNITS[match["unit"].upper()] if match else 0
     if nbytes < 1:
@@ -19,7 +19,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """The sizes of a list, in bytes, with ranges spelled out. Raises ValueError for what is neither."""
+    """Parses a list of sizes and ranges into bytes. Raises ValueError for anything else."""
     return tuple(nbytes for part in text.split(",") for nbytes in _expand(part))
 
 

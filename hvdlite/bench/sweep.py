@@ -21,7 +21,7 @@ _FEWEST, _MOST = 10, 500
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: ``op`` on a tensor of ``elements`` on every rank."""
+    """The work to time: ``op`` on a tensor of ``elements`` on every rank."""
 
     op: str
     kind: TensorType
@@ -35,11 +35,11 @@ class Work:
 
 
 Entrant = Callable[[Work], Timed]
-"""Makes a candidate for a piece of work, with tensors of its own."""
+"""Makes a candidate for some work, with tensors of its own."""
 
 
 def entrants(systems: Sequence[System], jobs: Sequence[MpiJob], shows_limit: bool) -> dict[str, Entrant]:
-    """Everything that can be measured together, by label, in the order of the table."""
+    """All that is measured together, by label, in the order of the table."""
     return {
         **{system.label: partial(_in_process, system) for system in systems},
         **{job.label: partial(_of_mpi, job) for job in jobs},

@@ -1,4 +1,4 @@
-"""The systems that can be measured, behind the few operations that they are compared by, and the tensors they take.
+"""The systems that can be measured, behind a few common operations, and the tensors that they take.
 
 Opening them starts the session of hvdlite, which a study also uses to agree on times and results.
 """
@@ -20,7 +20,7 @@ Tensor = Any  # a numpy array, or a torch tensor when torch takes part
 
 @dataclass(frozen=True)
 class TensorType:
-    """The tensors of a study."""
+    """The library and dtype of a study's tensors."""
 
     dtype: str
     uses_torch: bool
@@ -32,7 +32,7 @@ class TensorType:
 
     @property
     def native(self) -> Any:
-        """The dtype as the library of the tensors calls it."""
+        """The dtype of the tensors' library."""
         return getattr(importlib.import_module("torch"), self.dtype) if self.uses_torch else self.dtype
 
     def zeros(self, elements: int) -> Tensor:
@@ -42,7 +42,7 @@ class TensorType:
 
 
 class System(Protocol):
-    """Blocking collectives over one-dimensional tensors. ``name`` tells ranks which tensors belong together."""
+    """Blocking collectives over one-dimensional tensors. ``name`` says which tensors of the ranks belong together."""
 
     label: str
 
@@ -63,7 +63,7 @@ class System(Protocol):
 
 
 class Hvdlite:
-    """hvdlite itself, through the front end whose tensors are used."""
+    """hvdlite itself, through the front end for these tensors."""
 
     label = "hvdlite"
 

@@ -1,10 +1,10 @@
-"""Runs what is compared in turns, and times every iteration on its slowest rank.
+"""Runs candidates in turns, and times every iteration by its slowest rank.
 
-A machine's speed drifts: clocks, caches and other programs. Candidates therefore take turns, a block of iterations
-each (A B A B ...), so that drift meets all of them alike. A block begins with one iteration on fresh data, whose result
-is checked, then a barrier and the untimed iterations of the warm-up. Timed iterations follow each other back to back
-without a barrier, as in nccl-tests: a barrier's own skew would be as long as a small collective. Ranks start together
-because each waits for the others in the iteration before.
+A machine's speed drifts with clocks, caches and other programs. Candidates therefore take turns, a block of iterations
+each (A B A B ...), so that drift affects all of them alike. A block begins with one iteration on fresh data, whose
+result is checked, then a barrier and the untimed iterations of the warm-up. Timed iterations follow each other back to
+back without a barrier, as in nccl-tests: a barrier's own skew would be as long as a small collective. Ranks start
+together because each waits for the others in the iteration before.
 
 The time of an iteration is the longest that any rank took for it; medians and minima are over iterations.
 """
@@ -33,7 +33,7 @@ BLOCKS = 5
 
 
 class WrongResult(HvdError):
-    """A system computed something wrong; its times mean nothing. Every rank raises it."""
+    """A system computed a wrong result, so its times mean nothing. Every rank raises it."""
 
 
 class Timed(Protocol):
@@ -41,18 +41,18 @@ class Timed(Protocol):
 
     @property
     def label(self) -> str:
-        """What it is called in the table."""
+        """Its name in the table."""
 
     def is_right(self) -> bool:
-        """Does the work once on fresh data, and tells whether this rank's result is correct."""
+        """Does the work once on fresh data. True if this rank's result is correct."""
 
     def block(self, length: int, warmup: int, clock: Clock) -> Times:
-        """This rank's times of ``length`` iterations, which follow ``warmup`` untimed ones."""
+        """Returns this rank's times of ``length`` iterations after ``warmup`` untimed ones."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of doing the work in this process: ``run`` is what is timed."""
+    """A way of doing the work in this process; ``run`` is timed."""
 
     label: str
     run: Callable[[], Any]
@@ -65,7 +65,7 @@ class Candidate:
 def measure(
     candidates: Sequence[Timed], iterations: int, warmup: int, clock: Clock = time.perf_counter_ns
 ) -> Mapping[str, Times]:
-    """The times of each candidate, by its label; the same on every rank. Raises WrongResult.
+    """Measures the times of each candidate, by label, the same on every rank. Raises WrongResult.
 
     All ranks call it with the same candidates. ``warmup`` is the number of untimed iterations of each block.
     """

@@ -1,11 +1,11 @@
-"""The step of a real training: alone on every rank, with hvdlite's optimizer, and with torch's DDP over Gloo.
+"""A real training step: alone on every rank, with hvdlite's optimizer, and with torch's DDP over Gloo.
 
-What a step takes longer than the bare one, in which all ranks compute at once but never communicate, is what data
-parallelism costs. After every block's first step the ranks must have the same weights.
+In the *bare* step all ranks compute at once but never communicate; what another step takes longer is the cost of data
+parallelism. After every block's first step the ranks must have the same weights.
 
-How much of hvdlite's communication is hidden behind backward is what is left of the time of *reduction*, that of all
-gradients while nobody computes, after *exposed* is taken off: what a step waits for them when the last rank has ended
-backward. That rank waits the shortest, for nothing else; the waits of the others contain its lateness.
+*reduction* reduces all gradients while nobody computes. *exposed* is how long a step waits for them after the last rank
+has ended backward: the shortest wait of any rank, since longer ones contain the lateness of others. The difference of
+the two is hidden behind backward.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, finish: Callable[[
 
 
 def _has_equal_weights(model: nn.Module, step: Callable[[], None]) -> Callable[[], bool]:
-    """A function that steps once, and tells whether all ranks have the same weights then."""
+    """Returns a function that steps once, and is true if all ranks then have the same weights."""
 
     def is_right() -> bool:
         step()
@@ -126,7 +126,7 @@ def _has_equal_weights(model: nn.Module, step: Callable[[], None]) -> Callable[[
 
 
 def overhead_us(row: Row, group: Group) -> float:
-    """What the step of ``row`` takes longer than the bare one, by their medians."""
+    """How much longer than the bare step that of ``row`` takes, by the medians."""
     return row.median_us - group["bare"].median_us
 
 
@@ -142,7 +142,7 @@ def _overhead_ratio(row: Row, group: Group) -> str:
 
 
 def hidden_share(group: Group) -> float:
-    """The part of the time of all reductions that is over when the last rank ends backward, by medians; 0 if none."""
+    """The share of the reduction that is over when the last rank ends backward, by the medians; 0 if none."""
     return max(0.0, 1 - group["exposed"].median_us / group["reduction"].median_us)
 
 

@@ -1,12 +1,12 @@
-"""hvdlite under the name ``horovod``: for one process and the programs that it starts, and for no other.
+"""Lends the name ``horovod`` to hvdlite, in one process and the programs that it starts only.
 
-Two things make ``import horovod.torch`` find hvdlite. In this process a finder goes before all others; it knows the
-names of `hvdlite.compat.names` and lends them the modules that stand there. For child processes a folder goes to
-the front of ``PYTHONPATH``; it holds nothing but a package ``horovod`` that, when it is imported, installs that finder.
-So a Horovod that is installed is not touched, and a process that was not asked never notices.
+Two things make ``import horovod.torch`` find hvdlite. In this process a finder goes before all others; it maps the
+names of `hvdlite.compat.names` to the modules listed there. For child processes a folder goes to the front of
+``PYTHONPATH``; it holds nothing but a package ``horovod`` that installs that finder when it is imported. So an
+installed Horovod is not touched, and other processes never notice.
 
-Python itself decides who looks into ``PYTHONPATH``: not ``python -I`` and ``python -E``, and a folder ``horovod``
-beside the script that runs is found before it.
+``python -I`` and ``python -E`` ignore ``PYTHONPATH``, and a folder ``horovod`` beside the running script comes before
+it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ FOLDER: Final = str(Path(__file__).parents[1] / "horovod" / "path")
 
 
 def python_path(present: str | None) -> str:
-    """The ``PYTHONPATH`` under which ``horovod`` is hvdlite; ``present`` is what it was, and stays behind it."""
+    """The ``PYTHONPATH`` under which ``horovod`` is hvdlite; ``present``, its value so far, comes after."""
     others = [entry for entry in (present or "").split(os.pathsep) if entry != FOLDER] if present else []
     return os.pathsep.join([FOLDER, *others])
 
 
 def stands_for_horovod() -> bool:
-    """Whether ``import horovod`` means hvdlite in this process."""
+    """True if ``import horovod`` means hvdlite in this process."""
     return any(isinstance(finder, HorovodFinder) for finder in sys.meta_path)
 
 
 def install_as_horovod() -> None:
     """Makes ``import horovod`` mean hvdlite in this process and in the Python programs that it starts.
 
-    May be called again. Raises ImportError if another ``horovod`` is imported already.
+    May be called again. Raises ImportError if another ``horovod`` has already been imported.
     """
     if stands_for_horovod():
         return

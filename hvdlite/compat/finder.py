@@ -1,4 +1,4 @@
-"""Lends Horovod's names to hvdlite's modules: both names give one and the same module object."""
+"""Lends Horovod's names to hvdlite's modules, so that both names yield the same module object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT: Final = "horovod"
 
 
 class HorovodFinder(MetaPathFinder):
-    """Finds ``horovod`` in ``folder``, and what is below it by name alone."""
+    """Finds ``horovod`` in ``folder``, and its submodules by name alone."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -25,9 +25,9 @@ class HorovodFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of one of Horovod's modules, None for other names. Raises ModuleNotFoundError for what is not there.
+        """The spec of one of Horovod's modules, None for other names. Raises ModuleNotFoundError for missing modules.
 
-        Returning None for those too would let Python look into the folders of hvdlite's modules.
+        With None for those too, Python would search the folders of hvdlite's modules.
         """
         if fullname == _ROOT:
             return PathFinder.find_spec(fullname, [self._folder])
@@ -45,7 +45,7 @@ class HorovodFinder(MetaPathFinder):
 
 
 class _Lender(Loader):
-    """Loads the module ``lent`` in place of the one that is asked for; an empty package if there is none to lend."""
+    """Loads the module ``lent`` in place of the requested one, or an empty package if there is none."""
 
     def __init__(self, lent: str) -> None:
         self._lent = lent
@@ -54,7 +54,7 @@ class _Lender(Loader):
         return None
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """What ``python -m`` runs: the code of the lent module."""
+        """The code of the lent module, for ``python -m``."""
         spec = find_spec(self._lent)
         assert spec is not None
         assert isinstance(spec.loader, InspectLoader)

@@ -1,4 +1,4 @@
-"""The modules below ``horovod`` that exist here, and which module of hvdlite each of them is."""
+"""The modules below ``horovod`` that exist here, each with the module of hvdlite that it is."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hvdlite.session import current
 
 
 class HorovodBasics:
-    """Made by front ends of Horovod for the path of their extension, which is not used here."""
+    """Horovod's front ends make one for the path of their extension, which is ignored here."""
 
     Average, Sum, Adasum = hvdlite.Average, hvdlite.Sum, hvdlite.Adasum
     Min, Max, Product = hvdlite.Min, hvdlite.Max, hvdlite.Product
@@ -41,6 +41,6 @@ class HorovodBasics:
 
     @staticmethod
     def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-        """The ranks of every process set by its number; test suites of Horovod ask for them."""
+        """The ranks of every process set by its number, for Horovod's test suites."""
         hvdlite.size()  # raises ValueError before init
         return current().sets.ranks_by_number()

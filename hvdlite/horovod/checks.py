@@ -20,53 +20,53 @@ _FRONT_ENDS = ("torch",)
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether ``horovod.<ext_base_name>`` works here: hvdlite has that front end and the framework is installed."""
+    """True if hvdlite has the front end ``horovod.<ext_base_name>`` and the framework is installed."""
     return ext_base_name in _FRONT_ENDS and importlib.util.find_spec(ext_base_name) is not None
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
-    """Raises ImportError unless ``ext_name``, such as ``horovod.torch``, works here; the rest is not used."""
+    """Raises ImportError unless ``ext_name``, such as ``horovod.torch``, works here; ignores the other arguments."""
     if not extension_available(ext_name.removeprefix("horovod.")):
         raise ImportError(f"{ext_name} is not available: hvdlite has {', '.join(_FRONT_ENDS)}, if it is installed")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether collectives take tensors in the memory of GPUs: not in this version."""
+    """Always false: collectives take no tensors on GPUs in this version."""
     return False
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether MPI was built in: never."""
+    """Always false."""
     return builds.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Whether CPU collectives without MPI are there: always."""
+    """Always true: hvdlite has CPU collectives without MPI."""
     return builds.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """The version code of NCCL, or 0 without it."""
+    """Always 0, which means no NCCL."""
     return builds.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Whether IBM's DDL was built in: never."""
+    """Always false: there is no IBM DDL."""
     return builds.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Whether Intel's oneCCL was built in: never."""
+    """Always false: there is no Intel oneCCL."""
     return builds.ccl_built()
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """Whether tensors in CUDA memory are taken."""
+    """Always false."""
     return builds.cuda_built()
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """Whether tensors in ROCm memory are taken."""
+    """Always false."""
     return builds.rocm_built()
 
 
@@ -77,7 +77,7 @@ def _cache(f: Callable[..., T]) -> Callable[..., T]:
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets variables of the environment inside the ``with`` block, those that are not None."""
+    """Sets environment variables inside the ``with`` block, except those that are None."""
     values = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in values}
     try:
@@ -96,7 +96,7 @@ def _set_variables(values: Mapping[str, str | None]) -> None:
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether ``iter(x)`` works."""
+    """True if ``iter(x)`` works."""
     try:
         iter(x)
     except TypeError:
@@ -105,7 +105,7 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version is at least ``target``, which has three parts. Raises ValueError for other arguments."""
+    """True if a version is at least ``target``, which has three parts. Raises ValueError for other arguments."""
     from packaging import version
 
     if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
@@ -116,14 +116,14 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741 - Horovod's name
-    """``l`` in ``n`` parts whose lengths differ by at most one, the longer ones first."""
+    """Splits ``l`` into ``n`` parts whose lengths differ by at most one, longer ones first."""
     length, longer = divmod(len(l), n)
     starts = [part * length + min(part, longer) for part in range(n + 1)]
     return [l[begin:end] for begin, end in pairwise(starts)]
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether ``num_rank`` is a power of two."""
+    """True if ``num_rank`` is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 

@@ -1,4 +1,4 @@
-"""``horovod.common.exceptions``: what scripts catch."""
+"""``horovod.common.exceptions``: the exceptions that scripts catch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of an elastic job changed; ``skip_sync`` says that the state needs no new broadcast.
 
-    It is there to be named in ``except`` clauses: this version has no elastic jobs and never raises it.
+    It exists for ``except`` clauses: this version has no elastic jobs and never raises it.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -19,7 +19,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework of another version than the one that an extension was built for: never raised, nothing is built."""
+    """Never raised: hvdlite builds no extension for a version of a framework."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"{name} {installed_version} is installed, and the extension was built for {version}")

@@ -8,7 +8,7 @@ from hvdlite.launcher.cli import main
 
 
 def run_commandline() -> None:
-    """Runs what the words of ``sys.argv`` say, as ``horovodrun`` did. Raises SystemExit if that fails."""
+    """Runs the command line in ``sys.argv``, as ``horovodrun`` did. Raises SystemExit if that fails."""
     if code := main(["--horovod-compat", *sys.argv[1:]]):
         sys.exit(code)
 

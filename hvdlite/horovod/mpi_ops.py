@@ -1,4 +1,4 @@
-"""``horovod.torch.mpi_ops``: all of `hvdlite.torch`, and the object that test suites ask for the process sets."""
+"""``horovod.torch.mpi_ops``: all of `hvdlite.torch`, and the object from which test suites get the process sets."""
 
 from __future__ import annotations
 

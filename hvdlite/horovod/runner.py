@@ -50,9 +50,9 @@ def run(
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` on ``num_proc`` ranks and returns the results in rank order; see `hvdlite.run`.
 
-    ``network_interface`` holds names with commas in between, ``network_interfaces`` the same or a list of them.
-    ``disable_cache`` and ``use_gloo`` choose between ways that do not exist here, and nothing follows from them. Raises
-    ValueError for the arguments of elastic jobs and of MPI, and for ``executable``.
+    ``network_interface`` holds names separated by commas, ``network_interfaces`` the same or a list of them.
+    ``disable_cache`` and ``use_gloo`` have no effect, because there is nothing to choose from. Raises ValueError for
+    the arguments of elastic jobs and of MPI, and for ``executable``.
     """
     given = locals()
     for what, names in _ABSENT.items():

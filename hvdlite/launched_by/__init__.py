@@ -1,1 +1,1 @@
-"""Who this process is, when something other than hvdrun started it: torchrun, mpirun, srun and their like."""
+"""Identifies ranks that were started by something other than hvdrun: torchrun, mpirun, srun and the like."""

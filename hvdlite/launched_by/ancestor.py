@@ -1,4 +1,4 @@
-"""What Linux tells about the processes of a rank: their environment, and which process started them."""
+"""Facts from ``/proc`` about the processes of a rank: their environment, and which process started them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hvdlite.net.proc import stat_of
 def started_without(variable: str, pid: int = 0) -> int:
     """The id of the nearest ancestor of ``pid``, by default of this process, without ``variable`` in its environment.
 
-    An engine sets ``variable`` for what it starts, so this is the engine, whatever scripts are in between. A process
-    whose environment cannot be read is another user's, and counts as one without. Raises OSError if ``pid`` has ended.
+    An engine sets ``variable`` for what it starts, so this is the engine, whatever scripts lie between. A process whose
+    environment cannot be read belongs to another user, and counts as one without. Raises OSError if ``pid`` has ended.
     """
     pid = stat_of(pid).parent if pid else os.getppid()
     while pid > 1 and has(pid, variable):
@@ -21,7 +21,7 @@ def started_without(variable: str, pid: int = 0) -> int:
 
 
 def has(pid: int, variable: str) -> bool:
-    """Whether process ``pid`` was started with ``variable`` in its environment, as far as this user may know."""
+    """True if process ``pid`` was started with ``variable`` in its environment and this user may read it."""
     try:
         return variable in environ_of(pid)
     except OSError:

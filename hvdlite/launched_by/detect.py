@@ -1,9 +1,9 @@
-"""From the environment that an engine left to the settings of a rank.
+"""Turns the environment that an engine has set into the settings of a rank.
 
-What HVDLITE_RANK and HVDLITE_SIZE say goes first, so hvdrun works inside everything. An engine inside hvdrun is
-refused, since all its ranks would take the one number that hvdrun gave it. Else the first row of `ENGINES` that fits
-counts. A process that says that it is one of several without saying which is refused: N jobs of one rank would train,
-and be wrong in silence.
+HVDLITE_RANK and HVDLITE_SIZE come first, so hvdrun works inside any engine. An engine inside hvdrun is refused, since
+all its ranks would take the one number that hvdrun assigned. Otherwise the first matching row of `ENGINES` counts. If
+the environment says that a process is one of several but not which, that is an error: N jobs of one rank would train
+and be wrong silently.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _BY_HAND: Final = "start it with hvdrun, or set HVDLITE_RANK and HVDLITE_SIZE yo
 
 
 def detect(environ: Environ, pid: int = 0) -> dict[str, str]:
-    """The variables of settings that the engine's variables amount to; none for a process that nobody started so.
+    """Translates the engine's variables into those of settings; returns none if no engine started the process.
 
     ``environ`` is that of process ``pid``, by default of this one.
 
-    Raises ValueError if the process is one of several and it cannot be told which, or how it finds the others.
+    Raises ValueError if the process is one of several but the environment does not say which, or where the others are.
     """
     if _is_explicit(environ):
         _refuse_engine_in_hvdrun(environ, pid)
@@ -50,7 +50,7 @@ def detect(environ: Environ, pid: int = 0) -> dict[str, str]:
 
 
 def doubt(environ: Environ) -> str:
-    """Why a job of one may not be what the user of this process wanted; empty if nothing tells so."""
+    """Returns why a job of one is probably not what the user wanted; empty if nothing suggests that."""
     if _is_explicit(environ) or _engine(environ):
         return ""
     tasks = environ.get("SLURM_NTASKS", "1")
@@ -95,7 +95,7 @@ def _refuse_engine_in_hvdrun(environ: Environ, pid: int) -> None:
 
 
 def _coordinator(engine: Engine, environ: Environ) -> str:
-    """The host of rank 0. Raises ValueError if the user must tell it or a key and did not."""
+    """The host of rank 0. Raises ValueError if the user has to set it or the key, and has not."""
     host = environ.get("HVDLITE_COORDINATOR") or engine.host_of_rank_0(environ)
     missing = {
         "HVDLITE_COORDINATOR": "" if host else "the name of rank 0's host, which the engine does not tell",

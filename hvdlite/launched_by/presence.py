@@ -1,9 +1,9 @@
-"""Whether a process above this one is the rank that this one would be.
+"""Detects that an ancestor of this process already is the rank that this one would be.
 
-A child inherits its parent's environment, and so its rank: a data-loader worker that is spawned, for one, imports a
-script that calls ``init`` at the top. A process that is in ``init`` or in a session shows that by a descriptor, whose
-name others of the same user can read in ``/proc`` and which ends with the session. So a parent that has left no longer
-counts, and what merely lies between (shells, debuggers, launchers) never does.
+A child inherits its parent's environment, and with it the rank: a spawned data-loader worker, for example, imports a
+script that calls ``init`` at the top. A process in ``init`` or in a session shows that by a descriptor whose name other
+processes of the same user can read in ``/proc``, and which is closed with the session. So a parent that has left no
+longer counts, and processes in between (shells, debuggers, launchers) never do.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _MEMFD: Final = "/memfd:"
 
 
 class Presence:
-    """This process is the rank of ``start`` until `close`.
+    """Marks this process as the rank of ``start`` until `close`.
 
-    Raises HorovodInternalError if a process that started this one, at any remove, is that rank of that job already.
+    Raises HorovodInternalError if an ancestor of this process already is that rank of that job.
     """
 
     def __init__(self, start: Start) -> None:
         self._fd = -1
         self._is_over = False
         if start.size == 1:
-            return  # nobody is kept waiting by another job of one
+            return  # another job of one rank harms nobody
         name = name_of(start, start.rank)
         for pid in _ancestors():
             if name in names_at(pid):
@@ -44,11 +44,10 @@ class Presence:
 
     @property
     def is_over(self) -> bool:
-        """Whether `close` has been called."""
         return self._is_over
 
     def close(self) -> None:
-        """Ends it; may be called twice."""
+        """Removes the mark. May be called twice."""
         self._is_over = True
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
@@ -58,17 +57,17 @@ class Presence:
 
 
 def name_of(start: Start, rank: int) -> str:
-    """The name of the descriptor that shows ``rank`` of the job of ``start``."""
+    """The name of the descriptor that marks ``rank`` of the job of ``start``."""
     return "hvdlite-rank-" + hashlib.blake2b(repr((*job_of(start), rank)).encode(), digest_size=8).hexdigest()
 
 
 def job_of(start: Start) -> tuple[object, ...]:
-    """What processes of one job have in common, and of no other on this host."""
+    """A string that the processes of one job share, and no other job on this host has."""
     return (start.job, start.rendezvous, start.coordinator, start.size)
 
 
 def names_at(pid: int) -> set[str]:
-    """The names of the descriptors of process ``pid``, if it is this user's, that may show a rank."""
+    """The names of descriptors of process ``pid``, if this user may read them, that may mark a rank."""
     try:
         targets = [_target(f"/proc/{pid}/fd/{each}") for each in os.listdir(f"/proc/{pid}/fd")]
     except OSError:

@@ -1,6 +1,6 @@
-"""What Slurm tells the tasks of a step.
+"""Reads the variables that Slurm sets for the tasks of a step.
 
-A batch script, the shell of salloc and its interactive step have most of these variables too, and are no ranks.
+A batch script, the shell of salloc and its interactive step have most of these variables too, but are not ranks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0  # batch scripts and interactive shells 
 
 
 def is_in_step(environ: Environ) -> bool:
-    """Whether srun has started this process as a task, and not as the shell of its user."""
+    """True if srun has started this process as a task, and not as the user's shell."""
     return number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
 
 
 def job(environ: Environ) -> str:
-    """The step, which gets the same number again when its job is requeued."""
+    """The name of the step, with the restart count, because a requeued job has the same numbers."""
     return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}.{environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
@@ -32,7 +32,7 @@ def local_size(environ: Environ) -> int:
 
 
 def host_of_rank_0(environ: Environ) -> str:
-    """The node of the first task, unless a file or option of the user distributes the tasks otherwise."""
+    """The node of the first task, unless a file or option distributes the tasks in another order."""
     return first_host(environ.get("SLURM_STEP_NODELIST", ""))
 
 

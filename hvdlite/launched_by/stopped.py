@@ -1,6 +1,6 @@
-"""Which ranks of this host are stopped, by a signal or a debugger, as far as ``/proc`` shows it.
+"""Finds ranks of this host that are stopped, by a signal or a debugger, as far as ``/proc`` shows it.
 
-Ranks that have not met do not know of each other. But every process shows its state, what it was started with, and
+Ranks that have not met do not know of each other. But ``/proc`` shows the state of every process, its environment, and
 whether it is in ``init`` (`hvdlite.launched_by.presence`).
 """
 
@@ -20,7 +20,7 @@ _STATES: Final = ("T", "t")  # by a signal, by a debugger
 
 
 def stopped_processes() -> dict[int, bytes]:
-    """The stopped processes of this machine, each with counters that change as soon as it has gone on."""
+    """The stopped processes of this machine, each with counters that change as soon as it resumes."""
     found = {}
     for pid in _pids():
         with suppress(OSError):  # it has ended
@@ -33,8 +33,8 @@ def stopped_processes() -> dict[int, bytes]:
 def stopped_ranks(start: Start, stopped: Collection[int]) -> Mapping[int, list[int]]:
     """The ranks of the job of ``start`` of which processes are ``stopped``, with their process ids.
 
-    None of them if a rank before this one waits in ``init``, which will tell of them too; and none that goes on, such
-    as one of which only a child is stopped, or that hvdrun sees, because it has started the stopped process itself.
+    Returns none if a lower rank waits in ``init``, which reports them too. Leaves out ranks that still run, such as one
+    with only a stopped child, and those that hvdrun sees because it started the stopped process itself.
     """
     ranks = {name_of(start, rank): rank for rank in range(start.size)}
     found: dict[int, list[int]] = {}
@@ -51,14 +51,14 @@ def stopped_ranks(start: Start, stopped: Collection[int]) -> Mapping[int, list[i
 
 
 def _rank_of(pid: int, start: Start, ranks: Mapping[str, int]) -> int | None:
-    """The rank that process ``pid`` has shown to be, or else was started as."""
+    """The rank that process ``pid`` is marked as, or else was started as."""
     for name in names_at(pid) & ranks.keys():
         return ranks[name]
     return _started_as(pid, start)
 
 
 def _started_as(pid: int, start: Start) -> int | None:
-    with suppress(OSError, ValueError):  # it has ended or is another user's, or its variables make no rank
+    with suppress(OSError, ValueError):  # it has ended, belongs to another user, or its variables name no rank
         other = Start.read(environ_of(pid), pid)
         if other.size > 1 and job_of(other) == job_of(start):
             return other.rank
@@ -66,7 +66,7 @@ def _started_as(pid: int, start: Start) -> int | None:
 
 
 def _is_top(pid: int, start: Start) -> bool:
-    """Whether the process was started by what started the job's ranks on this host."""
+    """True if the process was started directly by the engine of this host."""
     with suppress(OSError):
         return _started_as(stat_of(pid).parent, start) is None
     return False

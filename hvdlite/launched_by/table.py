@@ -1,4 +1,4 @@
-"""What each engine tells the processes that it starts: one row an engine, the one that wins first.
+"""The variables that each engine sets for the processes that it starts: a row for each engine, in order of precedence.
 
 The order is that of nesting, from the inside out. Inside a Slurm allocation mpirun passes Slurm's variables on, and one
 torchrun per node is often started by mpirun or srun; the inner one knows the ranks.
@@ -18,11 +18,11 @@ from hvdlite.launched_by.variables import Environ, number
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One row. An engine has started this process if ``rank``, ``size`` and all of ``marks`` are set, and ``if_also``.
+    """A row. The engine started this process if ``rank``, ``size`` and all ``marks`` are set, and ``if_also`` holds.
 
     ``rank``, ``size`` and ``local_rank`` name variables. ``local_size`` is the number of ranks on this host. ``job``,
-    which also gets the id of the process or 0 for this one, tells the job from all others, the same on all ranks; it
-    and ``host_of_rank_0`` are empty if the engine does not tell them. ``pass_on`` says how all ranks get a variable.
+    which also gets the id of the process or 0 for this one, identifies the job and is the same on all ranks; it and
+    ``host_of_rank_0`` are empty if the engine does not set them. ``pass_on`` says how to pass a variable to all ranks.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Engine:
     if_also: Callable[[Environ], bool] = lambda environ: True
 
     def started(self, environ: Environ) -> bool:
-        """Whether the process with this environment is a rank of this engine."""
+        """True if the process with this environment is a rank of this engine."""
         return not self.lacking(environ) and self.if_also(environ)
 
     def lacking(self, environ: Environ) -> list[str]:
-        """The variables that a rank of this engine has, and this environment has not."""
+        """The variables of this engine's ranks that are missing in this environment."""
         return [name for name in (self.rank, self.size, *self.marks) if name not in environ]
 
 

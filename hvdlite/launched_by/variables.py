@@ -1,4 +1,4 @@
-"""The environment of a process, as rows of the table read it."""
+"""The environment of a process, as the rows of the table read it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Calls a Python function on N ranks from inside a program: ``hvdlite.run(train, args=(1e-3,), np=4)``.
 
-`run` starts `hvdrun` as a child process, so it works from any thread, and what is true of hvdrun is true of it: who
-failed first is known, and no process is left behind, also if the caller is killed. Each rank is
-``python -m hvdlite.running.worker``. It fetches the function from the caller over a link that is encrypted and admits
-only who holds a key made for this call, and sends back the result or the traceback. Address and key travel in the
-environment, never in a command line.
+`run` starts `hvdrun` as a child process, so it works from any thread and has hvdrun's guarantees: it knows who failed
+first, and leaves no process behind even if the caller is killed. Each rank is ``python -m hvdlite.running.worker``,
+which fetches the function from the caller over an encrypted link with a key made for this call, and sends back the
+result or the traceback. Address and key travel in the environment, never in a command line.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ def run(
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` in ``np`` new processes that form a job, and returns the results in rank order.
 
-    In ``func``, ``hvd.init()`` joins the job. ``env`` is added to the environment of the workers; the other
-    options are those of ``hvdrun``, ``start_timeout`` is in seconds, and ``network_interfaces`` a list, or names with
-    commas in between. What the ranks print is shown as hvdrun shows it.
+    In ``func``, ``hvd.init()`` joins the job. ``env`` is added to the environment of the ranks; the other
+    options are those of ``hvdrun``, with ``start_timeout`` in seconds and ``network_interfaces`` as a list or as names
+    separated by commas. Output of the ranks is shown as by hvdrun.
 
-    A function at the top level of a module or script travels by its name; a script needs
+    A function at the top level of a module or script is sent by its name; a script needs
     ``if __name__ == "__main__":`` around the call. Lambdas, nested functions and those of a notebook need the package
     cloudpickle. Function, arguments and each result may be 8 GiB pickled.
 
     Raises `FunctionFailed` with the traceback of the rank that failed first, `WorkerFailed` if that rank was killed or
     exited, another `LaunchError` if the job could not be started or a rank ended without a result, and ValueError for
-    arguments that cannot be. All ranks have ended then, as they have after KeyboardInterrupt.
+    invalid arguments. By then all ranks have ended, as they have after KeyboardInterrupt.
     """
     from hvdlite.running.caller import Call  # with it come modules that `import hvdlite` alone does not need
     from hvdlite.running.functions import refuse_while_preparing

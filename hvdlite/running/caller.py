@@ -26,7 +26,7 @@ _END_S: Final = 15.0  # for hvdrun to end its ranks: more than it gives them
 
 
 class Call:
-    """One call of one function on ``size`` ranks. ``words`` are options of hvdrun."""
+    """One call of a function on ``size`` ranks. ``words`` are options of hvdrun."""
 
     def __init__(self, call: Any, size: int, words: Sequence[str], environment: Mapping[str, str]) -> None:
         try:
@@ -45,7 +45,7 @@ class Call:
         self._has_ended = False
 
     def results(self) -> list[Any]:
-        """Starts the ranks, waits for them and returns their results. Raises as `hvdlite.run` says."""
+        """Starts the ranks, waits for them and returns their results. Raises what `hvdlite.run` does."""
         with ExitStack() as stack:
             entrance = Entrance.within_host(f"hvdlite-run-{secrets.token_hex(16)}")
             server = CallServer(entrance, self._job.key("run"), MAX_BYTES)
@@ -57,7 +57,7 @@ class Call:
         return [load(self._outcomes[rank][1]) for rank in range(self._size)]
 
     def _start(self, address: str, stack: ExitStack) -> tuple[subprocess.Popen[bytes], int]:
-        """hvdrun, and the pipe that it reports on; both are over when ``stack`` is."""
+        """Starts hvdrun, and returns it with the pipe that it reports on; ``stack`` ends both."""
         pipe, written = os.pipe()
         stack.callback(os.close, pipe)
         command = [sys.executable, "-m", "hvdlite.running.launch", str(os.getpid()), str(written), *self._arguments]
@@ -73,7 +73,7 @@ class Call:
         return process, pipe
 
     def _serve(self, server: CallServer, pipe: int) -> None:
-        """Answers workers until the pipe ends; what they sent before that has been read by then."""
+        """Answers workers until the pipe ends, and then what they sent before that."""
         server.poller.set(pipe, select.POLLIN, lambda _: self._read_report(server, pipe))
         while not self._has_ended:
             for question, asked in server.turn(float("inf")):
@@ -124,7 +124,7 @@ class Call:
         raise WorkerFailed(rank, host, report["code"], report["last_lines"])
 
     def _other_failures(self, first: FunctionFailed) -> Iterator[tuple[int, str]]:
-        """Ranks whose functions failed otherwise than the ``first``, and with what."""
+        """Ranks whose functions failed in another way than the ``first``, and their errors."""
         known = _last_line(first.traceback)
         for rank, (kind, body) in sorted(self._outcomes.items()):
             if kind == FAILURE and (text := _last_line(bytes(body).decode(errors="replace"))) != known:
@@ -136,7 +136,7 @@ def _last_line(text: str) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends hvdrun, which ends its ranks; one that has ended already stays as it is."""
+    """Ends hvdrun, which ends its ranks, unless it has ended already."""
     process.terminate()
     try:
         process.wait(_END_S)

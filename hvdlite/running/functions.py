@@ -2,10 +2,10 @@
 
 `pickle` sends a function by its name, so the worker must find the module that it is in. It gets the caller's
 ``sys.path``, and if something of the caller's ``__main__`` is sent it runs that script once more under the name
-``__mp_main__``, as `multiprocessing` does: what stands behind ``if __name__ == "__main__"`` does not run again.
+``__mp_main__``, as `multiprocessing` does: code under ``if __name__ == "__main__"`` does not run again.
 
-Lambdas, functions inside functions, and all that a notebook or ``python -c`` defines have no name that a worker could
-look up. They are sent by value, which takes the package ``cloudpickle``.
+Lambdas, nested functions, and functions defined in a notebook or by ``python -c`` have no name that a worker could look
+up. They are sent by value, which needs the package ``cloudpickle``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES: Final = 8 << 30  # of one function with its arguments, and of one res
 
 
 def dump(value: Any) -> bytes:
-    """Pickles ``value``. Raises ValueError that says what cannot be sent and what to do."""
+    """Pickles ``value``. Raises ValueError that names what cannot be sent and says what to do."""
     try:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         reason = "it is defined in no file that a worker could import"
@@ -37,19 +37,19 @@ def dump(value: Any) -> bytes:
 
 
 def load(data: bytes | memoryview) -> Any:
-    """The value that `dump` was given, in a process that `prepare` has made ready. Use it on a job's own data only."""
+    """Returns the value given to `dump`, after `prepare`. Only for data of the job itself: unpickling runs code."""
     return pickle.loads(data)
 
 
 def preparation(call: bytes) -> dict[str, Any]:
-    """What a worker must know before it can load ``call``, as JSON takes it."""
+    """Everything that a worker needs before it can load ``call``, for JSON."""
     here = os.getcwd()
     main = _main_module() if _mentions_main(call) else {}
     return {"sys_path": [entry or here for entry in sys.path], "sys_argv": list(sys.argv), **main}
 
 
 def prepare(told: dict[str, Any]) -> None:
-    """Makes this process ready for the call that ``told``, of `preparation`, came with."""
+    """Prepares this process to load the call that came with ``told``, the result of `preparation`."""
     process = multiprocessing.current_process()
     process._inheriting = True  # type: ignore[attr-defined]  # as `multiprocessing` marks the time in which main is run
     try:
@@ -59,7 +59,7 @@ def prepare(told: dict[str, Any]) -> None:
 
 
 def refuse_while_preparing() -> None:
-    """Raises RuntimeError while this process runs the caller's script only to find functions in it."""
+    """Raises RuntimeError while this process runs the caller's script only to define its functions."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "hvdlite.run() was called by a worker that only imports the script to find its function; put the call "
@@ -72,7 +72,7 @@ def _mentions_main(data: bytes) -> bool:
 
 
 def _main_module() -> dict[str, str]:
-    """How to import the caller's ``__main__``, in the words of `multiprocessing.spawn`; empty if that cannot be."""
+    """How to import the caller's ``__main__``, in the terms of `multiprocessing.spawn`; empty if that is impossible."""
     main = sys.modules["__main__"]
     if (spec := getattr(main, "__spec__", None)) is not None:
         return {"init_main_from_name": spec.name}

@@ -1,8 +1,8 @@
-"""The child process in which `hvdlite.run` has hvdrun: it ends with the caller, and reports failures in JSON.
+"""The child process in which `hvdlite.run` runs hvdrun; it ends with the caller, and reports failures as JSON.
 
 The report is one line on a pipe that the caller reads: ``{"rank", "host", "code", "last_lines"}`` of the rank that
-failed first, or ``{"error", "message"}`` if the job could not be started. The end of the pipe is the end of this
-process, however it ends.
+failed first, or ``{"error", "message"}`` if the job could not be started. The pipe ends when this
+process does, for whatever reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One rank of `hvdlite.run`: fetches the function, calls it, and delivers what came of it.
+"""One rank of `hvdlite.run`: fetches the function, calls it, and delivers its result.
 
-It asks the caller twice. ``FETCH`` is answered with the preparation and the call, a line of JSON and a pickle;
-``RESULT`` or ``FAILURE`` is answered with nothing, and only then does the process end. A failure is printed as well,
-like that of any program.
+It sends the caller two requests. ``FETCH`` is answered with a line of JSON, the preparation, and a pickle, the call.
+``RESULT`` or ``FAILURE`` gets an empty answer, after which the process ends. A failure is also printed, like that of
+any program.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def main() -> int:
 
 
 def split(message: bytearray) -> tuple[bytes, memoryview]:
-    """The first line of a message, and what follows it, of which no copy is made."""
+    """The first line of a message, and a view of the rest."""
     end = message.find(b"\n") + 1 or len(message)
     return bytes(message[:end]), memoryview(message)[end:]
 
 
 def _ask(start: Start, kind: bytes, body: bytes, timeout_s: float) -> bytearray:
-    """The caller's answer. Raises LaunchError if none comes in time."""
+    """Returns the caller's answer. Raises LaunchError if none comes in time."""
     by = time.monotonic() + timeout_s
     secret = Job(JOB, start.run_secret).key("run")
     head = b"%s %d\n" % (kind, start.rank)
@@ -60,7 +60,7 @@ def _call(told: dict[str, Any], call: memoryview, rank: int) -> tuple[bytes, byt
         prepare(told)
         func, args, kwargs = load(call)
         result = func(*args, **kwargs)
-    except Exception as error:  # whatever it is, it is the caller's to see
+    except Exception as error:  # every exception belongs to the caller
         error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         shorten(error)
         return FAILURE, _keep("".join(traceback.format_exception(error)), told)
@@ -71,7 +71,7 @@ def _call(told: dict[str, Any], call: memoryview, rank: int) -> tuple[bytes, byt
 
 
 def _keep(text: str, told: dict[str, Any]) -> bytes:
-    """``text`` for the caller, and for the rank's own files if there are any."""
+    """Returns ``text`` for the caller, and writes it to the rank's own files if there are any."""
     if told["has_files"]:
         print(text, end="", file=sys.stderr, flush=True)
     return text.encode(errors="backslashreplace")

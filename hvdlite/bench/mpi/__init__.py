@@ -2,6 +2,6 @@
 
 Each lives in a virtual environment of its own, which the benchmark makes once (`environment`). Rank 0 starts
 ``mpiexec`` there with as many ranks as the job has (`job`), and each rank of the job talks to the MPI rank of the same
-number, a `worker`, through a Unix socket. So MPI's times are taken and checked exactly like those of other systems, and
-while others are measured its ranks sleep in a read instead of spinning in MPI.
+number, a `worker`, through a Unix socket. So MPI is timed and checked exactly like other systems, and while those are
+measured, its ranks sleep in a read instead of spinning in MPI.
 """

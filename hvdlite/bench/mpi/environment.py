@@ -1,6 +1,6 @@
-"""The virtual environment of an MPI library, made once in the user's cache folder.
+"""The virtual environment of an MPI library, created once in the user's cache folder.
 
-A stamp, written last, says what was installed. An environment without it, or with another one, is made anew.
+A stamp, written last, says what was installed. An environment without it, or with another one, is created again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def folder_of(library: Library) -> Path:
 
 
 def bin_folder(library: Library) -> Path:
-    """The folder with mpiexec and python of ``library``, installed if need be. Raises Unavailable."""
+    """The folder with mpiexec and python of ``library``, which is installed if necessary. Raises Unavailable."""
     folder = folder_of(library)
     requirements = [library.requirement, "mpi4py>=4", "numpy"]
     stamp, wanted = folder / "installed", "\n".join(requirements)
@@ -46,12 +46,12 @@ def bin_folder(library: Library) -> Path:
 
 
 def environ() -> dict[str, str]:
-    """This process's variables without those by which an engine, or hvdrun, tells a process who it is."""
+    """This process's environment without the variables by which an engine or hvdrun identifies a rank."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_ENGINES)}
 
 
 def run(command: Sequence[str | Path], timeout_s: float) -> str:
-    """What ``command`` prints. Raises Unavailable, with its last line, when it fails or takes too long."""
+    """Returns the output of ``command``. Raises Unavailable, with its last line, if it fails or takes too long."""
     try:
         ended = subprocess.run(
             command,

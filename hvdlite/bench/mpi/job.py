@@ -1,7 +1,7 @@
 """A running job of MPI ranks, one beside each rank of the benchmark, and its collectives as candidates.
 
 Every rank of the benchmark listens on a socket of its own in a folder that only this user can enter; then rank 0 starts
-mpiexec. When the benchmark ends, however it does, the sockets end with it, and the workers go home.
+mpiexec. When the benchmark ends for any reason, so do the sockets, and then the workers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Candidate:
 
 
 class MpiJob:
-    """The MPI rank that has the number of this rank, at the other end of ``connection``."""
+    """The MPI rank with the number of this rank, at the other end of ``connection``."""
 
     def __init__(self, label: str, version: str, connection: socket.socket) -> None:
         self.label = label
@@ -63,11 +63,11 @@ class MpiJob:
         self._replies = connection.makefile("rb")
 
     def candidate(self, op: str, dtype: str, elements: int) -> _Candidate:
-        """The collective ``op`` on tensors of ``elements``; every rank makes it alike."""
+        """Returns the collective ``op`` on tensors of ``elements``. All ranks make the same one."""
         return _Candidate(self.label, self, {"op": op, "dtype": dtype, "elements": elements})
 
     def ask(self, request: dict[str, Any], numbers: int) -> dict[str, Any]:
-        """The reply to ``request``, which has at most so many ``numbers`` in it. Raises HvdError."""
+        """Returns the reply to ``request``, with at most that many ``numbers`` in it. Raises HvdError."""
         limit = 100 + numbers * _LONGEST_NUMBER
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
@@ -80,14 +80,14 @@ class MpiJob:
         return reply
 
     def close(self) -> None:
-        """Sends the MPI rank home."""
+        """Ends the MPI rank."""
         self._replies.close()
         self._connection.close()
 
 
 @contextmanager
 def open_mpi(library: Library) -> Iterator[MpiJob]:
-    """A job of ``library`` with as many ranks as hvdlite's. All ranks call it, and all raise Unavailable, or none."""
+    """Opens a job of ``library`` with as many ranks as this one. All ranks call it; all raise Unavailable, or none."""
     with ExitStack() as stack:
         plan: dict[str, str] = {}
         if hvd.rank() == 0:
@@ -136,7 +136,7 @@ def _from_rank_0(text: str) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Waits for mpiexec, whose ranks have been sent home."""
+    """Waits for mpiexec, whose ranks were told to end."""
     try:
         process.wait(_END_S)
     except subprocess.TimeoutExpired:

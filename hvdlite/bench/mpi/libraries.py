@@ -8,23 +8,23 @@ from typing import Final
 from hvdlite.errors import HvdError
 
 DTYPES: Final = frozenset({"uint8", "int8", "int16", "int32", "int64", "float32", "float64"})
-"""What MPI reduces: the types that both numpy and the MPI standard have."""
+"""The dtypes that MPI reduces: those that both numpy and the MPI standard have."""
 
 
 class Unavailable(HvdError):
-    """A library cannot be measured here; the others can."""
+    """One library cannot be measured here."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """``requirement`` is what pip installs."""
+    """``requirement`` is the argument for pip."""
 
     label: str
     requirement: str
     options: tuple[str, ...] = ()
-    """Options of its mpiexec without which it would not start everywhere."""
+    """Options of its mpiexec that it needs to start everywhere."""
     options_if_crowded: tuple[str, ...] = ()
-    """More of them for more ranks than cores."""
+    """Further options for more ranks than cores."""
 
 
 LIBRARIES: Final = {

@@ -1,6 +1,6 @@
-"""A rank of MPI: does what the rank of the benchmark with the same number asks, until that one hangs up.
+"""An MPI rank: serves the rank of the benchmark with the same number until that one hangs up.
 
-Requests and replies are lines of JSON. A request has what the collective is (op, dtype, elements) and either
+Requests and replies are lines of JSON. A request describes the collective (op, dtype, elements) and has either
 ``"check": true``, answered with ``{"is_right": …}``, or ``length`` and ``warmup``, answered with
 ``{"nanoseconds": […]}``. It runs in the virtual environment of the library, where hvdlite is not installed: hence the
 relative imports, of modules that need nothing else.
@@ -23,7 +23,7 @@ IS_RIGHT = {"allreduce": is_sum, "allgather": is_gathered, "broadcast": is_first
 
 
 class Work:
-    """One collective on tensors of its own, as MPI's users write it."""
+    """One collective on its own tensors, written as MPI's users would."""
 
     def __init__(self, mpi: Any, op: str, dtype: str, elements: int) -> None:
         self._comm, self._is_right = mpi.COMM_WORLD, IS_RIGHT[op]
@@ -37,13 +37,13 @@ class Work:
         self._run = runs[op]
 
     def is_right(self) -> bool:
-        """Whether this rank's result is correct on fresh data."""
+        """True if this rank's result is correct on fresh data."""
         fill(self._tensor, self._comm.rank)
         self._run()
         return self._is_right(self._result, self._comm.size)
 
     def block(self, length: int, warmup: int) -> list[int]:
-        """Nanoseconds of each iteration."""
+        """Returns the nanoseconds of each iteration."""
         self._comm.Barrier()
         return nanoseconds(self._run, length, warmup)
 

@@ -1,4 +1,4 @@
-"""What ``import horovod`` gives when hvdlite stands for it; see `hvdlite.compat`."""
+"""The package that ``import horovod`` finds when hvdlite stands in for it; see `hvdlite.compat`."""
 
 from hvdlite.compat import install_as_horovod
 
