@@ -8,8 +8,8 @@ from tests.house.tree import ROOT
 PAGE = ROOT / "docs/settings.md"
 _HEAD = """# Settings
 
-Every setting is an environment variable, read once per `init()`. If Horovod has the same setting, its name works too, and
-the `HVDLITE_` name wins. `hvdrun --settings` prints this table. `make docs` generates this page.
+Every setting is an environment variable, read once per `init()`. If Horovod has the same setting, its name works too,
+and the `HVDLITE_` name wins. `hvdrun --settings` prints this table. `make docs` generates this page.
 """
 _TABLE = """
 ## {subject}
