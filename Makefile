@@ -28,11 +28,13 @@ TYPED := build/typed/hvdlite
 # site-packages comes first.
 ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/hvdlite-source.pth", "w").write("$(CURDIR)\n")'
 
+# Tests with a target of their own.
+FAMILIES := tests/engines
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-engines test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,11 +46,16 @@ demo: $(VENV)/.for-demo native ## train on handwritten digits with $(NP) ranks
 
 # Tests start thousands of processes, which would each compile the sources if they were not allowed to keep the result.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(VENV)/.for-development native ## run all tests
+test: $(VENV)/.for-development native ## run the tests of the core and of PyTorch
 	@$(SAY) 'building and running the native tests with sanitizers: about a minute at first'
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
-	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about twelve minutes on two cores'
-	$(RUN_TESTS)
+	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about ten minutes on two cores'
+	$(RUN_TESTS) $(addprefix --ignore=,$(FAMILIES))
+
+test-engines: export PYTHONDONTWRITEBYTECODE =
+test-engines: $(VENV)/.for-development native ## run the tests of jobs that torchrun, mpirun and mpiexec start
+	@$(SAY) 'running jobs of other launchers: about a minute'
+	$(RUN_TESTS) tests/engines
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
 test-busy: $(VENV)/.for-development native ## run all tests while other processes keep the cores busy
