@@ -16,11 +16,12 @@ from hvdlite.compat import stands_for_horovod
 from hvdlite.engine.apart import Interruption, run_apart
 from hvdlite.engine.connecting import Connecting, Exchange, connect
 from hvdlite.engine.engine import Engine
+from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.launched_by.presence import Presence
 from hvdlite.log import configure, logger
 from hvdlite.members.membership import Membership
-from hvdlite.members.process_set import ProcessSet
+from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
 from hvdlite.net.descriptors import check_descriptors
@@ -301,6 +302,17 @@ def current() -> Session:
     if _current is None:
         raise _outside()
     return _current
+
+
+def group_of(process_set: ProcessSet) -> Group:
+    """The group that runs collectives of ``process_set``.
+
+    Raises HorovodInternalError before ``init``, ValueError if the set is unknown or this rank is not in it.
+    """
+    session = _current
+    if session is None:
+        raise _outside()
+    return session.everyone if process_set is global_process_set else session.group_of(process_set)
 
 
 def _outside() -> HorovodInternalError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.negotiation.handle import Handle, InFlightIn
+from hvdlite.negotiation.handle import Handle, InFlightIn, R
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Request
 from hvdlite.tensors.buffer import address_of
@@ -20,7 +20,7 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
 each rank; returns what `synchronize` hands out and the address of its memory."""
 
 
-class Entry(Handle):
+class Entry(Handle[R]):
     """A tensor in flight.
 
     ``source`` is the address that is read, of ``nbytes`` bytes, and ``target`` the one that is written; they are the
@@ -69,17 +69,20 @@ class Entry(Handle):
         self.name = name
 
 
-class Converted(Entry):
+class Converted(Entry[R]):
     """An entry whose result ``convert`` makes of the output."""
 
     __slots__ = ("convert",)
 
-    def __init__(self, entry: Entry, convert: Callable[[Any], Any]) -> None:
+    convert: Callable[[Any], Any]
+
+    def __init__(self, entry: Entry[Any], convert: Callable[[Any], R]) -> None:
         super().__init__(
             entry.request, entry.group, entry.source, entry.target, entry.nbytes, entry.owner, None, entry.allocate
         )
-        self.convert = convert
-        self.output = entry.output
+        first = entry.convert if isinstance(entry, Converted) else None
+        self.convert = convert if first is None else lambda output: convert(first(output))
+        _held.__set__(self, _held.__get__(entry))  # as it is, since nothing is in it yet
 
     def _result(self) -> Any:
         held = _held.__get__(self)
@@ -94,7 +97,7 @@ class Converted(Entry):
 _held: Any = Handle.__dict__["output"]
 
 
-def zeros_for_joined(request: Request) -> Entry:
+def zeros_for_joined(request: Request) -> Entry[Any]:
     """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
     if not KINDS[request.kind].zeros_for_joined:
         return Entry(request, None)

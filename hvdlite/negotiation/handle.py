@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from hvdlite.errors import DuplicateName, HvdError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R = TypeVar("R", default=Any)  # so that a handle of anything is just a Handle
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
 
 
 class Waiter(Protocol):
@@ -17,21 +26,27 @@ class Waiter(Protocol):
 class InFlightIn(Protocol):
     """What a handle is in flight in, a group of ranks."""
 
-    def wait(self, handle: Handle) -> None:
+    def submit(self, entry: Any) -> Any:
+        """Puts ``entry`` in flight, and returns it."""
+
+    def run(self, entry: Any) -> Any:
+        """Puts ``entry`` in flight, and returns it when it is done."""
+
+    def wait(self, handle: Any) -> None:
         """Returns when ``handle`` is done."""
 
     def count_anew(self) -> None:
         """Begins all counts of automatic names again."""
 
 
-class Handle:
+class Handle(Generic[R]):
     """State of one submitted collective. Opaque to users: pass it to ``poll`` and ``synchronize``.
 
     Every handle is an `hvdlite.negotiation.entry.Entry`, which makes it; this is what its caller knows of it.
 
     Invariants: ``is_done`` goes from False to True once, after ``output`` or ``error`` is set. ``is_taken`` is set when
     the result has been handed out. ``group`` is where it is in flight. ``rows`` are the rows that came from each rank,
-    where they may differ.
+    where they may differ. The result is an ``R``.
     """
 
     __slots__ = ("__weakref__", "error", "group", "is_done", "is_taken", "name", "output", "rows")

@@ -11,7 +11,7 @@ from hvdlite.ops.exchanges import Movements
 from hvdlite.ops.handles import GroupHandle, poll, synchronize, synchronize_all
 from hvdlite.ops.meeting import barrier, join
 from hvdlite.ops.reductions import Reductions
-from hvdlite.ops.submit import group_of
+from hvdlite.session import group_of
 
 __all__ = [
     "Adapter",

@@ -13,6 +13,10 @@ T = TypeVar("T")
 class Adapter(Protocol[T]):
     """A front end's tensors."""
 
+    @property
+    def finish(self) -> Callable[[Any], T] | None:
+        """What makes a tensor of what `empty` gave, when that is full; None if tensors themselves can be written."""
+
     def buffer(self, tensor: T, is_written: bool = False) -> Buffer:
         """The memory of ``tensor``, or of a contiguous copy unless it ``is_written``.
 
@@ -26,8 +30,11 @@ class Adapter(Protocol[T]):
         Raises ValueError for a number that is not taken.
         """
 
-    def empty(self, shape: Sequence[int], like: T) -> tuple[T, int]:
-        """A new contiguous tensor with the dtype of ``like``, and where its memory begins; called from any thread."""
+    def empty(self, shape: Sequence[int], like: T) -> tuple[Any, int]:
+        """A new contiguous tensor with the dtype of ``like``, or what becomes one, and where its memory begins.
+
+        Called from any thread.
+        """
 
     def counts(self, values: Sequence[int]) -> T:
         """A new one-dimensional int32 tensor of ``values``; called from any thread."""

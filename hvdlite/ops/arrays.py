@@ -19,6 +19,7 @@ class _NumpyAdapter:
     """Numpy arrays."""
 
     buffer = staticmethod(of_array)
+    finish = None
 
     def of_number(self, value: Any) -> tuple[Array, Callable[[Array], Any]] | None:
         array = array_of(value)

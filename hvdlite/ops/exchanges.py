@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
@@ -12,8 +12,10 @@ from hvdlite.negotiation.entry import Allocate, Entry
 from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.rows import even_splits
-from hvdlite.ops.handles import GroupHandle, synchronize_all
-from hvdlite.ops.submit import UNCHANGED, Calls, Draft, DraftInGroup, entry_of, group_of, index_in, named, whole_number
+from hvdlite.ops.forms import asynchronous, blocking, drafted_by
+from hvdlite.ops.handles import GroupHandle, run, synchronize_all
+from hvdlite.ops.submit import UNCHANGED, Calls, entry_of, index_in, named, whole_number
+from hvdlite.session import group_of
 from hvdlite.tensors.buffer import NotAnArray
 
 T = TypeVar("T")
@@ -24,71 +26,71 @@ class Movements(Calls[T]):
 
     # ---- allgather
 
-    def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+    def _allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle[T]:
+        return self._all_rows(group_of(process_set), name, tensor)
+
+    @blocking(_allgather)
+    def allgather(self) -> None:
         """The tensors of all ranks joined along the first dimension, in rank order.
 
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
-        group = group_of(process_set)
-        handle = group.run(self._allgather(group)(name, tensor, 0))
-        return cast(T, self._result(handle))
 
-    def allgather_async(
-        self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
+    @asynchronous(_allgather)
+    def allgather_async(self) -> None:
         """Starts `allgather` and returns its handle."""
-        group = group_of(process_set)
-        return group.submit(self._allgather(group)(name, tensor, 0))
 
-    def grouped_allgather(
+    def _grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> list[T]:
+    ) -> GroupHandle[T]:
+        group = group_of(process_set)
+        return self._many(group, Kind.ALLGATHER, name, tensors, partial(self._all_rows, group))
+
+    @blocking(_grouped_allgather)
+    def grouped_allgather(self) -> None:
         """`allgather` of several tensors that become ready on every rank together."""
-        group = group_of(process_set)
-        handle = self._many(group, Kind.ALLGATHER, name, tensors, self._allgather(group), will_wait=True)
-        return cast(list[T], self._result(handle))
 
-    def grouped_allgather_async(
-        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> GroupHandle:
+    @asynchronous(_grouped_allgather)
+    def grouped_allgather_async(self) -> None:
         """Starts `grouped_allgather` and returns one handle for the list."""
-        group = group_of(process_set)
-        return self._many(group, Kind.ALLGATHER, name, tensors, self._allgather(group))
+
+    def _all_rows(self, group: Group, name: str | None, tensor: T, length: int = 0) -> Entry[T]:
+        source, _ = self._rows_buffer(tensor, Kind.ALLGATHER)
+        allocate = self._allocator(tensor)
+        return self._entry_of(group, name, Kind.ALLGATHER, source, allocate=allocate, group_length=length)
 
     # ---- broadcast
 
-    def broadcast(
-        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> T:
+    def _broadcast(
+        self,
+        is_in_place: bool,
+        tensor: T,
+        root_rank: int,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle[T]:
+        group = group_of(process_set)
+        root = index_in(group, root_rank, "root_rank")
+        return self._alike(group, Kind.BROADCAST, is_in_place, UNCHANGED, root, name, tensor)
+
+    @blocking(_broadcast, is_in_place=False)
+    def broadcast(self) -> None:
         """The tensor of ``root_rank``, as a new tensor on every rank. Shape and dtype are the same on all ranks.
 
         ``root_rank`` is a rank's number in the job, also in a process set.
         """
-        group = group_of(process_set)
-        draft = self._broadcast(group, root_rank, False)
-        return cast(T, self._result(group.run(draft(name, tensor))))
 
-    def broadcast_async(
-        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
+    @asynchronous(_broadcast, is_in_place=False)
+    def broadcast_async(self) -> None:
         """Starts `broadcast` and returns its handle."""
-        group = group_of(process_set)
-        return group.submit(self._broadcast(group, root_rank, False)(name, tensor))
 
-    def broadcast_(
-        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> T:
+    @blocking(_broadcast, is_in_place=True)
+    def broadcast_(self) -> None:
         """Like `broadcast`, in place. Returns ``tensor`` itself."""
-        group = group_of(process_set)
-        draft = self._broadcast(group, root_rank, True)
-        return cast(T, self._result(group.run(draft(name, tensor))))
 
-    def broadcast_async_(
-        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
+    @asynchronous(_broadcast, is_in_place=True)
+    def broadcast_async_(self) -> None:
         """Starts `broadcast_` and returns its handle."""
-        group = group_of(process_set)
-        return group.submit(self._broadcast(group, root_rank, True)(name, tensor))
 
     def broadcast_all_(
         self, named: Sequence[tuple[str, T]], root_rank: int, process_set: ProcessSet = global_process_set
@@ -97,11 +99,11 @@ class Movements(Calls[T]):
 
         Raises ValueError for a tensor or a name that cannot be; then none is.
         """
-        group = group_of(process_set)
-        draft, entries = self._broadcast(group, root_rank, True), []
+        group, entries = group_of(process_set), []
+        root = index_in(group, root_rank, "root_rank")
         for name, tensor in named:
             try:
-                entries.append(draft(name, tensor))
+                entries.append(self._alike(group, Kind.BROADCAST, True, UNCHANGED, root, name, tensor))
             except ValueError as error:
                 raise ValueError(f"cannot broadcast {name!r}: {error}") from error
         group.run_all(entries)
@@ -109,6 +111,32 @@ class Movements(Calls[T]):
 
     # ---- alltoall
 
+    def _alltoall(
+        self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[tuple[T, T]]:
+        group = group_of(process_set)
+        (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.ALLTOALL)
+        if splits is None and rows % group.size:
+            raise ValueError(
+                f"alltoall without splits divides rows evenly, but {rows} rows are not a multiple of {group.size} "
+                "ranks; pass splits"
+            )
+        counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
+        source = (address, dtype, (sum(counts), *shape[1:]), owner)
+        allocate = self._allocator_of_pair(tensor)
+        return self._entry_of(group, name, Kind.ALLTOALL, source, allocate=allocate, splits=counts)
+
+    @overload
+    def alltoall(
+        self, tensor: T, splits: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T: ...
+
+    @overload
+    def alltoall(
+        self, tensor: T, splits: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> tuple[T, T]: ...
+
+    @drafted_by(_alltoall)
     def alltoall(
         self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T | tuple[T, T]:
@@ -117,212 +145,145 @@ class Movements(Calls[T]):
         ``splits`` are the rows for each rank, in order from the first row on; rows that are left stay here. Without
         splits, rows are divided evenly. With splits, returns the tensor and the number of rows from each rank, int32.
         """
-        output, received_splits = self._result(self._start_alltoall(tensor, splits, name, process_set, will_wait=True))
+        output, received_splits = run(self._alltoall(tensor, splits, name, process_set))
         return output if splits is None else (output, received_splits)
 
-    def alltoall_async(
-        self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
+    @asynchronous(_alltoall)
+    def alltoall_async(self) -> None:
         """Starts `alltoall` and returns its handle, whose result is always the pair."""
-        return self._start_alltoall(tensor, splits, name, process_set)
+
+    def _allocator_of_pair(self, like: T) -> Allocate:
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[Any, T], int]:
+            output, address = self._adapter.empty(shape, like)
+            return (output, self._adapter.counts(rows)), address
+
+        return allocate
 
     # ---- one root
 
-    def gather(
+    def _gather(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> T:
+    ) -> Handle[T]:
+        group = group_of(process_set)
+        root = index_in(group, root_rank, "root_rank")
+        source, _ = self._rows_buffer(tensor, Kind.GATHER)
+        return self._entry_of(group, name, Kind.GATHER, source, root=root, allocate=self._allocator(tensor))
+
+    @blocking(_gather)
+    def gather(self) -> None:
         """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
-        group = group_of(process_set)
-        handle = group.run(self._gather(group, root_rank)(name, tensor))
-        return cast(T, self._result(handle))
 
-    def gather_async(
-        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
+    @asynchronous(_gather)
+    def gather_async(self) -> None:
         """Starts `gather` and returns its handle."""
-        group = group_of(process_set)
-        return group.submit(self._gather(group, root_rank)(name, tensor))
 
-    def scatter(
+    def _scatter(
         self,
         tensor: T,
         root_rank: int,
         splits: Any = None,
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
-    ) -> T:
+    ) -> Handle[T]:
+        group = group_of(process_set)
+        root = index_in(group, root_rank, "root_rank")
+        (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.SCATTER)
+        counts: tuple[int, ...] = ()
+        if root == group.rank:
+            counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
+        source = (address, dtype, (sum(counts), *shape[1:]), owner)
+        allocate = self._allocator(tensor)
+        return self._entry_of(group, name, Kind.SCATTER, source, root=root, allocate=allocate, splits=counts)
+
+    @blocking(_scatter)
+    def scatter(self) -> None:
         """This rank's rows of the tensor of ``root_rank``.
 
         ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
         come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
         ``tensor`` count, and splits are ignored.
         """
-        group = group_of(process_set)
-        handle = group.run(self._scatter(group, root_rank, splits)(name, tensor))
-        return cast(T, self._result(handle))
 
-    def scatter_async(
-        self,
-        tensor: T,
-        root_rank: int,
-        splits: Any = None,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle:
+    @asynchronous(_scatter)
+    def scatter_async(self) -> None:
         """Starts `scatter` and returns its handle."""
-        group = group_of(process_set)
-        return group.submit(self._scatter(group, root_rank, splits)(name, tensor))
 
     # ---- two ranks
 
-    def send(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
-        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
-
-        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
-        """
-        self._result(self._start_send(tensor, rank, name, process_set, will_wait=True))
-
-    def send_async(
+    def _send(
         self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
-        """Starts `send` and returns its handle, whose result is None."""
-        return self._start_send(tensor, rank, name, process_set)
-
-    def recv(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-        """What ``rank`` sends here, as a new tensor with the shape and dtype of ``tensor``."""
-        return cast(T, self._result(self._start_recv(tensor, rank, False, name, process_set, will_wait=True)))
-
-    def recv_async(
-        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
-        """Starts `recv` and returns its handle."""
-        return self._start_recv(tensor, rank, False, name, process_set)
-
-    def recv_(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-        """Like `recv`, in place. Returns ``tensor`` itself."""
-        return cast(T, self._result(self._start_recv(tensor, rank, True, name, process_set, will_wait=True)))
-
-    def recv_async_(
-        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle:
-        """Starts `recv_` and returns its handle."""
-        return self._start_recv(tensor, rank, True, name, process_set)
-
-    # ---- parts of calls (`hvdlite.ops.objects`)
-
-    def allgather_part(self, part: str, tensor: T, name: str | None, group: Group) -> Entry:
-        """The entry of an `allgather` that is one part of a call of this ``name``."""
-        return _part_of_call(group, Kind.ALLGATHER, name, part, self._allgather(group)("", tensor, 0))
-
-    def broadcast_part(self, part: str, tensor: T, root_rank: int, name: str | None, group: Group) -> Entry:
-        """The entry of a `broadcast_` that is one part of a call of this ``name``."""
-        return _part_of_call(group, Kind.BROADCAST, name, part, self._broadcast(group, root_rank, True)("", tensor))
-
-    # ---- one tensor's part in each
-
-    def _allgather(self, group: Group) -> DraftInGroup[T]:
-        def draft(name: str | None, tensor: T, length: int) -> Entry:
-            source, _ = self._rows_buffer(tensor, Kind.ALLGATHER)
-            allocate = self._allocator(tensor)
-            return entry_of(group, name, Kind.ALLGATHER, source, allocate=allocate, group_length=length)
-
-        return draft
-
-    def _broadcast(self, group: Group, root_rank: int, is_in_place: bool) -> Draft[T]:
-        root = index_in(group, root_rank, "root_rank")
-
-        return partial(self._alike, group, Kind.BROADCAST, is_in_place, UNCHANGED, root)
-
-    def _start_alltoall(
-        self, tensor: T, splits: Any, name: str | None, process_set: ProcessSet, will_wait: bool = False
-    ) -> Handle:
-        group = group_of(process_set)
-
-        def draft(name: str | None, tensor: T) -> Entry:
-            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.ALLTOALL)
-            if splits is None and rows % group.size:
-                raise ValueError(
-                    f"alltoall without splits divides rows evenly, but {rows} rows are not a multiple of {group.size} "
-                    "ranks; pass splits"
-                )
-            counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-            source = (address, dtype, (sum(counts), *shape[1:]), owner)
-            allocate = self._allocator_of_pair(tensor)
-            return entry_of(group, name, Kind.ALLTOALL, source, allocate=allocate, splits=counts)
-
-        entry = draft(name, tensor)
-        return group.run(entry) if will_wait else group.submit(entry)
-
-    def _allocator_of_pair(self, like: T) -> Allocate:
-        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[T, T], int]:
-            output, address = self._adapter.empty(shape, like)
-            return (output, self._adapter.counts(rows)), address
-
-        return allocate
-
-    def _gather(self, group: Group, root_rank: int) -> Draft[T]:
-        root = index_in(group, root_rank, "root_rank")
-
-        def draft(name: str | None, tensor: T) -> Entry:
-            source, _ = self._rows_buffer(tensor, Kind.GATHER)
-            allocate = self._allocator(tensor)
-            return entry_of(group, name, Kind.GATHER, source, root=root, allocate=allocate)
-
-        return draft
-
-    def _scatter(self, group: Group, root_rank: int, splits: Any) -> Draft[T]:
-        root = index_in(group, root_rank, "root_rank")
-
-        def draft(name: str | None, tensor: T) -> Entry:
-            (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.SCATTER)
-            counts: tuple[int, ...] = ()
-            if root == group.rank:
-                counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-            source = (address, dtype, (sum(counts), *shape[1:]), owner)
-            allocate = self._allocator(tensor)
-            return entry_of(group, name, Kind.SCATTER, source, root=root, allocate=allocate, splits=counts)
-
-        return draft
-
-    def _start_send(
-        self, tensor: T, rank: int, name: str | None, process_set: ProcessSet, will_wait: bool = False
-    ) -> Handle:
+    ) -> Handle[None]:
         group = group_of(process_set)
         peer = _peer(group, rank)
         try:
             source = self._adapter.buffer(tensor)
         except NotAnArray as refusal:
             source = self._adapter.buffer(self._of_number(tensor, refusal)[0])
-        entry = entry_of(group, "", Kind.SEND, source)
-        return self._start_message(group, group.rank, peer, name, entry, will_wait)
+        return _message(group, group.rank, peer, name, entry_of(group, "", Kind.SEND, source))
 
-    def _start_recv(
+    @blocking(_send)
+    def send(self) -> None:
+        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
+
+        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
+        """
+
+    @asynchronous(_send)
+    def send_async(self) -> None:
+        """Starts `send` and returns its handle, whose result is None."""
+
+    def _recv(
         self,
+        is_in_place: bool,
         tensor: T,
         rank: int,
-        is_in_place: bool,
-        name: str | None,
-        process_set: ProcessSet,
-        will_wait: bool = False,
-    ) -> Handle:
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle[T]:
         group = group_of(process_set)
         sender = _peer(group, rank)
         entry = self._alike(group, Kind.SEND, is_in_place, UNCHANGED, 0, "", tensor)
-        return self._start_message(group, sender, group.rank, name, entry, will_wait)
+        return _message(group, sender, group.rank, name, entry)
 
-    @staticmethod
-    def _start_message(
-        group: Group, sender: int, receiver: int, name: str | None, entry: Entry, will_wait: bool
-    ) -> Handle:
-        """Either side of a message: ``entry`` has the tensor of this side."""
-        source, target = group.ranks[sender], group.ranks[receiver]
-        given, _ = named(group, Kind.SEND, name, (source, target))
-        entry.rename(given + f" from {source} to {target}", is_cacheable=False)
-        entry.request = entry.request._replace(root=sender, peer=receiver)
-        return group.run(entry) if will_wait else group.submit(entry)
+    @blocking(_recv, is_in_place=False)
+    def recv(self) -> None:
+        """What ``rank`` sends here, as a new tensor with the shape and dtype of ``tensor``."""
+
+    @asynchronous(_recv, is_in_place=False)
+    def recv_async(self) -> None:
+        """Starts `recv` and returns its handle."""
+
+    @blocking(_recv, is_in_place=True)
+    def recv_(self) -> None:
+        """Like `recv`, in place. Returns ``tensor`` itself."""
+
+    @asynchronous(_recv, is_in_place=True)
+    def recv_async_(self) -> None:
+        """Starts `recv_` and returns its handle."""
+
+    # ---- parts of calls (`hvdlite.ops.objects`)
+
+    def allgather_part(self, part: str, tensor: T, name: str | None, group: Group) -> Entry[T]:
+        """The entry of an `allgather` that is one part of a call of this ``name``."""
+        return _part_of_call(group, Kind.ALLGATHER, name, part, self._all_rows(group, "", tensor))
+
+    def broadcast_part(self, part: str, tensor: T, root_rank: int, name: str | None, group: Group) -> Entry[T]:
+        """The entry of a `broadcast_` that is one part of a call of this ``name``."""
+        root = index_in(group, root_rank, "root_rank")
+        entry = self._alike(group, Kind.BROADCAST, True, UNCHANGED, root, "", tensor)
+        return _part_of_call(group, Kind.BROADCAST, name, part, entry)
 
 
-def _part_of_call(group: Group, kind: Kind, name: str | None, part: str, entry: Entry) -> Entry:
+def _message(group: Group, sender: int, receiver: int, name: str | None, entry: Entry[T]) -> Entry[T]:
+    """Either side of a message: ``entry`` has the tensor of this side."""
+    source, target = group.ranks[sender], group.ranks[receiver]
+    given, _ = named(group, Kind.SEND, name, (source, target))
+    entry.rename(given + f" from {source} to {target}", is_cacheable=False)
+    entry.request = entry.request._replace(root=sender, peer=receiver)
+    return entry
+
+
+def _part_of_call(group: Group, kind: Kind, name: str | None, part: str, entry: Entry[T]) -> Entry[T]:
     """``entry`` under its name. Each part is counted by itself: that of an interrupted call may come late."""
     given, is_given = named(group, kind, name, part)
     entry.rename(given + f".{part}", is_given)

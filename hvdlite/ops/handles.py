@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, overload
 
 from hvdlite.errors import HvdError
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.handle import Handle, R
 
 
-class GroupHandle:
+class GroupHandle(Generic[R]):
     """The handle of several tensors that were submitted together; its result is the list of their results.
 
     That of a list without tensors, which ``is_empty``, has one handle all the same, by which ranks see that they agree.
@@ -19,9 +19,14 @@ class GroupHandle:
 
     __slots__ = ("handles", "is_empty")
 
-    def __init__(self, handles: Sequence[Handle], is_empty: bool = False) -> None:
+    def __init__(self, handles: Sequence[Handle[R]], is_empty: bool = False) -> None:
         self.handles = tuple(handles)
         self.is_empty = is_empty
+
+    @property
+    def group(self) -> Any:
+        """Where they are in flight, or will be."""
+        return self.handles[0].group
 
     @property
     def is_done(self) -> bool:
@@ -36,14 +41,22 @@ class GroupHandle:
         return f"<GroupHandle of {count} tensors, {'done' if self.is_done else 'in flight'}>"
 
 
-def poll(handle: Handle | GroupHandle) -> bool:
+def poll(handle: Handle[Any] | GroupHandle[Any]) -> bool:
     """Whether `synchronize` would return at once. Raises ValueError for a handle that was synchronized already."""
     if not isinstance(handle, (Handle, GroupHandle)) or handle.is_taken:
         raise ValueError(f"{handle!r} is not a handle in flight; each handle is synchronized once")
     return handle.is_done
 
 
-def synchronize(handle: Handle | GroupHandle) -> Any:
+@overload
+def synchronize(handle: Handle[R]) -> R: ...
+
+
+@overload
+def synchronize(handle: GroupHandle[R]) -> list[R]: ...
+
+
+def synchronize(handle: Handle[Any] | GroupHandle[Any]) -> Any:
     """Waits for a handle and returns its result, or raises what made it fail. None if it was synchronized already.
 
     If a signal handler raises meanwhile, the handle stays as it is and can be synchronized again.
@@ -73,7 +86,25 @@ def synchronize(handle: Handle | GroupHandle) -> Any:
         raise
 
 
-def _synchronize_group(handles: Sequence[Handle], is_empty: bool) -> list[Any]:
+@overload
+def run(handle: Handle[R]) -> R: ...
+
+
+@overload
+def run(handle: GroupHandle[R]) -> list[R]: ...
+
+
+def run(handle: Handle[Any] | GroupHandle[Any]) -> Any:
+    """Submits what is not in flight yet, waits for it, and returns its result or raises what made it fail."""
+    if isinstance(handle, GroupHandle):
+        handle.group.run_all(handle.handles)
+    else:
+        assert handle.group is not None
+        handle.group.run(handle)
+    return synchronize(handle)
+
+
+def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[Any]:
     for each in handles:  # all of them first, because an interrupt must find none taken
         if not each.is_done:
             assert each.group is not None
@@ -98,9 +129,9 @@ def _synchronize_group(handles: Sequence[Handle], is_empty: bool) -> list[Any]:
         raise
 
 
-def synchronize_all(handles: Iterable[Handle | GroupHandle]) -> list[Any]:
+def synchronize_all(handles: Iterable[Handle[R]]) -> list[R]:
     """The results of all handles, in order. If some fail, all are waited for before the first error is raised."""
-    results: list[Any] = []
+    results: list[R] = []
     errors: list[HvdError] = []
     for handle in handles:
         try:

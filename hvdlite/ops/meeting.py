@@ -5,7 +5,8 @@ from __future__ import annotations
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.messages import JOIN_NAME, Kind
 from hvdlite.ops.handles import synchronize
-from hvdlite.ops.submit import NOTHING, entry_of, group_of
+from hvdlite.ops.submit import NOTHING, entry_of
+from hvdlite.session import group_of
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -14,9 +14,11 @@ from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.rows import even_splits
 from hvdlite.ops.adapter import Compressor
-from hvdlite.ops.handles import GroupHandle
+from hvdlite.ops.forms import asynchronous, blocking, drafted_by
+from hvdlite.ops.handles import GroupHandle, run
 from hvdlite.ops.numbers import is_number
-from hvdlite.ops.submit import Calls, Draft, DraftInGroup, Reduction, entry_of, group_of, index_in
+from hvdlite.ops.submit import Calls, Reduction, index_in
+from hvdlite.session import group_of
 from hvdlite.tensors.buffer import NotAnArray
 from hvdlite.tensors.dtypes import Average, Sum
 
@@ -33,6 +35,22 @@ class Reductions(Calls[T]):
 
     # ---- allreduce
 
+    def _allreduce(
+        self,
+        is_in_place: bool,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle[T]:
+        group = group_of(process_set)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        return self._alike(group, _ALLREDUCE, is_in_place, reduction, 0, name, tensor)
+
+    @drafted_by(_allreduce, is_in_place=False)
     def allreduce(
         self,
         tensor: T,
@@ -49,62 +67,41 @@ class Reductions(Calls[T]):
         The result is ``postscale_factor`` times the reduction of ``prescale_factor`` times each tensor. With
         ``compression`` the tensor travels in a smaller form. ``average`` is Horovod's older way to say ``op``.
         """
-        tensor, context = _compressed(compression, tensor)
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        entry = self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor)
-        reduced: T = self._result(group.run(entry))
-        return _decompressed(compression, reduced, context)
+        sent, context = _compressed(compression, tensor)
+        handle = self._allreduce(False, sent, average, name, op, prescale_factor, postscale_factor, process_set)
+        return _decompressed(compression, run(handle), context)
 
-    def allreduce_async(
-        self,
-        tensor: T,
-        average: bool | None = None,
-        name: str | None = None,
-        op: int | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle:
+    @asynchronous(_allreduce, is_in_place=False)
+    def allreduce_async(self) -> None:
         """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        return group.submit(self._alike(group, _ALLREDUCE, False, reduction, 0, name, tensor))
 
-    def allreduce_(
-        self,
-        tensor: T,
-        average: bool | None = None,
-        name: str | None = None,
-        op: int | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> T:
+    @blocking(_allreduce, is_in_place=True)
+    def allreduce_(self) -> None:
         """Like `allreduce`, in place. Returns ``tensor`` itself."""
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        entry = self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor)
-        reduced: T = self._result(group.run(entry))
-        return reduced
 
-    def allreduce_async_(
-        self,
-        tensor: T,
-        average: bool | None = None,
-        name: str | None = None,
-        op: int | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle:
+    @asynchronous(_allreduce, is_in_place=True)
+    def allreduce_async_(self) -> None:
         """Starts `allreduce_` and returns its handle."""
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        return group.submit(self._alike(group, _ALLREDUCE, True, reduction, 0, name, tensor))
 
     # ---- grouped allreduce
 
+    def _grouped_allreduce(
+        self,
+        is_in_place: bool,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> GroupHandle[T]:
+        group = group_of(process_set)
+        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
+        return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
+
+    @drafted_by(_grouped_allreduce, is_in_place=False)
     def grouped_allreduce(
         self,
         tensors: Sequence[T],
@@ -118,65 +115,38 @@ class Reductions(Calls[T]):
     ) -> list[T]:
         """`allreduce` of several tensors, of any dtypes, that become ready on every rank together."""
         pairs = [_compressed(compression, tensor) for tensor in tensors]
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._alike, group, _ALLREDUCE, False, reduction, 0)
-        handle = self._many(group, Kind.ALLREDUCE, name, [sent for sent, _ in pairs], draft, will_wait=True)
-        results = self._result(handle)
-        return [
-            _decompressed(compression, result, context) for result, (_, context) in zip(results, pairs, strict=True)
-        ]
+        sent = [tensor for tensor, _ in pairs]
+        scales = (prescale_factor, postscale_factor)
+        results = run(self._grouped_allreduce(False, sent, average, name, op, *scales, process_set))
+        return [_decompressed(compression, *pair) for pair in zip(results, _contexts(pairs), strict=True)]
 
-    def grouped_allreduce_async(
-        self,
-        tensors: Sequence[T],
-        average: bool | None = None,
-        name: str | None = None,
-        op: int | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> GroupHandle:
+    @asynchronous(_grouped_allreduce, is_in_place=False)
+    def grouped_allreduce_async(self) -> None:
         """Starts `grouped_allreduce` and returns one handle for the list."""
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._alike, group, _ALLREDUCE, False, reduction, 0)
-        return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
 
-    def grouped_allreduce_(
-        self,
-        tensors: Sequence[T],
-        average: bool | None = None,
-        name: str | None = None,
-        op: int | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> list[T]:
+    @blocking(_grouped_allreduce, is_in_place=True)
+    def grouped_allreduce_(self) -> None:
         """Like `grouped_allreduce`, in place. Returns the tensors themselves."""
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._alike, group, _ALLREDUCE, True, reduction, 0)
-        return cast(list[T], self._result(self._many(group, Kind.ALLREDUCE, name, tensors, draft, will_wait=True)))
 
-    def grouped_allreduce_async_(
-        self,
-        tensors: Sequence[T],
-        average: bool | None = None,
-        name: str | None = None,
-        op: int | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> GroupHandle:
+    @asynchronous(_grouped_allreduce, is_in_place=True)
+    def grouped_allreduce_async_(self) -> None:
         """Starts `grouped_allreduce_` and returns one handle for the list."""
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        draft = partial(self._alike, group, _ALLREDUCE, True, reduction, 0)
-        return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
 
     # ---- reducescatter
 
+    def _reducescatter(
+        self,
+        tensor: T,
+        name: str | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Handle[T]:
+        reduction = (op, prescale_factor, postscale_factor)
+        return self._own_rows(group_of(process_set), reduction, name, tensor)
+
+    @drafted_by(_reducescatter)
     def reducescatter(
         self,
         tensor: T,
@@ -191,26 +161,28 @@ class Reductions(Calls[T]):
 
         Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
         """
-        tensor, context = _compressed(compression, tensor)
-        group = group_of(process_set)
-        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        reduced: T = self._result(group.run(draft(name, tensor, 0)))
-        return _decompressed(compression, reduced, context)
+        sent, context = _compressed(compression, tensor)
+        handle = self._reducescatter(sent, name, op, process_set, prescale_factor, postscale_factor)
+        return _decompressed(compression, run(handle), context)
 
-    def reducescatter_async(
+    @asynchronous(_reducescatter)
+    def reducescatter_async(self) -> None:
+        """Starts `reducescatter` and returns its handle."""
+
+    def _grouped_reducescatter(
         self,
-        tensor: T,
+        tensors: Sequence[T],
         name: str | None = None,
         op: int = Average,
         process_set: ProcessSet = global_process_set,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
-    ) -> Handle:
-        """Starts `reducescatter` and returns its handle."""
+    ) -> GroupHandle[T]:
         group = group_of(process_set)
-        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        return group.submit(draft(name, tensor, 0))
+        draft = partial(self._own_rows, group, (op, prescale_factor, postscale_factor))
+        return self._many(group, Kind.REDUCESCATTER, name, tensors, draft)
 
+    @drafted_by(_grouped_reducescatter)
     def grouped_reducescatter(
         self,
         tensors: Sequence[T],
@@ -223,31 +195,23 @@ class Reductions(Calls[T]):
     ) -> list[T]:
         """`reducescatter` of several tensors, of any dtypes, that become ready on every rank together."""
         pairs = [_compressed(compression, tensor) for tensor in tensors]
-        group = group_of(process_set)
-        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        handle = self._many(group, Kind.REDUCESCATTER, name, [sent for sent, _ in pairs], draft, will_wait=True)
-        results = self._result(handle)
-        return [
-            _decompressed(compression, result, context) for result, (_, context) in zip(results, pairs, strict=True)
-        ]
+        sent = [tensor for tensor, _ in pairs]
+        results = run(self._grouped_reducescatter(sent, name, op, process_set, prescale_factor, postscale_factor))
+        return [_decompressed(compression, *pair) for pair in zip(results, _contexts(pairs), strict=True)]
 
-    def grouped_reducescatter_async(
-        self,
-        tensors: Sequence[T],
-        name: str | None = None,
-        op: int = Average,
-        process_set: ProcessSet = global_process_set,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> GroupHandle:
+    @asynchronous(_grouped_reducescatter)
+    def grouped_reducescatter_async(self) -> None:
         """Starts `grouped_reducescatter` and returns one handle for the list."""
-        group = group_of(process_set)
-        draft = self._reducescatter(group, op, prescale_factor, postscale_factor)
-        return self._many(group, Kind.REDUCESCATTER, name, tensors, draft)
+
+    def _own_rows(self, group: Group, reduction: Reduction, name: str | None, tensor: T, length: int = 0) -> Entry[T]:
+        source, shape = self._rows_buffer(tensor, Kind.REDUCESCATTER)
+        rows = even_splits(shape[0], group.size)[group.rank]
+        output, target = self._adapter.empty((rows, *shape[1:]), tensor)
+        return self._entry_of(group, name, Kind.REDUCESCATTER, source, target, output, reduction, group_length=length)
 
     # ---- reduce
 
-    def reduce(
+    def _reduce(
         self,
         tensor: T,
         root_rank: int,
@@ -256,53 +220,27 @@ class Reductions(Calls[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
-    ) -> T:
-        """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
+    ) -> Handle[T]:
         group = group_of(process_set)
-        draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return cast(T, self._result(group.run(draft(name, tensor))))
-
-    def reduce_async(
-        self,
-        tensor: T,
-        root_rank: int,
-        name: str | None = None,
-        op: int = Average,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle:
-        """Starts `reduce` and returns its handle."""
-        group = group_of(process_set)
-        draft = self._reduce(group, root_rank, op, prescale_factor, postscale_factor)
-        return group.submit(draft(name, tensor))
-
-    # ---- one tensor's part in each
-
-    def _reducescatter(self, group: Group, op: int, prescale: float, postscale: float) -> DraftInGroup[T]:
-        def draft(name: str | None, tensor: T, length: int) -> Entry:
-            source, shape = self._rows_buffer(tensor, Kind.REDUCESCATTER)
-            rows = even_splits(shape[0], group.size)[group.rank]
-            output, target = self._adapter.empty((rows, *shape[1:]), tensor)
-            reduction = (op, prescale, postscale)
-            return entry_of(group, name, Kind.REDUCESCATTER, source, target, output, reduction, group_length=length)
-
-        return draft
-
-    def _reduce(self, group: Group, root_rank: int, op: int, prescale: float, postscale: float) -> Draft[T]:
         root = index_in(group, root_rank, "root_rank")
+        reduction = (op, prescale_factor, postscale_factor)
+        try:
+            source = self._adapter.buffer(tensor)
+        except NotAnArray as refusal:
+            scalar, convert = self._of_number(tensor, refusal)
+            entry = self._reduce(scalar, root_rank, name, *reduction, process_set)
+            return Converted(cast(Entry[T], entry), convert)
+        _, _, shape, _ = source
+        output, target = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
+        return self._entry_of(group, name, Kind.REDUCE, source, target, output, reduction, root)
 
-        def draft(name: str | None, tensor: T) -> Entry:
-            try:
-                source = self._adapter.buffer(tensor)
-            except NotAnArray as refusal:
-                scalar, convert = self._of_number(tensor, refusal)
-                return Converted(draft(name, scalar), convert)
-            _, _, shape, _ = source
-            output, target = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
-            return entry_of(group, name, Kind.REDUCE, source, target, output, (op, prescale, postscale), root)
+    @blocking(_reduce)
+    def reduce(self) -> None:
+        """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
 
-        return draft
+    @asynchronous(_reduce)
+    def reduce_async(self) -> None:
+        """Starts `reduce` and returns its handle."""
 
 
 _ALLREDUCE = Kind.ALLREDUCE  # to look a member of an Enum up takes 0.1 us
@@ -312,7 +250,7 @@ def _reduction(average: bool | None, op: Any, prescale: float, postscale: float)
     if average is not None:
         if op is not None:
             raise ValueError("pass either op or average, not both; op is the one to keep")
-        warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
         op = Average if average else Sum
     return Average if op is None else op, prescale, postscale
 
@@ -325,6 +263,10 @@ def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:
     if not hasattr(compression, "compress"):
         raise ValueError(f"compression is one of hvd.Compression, or a class like these, not {compression!r:.60}")
     return compression.compress(tensor)
+
+
+def _contexts(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+    return [context for _, context in pairs]
 
 
 def _decompressed(compression: Compressor | None, tensor: T, context: Any) -> T:

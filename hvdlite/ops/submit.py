@@ -14,15 +14,12 @@ from typing import Any, Generic, TypeVar
 
 from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError
-from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Allocate, Converted, Entry
-from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
 from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
-from hvdlite.ops.handles import GroupHandle, synchronize
-from hvdlite.session import current
+from hvdlite.ops.handles import GroupHandle
 from hvdlite.tensors.buffer import Buffer, NotAnArray, holds
 from hvdlite.tensors.dtypes import BY_NAME, OP_NAMES, Adasum, Average, DType, ElementType, Sum, added_as, is_complex
 
@@ -32,11 +29,9 @@ T = TypeVar("T")
 Reduction = tuple[Any, float, float]
 """Operation, prescale and postscale, as the caller gave them. A plain tuple, because every submit makes one."""
 
-Draft = Callable[[str | None, T], Entry]
-"""Makes the entry of one tensor under the user's name for it, or else one that is counted."""
-
-DraftInGroup = Callable[[str | None, T, int], Entry]
-"""The same for a collective that can be grouped, with the number of tensors in the group, or 0."""
+Draft = Callable[[str | None, T, int], Entry[T]]
+"""Makes the entry of one tensor under the user's name for it, or else one that is counted, given the number of tensors
+in its group, or 0."""
 
 
 class Calls(Generic[T]):
@@ -44,17 +39,23 @@ class Calls(Generic[T]):
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter
+        self._entry_of: Callable[..., Entry[Any]] = entry_of if adapter.finish is None else self._entry_to_finish
+
+    def _entry_to_finish(self, *args: Any, **kwargs: Any) -> Entry[T]:
+        """`entry_of` for a front end that makes its tensors of what was received."""
+        return Converted(entry_of(*args, **kwargs), self._finished)
+
+    def _finished(self, output: Any) -> Any:
+        finish = self._adapter.finish
+        assert finish is not None
+        if type(output) is tuple:  # with the rows that came from each rank
+            received, rows = output
+            return finish(received), rows
+        return finish(output)
 
     @staticmethod
-    def _many(
-        group: Group,
-        kind: Kind,
-        name: str | None,
-        tensors: Sequence[T],
-        draft: DraftInGroup[T],
-        will_wait: bool = False,
-    ) -> GroupHandle:
-        """Submits several tensors, all or none, so that they become ready together on every rank."""
+    def _many(group: Group, kind: Kind, name: str | None, tensors: Sequence[T], draft: Draft[T]) -> GroupHandle[T]:
+        """The handle of several tensors, which become ready together on every rank."""
         tensors = list(tensors)
         count = len(tensors)
         if count and type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}[0]" in group.known:
@@ -67,7 +68,6 @@ class Calls(Generic[T]):
             base, is_given = named(group, kind, name, "grouped")
             for entry, each in zip(entries, _names_in(base, len(entries)), strict=True):
                 entry.rename(each, is_given)
-        (group.run_all if will_wait else group.submit_all)(entries)
         return GroupHandle(entries, not count)
 
     def _alike(
@@ -80,7 +80,7 @@ class Calls(Generic[T]):
         name: str | None,
         tensor: T,
         length: int = 0,
-    ) -> Entry:
+    ) -> Entry[T]:
         """The entry of a collective whose output has the shape and dtype of its input."""
         try:
             source = self._adapter.buffer(tensor, is_in_place)
@@ -93,7 +93,7 @@ class Calls(Generic[T]):
         if is_in_place:
             return entry_of(group, name, kind, source, address, tensor, reduction, root, length)
         output, target = self._adapter.empty(shape, tensor)
-        return entry_of(group, name, kind, source, target, output, reduction, root, length)
+        return self._entry_of(group, name, kind, source, target, output, reduction, root, length)
 
     def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:
         """See `Adapter.of_number`; raises ``refusal`` for what is no number."""
@@ -111,13 +111,10 @@ class Calls(Generic[T]):
         return source, shape
 
     def _allocator(self, like: T) -> Allocate:
-        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[T, int]:
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
             return self._adapter.empty(shape, like)
 
         return allocate
-
-    def _result(self, handle: Handle | GroupHandle) -> Any:
-        return synchronize(handle)
 
 
 _LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # room for what is added in groups, for messages and for gradients
@@ -151,7 +148,7 @@ def entry_of(
     group_length: int = 0,
     allocate: Allocate | None = None,
     splits: tuple[int, ...] = (),
-) -> Entry:
+) -> Entry[Any]:
     """The entry, with its request, of one tensor; see `Entry`.
 
     Raises ValueError if ``reduction`` or ``name`` cannot be.
@@ -175,15 +172,6 @@ def entry_of(
         text, is_given = named(group, kind, name)
         request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
-
-
-def group_of(process_set: ProcessSet) -> Group:
-    """The group that runs collectives of ``process_set``.
-
-    Raises HorovodInternalError before ``init``, ValueError if the set is unknown or this rank is not in it.
-    """
-    session = current()
-    return session.everyone if process_set is global_process_set else session.sets.group_of(process_set)
 
 
 def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:

@@ -42,7 +42,8 @@ def moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> Moments:
         own[:features], own[features:-1] = reversed(torch.var_mean(_widened(input), dim=others, correction=0))
         own[-1] = count
     handle = collectives.allgather_async(own.unsqueeze(0), process_set=process_set)
-    means, variances, counts = synchronize(handle).split([features, features, 1], dim=1)
+    gathered = synchronize(handle)
+    means, variances, counts = gathered.split([features, features, 1], dim=1)  # type: ignore[no-untyped-call]
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(dim=0) / total
     variance = (counts * (variances + (means - mean).square())).sum(dim=0) / total

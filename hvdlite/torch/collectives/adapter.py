@@ -34,6 +34,8 @@ def dtype_of(dtype: torch.dtype) -> DType:
 class TensorAdapter:
     """Tensors in CPU memory, whether or not they require a gradient."""
 
+    finish = None
+
     def buffer(self, tensor: torch.Tensor, is_written: bool = False) -> Buffer:
         try:
             kind = type(tensor)

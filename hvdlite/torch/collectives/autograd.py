@@ -27,8 +27,9 @@ from torch.autograd.function import once_differentiable
 
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import Collectives, GroupHandle, group_of
+from hvdlite.ops.forms import draft_of
+from hvdlite.ops.handles import run
 from hvdlite.session import rank
-from hvdlite.torch.collectives.adapter import TensorAdapter
 from hvdlite.torch.compression import NoneCompressor
 
 Tensors = tuple[torch.Tensor, ...]
@@ -89,19 +90,12 @@ class Call(NamedTuple):
 Rule = Callable[[Call, Tensors], Sequence[torch.Tensor | None]]
 
 
-class Recorder(Collectives[torch.Tensor]):
-    """Runs one collective in its blocking form, and keeps its handle and the handle's result."""
-
-    handle: Handle | GroupHandle
-    result: Any
-
-    def __init__(self) -> None:
-        super().__init__(TensorAdapter())
-
-    def _result(self, handle: Handle | GroupHandle) -> Any:
-        self.handle = handle
-        self.result = super()._result(handle)
-        return self.result
+def run_draft(
+    collectives: Collectives[torch.Tensor], form: str, tensors: Any, **arguments: Any
+) -> tuple[Handle | GroupHandle, Any]:
+    """Runs a blocking form without its gradient and its compression: its handle, and the handle's result."""
+    handle = draft_of(getattr(Collectives, form))(collectives, tensors, **arguments)
+    return handle, run(handle)
 
 
 def differentiable(blocking: Form, rule: Rule) -> Form:
@@ -129,7 +123,7 @@ def differentiable(blocking: Form, rule: Rule) -> Form:
         compression = arguments.pop("compression", None) or NoneCompressor
         listed = tensors if is_list else (tensors,)
         sent, contexts = zip(*(compression.compress(tensor) for tensor in listed), strict=True)
-        results = _Crossing.apply(blocking, is_list, rule, self, arguments, *sent)  # type: ignore[no-untyped-call]
+        results = _Crossing.apply(blocking.__name__, is_list, rule, self, arguments, *sent)  # type: ignore[no-untyped-call]
         if "compression" in bound.arguments:
             results = [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
         if is_list:
@@ -156,16 +150,14 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,
-        blocking: Callable[..., Any],
+        form: str,
         is_list: bool,
         rule: Rule,
         collectives: Collectives[torch.Tensor],
         arguments: dict[str, Any],
         *tensors: torch.Tensor,
     ) -> Tensors:
-        recorder = Recorder()
-        blocking(recorder, list(tensors) if is_list else tensors[0], **arguments)
-        handle, results = recorder.handle, recorder.result
+        handle, results = run_draft(collectives, form, list(tensors) if is_list else tensors[0], **arguments)
         handles = handle.handles if isinstance(handle, GroupHandle) else (handle,)
         context.call = Call(collectives, arguments, [tensor.shape for tensor in tensors], handles)
         context.rule = rule

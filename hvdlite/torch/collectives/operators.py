@@ -25,7 +25,7 @@ import torch
 from hvdlite.members.process_set import global_process_set
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import Collectives, GroupHandle, barrier
-from hvdlite.torch.collectives.autograd import Call, Recorder, gradients_of
+from hvdlite.torch.collectives.autograd import Call, gradients_of, run_draft
 from hvdlite.torch.collectives.derivatives import RULES
 
 # Operators that write lists of tensors are more than torch 2.4, the first with custom_op, can make functional. Versions
@@ -129,10 +129,9 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         splits: Sequence[int] | None = None,
     ) -> tuple[Handle, list[torch.Tensor]]:
         """The handle of the first tensor, and the results."""
-        recorder = Recorder()
         tensors = list(inputs) if form.startswith("grouped_") else inputs[0]
-        getattr(recorder, form)(tensors, name=name, **_arguments(form, reduction, rank, splits))
-        handle, result = recorder.handle, recorder.result
+        arguments = _arguments(form, reduction, rank, splits)
+        handle, result = run_draft(collectives, form, tensors, name=name, **arguments)
         if isinstance(handle, GroupHandle):
             return handle.handles[0], result
         if result is None:  # a send
