@@ -3,8 +3,8 @@
 ``import hvdlite as hvd`` gives the collectives for numpy arrays and needs no framework; ``hvdlite.torch`` is the same
 for PyTorch, with the training helpers.
 
-The public names are listed in ``__init__.pyi``, and imported all together when the first of them is used: hvdrun, which
-is a part of this package, starts without numpy and the engine.
+The public names are listed in ``__init__.pyi`` and `hvdlite.public_names`, and imported all together when the first of
+them is used: hvdrun, which is a part of this package, starts without numpy and the engine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ def _modules() -> dict[str, str]:
     import ast
     import pkgutil
 
-    stub = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"")
-    statements = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in statements for alias in node.names}
+    found = {}
+    for file in ("public_names.py", "__init__.pyi"):
+        listed = ast.parse(pkgutil.get_data(__name__, file) or b"")
+        statements = [node for node in listed.body if isinstance(node, ast.ImportFrom)]
+        found.update({alias.name: str(node.module) for node in statements for alias in node.names})
+    del found["*"]
+    return found
 
 
 def __getattr__(name: str) -> Any:

@@ -1,38 +1,14 @@
-"""The public names, for type checkers and for `hvdlite.__getattr__`: this is their one list."""
+"""The public names, for type checkers and for `hvdlite.__getattr__`: with `hvdlite.public_names`, their one list."""
 
-# ruff: noqa: I001 - one statement for each module
+# ruff: noqa: F403, I001 - one statement for each module
 
-from hvdlite.builds import (
-    ccl_built as ccl_built,
-    cuda_built as cuda_built,
-    ddl_built as ddl_built,
-    gloo_built as gloo_built,
-    gloo_enabled as gloo_enabled,
-    mpi_built as mpi_built,
-    mpi_enabled as mpi_enabled,
-    mpi_threads_supported as mpi_threads_supported,
-    nccl_built as nccl_built,
-    rocm_built as rocm_built,
-)
+from hvdlite.public_names import *
+from hvdlite.public_names import __version__ as __version__
 from hvdlite.compat import install_as_horovod as install_as_horovod
 from hvdlite.errors import (
-    DuplicateName as DuplicateName,
     FunctionFailed as FunctionFailed,
-    HorovodInternalError as HorovodInternalError,
-    HvdError as HvdError,
     LaunchError as LaunchError,
-    Mismatch as Mismatch,
-    NativeUnavailable as NativeUnavailable,
-    PeerLost as PeerLost,
-    ShutDown as ShutDown,
-    Stalled as Stalled,
     WorkerFailed as WorkerFailed,
-)
-from hvdlite.ops import (
-    barrier as barrier,
-    join as join,
-    poll as poll,
-    synchronize as synchronize,
 )
 from hvdlite.ops.arrays import (
     allgather as allgather,
@@ -71,35 +47,4 @@ from hvdlite.ops.arrays import (
     send_async as send_async,
 )
 from hvdlite.ops.memory import shared_empty as shared_empty
-from hvdlite.ops.objects import (
-    allgather_object as allgather_object,
-    broadcast_object as broadcast_object,
-)
-from hvdlite.process_sets import (
-    ProcessSet as ProcessSet,
-    add_process_set as add_process_set,
-    global_process_set as global_process_set,
-    remove_process_set as remove_process_set,
-)
 from hvdlite.running import run as run
-from hvdlite.session import (
-    cross_rank as cross_rank,
-    cross_size as cross_size,
-    init as init,
-    is_homogeneous as is_homogeneous,
-    is_initialized as is_initialized,
-    local_rank as local_rank,
-    local_size as local_size,
-    rank as rank,
-    shutdown as shutdown,
-    size as size,
-)
-from hvdlite.tensors.dtypes import (
-    Adasum as Adasum,
-    Average as Average,
-    Max as Max,
-    Min as Min,
-    Product as Product,
-    Sum as Sum,
-)
-from hvdlite.version import __version__ as __version__

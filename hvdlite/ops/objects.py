@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import arrays, group_of, synchronize
+from hvdlite.ops import group_of, synchronize
+from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value
 from hvdlite.session import rank
 

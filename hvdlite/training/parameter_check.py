@@ -31,7 +31,8 @@ from hvdlite.errors import HvdError
 from hvdlite.log import logger
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.negotiation.handle import Handle
-from hvdlite.ops import arrays, group_of, synchronize
+from hvdlite.ops import group_of, synchronize
+from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.session import current
 from hvdlite.tensors.buffer import Buffer
 from hvdlite.tensors.dtypes import Sum

@@ -15,7 +15,7 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # From the lowest to the highest. A module belongs to the longest name here that its own begins with. It may import what
 # belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
-    {"errors", "log", "version", "builds", "compat", "cgroups", "untraced"},
+    {"errors", "log", "version", "builds", "compat", "cgroups", "untraced", "publish"},
     {"net", "tensors", "members", "native"},
     {"negotiation", "launched_by"},
     {"settings"},
@@ -32,7 +32,7 @@ LAYERS = [
     {"registry", "observe"},
     {"session"},
     {"ops", "process_sets"},
-    {"training"},
+    {"training", "public_names"},
     {"launcher.stream"},
     {"launcher.agent"},  # and the standard library: tests/launcher/test_machine.py
     {"launcher.hosts"},

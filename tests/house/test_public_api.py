@@ -49,7 +49,7 @@ def test_every_public_function_and_class_is_documented(module: str) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("module", ["hvdlite"])
+@pytest.mark.parametrize("module", ["hvdlite", "hvdlite.torch"])
 def test_dir_has_the_public_names_only(module: str) -> None:
     loaded = importlib.import_module(module)
     assert dir(loaded) == sorted(loaded.__all__)
