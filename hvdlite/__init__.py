@@ -1,10 +1,10 @@
-"""Data-parallel training that anyone starts with ``hvdrun -np N python train.py``.
+"""Data-parallel training on CPUs, started with ``hvdrun -np N python train.py``.
 
-``import hvdlite as hvd`` gives the collectives for numpy arrays and needs no framework; ``hvdlite.torch`` is the same
-for PyTorch, with the training helpers.
+``import hvdlite as hvd`` has the collectives for numpy arrays and needs no framework; ``hvdlite.torch`` has them for
+PyTorch, with the training helpers.
 
-The public names are listed in ``__init__.pyi`` and `hvdlite.public_names`, and imported all together when the first of
-them is used: hvdrun, which is a part of this package, starts without numpy and the engine.
+The public names are listed in ``__init__.pyi`` and `hvdlite.public_names`. All of them are imported when the first is
+used, so hvdrun, which is part of this package, starts without numpy and the engine.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from hvdlite.tracebacks import install as _install
 
-_install()  # before what takes its time to import: Ctrl-C may come meanwhile
+_install()  # before slow imports, which Ctrl-C may interrupt
 
 
 @functools.cache
 def _modules() -> dict[str, str]:
-    """The module that each public name is from."""
+    """The module of each public name."""
     import ast
     import pkgutil
 

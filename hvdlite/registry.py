@@ -1,12 +1,12 @@
-"""The process sets of one session: registers them on all ranks alike, and lets their ends spread.
+"""The process sets of one session: registers them on all ranks alike, and propagates their ends.
 
-To register or to remove is a collective over all ranks of the job. They first swap what each wants, so that ranks which
-want different things all hear of it and nothing happens. Then the members open the connections of their own group: the
-addresses that they need go as cards through the global group, whose other ranks give empty ones. At last all swap how
-it went, so that a set is registered everywhere or nowhere.
+Registering and removing are collectives over all ranks of the job. Ranks first exchange what each wants; if they want
+different things, all raise an error and nothing happens. Then the members connect their own group, exchanging addresses
+through the global group, to which other ranks contribute empty ones. At last all exchange the outcome, so that a set is
+registered everywhere or nowhere.
 
 A rank that is lost, stalls or fails ends the whole job, whichever group notices: a set's engine tells the global one,
-which tells all ranks, and the end of the global group ends all sets. Only removing a set ends that set alone.
+which tells all ranks, and the end of the global group ends all sets. Only the removal of a set ends just that set.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from hvdlite.settings import Settings
 
 
 class Registry:
-    """The process sets that are registered. The same calls in the same order on all ranks give the same numbers.
+    """The registered process sets. The same calls in the same order on all ranks assign the same numbers.
 
-    ``groups`` are those that this rank is in, by the number of their set.
+    ``groups`` has the groups that this rank is in, by the number of their set.
     """
 
     def __init__(self, world: Membership, options: Settings, connections: Connections) -> None:
-        self.groups: dict[int | None, Group] = {}  # replaced, never changed: it is read without a lock
+        self.groups: dict[int | None, Group] = {}  # replaced, never modified, because it is read without a lock
         self._world = world
         self._options = options
         self._regions = connections.regions
@@ -50,7 +50,7 @@ class Registry:
         global_process_set.register(0, self.everyone.ranks, self._rank)
 
     def group_of(self, process_set: ProcessSet) -> Group:
-        """The group that runs a set's collectives. Raises ValueError if there is none, or none here."""
+        """The group that runs a set's collectives. Raises ValueError if it is not registered or lacks this rank."""
         try:
             group = self.groups.get(process_set.process_set_id)
         except AttributeError:
@@ -62,11 +62,11 @@ class Registry:
         return group
 
     def ranks_by_number(self) -> dict[int, list[int]]:
-        """The ranks of every set, that of all ranks too, by the number of the set."""
+        """The ranks of every set, including the global one, by its number."""
         return {0: list(self.everyone.ranks)} | {number: list(each.ranks or ()) for number, each in self._sets.items()}
 
     def knows(self, process_set: ProcessSet) -> bool:
-        """Whether this very object is registered."""
+        """True if this very object is registered."""
         return process_set in self._sets.values()
 
     def add(self, process_sets: Sequence[ProcessSet]) -> None:
@@ -80,7 +80,7 @@ class Registry:
             raise refused
 
     def refuses(self, process_sets: Sequence[ProcessSet]) -> HvdError | ValueError | None:
-        """Like `add`, but returns what `add` raises. So whatever this raises, a signal handler has raised."""
+        """Like `add`, but returns what `add` raises. Whatever this raises comes from a signal handler."""
 
         def add(interruption: Interruption) -> HvdError | ValueError | None:
             try:
@@ -93,7 +93,7 @@ class Registry:
             return run_apart(add, "adding a process set", self._why_in_vain)
 
     def _why_in_vain(self) -> HvdError | None:
-        """The error of the job, if it has failed. A member that is connecting to others does not hear of it."""
+        """The error of the job, if it has failed; a member that is connecting does not hear of it otherwise."""
         end = self.everyone.engine.ended_by
         return None if end is None or end.kind in ORDERLY else error_of(end)
 
@@ -111,10 +111,10 @@ class Registry:
                 self._open(process_set, interruption)
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """Takes back `add`, on all ranks together. False for the set of all ranks and for one that is not registered.
+        """Unregisters a set, on all ranks together. False for the global set and for one that is not registered.
 
-        Raises ValueError for what is no process set, and Mismatch if ranks do not give the same one. It goes on if the
-        caller is interrupted.
+        Raises ValueError for anything but a process set, and Mismatch if ranks do not pass the same one. Continues in
+        the background if the caller is interrupted.
         """
         if not isinstance(process_set, ProcessSet):
             raise ValueError(f"process_set must be a ProcessSet, not {process_set!r:.60}")
@@ -135,11 +135,11 @@ class Registry:
             return True
 
     def let_go(self) -> None:
-        """Gives up the memory of this host after the last collective, which would wait for the garbage collector."""
+        """Frees the memory of this host after the last collective, without waiting for the garbage collector."""
         self._regions = None
 
     def forget(self) -> None:
-        """Makes all process sets unregistered on this rank; their groups stay as they are."""
+        """Marks all process sets as unregistered on this rank; their groups stay as they are."""
         for process_set in (*self._sets.values(), global_process_set):
             process_set.unregister()
         self._sets = {}
@@ -206,19 +206,19 @@ class Registry:
         return Group(membership, Engine(membership, self._options, connections.link, connections.plane, on_end))
 
     def _end_all(self, end: End) -> None:
-        """Ends the groups of all sets because of what ended the global one."""
+        """Ends the groups of all sets for the reason that ended the global one."""
         for number, group in self.groups.items():
             if number != 0:
                 group.engine.end(end)
 
     def _end_everyone(self, end: End) -> None:
-        """Ends the global group because of what ended that of a set."""
+        """Ends the global group for the reason that ended that of a set."""
         if end.kind not in ORDERLY:
             self.everyone.engine.end(end)
 
     @contextmanager
     def _ending_if_it_fails(self, what: str) -> Iterator[None]:
-        """Ends the job if this rank stops in the middle of what others go on with."""
+        """Ends the job if this rank fails in the middle of what others continue."""
         try:
             yield
         except (HvdError, ValueError):  # all ranks raise it

@@ -1,6 +1,6 @@
-"""A rank's membership in a job, from ``init`` to ``shutdown``: who the ranks are, and the threads that serve them.
+"""A rank's session in a job, from ``init`` to ``shutdown``: its groups, and the threads that serve them.
 
-One session at a time is current; `init` makes it and every collective uses it.
+At most one session is current; `init` creates it, and every collective uses it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from hvdlite.spin import spin_us
 from hvdlite.untraced import leave_out_all
 
 _EXIT_S = 1.0
-_GIVING_UP_S = 5.0  # for an `init` that was interrupted: some tenths of a second, if the machine is not busy
+_GIVING_UP_S = 5.0  # for an interrupted `init` to end, which takes some tenths of a second on an idle machine
 
 
 class Session:
-    """One rank's live membership. Raises HorovodInternalError if not all ranks come within ``start_timeout``.
+    """One rank's session. Raises HorovodInternalError if not all ranks come within ``start_timeout``.
 
-    ``everyone`` is the group of all ranks, ``sets`` are the process sets beside it, and ``group_of`` tells the group of
-    a process set; see `Registry.group_of`.
+    ``everyone`` is the group of all ranks, ``sets`` are the process sets beside it, and ``group_of`` returns the group
+    of a process set; see `Registry.group_of`.
     """
 
     def __init__(
         self, start: Start, options: Settings, presence: Presence, number: int, on_met: Callable[[int], None]
     ) -> None:
-        """Joins the next epoch of the job, as the ``number``-th one of this process where ranks have to tell that.
+        """Joins the next epoch of the job. ``number`` counts those of this process, where ranks meet in one epoch only.
 
         ``on_met`` is called with the number of the epoch when all ranks have come together.
         """
@@ -77,7 +77,7 @@ class Session:
         self.arena = connections.regions and connections.regions.arena
         self.sets = Registry(members, options, connections)
         self.everyone = self.sets.everyone
-        self.group_of = self.sets.group_of  # every submit calls it
+        self.group_of = self.sets.group_of  # called by every submit
         self._closing = threading.Lock()
         self._is_closed = False
 
@@ -87,9 +87,9 @@ class Session:
         return self.placements[self.membership.rank]
 
     def close(self) -> None:
-        """Leaves the job and ends the threads, within ``shutdown_timeout`` and a little.
+        """Leaves the job and ends the threads, within little more than ``shutdown_timeout``.
 
-        If a signal handler interrupts it, it goes on, and when it is called again it waits for that.
+        If a signal handler interrupts it, it continues in the background, and another call waits for that.
         """
         run_apart(lambda _: self._close(), "shutdown()")
 
@@ -112,9 +112,9 @@ class Session:
         self.presence.close()
 
     def forget(self, error: HvdError) -> None:
-        """In a forked child, ends the copy of the parent's session there: what is in flight fails with ``error``."""
+        """In a forked child, ends the copy of the parent's session: collectives in flight there fail with ``error``."""
         self.sets.forget()
-        self.presence.close()  # the parent's is another one
+        self.presence.close()  # not the parent's
         for engine in self._engines():
             engine.forget(error)
 
@@ -125,17 +125,17 @@ class Session:
             engine.stop_at_exit(deadline)
 
     def _engines(self) -> list[Engine]:
-        """That of all ranks is the last: while it lives, the others are told of what happens."""
+        """The engines of all groups. That of all ranks ends last, because it tells the others what happens."""
         return [group.engine for group in reversed(self.sets.groups.values())]
 
 
-_lock = threading.RLock()  # a signal's handler may call shutdown() while its thread is in init()
-_beginning = threading.Lock()  # for who begins a session: an earlier one, interrupted, may still be giving up
+_lock = threading.RLock()  # reentrant, because a signal handler may call shutdown() while its thread is in init()
+_beginning = threading.Lock()  # held to begin a session: an earlier, interrupted one may still be giving up
 _current: Session | None = None
-_leaving: Session | None = None  # what `shutdown` has begun to close, until it is closed
-_next_epoch = 0  # for places where ranks meet in one epoch only, and find by its number
+_leaving: Session | None = None  # the session that `shutdown` is closing
+_next_epoch = 0  # for places where ranks meet in one epoch only, found by its number
 _begun = 0  # sessions of this process
-_inherited: Session | None = None  # a session that this process must neither use nor close: see where it is set
+_inherited: Session | None = None  # a session that this process must neither use nor close
 
 
 def init(
@@ -143,11 +143,11 @@ def init(
 ) -> None:
     """Joins the job that the environment describes and waits for all its ranks; alone, makes a job of one.
 
-    Called again, it only registers those of ``process_sets`` that are not registered yet, the same on all ranks; the
-    text "dynamic" is accepted and changes nothing, since sets can always be added. ``comm`` may list the ranks of the
-    job, which are always all of them. Raises ValueError for settings and arguments that cannot be, HorovodInternalError
-    when ranks do not come in time or do not fit together. If only the process sets are wrong, the session has begun
-    nevertheless. If a signal handler interrupts the call that begins a session, none has begun.
+    Called again, it only registers those of ``process_sets`` that are not registered yet, the same on all ranks. The
+    text "dynamic" is accepted without effect, since sets can always be added. ``comm`` may list the ranks of the job,
+    but only all of them. Raises ValueError for invalid settings and arguments, and HorovodInternalError if ranks are
+    missing or do not match. If only the process sets are wrong, the session has begun all the same. If a signal handler
+    interrupts the call that would begin a session, none has begun.
     """
     begun: list[Session] = []
     try:
@@ -159,7 +159,7 @@ def init(
 
 
 def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[Session]) -> None:
-    """A session that this call begins is in ``begun``, but where it stays although the call raises."""
+    """Puts a session that it begins into ``begun``, unless the session outlives an error of this call."""
     with _lock:
         _finish_leaving()
         if _current is not None:
@@ -179,7 +179,7 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
 
 
 def _begin(start: Start, options: Settings, interruption: Interruption, begun: list[Session]) -> None:
-    """Makes the current session, and unmakes it if the caller of `init` is interrupted meanwhile."""
+    """Creates the current session, and takes it back if the caller of `init` is interrupted meanwhile."""
     global _current, _begun
     configure(start.rank, options.log_level, options.log_hide_time)
     with _beginning, giving_up_when(lambda: interruption.cause):
@@ -199,7 +199,7 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
     )
     begun.append(session)
     _current = session
-    if interruption.cause:  # looked at last, as who is interrupted looks for a session after it has said so
+    if interruption.cause:  # checked last: an interrupted caller sets it before it looks for a session
         _current = None
         session.close()
 
@@ -209,7 +209,7 @@ def _met(start: Start, options: Settings) -> Session:
     try:
         try:
             return Session(start, options, presence, _next_epoch, _have_met)
-        except MeetingOver as over:  # this rank was interrupted just when all came together
+        except MeetingOver as over:  # this rank was interrupted just when all had come together
             _have_met(over.epoch)
             return Session(start, options, presence, _next_epoch, _have_met)
     except BaseException:
@@ -244,8 +244,8 @@ def _refuse_part(comm: Sequence[int] | None, size: int) -> None:
 def shutdown() -> None:
     """Leaves the job. Collectives that are not running yet fail with ShutDown on every rank. May be called twice.
 
-    If a signal handler interrupts it, this process is in no session any more; called again, it waits until all of the
-    session is closed, as `init` does.
+    If a signal handler interrupts it, this process has left its session; another call, like `init`, waits until all of
+    that session is closed.
     """
     global _leaving
     with _lock:
@@ -255,7 +255,7 @@ def shutdown() -> None:
 
 
 def _finish_leaving() -> None:
-    """Closes what `shutdown` has begun to leave, if that was interrupted at any moment."""
+    """Finishes a `shutdown` that was interrupted at any moment."""
     global _current, _leaving
     if (session := _leaving) is not None:
         if _current is session:
@@ -266,9 +266,9 @@ def _finish_leaving() -> None:
 
 
 def _at_exit() -> None:
-    """Says no farewell: peers learn of the end of a process from the kernel, so it is over before any of them raises.
+    """Skips the goodbye: the kernel tells peers that this process exited, so it has ended before any of them raises.
 
-    A launcher then sees who failed first. A rank that failed and said so here would be outrun by those that heard it.
+    That shows a launcher who failed first. A failed rank that said goodbye here might end after those that heard it.
     """
     global _current, _inherited
     with _lock:
@@ -280,7 +280,7 @@ def _at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The child has the parent's objects and descriptors but none of its threads, so it is in no session."""
+    """Leaves the session in the child, which has the parent's objects and descriptors but none of its threads."""
     global _lock, _beginning, _current, _leaving, _inherited
     _lock, _beginning = threading.RLock(), threading.Lock()
     inherited = _current or _leaving
@@ -293,7 +293,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a session."""
+    """True if this process is in a session."""
     return _current is not None
 
 
@@ -325,7 +325,7 @@ def _not_initialized() -> str:
 
 
 def shared_arena() -> Arena | None:
-    """The memory that ranks of this host share; None outside of a session, where there is none, or after a failure."""
+    """The memory that ranks of this host share; None outside of a session, without such memory, or after a failure."""
     arena = None if _current is None else _current.arena
     return arena if arena is not None and arena.is_shared else None
 
@@ -367,12 +367,12 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks."""
+    """True if every host has the same number of ranks."""
     return len({placement.local_size for placement in _settled().placements}) == 1
 
 
 def _agreed_spin(options: Settings, members: Membership, exchange: Exchange) -> float:
-    """How long this rank spins, in µs. The leader of each host measures it while the others wait for its answer."""
+    """How long this rank spins, in µs. The leader of each host measures it while the others wait for the result."""
     leader, *others = members.on_this_host
     measured = exchange(spin_us(options, 1 + len(others)) if leader == members.rank and members.size > 1 else 0.0)
     return options.spin if options.spin >= 0 else float(measured[leader])

@@ -1,4 +1,4 @@
-"""Who is in a group, and where: all that a group needs to know of its ranks before any of them talks to another."""
+"""The members of a group and their hosts: all that a group needs to know before its ranks talk to each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdlite.members.topology import by_host
 class Host(NamedTuple):
     """Where a member runs. Members with equal ``id`` share memory; messages call the host ``name``.
 
-    ``has_native`` says whether the member there could load the native library.
+    ``has_native`` is true if the member there could load the native library.
     """
 
     id: str
@@ -28,8 +28,8 @@ class Membership:
 
     ``rank`` is its number in the group. ``ranks`` are the members' numbers in the job, and ``hosts`` where they run.
     ``epoch`` counts the worlds of a job: the rendezvous gives it out, so it is the same on all ranks. ``key`` is 32
-    bytes that no other group has. Every other key, and the number that the frames of this group carry, is derived from
-    it and from the epoch.
+    bytes that no other group has. All other keys, and the number in this group's frames, are derived from it
+    and the epoch.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self.ranks)
 
     @property
@@ -55,7 +55,7 @@ class Membership:
 
     @property
     def is_one_host(self) -> bool:
-        """Whether all members share memory."""
+        """True if all members share memory."""
         return len(self.by_leader) == 1
 
     @property
@@ -70,21 +70,21 @@ class Membership:
 
     @property
     def leader_of(self) -> list[int]:
-        """Through whom the root hears of each member: on its own host from everyone, elsewhere from the leader."""
+        """For each member, the rank from which the root hears of it: on its own host itself, elsewhere the leader."""
         leaders = {rank: leader for leader, ranks in self.by_leader.items() for rank in ranks}
         return [leaders[rank] or rank for rank in range(self.size)]
 
     @property
     def session(self) -> int:
-        """64 bits that the frames of this group carry."""
+        """The 64 bits that identify this group in its frames."""
         return int.from_bytes(self._derived("session", 8), "little")
 
     def key_for(self, purpose: str) -> bytes:
-        """32 bytes for one purpose, from which neither ``key`` nor another of them can be found."""
+        """Derives 32 bytes for one purpose, from which neither ``key`` nor another derived key can be computed."""
         return self._derived(f"key for {purpose}", 32)
 
     def among(self, members: Sequence[int], name: str) -> Membership:
-        """The same rank's in a part of this group, ``members`` by their numbers here. ``name`` is the part's own."""
+        """This rank's membership in a part of this group, whose ``members`` are ranks here, under a unique ``name``."""
         return Membership(
             members.index(self.rank),
             tuple(self.ranks[member] for member in members),

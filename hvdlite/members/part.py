@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 Address = Any
-"""What one rank tells the others of a part so that they can connect: JSON."""
+"""One rank's address of a part, from which the others connect to it: JSON."""
 
 
 class Part(ABC, Generic[T]):
     """One rank's end of a part that becomes a ``T`` when it is connected to those of the other ranks.
 
     First every rank calls `bind`; then all addresses are exchanged; then every rank calls `connect`. No rank talks to
-    another before that, so it can be said on all ranks alike that one cannot bind.
+    another before that, so if one cannot bind, all ranks can report it alike.
     """
 
     @abstractmethod
@@ -27,9 +27,9 @@ class Part(ABC, Generic[T]):
     def connect(self, addresses: Sequence[Address], deadline: float) -> T:
         """Connects with the other ranks, whose ``addresses`` are in rank order, until ``deadline`` (monotonic).
 
-        Raises HorovodInternalError naming a rank that does not come in time, and ValueError for what is no address.
+        Raises HorovodInternalError naming a rank that does not come in time, and ValueError for an invalid address.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Gives up what `bind` opened and `connect` did not hand over. May be called twice, and before `bind`."""
+        """Closes whatever `bind` opened and `connect` did not hand over. May be called twice, and before `bind`."""

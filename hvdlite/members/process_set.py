@@ -1,4 +1,4 @@
-"""What a user calls a process set: some ranks of the job, that run collectives among themselves."""
+"""Process sets as users see them: some ranks of the job, that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class ProcessSet:
     """Some ranks of the job. Collectives take it once it is registered, by ``init`` or ``add_process_set``.
 
     ``ranks`` are their numbers in the job, ascending. ``process_set_id`` is None, and so is what the methods return,
-    while the set is not registered. ``mpi_comm`` is there for programs written for Horovod, and always None.
+    while the set is not registered. ``mpi_comm`` exists for programs written for Horovod, and is always None.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        """Raises ValueError for anything but rank numbers, each of them once."""
+        """Raises ValueError for anything but distinct rank numbers."""
         self.ranks: list[int] | None = _checked(ranks_or_comm)
         self.process_set_id: int | None = None
         self.mpi_comm: None = None
@@ -30,7 +30,7 @@ class ProcessSet:
         return self.ranks.index(self._own_rank) if self.ranks and self._own_rank in self.ranks else None
 
     def included(self) -> bool | None:
-        """Whether this rank is in the set."""
+        """True if this rank is in the set."""
         return None if self._own_rank is None else self.rank() is not None
 
     def register(self, process_set_id: int, ranks: Sequence[int], own_rank: int) -> None:
@@ -38,15 +38,15 @@ class ProcessSet:
         self.process_set_id, self.ranks, self._own_rank = process_set_id, list(ranks), own_rank
 
     def unregister(self) -> None:
-        """Takes back `register`. The set may be registered again."""
+        """Undoes `register`. The set may be registered again."""
         self.process_set_id = self._own_rank = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
-        """The set itself, so that a copy of what holds it, such as a module, is in the same set."""
+        """Returns the set itself, so that a copy of its holder, such as a module, uses the same set."""
         return self
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """A pickle carries the ranks; a set that was loaded must be registered."""
+        """Pickles the ranks only; a loaded set must be registered."""
         return ProcessSet, (self.ranks,)
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class _GlobalProcessSet(ProcessSet):
         self.ranks = None
 
     def __reduce__(self) -> str:
-        """A pickle names it: loaded elsewhere, it is the one of that process."""
+        """Pickles a reference: loaded elsewhere, it is the global set of that process."""
         return "global_process_set"
 
 
@@ -91,4 +91,4 @@ def _checked(ranks_or_comm: Any) -> list[int]:
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
-"""All ranks of the job, in which every collective runs that is given no other set."""
+"""All ranks of the job: the set of every collective that is given no other."""

@@ -1,4 +1,4 @@
-"""Which rank sits where: ranks numbered within their host and across hosts.
+"""Placement: ranks numbered within their host and across hosts.
 
 A rank has two coordinates besides its own number. Its *local rank* counts the ranks of its host; its *cross rank*
 counts the hosts that have a rank of that local rank. With three ranks on host a and one on host b::
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import BadHostSpec
 
-MAX_RANKS = 1 << 16  # far more than hosts can run, and few enough to list
+MAX_RANKS = 1 << 16  # far more than hosts can run, yet few enough to list
 
 
 @dataclass(frozen=True, slots=True)

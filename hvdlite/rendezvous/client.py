@@ -1,4 +1,4 @@
-"""A rank's side of the rendezvous: give a card, get everybody's."""
+"""A rank's side of the rendezvous: it hands in a card and gets those of all ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hvdlite.net.giving_up import GivenUp, giving_up_when
 from hvdlite.rendezvous.job import Job
 
 MAX_ROSTER_BYTES = 64 << 20
-NEXT_EPOCH = -1  # what a rank that begins asks for, as it does not know the number
+NEXT_EPOCH = -1  # requested by a rank that begins, which does not know the number
 LEAVING, WATCHING = -1, -2  # in place of the number of a round
-_PROMPT_S = 1.0  # for a word from or to the server that nobody has to wait for
-GRACE_S = 5.0  # how much longer than the server, which knows who is missing, a rank waits for its answer
+_PROMPT_S = 1.0  # for a message from or to the server for which nobody has to wait
+GRACE_S = 5.0  # a rank waits this much longer than the server, which knows who is missing
 
 
 class MeetingOver(Exception):
-    """The only ``epoch`` that is served at this address has begun: its ranks came together already."""
+    """The only ``epoch`` that this address serves has already begun."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)
@@ -32,9 +32,9 @@ class MeetingOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of ``job`` meet: the ``address`` of the server, and what to look at when it gives no answer.
+    """Where the ranks of ``job`` meet: the ``address`` of the server, and a hint for when it does not answer.
 
-    ``reach`` is the IP address of rank 0 as this rank knows it, where the engine that started the ranks tells it.
+    ``reach`` is the IP address of rank 0 as this rank knows it, if the engine that started the ranks says it.
     """
 
     job: Job
@@ -44,13 +44,13 @@ class Meeting:
 
 
 class Exchanges:
-    """One rank's exchanges with all ranks of the job from one ``init``. Each call is one round of them.
+    """One rank's exchanges with all ranks of the job during one ``init``. Each call is one round.
 
     In the first round all ranks come together, which begins an ``epoch``: its number is the server's, and the same on
     all ranks; a rank that is alone needs no server. ``deadline`` is for all rounds, on the monotonic clock in seconds.
 
-    As a context manager it leaves the epoch when anything is raised but an HvdError or a ValueError, which all ranks
-    raise alike. The others are told which rank has left, and why, in their next round, or at once within `together`.
+    As a context manager it leaves the epoch on any exception except HvdError and ValueError, which all ranks raise
+    alike. The others learn which rank has left, and why, in their next round, or at once within `together`.
     """
 
     def __init__(self, meeting: Meeting, rank: int, size: int, deadline: float) -> None:
@@ -75,7 +75,8 @@ class Exchanges:
     def __call__(self, card: Any) -> list[Any]:
         """Publishes this rank's ``card`` (JSON) and returns the cards of all ranks in rank order.
 
-        Raises HorovodInternalError that names the ranks that did not come in time, or says that nobody answers.
+        Raises HorovodInternalError that names the ranks that did not come in time, or says that the server does not
+        answer.
         """
         if self._size == 1:
             self.epoch = 0
@@ -97,9 +98,9 @@ class Exchanges:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A context in which this rank hears at once of one that leaves the epoch, wherever it waits.
+        """A context in which this rank learns at once of one that leaves the epoch, wherever it waits.
 
-        It then raises HorovodInternalError that says which rank has left, and why.
+        Raises HorovodInternalError then, which says which rank has left, and why.
         """
         if self._size == 1:
             yield
@@ -116,7 +117,7 @@ class Exchanges:
                     return ""
                 if not is_over and pending.has_come():
                     is_over = True
-                    with suppress(HorovodInternalError):  # the server has closed: this epoch is connected elsewhere
+                    with suppress(HorovodInternalError):  # the server has closed, because this epoch is connected
                         if "error" in (answer := self._answer(pending, time.monotonic() + _PROMPT_S)):
                             told.append(answer["error"])
                 return "".join(told)
@@ -130,7 +131,7 @@ class Exchanges:
                 raise
 
     def leave(self, why: str) -> str:
-        """Tells the others that this rank does not go on. Returns how the first left that did, as they are told it."""
+        """Tells the others that this rank leaves. Returns the reason of the first rank that left, as they get it."""
         if self._size == 1:
             return why
         by = time.monotonic() + _PROMPT_S
@@ -179,7 +180,7 @@ class Exchanges:
 
 
 def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool = True) -> HorovodInternalError:
-    """What ``rank`` raises that has waited for ``ranks`` in vain, in the first round of ``init`` or in a later one."""
+    """The error of ``rank``, which has waited for ``ranks`` in vain, in the first round of ``init`` or a later one."""
     names = ", ".join(map(str, ranks))
     return HorovodInternalError(
         f"rank {rank} waited {waited_s:.0f} s in init() but rank(s) {names} "
@@ -189,12 +190,12 @@ def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool =
 
 
 def refused(rank: int, error: str) -> HorovodInternalError:
-    """What ``rank`` raises that was told an ``error``."""
+    """The error of ``rank`` for an ``error`` that the server sent."""
     return HorovodInternalError(f"rank {rank} was refused where the ranks meet: {error}")
 
 
 def refuse(answer: Mapping[str, Any], rank: int, waited_s: float, *, is_first: bool = True) -> None:
-    """Raises HorovodInternalError if the ``answer`` to ``rank`` tells of missing ranks or of an error."""
+    """Raises HorovodInternalError if the ``answer`` to ``rank`` reports missing ranks or an error."""
     if "missing" in answer:
         raise absent(answer["missing"], rank, waited_s, is_first=is_first)
     if "error" in answer:

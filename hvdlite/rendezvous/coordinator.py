@@ -1,8 +1,8 @@
-"""How ranks on several hosts find each other that hvdrun did not start: rank 0 serves, at an address all can tell.
+"""The rendezvous of ranks on several hosts that hvdrun did not start: rank 0 serves it, at an address all can derive.
 
-The host of rank 0 comes from the engine or from the user, the port from the user or else from the name of the job. Who
-connects must hold the key that the user gave to all ranks. The job's own key is derived from it and from the job's
-name and the number of the init, so ranks of another job or of an earlier init are strangers too.
+The host of rank 0 comes from the engine or the user, the port from the user or else from the name of the job. Callers
+must have the key that the user gave to all ranks. The job's own key is derived from it, the job's name and the number
+of the init, so ranks of another job or an earlier init are strangers too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Start
 
-_PORTS: Final = range(61440, 65536)  # above those that Linux gives to outgoing connections
+_PORTS: Final = range(61440, 65536)  # above the ports that Linux assigns to outgoing connections
 _COORDINATOR: Final = re.compile(
     r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
 )
 
 
 class Coordinator(NamedTuple):
-    """The place where rank 0 answers. ``ip`` is what this rank takes ``host`` for."""
+    """The address of rank 0. ``ip`` is what ``host`` resolves to on this rank."""
 
     host: str
     ip: str
@@ -40,14 +40,14 @@ class Coordinator(NamedTuple):
 
     @property
     def address(self) -> str:
-        """What ranks connect to."""
+        """The address to which ranks connect."""
         return f"tcp://{_bracketed(self.ip)}:{self.port}"
 
     @property
     def listening(self) -> tuple[str, int]:
         """The IP address and the port where rank 0 listens.
 
-        A host's own name may mean a loopback address there, where nobody else arrives; then it listens on all.
+        A host's own name may resolve to a loopback address there, which others cannot reach; then it listens on all.
         """
         ip = ipaddress.ip_address(self.ip)
         if ip.is_loopback and self.host not in ("localhost", self.ip):
@@ -60,10 +60,10 @@ class Coordinator(NamedTuple):
 
 
 def locate(text: str, job: str) -> Coordinator:
-    """The coordinator that ``text`` names: HOST, HOST:PORT or [IPV6]:PORT.
+    """Parses HOST, HOST:PORT or [IPV6]:PORT into the coordinator.
 
-    If it has no port, the name of the ``job`` chooses one. Raises ValueError for another text, and HorovodInternalError
-    for a host that cannot be found.
+    Without a port, one is derived from the name of the ``job``. Raises ValueError for any other text, and
+    HorovodInternalError for an unknown host.
     """
     match = _COORDINATOR.fullmatch(text)
     if match is None or not 0 <= int(match["port"] or 0) < 65536:
@@ -83,10 +83,11 @@ def locate(text: str, job: str) -> Coordinator:
 
 
 def own_address(rank: int, host_ids: Sequence[str], reaches: Sequence[str]) -> str:
-    """The IP address of this rank's host on the network on which the ranks met; empty if they met on none.
+    """The IP address of this rank's host on the network on which the ranks met; empty if there was none.
 
-    ``reaches`` has what every rank takes rank 0's address for. On the host of rank 0 it is what the other hosts take it
-    for, since its own name may mean a loopback address there; elsewhere it is the source address of the way to rank 0.
+    ``reaches`` has rank 0's address as every rank resolves it. On the host of rank 0 the answer is what other hosts
+    resolve, since its own name may be a loopback address there; elsewhere it is the source address of the route to rank
+    0.
     """
     if not reaches[rank]:
         return ""
@@ -97,14 +98,14 @@ def own_address(rank: int, host_ids: Sequence[str], reaches: Sequence[str]) -> s
 
 def _source_address(destination: str) -> str:
     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket sends nothing
         probe.connect((destination, 9))
         return str(probe.getsockname()[0])
 
 
 @contextmanager
 def meet_across_hosts(start: Start, number: int) -> Iterator[Meeting]:
-    """The meeting of the ``number``-th init; rank 0 serves it. Raises as `locate` does, and for a wrong key."""
+    """The meeting of the ``number``-th init, served by rank 0. Raises what `locate` does, also for a bad key."""
     if not start.secret:
         raise ValueError(
             "HVDLITE_COORDINATOR needs HVDLITE_SECRET beside it, the same on all ranks: a key that keeps strangers "

@@ -1,4 +1,4 @@
-"""How ranks of one host find each other that only have the name of their job in common.
+"""The rendezvous of ranks of one host that share only the name of their job.
 
 Rank 0 listens at a name that follows from the job's, and hands a new random key and the address of its rendezvous
 server to each of the others. Being of the same user is what admits them: the kernel vouches for both sides, so no key
@@ -28,14 +28,14 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Start
 
-_PACKET_BYTES: Final = 1 << 20  # many missing ranks
+_PACKET_BYTES: Final = 1 << 20  # room for many missing ranks
 _RETRY_S: Final = 0.02
 _LOOK_S: Final = 1.0
 
 
 @contextmanager
 def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
-    """The meeting of the ``number``-th init; rank 0 serves it. Raises HorovodInternalError if ranks do not come."""
+    """The meeting of the ``number``-th init, served by rank 0. Raises HorovodInternalError if ranks are missing."""
     if not tells_users_apart():
         raise HorovodInternalError(
             f"rank {start.rank} runs as a user that its user namespace does not map, so it cannot tell the ranks of "
@@ -57,7 +57,7 @@ def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Mee
 
 
 def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, deadline: float) -> None:
-    """Gives ``keys`` to all other ranks once they have come, so that each is told who is missing if some do not."""
+    """Hands ``keys`` to all other ranks once all have come, or tells those who came which ranks are missing."""
     began = time.monotonic()
     with _listen(start.job, address, token) as listener, ExitStack() as stack:
         sockets: dict[int, socket.socket] = {}
@@ -134,14 +134,14 @@ def _say_hello_until_heard(rank: int, address: str, token: bytes, greeting: byte
                     "of its own), so they cannot meet; start all ranks of a host in one"
                 )
             look_at = time.monotonic() + _LOOK_S
-        time.sleep(min(_RETRY_S, seconds_until(deadline)))  # the kernel tells nobody that a name has appeared
+        time.sleep(min(_RETRY_S, seconds_until(deadline)))  # the kernel has no notification for a new name
 
 
 def _is_elsewhere(address: str) -> bool:
     """Whether the listener ``address`` is in another network namespace of this host, where this rank cannot call."""
     seen = {network_namespace()}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with suppress(OSError, HorovodInternalError):  # it has ended, or is another user's
+        with suppress(OSError, HorovodInternalError):  # it has ended, or belongs to another user
             if (namespace := network_namespace(pid)) not in seen:
                 seen.add(namespace)
                 if f"@{address}" in Path(f"/proc/{pid}/net/unix").read_text():

@@ -1,7 +1,7 @@
 """The name and the key of one job, and the keys derived from it.
 
-One random key per job reaches every rank through its environment, or on one host from rank 0 through a Unix socket,
-and nothing else. All other keys are derived from it with BLAKE2b, one for each purpose, so that knowing one of them
+One random key per job reaches every rank through its environment, or on one host from rank 0 through a Unix socket, and
+in no other way. All other keys are derived from it with BLAKE2b, one for each purpose, so that knowing one of them
 reveals neither the job's key nor another.
 """
 
@@ -29,5 +29,5 @@ class Job:
         return cls(secrets.token_hex(8), secrets.token_hex(32))
 
     def key(self, purpose: str) -> bytes:
-        """32 bytes for one purpose."""
+        """Derives 32 bytes for one purpose."""
         return hashlib.blake2b(purpose.encode(), key=bytes.fromhex(self.secret), digest_size=32).digest()

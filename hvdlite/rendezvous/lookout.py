@@ -1,7 +1,7 @@
-"""Tells of stopped ranks of this host while others wait for them in ``init``.
+"""Reports stopped ranks of this host while others wait for them in ``init``.
 
-In a session ranks watch each other, and hvdrun sees it when a process stops that it has started. Nobody else sees one
-below a shell or another wrapper, or of a job that torchrun, mpirun or srun has started.
+In a session ranks watch each other, and hvdrun sees when a process that it has started is stopped. In ``init`` nobody
+else sees a rank below a shell or another wrapper, or in a job of torchrun, mpirun or srun.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
 from hvdlite.log import logger
 from hvdlite.settings import Start
 
-_LOOK_S: Final = 1.5  # what two looks in turn find stopped is told: after 3 s at most
+_LOOK_S: Final = 1.5  # a rank that two looks in a row find stopped is reported, after 3 s at most
 
 
 @contextmanager
 def looking_out(start: Start, presence: Presence, again_s: float) -> Iterator[None]:
-    """A context in which a thread tells of ranks that are stopped, and again every ``stall_check_time_seconds``.
+    """A context in which a thread reports stopped ranks, and again every ``stall_check_time_seconds``.
 
-    The thread also ends after ``presence`` has: an exception of a signal handler may keep the context from its end.
+    The thread also ends with ``presence``, because an exception of a signal handler may skip the end of the context.
     """
     if start.size == 1:
         yield
@@ -41,7 +41,7 @@ def looking_out(start: Start, presence: Presence, again_s: float) -> Iterator[No
 
 
 def _look(start: Start, presence: Presence, again_s: float, done: threading.Event) -> None:
-    told: dict[int, float] = {}  # when each rank was told of
+    told: dict[int, float] = {}  # when each rank was reported
     before: dict[int, bytes] = {}
     while not done.wait(_LOOK_S) and not presence.is_over:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet in ``init``, which depends on who started them.
+"""Where the ranks of a job meet in ``init``, which depends on what started them.
 
 hvdrun serves the rounds itself, and its ranks know the address and the key from their environment. Where another engine
 started the ranks, rank 0 serves the rounds of one ``init``. On one host it hands address and key to the others
@@ -22,7 +22,7 @@ from hvdlite.settings import Start
 def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init of a job; rank 0 may serve it until the end of the context.
 
-    Raises ValueError if nothing tells how ranks meet, and HorovodInternalError if they do not come before
+    Raises ValueError if nothing says where ranks meet, and HorovodInternalError if they do not come before
     ``deadline``, on the monotonic clock in seconds.
     """
     if start.size == 1:

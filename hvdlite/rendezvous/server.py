@@ -1,15 +1,15 @@
-"""Collects one card from every rank and gives all of them to each: the only thing a launcher serves to its workers.
+"""Collects one card from every rank and sends all cards to each: the only service of a launcher to its ranks.
 
-Where hvdrun has not started the job, rank 0 serves it while it is in ``init``.
+If hvdrun did not start the job, rank 0 runs the server while it is in ``init``.
 
 Each time that all ranks come together begins an epoch, which the server numbers, and which has a few rounds. A rank
 sends ``{"epoch", "round", "rank", "size", "timeout_s", "card"}`` and gets ``{"epoch", "cards": [...]}`` in rank order
 once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of one passes first, or
 ``{"error": text}``. A rank that begins asks for NEXT_EPOCH. ``{"over": epoch}`` tells it that this server serves only
-one, which has begun. A rank that does not wait for its answer any more has not come. One that leaves the epoch says why
-in place of a card, in the round LEAVING, or asks for the next epoch: then those are told who wait in a round of this
-epoch, and who come to one. WATCHING is a round in which a rank waits for nothing else. Questions and answers are JSON,
-capped, and travel as `hvdlite.net.calls`, which admit who has the job's key.
+one, which has begun. A rank that no longer waits for its answer counts as not come. A rank that leaves the epoch says
+why in place of a card, in the round LEAVING, or asks for the next epoch; ranks that wait in a round of this epoch, or
+come to one, are told so. WATCHING is a round in which a rank waits for nothing else. Questions and answers are capped
+JSON in `hvdlite.net.calls`, which require the job's key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_TIMEOUT_S: Final = 1e6
 
 
 class Request(NamedTuple):
-    """What a rank sends. ``card`` is JSON still, as it goes to the others."""
+    """One rank's request. ``card`` stays JSON, as it goes to the others."""
 
     epoch: int
     round: int
@@ -44,7 +44,7 @@ class Request(NamedTuple):
 
 
 def read_request(question: bytes | bytearray) -> Request:
-    """The request in ``question``. Raises ValueError if it is none."""
+    """Parses ``question``. Raises ValueError if it is no request."""
     try:
         message = json.loads(question)
         epoch, number, rank, size = numbers = [message[name] for name in ("epoch", "round", "rank", "size")]
@@ -58,7 +58,7 @@ def read_request(question: bytes | bytearray) -> Request:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A rank that has come, and when it gives up."""
+    """A rank that has come, and the time at which it gives up."""
 
     card: str
     call: Call
@@ -69,8 +69,8 @@ class RendezvousServer:
     """Serves the epochs of one job from a thread of its own until it is closed. ``size`` ranks come together.
 
     It takes over ``entrance``, by default an abstract Unix socket of this host, which leaves no file behind;
-    ``address`` is what the workers need as ``HVDLITE_RENDEZVOUS``. Epochs are numbered from 0, or there is ``only``
-    one. Closing waits up to ``linger_s`` until answers are on their way.
+    ``address`` is the ranks' ``HVDLITE_RENDEZVOUS``. Epochs are numbered from 0, or there is ``only``
+    one. Closing waits up to ``linger_s`` until answers have been sent.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RendezvousServer:
         self._only = only
         self._next = only or 0
         self._rounds: dict[tuple[int, int], dict[int, _Waiting]] = {}  # by epoch and round, then by rank
-        self._left = ""  # how a rank has left the current epoch
+        self._left = ""  # the reason with which a rank has left the current epoch
         entrance = entrance or Entrance.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
         self.address = name_of(entrance)
         self._server = CallServer(entrance, job.key("rendezvous"), MAX_REQUEST_BYTES)
@@ -103,7 +103,7 @@ class RendezvousServer:
         self.close()
 
     def expect(self, size: int) -> None:
-        """Has ``size`` ranks come together in later epochs. The current one is over: its ranks are refused."""
+        """Sets the number of ranks of later epochs. The current epoch is over, and its ranks are refused."""
         self._size = size
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class RendezvousServer:
             waiting.call.answer(roster)
 
     def _leave(self, how: str) -> None:
-        """Ends the current epoch, unless it has ended, and tells ``how`` to those who wait in it."""
+        """Ends the current epoch, unless it has ended, and sends ``how`` to the ranks that wait in it."""
         self._left = self._left or f"{how}; call it again on all ranks"
         for key, current in list(self._rounds.items()):
             if key[0] < self._next:

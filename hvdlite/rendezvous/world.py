@@ -1,4 +1,4 @@
-"""The first exchange of all ranks of a job: who is where, and whether they fit together."""
+"""The first exchange of all ranks of a job: where each of them is, and whether they match."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hvdlite.rendezvous.coordinator import own_address
 from hvdlite.settings import Settings, Start
 from hvdlite.version import __version__
 
-_MOST_TOLD: Final = 500  # characters of a reason
+_MOST_TOLD: Final = 500  # most characters of a reason
 
 
 class World(NamedTuple):
-    """What the exchange told.
+    """The result of the exchange.
 
-    ``address`` is where this rank is reached from other hosts, if that became known. ``compares_parameters`` says
-    whether ranks compare their parameters in the first step.
+    ``address`` is where other hosts reach this rank, if the exchange showed that. ``compares_parameters`` is true if
+    ranks compare their parameters in the first step.
     """
 
     membership: Membership
@@ -33,7 +33,7 @@ class World(NamedTuple):
 
 
 def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exchanges) -> World:
-    """The world of the next epoch. Raises HorovodInternalError on all ranks if some of them do not fit together."""
+    """Forms the world of the next epoch. Raises HorovodInternalError on all ranks if some do not match."""
     cards = exchange(
         {
             "version": __version__,
@@ -80,7 +80,7 @@ def _refuse_namespaces(host_ids: Sequence[str], networks: Sequence[int]) -> None
 
 
 def _warn_of_absences(reasons: Sequence[str]) -> None:
-    """Says which ranks lack the native library, and what that costs. ``reasons`` are empty for those that do not."""
+    """Warns which ranks lack the native library, and of the cost. ``reasons`` are empty for those that have it."""
     if lacking := [rank for rank, reason in enumerate(reasons) if reason]:
         _warn(
             f"rank(s) {', '.join(map(str, lacking))} cannot load hvdlite's native library, so every group with one of "
@@ -91,12 +91,12 @@ def _warn_of_absences(reasons: Sequence[str]) -> None:
 
 @cache
 def _warn(text: str) -> None:
-    """Logs a warning, once in a process: ranks may meet in many epochs."""
+    """Logs a warning once per process, since ranks may meet in many epochs."""
     logger.warning("%s", text)
 
 
 def _agreed_check(rank: int, wanted: Sequence[bool]) -> bool:
-    """Whether ranks compare their parameters. All of them take part in that, so one that does not speaks for all."""
+    """True if ranks compare their parameters. All of them must take part, so one that has it off decides for all."""
     if any(wanted) and not all(wanted) and rank == 0:
         unwilling = ", ".join(str(rank) for rank, is_wanted in enumerate(wanted) if not is_wanted)
         logger.warning(

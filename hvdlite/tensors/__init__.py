@@ -1,1 +1,1 @@
-"""What a tensor is to everything below the front ends."""
+"""Tensors as everything below the front ends sees them."""
