@@ -1,1 +1,1 @@
-"""How processes reach each other: listeners, callers, proofs of identity, and what a thread sleeps on."""
+"""Connections between processes: listeners, callers, proofs of identity, and poll loops."""

@@ -1,8 +1,8 @@
 """Calls: a question and its answer over one connection, between a program and the processes of its job.
 
-Both sides prove that they know a secret, as the neighbours of a ring do (`hvdlite.net.handshake`). A message is
-its length, its bytes and a keyed hash of them, under a key of this one connection, so nothing that a stranger says is
-looked at. Nothing is encrypted.
+Both sides prove that they know a secret, as the neighbours of a ring do (`hvdlite.net.handshake`). A message is its
+length, its bytes and a keyed hash of them, under a key of this one connection, so nothing that a stranger sends is
+interpreted. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _ANSWER: Final = b"answer"
 
 
 class Unanswered(Exception):
-    """There is no answer; the text says what happened instead."""
+    """There is no answer; the text says why."""
 
 
 class NobodyThere(Unanswered):
-    """Nobody listens at an address within this host."""
+    """There is no listener at an address within this host."""
 
 
 class Call:
-    """One question to a `CallServer`. ``has_ended`` once nobody waits for the answer any more."""
+    """One question to a `CallServer`. ``has_ended`` is set once the caller is gone."""
 
     def __init__(self, poller: Poller, sock: socket.socket, keys: bytes) -> None:
         self._poller = poller
@@ -55,7 +55,7 @@ class Call:
         self.has_ended = False
 
     def answer(self, *parts: bytes) -> None:
-        """Sends ``parts`` as one message, as far as the caller takes it now, and the rest in later turns."""
+        """Sends ``parts`` as one message: as much as the connection takes now, the rest in later turns."""
         self.is_answered = True
         if not self.has_ended:
             self._pieces = _pieces(self._keys, _ANSWER, parts)
@@ -81,9 +81,9 @@ class Call:
 
 
 class CallServer:
-    """Takes over ``entrance`` and lets in who knows ``secret``. Questions have ``limit`` bytes at most.
+    """Takes over ``entrance`` and lets in callers that know ``secret``. Questions have ``limit`` bytes at most.
 
-    Of one thread, which calls `turn`; any thread may call `wake`. ``poller`` may be given descriptors of the user's.
+    For one thread, which calls `turn`; any thread may call `wake`. The user may add descriptors to ``poller``.
     """
 
     def __init__(self, entrance: Entrance, secret: bytes, limit: int) -> None:
@@ -96,7 +96,7 @@ class CallServer:
         self.poller.set(self._wake, select.POLLIN, lambda _: self._wake_up())
 
     def turn(self, until: float) -> list[tuple[Call, bytearray]]:
-        """Serves until something has happened, or until ``until`` (monotonic); the questions that have come."""
+        """Serves until something happens, or until ``until`` (monotonic). Returns new questions."""
         self._lobby.tick(time.monotonic())
         self.poller.sleep(min(until, self._lobby.due))
         self._calls = {call for call in self._calls if not call.has_ended}
@@ -108,7 +108,7 @@ class CallServer:
         os.eventfd_write(self._wake, 1)
 
     def close(self, linger_s: float) -> None:
-        """Ends all connections; answers that are on their way get ``linger_s``."""
+        """Ends all connections; answers in progress get ``linger_s``."""
         self._lobby.close()
         deadline = time.monotonic() + linger_s
         while any(call.is_answered for call in self._calls) and time.monotonic() < deadline:
@@ -147,7 +147,7 @@ class CallServer:
 
 
 class Pending:
-    """A question that has been asked. Who does not want the answer any more closes it."""
+    """A question that has been asked. Closing it withdraws the question."""
 
     def __init__(self, sock: socket.socket, keys: bytes, limit: int) -> None:
         self._socket = sock
@@ -161,11 +161,11 @@ class Pending:
         self.close()
 
     def close(self) -> None:
-        """Takes the question back. May be called twice."""
+        """Withdraws the question. May be called twice."""
         self._socket.close()
 
     def has_come(self) -> bool:
-        """Whether an answer begins, or will never come, so that `answer` need not wait long."""
+        """True if an answer has begun to arrive or never will, so that `answer` will not wait long."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def answer(self, by: float) -> bytearray:
@@ -190,7 +190,7 @@ class Pending:
 
 
 def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> Pending:
-    """Asks who listens at ``address`` and knows ``secret``. ``limit`` is the most bytes that the answer may have.
+    """Sends a question to the server at ``address``, which knows ``secret``. ``limit`` caps the answer in bytes.
 
     Times are on the monotonic clock. Raises Unanswered if nobody has let this process in by ``start_by``, or the
     question has not left it by ``answer_by``; within a host at once if nobody listens there.
@@ -210,7 +210,7 @@ def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
 
 
 def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> bytearray:
-    """`put`, and the answer if it comes by ``answer_by``. Raises Unanswered."""
+    """Like `put`, but waits for the answer until ``answer_by``. Raises Unanswered."""
     with put(address, secret, *question, start_by=start_by, answer_by=answer_by, limit=limit) as pending:
         return pending.answer(answer_by)
 
@@ -256,7 +256,7 @@ def _left(deadline: float) -> float:
 
 
 def _pieces(keys: bytes, kind: bytes, parts: tuple[bytes, ...]) -> Iterator[memoryview]:
-    """A message as it is sent, in pieces that are hashed when they are asked for."""
+    """Yields a message in pieces, and hashes each as it is yielded."""
     digest = hashlib.blake2b(key=keys, person=kind, digest_size=_HASH_BYTES)
     for part in (_LENGTH.pack(sum(map(len, parts))), *parts):
         for start in range(0, len(part), _PIECE_BYTES):
@@ -267,7 +267,7 @@ def _pieces(keys: bytes, kind: bytes, parts: tuple[bytes, ...]) -> Iterator[memo
 
 
 def _message(keys: bytes, kind: bytes, limit: int) -> Generator[memoryview, int, bytearray]:
-    """A message as it is received: yields what to fill next, and is sent how many bytes of it were.
+    """Receives a message: yields a buffer to fill, and is sent the number of bytes that were filled.
 
     Raises Refused for one that is too long, or was not sent by the peer.
     """

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets that admit only who has a group's key (CURVE)."""
+"""ZeroMQ sockets that admit only holders of a group's key (CURVE)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether this process may open what a link needs.
+"""Checks that this process may open enough descriptors.
 
-ZeroMQ tries again, without a word and for ever, when a descriptor is refused to one of its connections. So descriptors
-are tried before: as many as will be needed are opened and closed again.
+ZeroMQ silently retries for ever when the system refuses a descriptor to one of its connections. So as many descriptors
+as will be needed are opened and closed again beforehand.
 """
 
 from __future__ import annotations

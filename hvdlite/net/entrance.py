@@ -1,10 +1,10 @@
-"""Listening sockets that strangers cannot use up. The standard library is all that an agent needs for it.
+"""Listening sockets that strangers cannot exhaust. Agents import this module, so it needs the standard library only.
 
-Within a host the kernel says who calls: another user's process is closed before it costs anything. Over TCP it does
-not, so there the kernel keeps a caller until it has said something (see `hvdlite.net.lobby` for what follows).
+Within a host the kernel says who calls: another user's connection is closed before it costs anything. Over TCP it does
+not, so there the kernel holds a caller back until it has sent something (`hvdlite.net.lobby` does the rest).
 
-When no descriptor is left, callers would stay in the kernel's queue and the listener readable, so that its thread found
-no rest. One descriptor is kept in reserve for that case: it lets a caller in, who is turned away at once.
+When no descriptor is left, callers would stay in the kernel's queue and the listener would stay readable, so its thread
+would spin. One descriptor is kept in reserve for that case: it is used to accept a caller and turn it away.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 UNIX: Final = "unix://@"
-"""How the address of an abstract Unix socket begins."""
+"""The prefix of addresses of abstract Unix sockets."""
 
 _BURST: Final = 64  # callers who are turned away in one go
 _DEFER_S: Final = 1
@@ -31,28 +31,28 @@ _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred of Linux: only the pr
 
 
 class Peer(NamedTuple):
-    """Whose socket is at the other end of one within this host."""
+    """The process and user at the other end of a Unix socket."""
 
     pid: int
     uid: int
 
     @property
     def is_own(self) -> bool:
-        """Whether it is of this process's user, as far as `tells_users_apart`."""
+        """True if it belongs to this process's user. Meaningful if `tells_users_apart`."""
         return self.uid == os.geteuid()
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """What the kernel knows of the peer since it connected or listened, in the numbers of this process's namespaces."""
+    """The peer as it was when it connected or listened, in the numbers of this process's namespaces."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
 
 
 def tells_users_apart() -> bool:
-    """Whether the kernel does for this process.
+    """True if the kernel tells users apart for this process.
 
-    In a user namespace, all users that it does not map have one number there. A process of one of them takes all of
-    them for its own: a key has to tell what the kernel does not.
+    In a user namespace all unmapped users have the same number, so a process of one of them cannot tell them from its
+    own user. Then a key has to.
     """
     try:
         nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -105,7 +105,7 @@ class Entrance:
 
     @property
     def is_within_host(self) -> bool:
-        """Whether the kernel vouches for who is let in."""
+        """True if the kernel vouches for callers."""
         return self._is_within_host
 
     def fileno(self) -> int:
@@ -117,7 +117,7 @@ class Entrance:
         return str(where[1:].decode()) if self._is_within_host else (where[0], where[1])
 
     def accept(self) -> socket.socket | None:
-        """A caller's connection, which does not block; None if nobody waits who may come in, or not for now."""
+        """The next caller's connection, non-blocking; None if nobody waits who may come in."""
         for _ in range(_BURST):
             try:
                 sock, _ = self._listener.accept()
@@ -146,13 +146,13 @@ class Entrance:
             self._reserve = os.eventfd(0, os.EFD_CLOEXEC)
 
     def hand_over(self) -> int:
-        """The descriptor of the listener, for ZeroMQ to accept and close; nothing is left here but what `name` told."""
+        """Hands the listener's descriptor to ZeroMQ, which accepts on it and closes it. This object is closed then."""
         os.close(self._reserve)
         self._reserve = -1
         return self._listener.detach()
 
     def close(self) -> None:
-        """Listens no more, also where a forked child has a copy of the descriptor."""
+        """Stops listening, even if a forked child has a copy of the descriptor."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

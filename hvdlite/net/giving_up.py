@@ -1,7 +1,7 @@
-"""Waits that end early when nobody wants their result any more.
+"""Waits that end early when their result is no longer wanted.
 
 ``init`` waits for other ranks in a thread of its own, because signal handlers may raise anywhere in the main one. When
-that happens the thread is told to give up, and hears of it where it waits.
+one does, the waiting thread is told to give up, and checks for that where it waits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def giving_up_when(is_told: Told) -> Iterator[None]:
 
 
 def seconds_until(deadline: float) -> float:
-    """How long to wait before calling this again: until ``deadline`` (monotonic) at most. May raise GivenUp."""
+    """The time to wait before calling this again, until ``deadline`` (monotonic) at most. May raise GivenUp."""
     left_s = max(0.0, deadline - time.monotonic())
     is_told = _own.is_told
     if is_told is None:
@@ -58,7 +58,7 @@ def seconds_until(deadline: float) -> float:
 
 
 def wait_readable(sock: socket.socket, deadline: float) -> None:
-    """Returns when ``sock`` has something to read, or has ended. Raises TimeoutError at ``deadline``, or GivenUp."""
+    """Returns when ``sock`` has data or has ended. Raises TimeoutError at ``deadline``, or GivenUp."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while not (poll.poll(0) or poll.poll(int(seconds_until(deadline) * 1000) + 1)):  # what has come is not given up

@@ -1,7 +1,7 @@
-"""How two neighbours of a ring prove to each other that they belong to the same job, and agree where to go on.
+"""The handshake in which two processes prove that they belong to the same job and agree where to resume.
 
-The *caller* has connected to an address that was published for the *callee*; neither believes the other yet.
-Both know the secret of the job. Four messages of fixed sizes::
+The *caller* has connected to an address that was published for the *callee*; neither trusts the other yet.
+Both know the job's secret. Four messages of fixed sizes::
 
     caller -> callee   HELLO      session, rank of the caller, rank of the callee, number of the connection,
                                   how many there are, nonce of the caller, and a proof that it knows the secret
@@ -10,14 +10,14 @@ Both know the secret of the job. Four messages of fixed sizes::
     caller <- callee   WELCOME    how many frames the callee has received over this connection and those before it,
                                   and a proof of that
 
-A proof is HMAC-SHA256 under the job's secret over what is proved, the HELLO, and both nonces: it is worth nothing to
-another session, for other ranks, in the other direction, or a second time. Only that of the HELLO can be repeated by
-who has read it on the way; all it does is to tell callers of the job from strangers before they are answered. Between
-PROOF and WELCOME the callee lets go of an older connection of the same number, so what it tells is final. From the same
-secret and nonces both derive the ``keys`` of this one connection: 16 bytes for its frames and 16 for their
+A proof is HMAC-SHA256 under the job's secret over a label, the HELLO, and both nonces: it is worthless in another
+session, for other ranks, in the other direction, or a second time. Only the proof in the HELLO can be replayed by
+somebody who has read it on the way; it merely distinguishes callers of the job from strangers before they are answered.
+Between PROOF and WELCOME the callee drops an older connection of the same number, so the count in WELCOME is final.
+From the same secret and nonces both derive the ``keys`` of this connection: 16 bytes for its frames and 16 for their
 acknowledgements.
 
-The two classes are state machines: messages in, messages out; sockets and clocks are their user's.
+Both classes are state machines without sockets or clocks.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class Refused(Exception):
 
 
 class Disagrees(Refused):
-    """The other side belongs here, but was told something else."""
+    """The other side belongs to the job, but is configured differently."""
 
 
 def session_key(secret: bytes, session: int) -> int:
-    """A number of 64 bits that stands for the session in every frame and that only ranks of the job can know."""
+    """A 64-bit number that marks the session in every frame and that only ranks of the job can know."""
     return int.from_bytes(_hmac(secret, b"session", struct.pack("<Q", session))[:8], "little")
 
 
 class Caller:
     """Connection ``connection`` of ``connections`` of rank ``rank`` to where rank ``to`` should be.
 
-    ``awaits``: bytes of the message that has to come next, 0 when none has to; then ``received`` says how many frames
-    the callee has, and there are ``keys``.
+    ``awaits`` is the length of the next message, 0 once the handshake is over; then ``received`` says how many frames
+    the callee has, and ``keys`` are valid.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Caller:
 class Callee:
     """One connection of anybody to rank ``rank``, which waits for rank ``caller`` to make ``connections``.
 
-    ``awaits``: bytes of the message that has to come next, 0 when the caller has proved who it is; then
-    ``connection`` is the number of this one, and there are ``keys``. ``knows_secret`` is set by a HELLO that proves it.
+    ``awaits`` is the length of the next message, 0 once the caller has proved who it is; then ``connection`` is the
+    number of this connection, and ``keys`` are valid. ``knows_secret`` is set by a HELLO that proves it.
     """
 
     def __init__(self, secret: bytes, session: int, rank: int, caller: int, connections: int = 1) -> None:
@@ -122,7 +122,7 @@ class Callee:
         return b""
 
     def welcome(self, received: int) -> bytes:
-        """What tells a caller that has proved who it is how many frames were received before."""
+        """The last message, which says how many frames were received before."""
         return _WELCOME.pack(received, _welcome_proof(self._secret, self._transcript, received))
 
     @property

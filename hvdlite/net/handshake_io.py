@@ -22,7 +22,7 @@ P = TypeVar("P", bound=Party)
 class HandshakeIO(Generic[P]):
     """``party`` talks over ``sock``, which is not blocking, until ``deadline`` (monotonic); the caller closes it.
 
-    Never more is read than the next message has bytes: what follows the last belongs to whoever gets the connection.
+    Never more is read than the next message: what follows the last belongs to the connection's next user.
     """
 
     def __init__(self, sock: socket.socket, party: P, deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""Which ranks can share memory: those with equal host ids."""
+"""The host id: ranks with equal ids can share memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def kernel_host_id() -> str:
     """The same for two processes exactly if they run on one kernel and in one network namespace.
 
     The namespace matters because memory is handed over abstract Unix sockets, which end at it. Raises
-    HorovodInternalError where it cannot be told.
+    HorovodInternalError if it cannot be determined.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

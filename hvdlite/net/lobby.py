@@ -1,9 +1,8 @@
-"""Where callers wait until they have proved that they are of the job.
+"""Callers wait here until they have proved that they belong to the job.
 
-A caller of the job proves half of it in the first message, so nearly all of the time it is known, and what has said
-nothing, or something else, is a stranger. Strangers get a few seconds; over TCP, where anybody can call, the oldest of
-many leaves when another one comes. No number of them makes one leave that is known, nor keeps the next one from coming
-in.
+A caller of the job proves half of it in its first message, so a caller that has sent nothing, or something else, is a
+stranger. Strangers get a few seconds; over TCP, where anybody can call, the oldest of many is dropped when another one
+comes. No number of them displaces a caller that has sent a proof, or keeps the next one out.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _MOST_STRANGERS: Final = 64
 class Lobby:
     """Lets callers in at ``entrance``, which it takes over, and hands them to ``admit`` once they have proved it.
 
-    ``admit`` takes over the connection, unless it raises Refused or OSError. ``refused`` counts those who did not come
-    so far; ``trouble`` is what was wrong with one of the job. Of one thread only.
+    ``admit`` takes over the connection, unless it raises Refused or OSError. ``refused`` counts callers that were
+    dropped before; ``trouble`` says what was wrong with one of the job. For one thread.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Lobby:
 
     @property
     def due(self) -> float:
-        """When `tick` has something to do."""
+        """The time of the next `tick`."""
         return self._callers[0].deadline if self._callers else float("inf")
 
     def tick(self, now: float) -> None:
@@ -55,7 +54,7 @@ class Lobby:
             self._dismiss(self._callers[0])
 
     def close(self) -> None:
-        """Ends the connections of those who wait, and listens no more."""
+        """Ends waiting connections and stops listening."""
         for handshake in self._callers:
             self._poller.close(handshake.sock)
         self._callers.clear()

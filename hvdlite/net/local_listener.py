@@ -1,9 +1,9 @@
-"""A listener between processes of one host and one user: who says hello with its token gets a connected socket.
+"""A listener for processes of the same host and user that know its token.
 
-The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Entrance` lets in who
-is of the same user, and it admits those of them whose first packet begins with the token; the rest of the packet is a
-greeting. Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is dropped and
-delays nobody.
+The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Entrance` lets in
+processes of the same user, and it admits those whose first packet, their hello, begins with the token; the rest of the
+packet is a greeting. Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is
+dropped and delays nobody.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class LocalListener:
         self.close()
 
     def close(self) -> None:
-        """Stops listening. Those who were admitted stay connected."""
+        """Stops listening. Peers that were admitted stay connected."""
         self._entrance.close()
 
     def admit(self, deadline: float) -> Generator[tuple[socket.socket, bytes], None, None]:
-        """Everyone who is let in, with the greeting; the caller closes the sockets.
+        """Yields a socket for each admitted peer, with its greeting; the caller closes the sockets.
 
         Raises TimeoutError at ``deadline`` (``time.monotonic()`` seconds).
         """
@@ -80,7 +80,7 @@ class LocalListener:
 
 
 def say_hello(address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
-    """A socket to whoever listens at ``address``; it blocks until ``deadline``.
+    """Connects to the listener at ``address``. The socket blocks until ``deadline``.
 
     Raises OSError if nobody listens, and HorovodInternalError if the listener is another user's.
     """

@@ -1,4 +1,4 @@
-"""What a thread sleeps on: sockets, each with the function that handles its events, and points of time."""
+"""A poll loop: descriptors, each with a handler, and deadlines."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ ENDED: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class Poller:
-    """Sockets are watched for events of `select.poll` until they are let go, which has to be before they are closed."""
+    """Calls handlers for events of `select.poll`. A descriptor must be let go before it is closed."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[int], None]] = {}
 
     def set(self, watched: socket.socket | int, events: int, handler: Callable[[int], None]) -> None:
-        """From now on ``handler(events)`` is called for these events of the socket, and no other handler."""
+        """Calls ``handler(events)`` for these events from now on, in place of any earlier handler."""
         fd = watched if isinstance(watched, int) else watched.fileno()
         self._poll.register(fd, events)
         self._handlers[fd] = handler
 
     def let_go(self, watched: socket.socket | int) -> None:
-        """Does nothing if it is not watched."""
+        """Forgets a descriptor, if it is known."""
         fd = watched if isinstance(watched, int) else watched.fileno()
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def close(self, watched: socket.socket) -> None:
-        """Lets go of a connection and ends it, also where a forked child has a copy of its descriptor."""
+        """Lets go of a connection and ends it, even if a forked child has a copy of its descriptor."""
         self.let_go(watched)
         with suppress(OSError):  # it may have ended already
             watched.shutdown(socket.SHUT_RDWR)

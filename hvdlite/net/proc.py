@@ -1,4 +1,4 @@
-"""What Linux shows of any process, whoever its user is."""
+"""Facts about any process, of any user, from ``/proc``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream sockets of a ring: where a rank listens for its neighbour, and how it dials one.
+"""Stream sockets within a host and across hosts: listening, dialling, and their options.
 
 Within a host these are abstract Unix sockets, which leave no file; across hosts TCP on one IP address.
 """
@@ -33,7 +33,7 @@ def listen(address: str | None, ports: range | None) -> Entrance:
 
 
 def name_of(entrance: Entrance) -> str:
-    """What `dial` takes to reach ``entrance``."""
+    """The name by which `dial` reaches ``entrance``."""
     where = entrance.name()
     return f"{UNIX}{where}" if isinstance(where, str) else listening.endpoint(*where)
 
@@ -52,10 +52,10 @@ def dial(name: str) -> socket.socket:
 
 
 def prepare(sock: socket.socket) -> None:
-    """Small frames leave at once, and a firewall does not forget a connection that is idle for long.
+    """Sets the options of a connection: small frames leave at once, and keep-alive packets prevent firewall time-outs.
 
-    The kernel takes little more than the network does: megabytes that wait in it would leave the caches, and are copied
-    twice. How much may be on its way, which a long line needs, is not limited by this.
+    The kernel buffers little more than the network takes, since megabytes waiting there would leave the caches. The
+    amount of data in flight, which a long line needs, is not limited by this.
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,11 +66,11 @@ def prepare(sock: socket.socket) -> None:
 
 
 def leave_bbr(sock: socket.socket) -> None:
-    """On a short line a connection that has just been made is taken from BBR, if that is what the system chose.
+    """Switches a new connection on a short line from BBR to Reno, if BBR is the system's choice.
 
-    BBR spreads packets over time and sets a timer for each bunch of them, which takes a quarter of the time of a large
-    all-reduce between hosts whose processors are the limit (docs/ring.md). It pays where a round trip is long, so that
-    a loss is dear. A system that does not permit Reno keeps what it has.
+    BBR paces packets with a timer for each burst, which slows down large all-reduces between hosts whose processors are
+    the limit (docs/ring.md). It pays off where a round trip is long, so that a loss is expensive. A system that does
+    not permit Reno keeps BBR.
     """
     if sock.family == socket.AF_UNIX:
         return
@@ -82,7 +82,7 @@ def leave_bbr(sock: socket.socket) -> None:
 
 
 def parse(name: str) -> tuple[int, Any]:
-    """The family of what `name_of` returns, and what the system's sockets call it there. Raises OSError for others."""
+    """The address family and the socket address of a `name_of`. Raises OSError for other texts."""
     if name.startswith(UNIX):
         return socket.AF_UNIX, "\0" + name.removeprefix(UNIX)
     try:

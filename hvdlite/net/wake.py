@@ -34,8 +34,8 @@ class Wake:
 class Bell:
     """Wakes one thread, even if it rang before `wait` was called, or rang for an earlier wait.
 
-    It lasts as long as anybody has it, or until `close`. It lets the GIL go where it rings, because whoever rings has
-    no more to do.
+    It lives until `close` or until nobody refers to it. Ringing releases the GIL, because the ringing thread has
+    nothing left to do.
     """
 
     _fd = -1

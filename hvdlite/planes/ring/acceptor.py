@@ -19,9 +19,9 @@ from hvdlite.planes.ring.connections import RingConnections
 
 
 class Acceptor:
-    """Anybody may connect to ``entrance``; whoever proves to be the left neighbour becomes a left connection.
+    """Accepts callers at ``entrance``; one that proves to be the left neighbour becomes a left connection.
 
-    ``admitted`` counts the left connections by their number. Of one thread only.
+    ``admitted`` counts the left connections by their number. For one thread.
     """
 
     def __init__(
@@ -36,22 +36,22 @@ class Acceptor:
 
     @property
     def is_cut_off(self) -> bool:
-        """A connection broke or was given up: the neighbour may not have the last acknowledgements, and will call."""
+        """True if a connection broke or was dropped: the neighbour may lack acknowledgements, and will call again."""
         return bool(self._cut_off)
 
     @property
     def refused(self) -> int:
-        """How many strangers have called."""
+        """The number of strangers that called."""
         return self._lobby.refused
 
     @property
     def trouble(self) -> str:
-        """What was wrong with the neighbour, if it came."""
+        """The problem with the neighbour, if it called and was refused."""
         return self._lobby.trouble
 
     @property
     def due(self) -> float:
-        """When `tick` has something to do."""
+        """The time of the next `tick`."""
         return self._lobby.due
 
     def tick(self, now: float) -> None:
@@ -65,8 +65,8 @@ class Acceptor:
         self._lobby.close()
 
     def _admit(self, handshake: HandshakeIO[Callee]) -> None:
-        # Nothing more may be received over the old connection once the number has been told. The neighbour has given it
-        # up before it called, so if this call fails now, there is none until the next one.
+        # Nothing more may be received over the old connection once the count has been sent. The neighbour dropped it
+        # before it called, so if this call fails now, there is no connection until the next one.
         prepare(handshake.sock)
         connection = handshake.party.connection
         received = self._connections.detach_left(connection)
@@ -82,9 +82,9 @@ class Acceptor:
         self.admitted[connection] += 1
 
     def _neighbour_is_done(self, connection: int, events: int) -> None:
-        """The neighbour sends nothing more over this connection; what it sent may still be waiting to be received.
+        """Confirms the end of a connection over which the neighbour sends nothing more.
 
-        It has all been delivered to this host, and the neighbour gets to know that.
+        Everything has been delivered to this host, though it may not have been received yet.
         """
         sock = self._left[connection]
         self._poller.let_go(sock)

@@ -1,4 +1,4 @@
-"""The native ring as far as its connections go."""
+"""The connections of a native ring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RingConnections:
         self._library: Any = native.library()
 
     def detach_left(self, connection: int) -> int:
-        """Nothing more is read from this left connection. How many frames have come over it and those before it."""
+        """Stops reading from this left connection. Returns how many frames came over it and those before it."""
         return int(self._library.hvd_ring_detach_left(self._ring, connection))
 
     def attach_left(self, connection: int, fd: int, keys: bytes) -> bool:
@@ -32,14 +32,14 @@ class RingConnections:
         self._library.hvd_ring_detach_right(self._ring, connection)
 
     def attach_right(self, connection: int, fd: int, received: int, keys: bytes) -> bool:
-        """As `attach_left`. ``received``: how many frames the neighbour has. False also if that cannot be."""
+        """As `attach_left`. ``received``: how many frames the neighbour has. False also if that is impossible."""
         return int(self._library.hvd_ring_attach_right(self._ring, connection, fd, received, keys)) == native.OK
 
     def flush(self, connection: int) -> bool:
-        """Between collectives: writes what this right connection takes. True if more is left for when it takes more."""
+        """Between collectives: writes what this right connection accepts. True if something is left."""
         return bool(self._library.hvd_ring_flush(self._ring, connection))
 
     @property
     def corrupt(self) -> int:
-        """How many damaged frames have come."""
+        """The number of damaged frames that arrived."""
         return int(self._library.hvd_ring_corrupt(self._ring))

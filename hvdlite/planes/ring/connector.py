@@ -26,8 +26,8 @@ class Connector:
     """Makes one connection: dials ``name`` until the rank there proves to be the right neighbour. Of one thread only.
 
     ``connection`` is its number. ``connected`` counts how often it was made, ``trouble`` says what was wrong with the
-    last attempt, ``lost_at`` since when there is none, ``reached_at`` when its host was last known to be within reach.
-    After `finish`, ``is_finished`` tells that the neighbour's host has all that was sent.
+    last attempt, ``lost_at`` when it was lost, ``reached_at`` when its host was last known to be reachable. After
+    `finish`, ``is_finished`` says that the neighbour's host has everything that was sent.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Connector:
 
     @property
     def due(self) -> float:
-        """When `tick` has something to do."""
+        """The time of the next `tick`."""
         if self._call is not None:
             return self._call.deadline
         return float("inf") if self.is_connected else self._dial_at
@@ -71,7 +71,7 @@ class Connector:
             self._dial(now)
 
     def finish(self) -> None:
-        """Nothing more will be sent: delivers what was, over another connection if need be."""
+        """Delivers what was sent, over a new connection if necessary. Nothing more will be sent."""
         self._is_finishing = True
         if self._right is not None:
             self._deliver(0)
@@ -126,7 +126,7 @@ class Connector:
         self._deliver(0)
 
     def _deliver(self, events: int) -> None:
-        """Looks after the connection: its end, and between collectives what could not be written at once."""
+        """Handles the end of the connection, and writes what a collective could not write at once."""
         assert self._right is not None
         if events & ENDED:
             self._lose()
@@ -147,7 +147,7 @@ class Connector:
             self._lose()
 
     def _await_farewell(self, _: int) -> None:
-        """The neighbour's acceptor ends its side too when all has been delivered; acknowledgements may come before."""
+        """Waits until the neighbour ends its side, once all has been delivered; acknowledgements are skipped."""
         assert self._right is not None
         try:
             while self._right.recv(4096):
@@ -176,7 +176,7 @@ class Connector:
         if isinstance(reason, OSError) and reason.errno not in _UNREACHABLE:
             self.reached_at = time.monotonic()
         self.trouble = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-        # Nobody listens any more: the neighbour has left, and has what it needed.
+        # The neighbour does not listen any more: it has left, and has what it needed.
         self.is_finished = self._is_finishing and isinstance(reason, ConnectionRefusedError)
         self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
         self._dial_at = time.monotonic() + self._pause_s

@@ -1,10 +1,10 @@
 """The plane of ranks that share no memory: a ring of stream sockets, driven by native code.
 
 Each rank listens for its left neighbour, from which it receives, and dials its right one, to which it sends: over one
-connection each, or over several that share the frames. A `Reconnector` makes the connections, lets the neighbours
-authenticate each other, and makes them again whenever one ends; ``native/ring`` alone reads and writes them, and loses
-nothing in between. Connections are TCP if the plane got an address, with a checksum for each frame, and else Unix
-sockets, for ranks of one host.
+connection each, or over several that share the frames. A `Reconnector` makes the connections, authenticates both
+neighbours, and re-establishes connections that end; only ``native/ring`` reads and writes them, and it loses nothing in
+between. Connections are TCP with a checksum for each frame if the plane got an address, else Unix sockets for ranks of
+one host.
 
 The first failure is final: it ends the connections, and every later call raises the same error.
 """
@@ -40,7 +40,7 @@ _NO_LIBCRYPTO: Final = (
 
 
 class Counters(NamedTuple):
-    """What a ring went through: connections that took the place of one that ended, and damaged frames that came."""
+    """Counts connections that replaced one that ended, and damaged frames that arrived."""
 
     resumed: int
     corrupt: int
@@ -53,8 +53,8 @@ class RingPlane(NeighbourPlane):
     ``chunk_bytes``, ``window``, ``connections`` (how many to each neighbour, 16 at most) and ``encrypt``, and all of
     them an ``address`` or none. ``address`` is an IP address of this host on which to listen, at one of ``ports``
     (None: any port); without it only ranks of this host can connect.
-    The ring fails if a neighbour's host that was connected cannot be reached for ``unreachable_s``.
-    ``labels`` are the numbers by which messages call the ranks, where this ring joins only a part of a group. Raises
+    The ring fails if the host of a neighbour that was connected is unreachable for ``unreachable_s``.
+    ``labels`` are the numbers of the ranks in messages, where this ring joins only a part of a group. Raises
     HorovodInternalError if the rank cannot listen there.
     """
 
@@ -171,7 +171,7 @@ class RingPlane(NeighbourPlane):
 
     def close(self) -> None:
         if self._reconnector is not None:
-            # The last frames of a collective that ended well may still be on their way to the neighbour.
+            # The last frames of a successful collective may still be on their way to the neighbour.
             self._reconnector.close(linger_s=0 if self._error else _LINGER_S)
         else:
             self._entrance.close()

@@ -1,12 +1,12 @@
-"""Keeps a rank of a ring connected to its neighbours, beside whatever the rank does.
+"""Keeps a rank of a ring connected to its neighbours, whatever else the rank is doing.
 
-A thread sleeps until a connection comes or ends; frames never wake it. It lets the left neighbour in (`acceptor`),
-dials the right one (`connector`, one for each connection), and hands the connections to the native ring, which goes on
-with the first frame that the receiver does not have. So a rank that computes, or that has finished its part of a
-collective, still sends again what a broken connection has lost.
+A thread sleeps until a connection arrives or ends; frames never wake it. It lets the left neighbour in (`acceptor`),
+dials the right one (`connector`, one for each connection), and hands the connections to the native ring, which resumes
+with the first frame that the receiver does not have. So a rank that computes, or has finished its part of a collective,
+still resends what a broken connection has lost.
 
-Only the caller of a connection makes it anew, as soon as its own end shows that it has ended: a rank to which a damaged
-frame came shuts the connection down, and both ends see that.
+Only the calling side re-establishes a connection, as soon as its own end shows that the connection has ended: a rank
+that receives a damaged frame shuts the connection down, which both ends notice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEVER: Final = float("inf")
 
 
 class Neighbours(NamedTuple):
-    """Who is beside whom, by the numbers that messages call them, over how many connections, and what proves it."""
+    """A rank and its neighbours, by their numbers in messages, and the key with which they prove who they are."""
 
     secret: bytes
     session: int
@@ -51,9 +51,9 @@ class Neighbours(NamedTuple):
 class Reconnector:
     """Takes over ``entrance``, and dials ``right_name`` as soon as it is started.
 
-    ``on_failure`` is called in the reconnector's thread if the right neighbour, once connected, did not let this rank
-    in again for ``patience_s``, or its host could not even be reached for ``unreachable_s``. `stop` and `close` may be
-    called by any thread.
+    ``on_failure`` is called in the reconnector's thread if the right neighbour, once connected, does not let this rank
+    in again for ``patience_s``, or its host is unreachable for ``unreachable_s``. Any thread may call `stop` and
+    `close`.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Reconnector:
 
     @property
     def resumed(self) -> int:
-        """How many connections have taken the place of one that ended, on either side."""
+        """The number of connections that replaced one that ended, on either side."""
         made = (*(connector.connected for connector in self._connectors), *self._acceptor.admitted)
         return sum(max(0, times - 1) for times in made)
 
     @property
     def corrupt(self) -> int:
-        """How many damaged frames have come from the left neighbour."""
+        """The number of damaged frames from the left neighbour."""
         return self._connections.corrupt
 
     def wait_until_connected(self, deadline: float) -> None:
@@ -121,7 +121,7 @@ class Reconnector:
             )
 
     def stop(self, linger_s: float = 0.0) -> None:
-        """Lets the thread end: with ``linger_s`` as soon as the right neighbour's host has all that was sent."""
+        """Ends the thread: now, or within ``linger_s`` as soon as the right neighbour's host has everything."""
         with self._changed:
             self._close_by = min(self._close_by, time.monotonic() + linger_s)
             if self._wake >= 0:
@@ -139,14 +139,14 @@ class Reconnector:
 
     @property
     def _has_delivered(self) -> bool:
-        """Whether both neighbours have what they need of this rank, which closes."""
+        """True if both neighbours have what they need from this rank, which is closing."""
         return all(connector.is_finished for connector in self._connectors) and not self._acceptor.is_cut_off
 
     def _run(self) -> None:
         try:
             self._keep()
         finally:
-            if self._close_by == _NEVER:  # an error that nobody thought of, which the thread's end prints
+            if self._close_by == _NEVER:  # an unexpected error, which the end of the thread prints
                 rank = self._neighbours.rank
                 self._on_failure(HorovodInternalError(f"the ring's reconnector on rank {rank} failed; see its output"))
             for connector in self._connectors:
@@ -193,7 +193,7 @@ class Reconnector:
             )
 
     def _report(self) -> None:
-        """Tells of connections that took the place of others: the first, and then each time there are twice as many."""
+        """Warns of re-established connections: the first, and then whenever their number has doubled."""
         resumed = self.resumed
         if resumed < max(1, 2 * self._told):
             return

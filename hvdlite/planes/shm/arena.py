@@ -1,16 +1,16 @@
-"""Memory of each rank that all ranks of its host have mapped: what lies there is reduced without a copy.
+"""Memory of each rank that all ranks of its host have mapped, so that tensors there are reduced without a copy.
 
 One sparse memfd has a region for each rank of the host, and every rank maps all of it when the session begins. A rank
-allocates in its own region; nothing is told to the others then or later, since what has an offset in a region is mapped
-already. Pages, huge ones if the system has some, are reserved when something is allocated and given back when it is
-freed, so a region may be as large as the machine's memory: it costs addresses only.
+allocates in its own region, and need not tell the others, since an offset in a region is mapped everywhere already.
+Pages, huge ones if the system has some, are reserved when something is allocated and returned when it is freed, so a
+region may be as large as the machine's memory: it costs addresses only.
 
-An array of it owns a `Block`, and that the mapping: arrays outlive the session. They are ordinary memory then, as they
-are in a forked child, which sees what its parent has there and keeps to itself what it writes.
+An array there owns a `Block`, which owns the mapping, so arrays outlive the session. Then they are ordinary memory, as
+they are in a forked child, which sees its parent's data there and keeps its own writes to itself.
 
-When a collective fails in the middle, a peer that is late may write its part after the user has gone on. So the failing
-rank makes what it has allocated private (`Arena.stop_sharing`), before the error is raised: the same addresses, with
-pages of its own.
+When a collective fails halfway, a peer that is late may write its part after the user has gone on. So the failing rank
+makes its allocations private (`Arena.stop_sharing`) before the error is raised: the same addresses, with pages of its
+own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Arena:
         self.is_shared = True  # collectives may still use what is allocated here
         self._lock = threading.Lock()  # guards _free and the pages
         self._free = FreeList(self._nbytes)
-        # Blocks that are freed, by any thread, perhaps while it or another has the lock. Who gets the lock takes them.
+        # Blocks freed by any thread, perhaps while some thread has the lock; its next holder takes them back.
         self._freed: deque[tuple[int, int]] = deque()
         self.handle = ctypes.c_void_p()
         status = self._library.hvd_arena_open(fd, own, count, self._nbytes, ctypes.byref(self.handle))
@@ -71,7 +71,7 @@ class Arena:
         _arenas.add(self)
 
     def holds(self, address: int) -> bool:
-        """Whether this is an address of what this rank allocates here."""
+        """True for addresses in this rank's region."""
         return 0 <= address - self._address < self._nbytes
 
     def allocate(self, nbytes: int) -> Block:
@@ -93,13 +93,13 @@ class Arena:
         return Block(self, offset, rounded, self._address + offset, nbytes)
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Takes back what a block had. Never waits: it is called by the garbage collector, anywhere."""
+        """Frees a block's memory. Never waits: the garbage collector calls it, anywhere."""
         if os.getpid() == self._owner_pid:
             self._freed.append((offset, nbytes))
             self._drain()
 
     def stop_sharing(self) -> None:
-        """Makes all that is allocated private. Peers see no more of it, and what they write there is not seen here."""
+        """Makes all allocations private: peers do not see them any more, and their writes are not seen here."""
         with self._lock:
             if not self.is_shared:
                 return
@@ -113,12 +113,12 @@ class Arena:
                     return
 
     def leave(self) -> None:
-        """Ends the part in it of this process, after the last collective. What is allocated stays."""
+        """Ends this process's use of peers' memory, after the last collective. Allocations stay."""
         if os.getpid() == self._owner_pid:
             self._library.hvd_arena_leave_peers(self.handle)
 
     def after_fork_in_child(self) -> None:
-        """The child is no rank: it does not have the memory of others, and keeps what it writes to itself."""
+        """Detaches a forked child, which is no rank, from the memory of others, and makes its writes private."""
         self.is_shared = False
         self._library.hvd_arena_after_fork(self.handle, self._fd)
 
@@ -138,7 +138,7 @@ class Arena:
             raise
 
     def _pages_of(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """Where the pages begin and end in which nothing lies but one block."""
+        """The pages that hold nothing but this block."""
         begin, end = self._free.around(offset, nbytes)
         first, last = max(_page_up(begin), _page_down(offset)), min(_page_down(end), _page_up(offset + nbytes))
         return first, max(first, last)
@@ -169,7 +169,7 @@ class Arena:
 
 
 class Block:
-    """Memory that is allocated in an arena, for as long as this object lives. ``numpy.asarray`` makes bytes of it."""
+    """A block of an arena, allocated for as long as this object lives. ``numpy.asarray`` gives its bytes."""
 
     __slots__ = ("_address", "_arena", "_nbytes", "_offset", "_reserved")
 
@@ -189,13 +189,13 @@ class Block:
 
 
 class Regions(NamedTuple):
-    """Where the ranks of a group have their memory: the region of each, if it is on this host, in the arena."""
+    """The regions of a group's ranks in the arena; those of each host are numbered."""
 
     arena: Arena
     numbers: Sequence[int]
 
     def of(self, ranks: Sequence[int]) -> Regions:
-        """Those of a group made of some ``ranks`` of this one."""
+        """The regions of a group of some ``ranks`` of this one."""
         return Regions(self.arena, [self.numbers[rank] for rank in ranks])
 
 

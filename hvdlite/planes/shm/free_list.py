@@ -1,6 +1,6 @@
-"""Which bytes of a range are free: first fit, and neighbours that are free become one hole.
+"""A first-fit allocator of a range of bytes, which merges adjacent holes.
 
-Holes are kept in order of their place, so that what is allocated stays together at the beginning of the range.
+Holes are kept in the order of their addresses, so that allocations stay together at the beginning of the range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class FreeList:
         self._ends = [nbytes] if nbytes else []
 
     def take(self, nbytes: int, alignment: int) -> int | None:
-        """Where ``nbytes`` now begin that were free, at a multiple of ``alignment``; None if no hole has room."""
+        """Allocates ``nbytes`` and returns where they begin, a multiple of ``alignment``; None if no hole has room."""
         for index, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
             at = -(-begin // alignment) * alignment
             if at + nbytes <= end:
@@ -33,7 +33,7 @@ class FreeList:
         self._replace(first, last, self.around(begin, nbytes))
 
     def around(self, begin: int, nbytes: int) -> tuple[int, int]:
-        """The beginning and the end of what is free, or would be without the block that `take` gave there."""
+        """The hole that freeing this block would leave."""
         end = begin + nbytes
         first, last = self._neighbours(begin, end)
         return min([begin, *self._begins[first:last]]), max([end, *self._ends[first:last]])

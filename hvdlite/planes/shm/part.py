@@ -1,4 +1,4 @@
-"""What the ranks of a host share, before they share it: the slots of a plane, and the arena."""
+"""Shared memory of a host before it is shared: the slots of a plane, and the arena."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SharedMemory(Part[int | None]):
 
 
 class ShmPart(Part[DataPlane]):
-    """The plane of one host. Raises ValueError for options that no segment can have."""
+    """The plane of one host. Raises ValueError for invalid options."""
 
     def __init__(self, membership: Membership, options: Settings) -> None:
         self._membership = membership
@@ -75,7 +75,7 @@ class ShmPart(Part[DataPlane]):
 class ArenaPart(Part[Regions | None]):
     """Memory of each rank that all ranks of its host have mapped. All members of all hosts have this part.
 
-    It becomes None where nobody else is on the host, or the system does not give so much address space.
+    It becomes None if this rank is alone on its host, or the system does not provide enough address space.
     """
 
     def __init__(self, membership: Membership) -> None:

@@ -33,7 +33,7 @@ _SEGMENT_LIMIT_BYTES = 64 << 20
 
 
 class Geometry(NamedTuple):
-    """How a segment is laid out, equal on all its ranks, and how this rank waits."""
+    """The layout of a segment, equal on all its ranks, and how this rank waits."""
 
     nbytes: int
     chunk_bytes: int
@@ -43,11 +43,11 @@ class Geometry(NamedTuple):
 
 
 def geometry(options: Settings, size: int, cores: int) -> Geometry:
-    """The geometry for ``size`` ranks on ``cores`` cores: what the options say, and defaults elsewhere.
+    """The geometry for ``size`` ranks on ``cores`` cores: the options, and defaults where they are 0.
 
     Ranks that share cores use longer chunks, since each wait is a context switch. Many ranks get shorter chunks so that
     the segment stays below 64 MiB.
-    Raises ValueError for options that no segment can have.
+    Raises ValueError for invalid options.
     """
     slots, chunk_bytes = options.shm_slots, options.shm_chunk
     is_oversubscribed = size > cores
@@ -169,7 +169,7 @@ class ShmPlane(HostPlane):
 
     @property
     def copied_bytes(self) -> int:
-        """What this rank's collectives have copied so far, through the slots and between spans; none may be running."""
+        """The bytes that this rank's collectives have copied so far. No collective may be running."""
         return int(self._library.hvd_shm_copied_bytes(self._usable_handle("copied_bytes")))
 
     def abort(self, error: HvdError) -> None:

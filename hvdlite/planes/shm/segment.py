@@ -3,7 +3,7 @@
 The memory is a *memfd*: it has no name in any file system, so it needs no space in ``/dev/shm`` and nothing is left
 when all ranks are gone, however they died. Its pages are reserved at once (a full machine is an error here and not a
 SIGBUS later), unless it is made sparse, and its size is sealed. The rank that made it passes the descriptor
-(``SCM_RIGHTS``) to peers that come through a `LocalListener`.
+(``SCM_RIGHTS``) to peers that connect to a `LocalListener`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def create(nbytes: int) -> int:
 
 
 def create_sparse(nbytes: int) -> int:
-    """The same of memory without pages: who uses some reserves them. Raises OSError if there cannot be so much."""
+    """Like `create`, but without pages, which are reserved when they are used. Raises OSError if it is too much."""
     return _sealed(lambda fd: os.ftruncate(fd, nbytes))
 
 
