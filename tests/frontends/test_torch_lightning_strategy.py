@@ -16,7 +16,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from tests.frontends.scenarios import Report, Scenarios, assert_close
-from tests.frontends.toys import loss_on, own_loss, two_layers
+from tests.frontends.toys import assert_lbfgs, loss_on, own_loss, two_layers
 
 STEPS = 3
 scenario = Scenarios(ranks=[1, 2, 3])
@@ -130,28 +130,7 @@ def with_accumulation() -> None:
 
 @scenario
 def with_an_optimizer_that_calls_the_closure_several_times() -> None:
-    model, alone = two_layers(), two_layers()
-    bare = torch.optim.LBFGS(alone.parameters(), max_iter=4)
-    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4))
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = own_loss(model)
-        loss.backward()
-        optimizer.synchronize()
-        return hvd.allreduce(loss.detach())
-
-    def closure_alone() -> torch.Tensor:
-        bare.zero_grad()
-        loss = sum(loss_on(alone, rank) for rank in range(hvd.size())) / hvd.size()
-        loss.backward()
-        return loss
-
-    with optimizer.skip_synchronize():
-        optimizer.step(closure)
-    bare.step(closure_alone)
-    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        assert_close(ours.detach(), expected.detach(), 1e-4)
+    assert_lbfgs(synchronizes=True)
 
 
 @scenario

@@ -14,9 +14,9 @@ from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import (
     assert_averages,
     assert_gradients,
+    assert_lbfgs,
     averaged_gradients,
     gradients_of,
-    loss_on,
     own_loss,
     sgd,
     summed_gradients,
@@ -106,26 +106,7 @@ def a_closure_sees_reduced_gradients() -> None:
 
 @scenario
 def lbfgs_evaluates_reduced_gradients() -> None:
-    model, alone = two_layers(), two_layers()
-    bare = torch.optim.LBFGS(alone.parameters(), max_iter=4)
-    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4))
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = own_loss(model)
-        loss.backward()
-        return hvd.allreduce(loss.detach())
-
-    def closure_alone() -> torch.Tensor:
-        bare.zero_grad()
-        loss = sum(loss_on(alone, rank) for rank in range(hvd.size())) / hvd.size()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    bare.step(closure_alone)
-    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        assert_close(ours.detach(), expected.detach(), 1e-4)
+    assert_lbfgs(synchronizes=False)
 
 
 @scenario

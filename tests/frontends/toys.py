@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -56,3 +58,30 @@ def assert_averages(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     own_loss(model).backward()
     optimizer.synchronize()
     assert_gradients(model, expected)
+
+
+def assert_lbfgs(synchronizes: bool) -> None:
+    """A step whose closure is called several times, and may synchronize by itself, is that of one process."""
+    model, alone = two_layers(), two_layers()
+    bare = torch.optim.LBFGS(alone.parameters(), max_iter=4)
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = own_loss(model)
+        loss.backward()
+        if synchronizes:
+            optimizer.synchronize()
+        return hvd.allreduce(loss.detach())
+
+    def closure_alone() -> torch.Tensor:
+        bare.zero_grad()
+        loss = torch.stack([loss_on(alone, rank) for rank in range(hvd.size())]).mean()
+        loss.backward()
+        return loss
+
+    with optimizer.skip_synchronize() if synchronizes else contextlib.nullcontext():
+        optimizer.step(closure)
+    bare.step(closure_alone)
+    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        assert_close(ours.detach(), expected.detach(), 1e-4)
