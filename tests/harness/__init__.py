@@ -1,8 +1,8 @@
-"""Ranks for tests, in three costs: threads (milliseconds), processes (a second or two), processes with faults.
+"""Ranks for tests, at three prices: threads (milliseconds), processes (a second or two), processes with faults.
 
 `thread_ranks` runs a function once per rank in threads of this process. `process_ranks` and `ProcessRanks` run it in
 real worker processes of one job, where `reached` and `pause_at` name the points at which a test kills or stops a rank.
-`leaks` is what tests/conftest.py holds around every test.
+tests/conftest.py checks `leaks` around every test.
 """
 
 from tests.harness.outcome import Outcome

@@ -1,4 +1,4 @@
-"""Signal handlers that act when a rank's main thread waits, however long it takes to get there."""
+"""Signal handlers that act once a rank's main thread waits, however long it takes to get there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_S = 0.05
 
 
 def act_in_a_wait(act: Callable[[], None], after_s: float) -> None:
-    """Has SIGALRM call ``act`` once, when this time is over and the main thread waits in hvdlite."""
+    """Makes SIGALRM call ``act`` once, after this time and once the main thread waits in hvdlite."""
 
     def look(_: int, frame: FrameType | None) -> None:
         if _waits(frame):
@@ -29,7 +29,7 @@ def act_in_a_wait(act: Callable[[], None], after_s: float) -> None:
 
 
 def raise_in_a_wait(error: type[BaseException], after_s: float) -> None:
-    """Has SIGALRM raise ``error`` once, as `act_in_a_wait` acts."""
+    """Makes SIGALRM raise ``error`` once, like `act_in_a_wait`."""
 
     def fail() -> None:
         raise error

@@ -1,7 +1,7 @@
-"""Faults that control groups make: processes that are frozen, starved of the processor, or short of memory.
+"""Faults made with control groups: processes that are frozen, starved of the processor, or short of memory.
 
-Works with both versions of control groups. Groups are the one thing that may outlive this process: their names hold its
-id, and the next process that makes one removes those of the dead.
+Works with both versions of control groups. Groups may outlive this process; their names contain its id, and the next
+process that makes a group removes those of dead processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def frozen(processes: Iterable[psutil.Process]) -> Iterator[None]:
-    """Stops ``processes`` without a signal, as a virtual machine is stopped; they cannot notice, nor be killed."""
+    """Stops ``processes`` without a signal, like a paused virtual machine; they cannot notice, nor be killed."""
     with _group("freezer", processes) as group:
         _freeze(group, True)
         try:
@@ -34,7 +34,7 @@ def frozen(processes: Iterable[psutil.Process]) -> Iterator[None]:
 
 @contextmanager
 def starved(processes: Iterable[psutil.Process], percent: int) -> Iterator[None]:
-    """Gives ``processes`` together this share of one core at most."""
+    """Limits ``processes`` together to this share of one core."""
     with _group("cpu", processes) as group:
         quota_us = _PERIOD_US * percent // 100
         if _IS_V2:
@@ -46,14 +46,14 @@ def starved(processes: Iterable[psutil.Process], percent: int) -> Iterator[None]
 
 @contextmanager
 def short_of_memory(processes: Iterable[psutil.Process], more_bytes: int) -> Iterator[None]:
-    """Lets ``processes`` take ``more_bytes`` in addition to what they hold; at more the kernel kills one of them."""
+    """Lets ``processes`` allocate ``more_bytes``; beyond that the kernel kills one of them."""
     with _group("memory", processes) as group:
         (group / ("memory.max" if _IS_V2 else "memory.limit_in_bytes")).write_text(str(more_bytes))
         yield
 
 
 def missing(controller: str) -> str:
-    """Why there are no control groups of this kind; empty if there are."""
+    """Returns why there are no control groups of this kind; empty if there are."""
     _sweep()
     try:
         with _group(controller, ()):
@@ -78,7 +78,7 @@ def _group(controller: str, processes: Iterable[psutil.Process]) -> Iterator[Pat
 
 
 def _leave(group: Path) -> None:
-    """Moves what is in ``group`` to the group above, and removes it."""
+    """Moves the processes of ``group`` to the group above, and removes it."""
     while pids := (group / "cgroup.procs").read_text().split():
         for pid in pids:
             with suppress(ProcessLookupError):

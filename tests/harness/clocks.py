@@ -1,4 +1,4 @@
-"""A wall clock that is wrong, and that jumps, for the processes that a test chooses."""
+"""A wall clock that is wrong, and may jump, for the processes that a test chooses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SOURCE = Path(__file__).with_name("wall_clock.c")
 
 
 class WallClock:
-    """A clock ``shift_s`` seconds off for all that run with `environment`. Its files are in ``folder``."""
+    """A clock that is ``shift_s`` seconds off for processes with `environment`. Its files are in ``folder``."""
 
     def __init__(self, folder: Path, shift_s: int) -> None:
         self._file, library = folder / "shift", folder / "wall_clock.so"
@@ -19,6 +19,6 @@ class WallClock:
         self.environment = {"LD_PRELOAD": str(library), "WALL_CLOCK_SHIFT": str(self._file)}
 
     def set(self, shift_s: int) -> None:
-        """Makes the clock jump, at once."""
+        """Makes the clock jump at once."""
         with self._file.open("r+b") as file:
             file.write(shift_s.to_bytes(8, "little", signed=True))

@@ -1,7 +1,7 @@
-"""`torch._dynamo` for ranks that compile much: importing this leaves out how long the guards of a function take.
+"""Speeds up `torch._dynamo` for ranks that compile a lot: on import, turns off the timing of guards.
 
-Dynamo times them for its log after every compilation, and before that it flushes the processor's caches: half of the
-work of compiling a short function.
+Dynamo times them for its log after every compilation, and flushes the processor's caches before that, which is half of
+the work of compiling a short function.
 """
 
 from torch._dynamo import guards

@@ -1,7 +1,7 @@
-"""Faults of the network and of the file systems of test hosts. Each is a context manager that undoes itself.
+"""Faults of the networks and file systems of test hosts. Each is a context manager that undoes itself.
 
-All act inside the hosts' namespaces. Faults of the network are rules of nft in a table each; a rule that drops says
-nothing to anybody, like a cable that was pulled: neither side's kernel reports it for minutes.
+All act inside the hosts' namespaces. A network fault is a rule of nft in a table of its own; dropped packets are like a
+pulled cable: neither side's kernel reports them for minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rule(host: Host, hook: str, *rules: str, priority: int = -300) -> Iterator[s
         host.nft(f"delete table inet {table}\n")
 
 
-# Ranges, because nft makes one wrong comparison of two neighbouring ``!=``.
+# Ranges, because nft merges two adjacent ``!=`` into one wrong comparison.
 _BESIDES_SSH: Final = "tcp sport 1024-65535 tcp dport 1024-65535"
 BESIDES_SSH: Final = (_BESIDES_SSH,)
 
@@ -48,20 +48,20 @@ def on_port(port: int) -> tuple[str, ...]:
 
 
 def drop(at: Host, source: Host, which: Sequence[str] = ("",)) -> AbstractContextManager[str]:
-    """Drops ``which`` packets ``source`` sends to ``at``, by default all, and nothing the other way."""
+    """Drops ``which`` packets from ``source`` to ``at``, by default all, but none the other way."""
     return rule(at, "prerouting", *(f"ip saddr {text} {match} drop" for text in source.addresses for match in which))
 
 
 @contextmanager
 def cut(one: Host, other: Host, which: Sequence[str] = ("",)) -> Iterator[None]:
-    """Drops what two hosts send to each other, in both directions."""
+    """Drops all packets between two hosts, in both directions."""
     with drop(one, other, which), drop(other, one, which):
         yield
 
 
 @contextmanager
 def partition(network: Network, *sides: str, which: Sequence[str] = ("",)) -> Iterator[None]:
-    """Cuts hosts into ``sides``, such as ``"ab", "c"``, that reach none but their own."""
+    """Splits hosts into ``sides``, such as ``"ab", "c"``, that cannot reach each other."""
     with ExitStack() as faults:
         for one, other in itertools.combinations(sides, 2):
             for first, second in itertools.product(one, other):
@@ -70,15 +70,15 @@ def partition(network: Network, *sides: str, which: Sequence[str] = ("",)) -> It
 
 
 def lose(at: Host, percent: int) -> AbstractContextManager[str]:
-    """Loses ``percent`` of the packets that come to ``at``."""
+    """Loses ``percent`` of the packets that arrive at ``at``."""
     return rule(at, "prerouting", f'iif != "lo" numgen random mod 100 < {percent} drop')
 
 
 def corrupt(at: Host, source: Host, every: int = 100) -> AbstractContextManager[str]:
-    """Changes a byte of each ``every``-th long segment from ``source``, besides ssh's; TCP at ``at`` does not notice.
+    """Changes a byte of each ``every``-th long segment from ``source`` except ssh's; TCP at ``at`` does not notice.
 
-    The byte is the 100th of the transport header and its payload. The checksum is not looked at any more where the rule
-    sits, and virtual links do not compute it.
+    The byte is the 100th of the transport header and payload. Where the rule acts, the checksum is no longer checked,
+    and virtual links do not compute it.
     """
     which = f"ip saddr {source.address} {_BESIDES_SSH} meta length > 200"
     return rule(at, "prerouting", f"{which} numgen inc mod {every} 0 @th,800,8 set 0x5a counter")
@@ -91,7 +91,7 @@ def reset(at: Host, ports: str) -> AbstractContextManager[str]:
 
 @contextmanager
 def link_down(host: Host, nic: int = 0) -> Iterator[None]:
-    """Takes an interface of ``host`` down: its routes are gone until it is up again."""
+    """Takes an interface of ``host`` down, without routes until it is up again."""
     host.check("ip", "link", "set", f"eth{nic}", "down")
     try:
         yield
@@ -101,7 +101,7 @@ def link_down(host: Host, nic: int = 0) -> Iterator[None]:
 
 @contextmanager
 def unplugged(network: Network, name: str, nic: int = 0) -> Iterator[None]:
-    """Pulls the cable of a host: its interface is up but without a carrier."""
+    """Pulls the cable of a host: its interface stays up but has no carrier."""
     network.set_port(name, "down", nic)
     try:
         yield
@@ -119,7 +119,7 @@ def kill_sockets(host: Host, condition: str) -> int:
 
 @contextmanager
 def occupy(host: Host, ports: range) -> Iterator[None]:
-    """Listens on ``ports`` of ``host``, so that nobody else can."""
+    """Listens on ``ports`` of ``host``, so that no other process can."""
     with host.popen(sys.executable, "-I", "-S", "-c", _LISTEN, str(ports.start), str(ports.stop)) as process:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
@@ -129,7 +129,7 @@ def occupy(host: Host, ports: range) -> Iterator[None]:
 
 @contextmanager
 def cover(host: Host, path: Path, text: str) -> Iterator[None]:
-    """Puts other text in place of a file, on ``host`` only."""
+    """Replaces the text of a file, on ``host`` only."""
     with tempfile.NamedTemporaryFile("w", prefix="cover-") as other:
         other.write(text)
         other.flush()
@@ -139,12 +139,12 @@ def cover(host: Host, path: Path, text: str) -> Iterator[None]:
 
 
 def hide(host: Host, folder: Path) -> AbstractContextManager[None]:
-    """Puts an empty folder in place of ``folder``, on ``host`` only."""
+    """Replaces ``folder`` by an empty one, on ``host`` only."""
     return _mounted(host, folder, "-t", "tmpfs", "hidden")
 
 
 def small_disk(host: Host, folder: Path, size: str = "1m") -> AbstractContextManager[None]:
-    """Puts an empty file system of ``size`` in place of ``folder``, such as /dev/shm, on ``host`` only."""
+    """Replaces ``folder``, such as /dev/shm, by an empty file system of ``size``, on ``host`` only."""
     return _mounted(host, folder, "-t", "tmpfs", "-o", f"size={size}", "small")
 
 

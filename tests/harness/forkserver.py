@@ -1,14 +1,14 @@
-"""Processes that start in milliseconds, forked from one that has imported what they need.
+"""Processes that start in milliseconds, forked from one that has already imported the modules that they need.
 
-Importing numpy and hvdlite takes a process half a second of work, importing torch and what it trains with three
-seconds. A `ForkServer` is a process with one thread (worker.py) that imports modules once, and then forks on request.
-It starts before the tests that need it and does nothing but fork, so no test can spoil it for the next.
+Importing numpy and hvdlite takes half a second of work, and importing torch with what training needs takes three. A
+`ForkServer` is a process with one thread (worker.py) that imports modules once, and then forks on request. It starts
+before the tests that need it and only forks, so no test can spoil it for the next.
 
     this process --(descriptors)--> server --fork--> intermediate --fork--> worker, in a session of its own
                  <--(worker's id)--
 
 The intermediate process ends at once. This process adopts orphans (`leaks.adopt_orphans`), so the worker becomes its
-child, like one that it had started itself. Variables of the environment that act when Python or a library is loaded
+child, like one that it had started itself. Environment variables that act when Python or a library is loaded
 come too late for the worker.
 """
 
@@ -32,7 +32,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class ForkServer:
-    """A server that has imported ``modules``, while it is entered as a context."""
+    """A server that has imported ``modules`` and runs while its context is entered."""
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
@@ -59,7 +59,7 @@ class ForkServer:
     ) -> None:
         assert self._process is not None
         self._socket.close()
-        self._process.kill()  # it has nothing to finish
+        self._process.kill()  # it has nothing to clean up
         self._process.wait()
         self._process = None
 

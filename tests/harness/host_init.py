@@ -1,6 +1,6 @@
-"""Process 1 of a test host: gives the host its own files and its sshd, and reaps orphans. The host ends with it.
+"""Process 1 of a test host, which mounts the host's files, starts its sshd, and reaps orphans. The host ends with it.
 
-It runs in fresh namespaces, so that whatever it mounts is the host's only and is gone with it. A line of JSON on stdin
+It runs in fresh namespaces, so its mounts belong to the host and end with it. A line of JSON on stdin
 holds the host's ``name`` and ``files`` (path -> text); the answer is ``up``. A second line, once the links are there,
 holds the ``addresses`` by interface; the answer is ``ready``, and sshd listens. The host lives until its stdin ends.
 """

@@ -59,7 +59,7 @@ class Keys:
 
 
 def _users() -> str:
-    """/etc/passwd with a shell for this user that reads no files of the user's: what those do is not what is tested."""
+    """/etc/passwd with a shell for this user that reads no startup files, which are not under test."""
     me = os.geteuid()
     users = ([*user[:6], "/bin/sh" if user.pw_uid == me else user.pw_shell] for user in pwd.getpwall())
     return "".join(":".join(map(str, user)) + "\n" for user in users)

@@ -1,9 +1,8 @@
-"""Test hosts: real hosts in all that hvdrun can see, made of namespaces of this machine.
+"""Test hosts, made of namespaces of this machine, which hvdrun cannot tell from real hosts.
 
 Each host has its own processes, hostname, network, /dev/shm, /run, ~/.ssh and ~/.cache, and a real sshd. All other
 files are this machine's, as on hosts with a shared disk. The hosts hang on switches (bridges), which are namespaces
-too. No namespace has a name: a host is its process 1, which ends when its stdin does, so nothing outlives this process
-however it ends.
+too. No namespace has a name: a host is its process 1, which ends when its stdin does, so nothing outlives this process.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SWITCH_INIT = ("sh", "-c", "echo up; read _")
 
 
 def missing() -> str:
-    """What keeps test hosts from being made here, with the way to get it; empty if nothing does."""
+    """Returns what is missing for test hosts here, and how to get it; empty if nothing is."""
     if os.geteuid() != 0:
         return "test hosts need root; run the tests as root, in a container for example"
     packages = {package for tool, package in _PACKAGES.items() if shutil.which(tool, path=_SEARCHED) is None}
@@ -47,7 +46,7 @@ def missing() -> str:
 
 
 def command_line(process: psutil.Process) -> str:
-    """What a process runs; empty if it has ended meanwhile."""
+    """The command line of a process; empty if it has ended meanwhile."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
@@ -75,7 +74,7 @@ class _Namespaces:
 
     @property
     def init(self) -> psutil.Process:
-        """Process 1, as this machine numbers it."""
+        """The id of process 1 on this machine."""
         (child,) = psutil.Process(self._holder.pid).children()
         return child
 
@@ -104,17 +103,17 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """Its process 1, as this machine numbers it."""
+        """The id of its process 1 on this machine."""
         return self._init.pid
 
     @property
     def sshd(self) -> psutil.Process:
-        """The sshd that listens, which all sessions are children of."""
+        """The listening sshd, the parent of all sessions."""
         (found,) = (process for process in self._own if "sshd" in process.name())
         return found
 
     def command(self, arguments: Sequence[str], cwd: Path = ROOT) -> list[str]:
-        """``arguments`` as a command that runs on this host when it is run here."""
+        """Wraps ``arguments`` into a command of this machine that runs on the host."""
         return [*self._enter, "--", "env", "-C", str(cwd), *arguments]
 
     def run(
@@ -126,7 +125,7 @@ class Host:
         return subprocess.CompletedProcess(arguments, process.returncode, out.decode(), err.decode())
 
     def popen(self, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> HostProcess:
-        """Starts a command, its output in pipes. Signals sent to what is returned reach the command itself."""
+        """Starts a command with its output in pipes. Signals sent to the returned object reach the command itself."""
         return HostProcess(
             self.command(arguments, cwd),
             env={**_environment(), **(env or {})},
@@ -136,9 +135,9 @@ class Host:
         )
 
     def processes(self, part: str = "", besides: str | None = None) -> list[psutil.Process]:
-        """What runs on this host, besides what always does, with ``part`` in its command line and without ``besides``.
+        """The processes of this host with ``part`` in their command line and without ``besides``.
 
-        Zombies do not run.
+        Leaves out zombies, and processes that every host has.
         """
         found = []
         for process in psutil.process_iter():
@@ -156,16 +155,16 @@ class Host:
         subprocess.run([*self._enter, "nft", "-f", "-"], input=rules, text=True, check=True)
 
     def check(self, *arguments: str) -> str:
-        """What a command that must succeed writes to stdout."""
+        """Runs a command that must succeed; returns its stdout."""
         return subprocess.run([*self._enter, "--", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 class HostProcess(subprocess.Popen[bytes]):
-    """A command on a test host, killed at the end of its ``with``; nsenter stands between it and this process."""
+    """A command on a test host, killed at the end of its ``with``; nsenter lies between it and this process."""
 
     @property
     def inner(self) -> psutil.Process:
-        """The command itself, as this machine numbers it."""
+        """The id of the command itself on this machine."""
         (child,) = psutil.Process(self.pid).children()
         return child
 
@@ -229,7 +228,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Ends the hosts with all that runs on them."""
+        """Ends the hosts and everything on them."""
         self._closing.close()
 
     def set_port(self, name: str, state: str, nic: int = 0) -> None:
@@ -242,7 +241,7 @@ class Network:
         subprocess.run([*self._enter_switch, "ip", "link", "set", f"{name}-{nic}", "mtu", str(mtu)], check=True)
 
     def leftovers(self) -> list[str]:
-        """What a test has left on the hosts: processes, rules, interfaces that are down, files in /dev/shm."""
+        """Lists what a test has left on the hosts: processes, rules, interfaces that are down, files in /dev/shm."""
         left = []
         for host in self:
             left += [f"{host.name}: process {line}" for process in host.processes() if (line := command_line(process))]
@@ -252,7 +251,7 @@ class Network:
         return left
 
     def clean(self) -> None:
-        """Removes what `leftovers` tells of, so that a test which fails does not make others fail."""
+        """Removes everything that `leftovers` lists, so that a failing test does not make others fail."""
         for host in self:
             for process in host.processes():
                 with suppress(psutil.NoSuchProcess):
@@ -282,7 +281,7 @@ class Network:
 
 
 def main() -> None:
-    """Keeps hosts of the names that were given, on two networks, until stdin ends, and says how to enter them."""
+    """Runs hosts of the given names on two networks until stdin ends, and prints how to enter them."""
     if reason := missing():
         sys.exit(reason)
     with Network(*(sys.argv[1:] or ("node1", "node2")), nics=2) as network:

@@ -1,6 +1,6 @@
-"""Signals that come before a given bytecode of hvdlite, in the main thread, and whose handler raises.
+"""Signals before a chosen bytecode of hvdlite in the main thread, whose handler raises.
 
-Python itself runs handlers at some of these places only.
+Python itself runs handlers only at some of these places.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Final
 import hvdlite as hvd
 
 _OURS: Final = os.path.dirname(hvd.__file__)
-_RETURN: Final = dis.opmap["RETURN_VALUE"]  # before which Python runs no handler, and no function can undo what it did
+_RETURN: Final = dis.opmap["RETURN_VALUE"]  # Python runs no handler before it, and no function can undo its effect
 
 _LAST: Final = 1000.0
 
 
 class Interrupt(BaseException):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 def raise_interrupt(*_: Any) -> None:
@@ -32,12 +32,12 @@ def raise_interrupt(*_: Any) -> None:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether it is of a function of hvdlite."""
+    """True if it belongs to a function of hvdlite."""
     return frame.f_code.co_filename.startswith(_OURS)
 
 
 class At:
-    """A context in which SIGUSR1 comes before bytecode ``number``. ``where`` tells which, if there was one."""
+    """A context in which SIGUSR1 comes before bytecode ``number``. ``where`` describes that one, if it was reached."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -63,9 +63,10 @@ class At:
 
 
 def interrupt_everywhere(call: Callable[[float], float], step: int = 1) -> int:
-    """Interrupt ``call`` on rank 0 at every ``step``-th of its bytecodes; returns how many bytecodes it has.
+    """Interrupts ``call`` on rank 0 at every ``step``-th of its bytecodes; returns the number of bytecodes.
 
-    ``call`` gives on every rank what rank 0 gives. An interrupted call gives 1, takes part and is called again with 2.
+    ``call`` returns rank 0's argument on every rank. An interrupted call has the argument 1, takes part all the same,
+    and is repeated with 2.
     """
     number, is_over, seen = 0, False, []
     if hvd.rank() == 0:

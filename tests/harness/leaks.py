@@ -1,12 +1,12 @@
-"""What this process holds, so that a test which leaves something behind fails by name.
+"""The resources of this process, so that a test which leaves one behind fails by name.
 
 A `Holdings` is a set of (kind, description): descendants, threads, descriptors, and shared memory that is mapped.
-Orphans stay descendants: the process adopts them (`adopt_orphans`), and on a test host its process 1 does. So nothing
-in it is anybody else's. Files in /dev/shm would be, for they do not tell who made them; a test host has a folder of its
-own there, and `networks` looks into that.
+Orphans stay descendants, since the process adopts them (`adopt_orphans`), and on a test host its process 1 does. So all
+of them belong to this process. Files in /dev/shm do not show who made them; a test host has its own /dev/shm, which
+`networks` checks.
 
-It is taken twice for each test, so it is cheap and holds no more than what identifies a thing. What tells more, the
-command of a process or the address of a socket, is looked up for what was left; a process that starts has none yet.
+It is taken twice per test, so it is cheap, and contains only what identifies a resource. Details, such as the command
+of a process or the address of a socket, are looked up for leaks only; a starting process has no command yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def adopt_orphans() -> None:
 
 
 def holdings() -> Holdings:
-    """Everything this process holds now."""
+    """The resources that this process holds now."""
     kinds = {
         "process": _processes(),
         "thread": _threads(),
@@ -49,9 +49,9 @@ def holdings() -> Holdings:
 
 
 def left_since(before: Holdings, patience_s: float = PROMPT_S) -> list[str]:
-    """What is held now and was not ``before``, as lines to print.
+    """Resources held now but not ``before``, as lines to print.
 
-    Threads of a closed ZeroMQ context and killed processes need a moment to go: a leak is what is still there after
+    Threads of a closed ZeroMQ context and killed processes take a moment to end: a leak is still there after
     ``patience_s`` seconds.
     """
     deadline = time.monotonic() + patience_s
@@ -64,7 +64,7 @@ def left_since(before: Holdings, patience_s: float = PROMPT_S) -> list[str]:
 
 
 def kill_children_since(before: Holdings) -> None:
-    """Ends the processes that a failed test left, so that the next test does not pay for it."""
+    """Ends the processes that a failed test left behind, before the next test."""
     for child in psutil.Process().children(recursive=True):
         if ("process", f"pid {child.pid}") not in before:
             with suppress(psutil.NoSuchProcess):
@@ -85,7 +85,7 @@ def _processes() -> set[str]:
 
 
 def _command(text: str) -> str:
-    """What the process ``text``, such as ``pid 123``, runs; empty if it has ended."""
+    """The command of the process ``text``, such as ``pid 123``; empty if it has ended."""
     with suppress(psutil.NoSuchProcess):
         return f" {' '.join(psutil.Process(int(text.removeprefix('pid '))).cmdline())[:120]}"
     return ""
@@ -113,7 +113,7 @@ def _descriptors() -> set[str]:
 
 
 def _address(text: str) -> str:
-    """The address of the socket that ``text`` ends with, such as ``5 -> socket:[123]``; empty for all else."""
+    """The address of the socket at the end of ``text``, such as ``5 -> socket:[123]``; empty for anything else."""
     _, is_socket, inode = text.removesuffix("]").rpartition("socket:[")
     if not is_socket:
         return ""

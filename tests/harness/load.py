@@ -1,7 +1,7 @@
 """Runs a command while all cores are busy: ``python -m tests.harness.load [-n PROCESSES] COMMAND...``.
 
-Two processes for each core compute as long as the command runs. The kernel ends them with this one, however that ends.
-Ctrl-C is for the command to handle, and this process ends when that does.
+Two processes per core compute as long as the command runs. The kernel kills them when this process ends. The command
+handles Ctrl-C, and this process ends when the command does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def busy_cores(processes: int) -> Iterator[None]:
-    """Has so many processes compute meanwhile."""
+    """A context during which that many processes compute."""
     pids = [_start() for _ in range(processes)]
     try:
         yield

@@ -1,6 +1,6 @@
-"""A network namespace for one test: its processes have a loopback of their own, which it may break as it likes.
+"""A network namespace for one test, whose processes have a loopback of their own that the test may break.
 
-A namespace belongs to a thread and to all that it starts, and ends with the last of them, so nothing is left behind.
+A namespace belongs to a thread and the threads and processes that it starts, and ends with the last of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOOLS = ("ip", "nft", "ss")
 
 
 def in_private_network(test: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Has ``test`` run in a namespace; skips it where that cannot be."""
+    """Runs ``test`` in a namespace; skips it where that is impossible."""
 
     @functools.wraps(test)
     def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
@@ -41,9 +41,9 @@ def in_private_network(test: Callable[Parameters, None]) -> Callable[Parameters,
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """A port of 127.0.0.1 at which nobody listens, and which no connection of another test gets meanwhile.
+    """A port of 127.0.0.1 without a listener, which no connection of another test gets meanwhile.
 
-    Who sets SO_REUSEADDR, as hvdlite does, may listen at it.
+    Sockets with SO_REUSEADDR, such as hvdlite's, may listen on it.
     """
     with socket.socket() as keeper:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +57,7 @@ def namespace() -> int:
 
 
 def enter(descriptor: int) -> None:
-    """Moves this thread into the namespace of ``descriptor``; without a right to do so, only if it is there already."""
+    """Moves this thread into the namespace of ``descriptor``; without the privilege, only if it is there already."""
     if not os.path.samestat(os.fstat(descriptor), os.stat("/proc/thread-self/ns/net")):
         library = ctypes.CDLL(None, use_errno=True)
         if library.setns(descriptor, _CLONE_NEWNET) != 0:
@@ -84,7 +84,7 @@ def reset(match: str) -> int:
 
 
 def ports_of_connections(port: int) -> list[int]:
-    """The ports of those who are connected to ``port``."""
+    """The ports of the peers connected to ``port``."""
     match = ["state", "established", f"dport = :{port}"]
     lines = subprocess.run(["ss", "-Htn", *match], capture_output=True, text=True, check=True).stdout.splitlines()
     return [int(line.split()[2].rpartition(":")[2]) for line in lines]

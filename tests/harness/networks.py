@@ -22,7 +22,7 @@ def shared_network() -> Iterator[Network]:
 
 @pytest.fixture
 def network(shared_network: Network) -> Iterator[Network]:
-    """Hosts a, b and c. Fails the test that leaves processes, nft tables, files or a broken link on them."""
+    """Hosts a, b and c. A test that leaves processes, nft tables, files or a broken link on them fails."""
     yield shared_network
     check_left_as_found(shared_network)
 
@@ -37,7 +37,7 @@ def own_network() -> Iterator[Network]:
 
 
 def check_left_as_found(network: Network) -> None:
-    """Fails the test that leaves anything on hosts which others share, and removes it."""
+    """Fails a test that leaves anything on shared hosts, and removes it."""
     deadline = time.monotonic() + PROMPT_S
     while left := network.leftovers():
         if time.monotonic() > deadline:

@@ -13,7 +13,7 @@ class Outcome:
 
     ``error`` is the class name of the exception, ``message`` its text, ``details`` its plain attributes. ``ended_at``
     is when the function returned or raised, on the monotonic clock that all processes share (None: it did neither).
-    ``exit_code`` is negative for a signal. ``output`` is what the process wrote to stdout and stderr.
+    ``exit_code`` is negative for a signal. ``output`` is the process's stdout and stderr.
     """
 
     rank: int

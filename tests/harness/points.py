@@ -1,4 +1,4 @@
-"""Named points in a rank's function, where the test can watch it or do something to it.
+"""Named points in a rank's function, where the test can observe it or interfere.
 
 In a worker process they talk to the test over the worker's private channel.
 """
@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 def connect(channel: Connection[Any, Any]) -> None:
-    """Makes ``channel`` the way to the test. The worker calls it once."""
+    """Sets the ``channel`` to the test. The worker calls it once."""
     global _channel
     _channel = channel
 

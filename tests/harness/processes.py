@@ -3,7 +3,7 @@
 `ProcessRanks` starts a rendezvous server and ``count`` workers, each in a process group of its own with the variables
 that a launcher would give it. They are forks of a process that has imported hvdlite, or torch too (forkserver.py).
 Every worker runs one function of the test's module and reports over a private channel.
-When the deadline passes, every rank still alive is made to print the stacks of all its threads, then killed.
+At the deadline every living rank prints the stacks of all its threads, and is killed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Worker:
 
 
 class ProcessRanks:
-    """``count`` processes that each run ``work(*arguments)``; a context manager that leaves none of them behind.
+    """``count`` processes that each run ``work(*arguments)``; a context manager that leaves no process behind.
 
     ``work`` is a function at the top of an importable module. ``environ`` is added to every rank's environment and
     ``environ_by_rank[rank]`` to one rank's; ranks with equal HVDLITE_HOSTID are on one host. The ranks are forked from
@@ -85,7 +85,7 @@ class ProcessRanks:
             meeting = self._cleanup.enter_context(RendezvousServer(job, count))
             shared = {"HVDLITE_JOB": job.name, "HVDLITE_SECRET": job.secret, "HVDLITE_RENDEZVOUS": meeting.address}
             if count > len(os.sched_getaffinity(0)):
-                shared["HVDLITE_SPIN"] = "0"  # hosts that are made up share the cores of this one and do not know it
+                shared["HVDLITE_SPIN"] = "0"  # fictitious hosts share the cores of this one without knowing it
             shared |= LAST_RESORTS
             for rank, place in enumerate(_places([variables.get("HVDLITE_HOSTID", "") for variables in own])):
                 self._start(rank, {**shared, **place, **own[rank]}, (work.__module__, work.__qualname__, arguments))
@@ -122,7 +122,7 @@ class ProcessRanks:
             self._receive()
 
     def wait_for_an_end(self, *ranks: int) -> int:
-        """The first of ``ranks`` of which this process hears that its function has ended."""
+        """The first of ``ranks`` whose function is known to have ended."""
         while True:
             for rank in ranks:
                 if not self.is_running(rank):
@@ -130,7 +130,7 @@ class ProcessRanks:
             self._receive()
 
     def is_running(self, rank: int) -> bool:
-        """Whether the rank has not said, so far as this process has heard, that its function ended."""
+        """True unless the rank is known to have ended its function."""
         worker = self._workers[rank]
         return not worker.report and not worker.channel.closed
 
@@ -139,7 +139,7 @@ class ProcessRanks:
         return list(self._workers[rank].points)
 
     def time_of(self, point: str, rank: int) -> float:
-        """When ``rank`` reached ``point``, on the monotonic clock."""
+        """The time at which ``rank`` reached ``point``, on the monotonic clock."""
         return self._workers[rank].points[point]
 
     def release(self, *ranks: int) -> None:
@@ -179,7 +179,7 @@ class ProcessRanks:
         self.close()
 
     def _receive(self) -> None:
-        """Takes in what the ranks have sent, after waiting for at least one of them."""
+        """Waits for a message of at least one rank, and handles all that have come."""
         by_channel = {worker.channel: worker for worker in self._workers if not worker.channel.closed}
         ready = wait(list(by_channel), max(0.0, self._deadline - time.monotonic()))
         if not ready:
@@ -230,7 +230,7 @@ def process_ranks(count: int, work: Callable[..., Any], *arguments: Any, **optio
 
 
 def _places(hosts: list[str]) -> Iterator[dict[str, str]]:
-    """The variables that say where each rank is, given the host of each."""
+    """The variables with each rank's placement, given the host of each."""
     sizes = Counter(hosts)
     for rank, host in enumerate(hosts):
         local_rank = hosts[:rank].count(host)

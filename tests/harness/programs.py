@@ -13,9 +13,9 @@ from tests.harness.processes import process_ranks
 
 
 def output_of(ranks: int, program: Path, *options: str, cwd: Path, as_horovod: bool = False) -> str:
-    """What ``program`` prints on all ranks, rank by rank; for one ``as_horovod`` hvdlite stands for Horovod.
+    """Runs ``program`` and returns its output on all ranks, rank by rank; ``as_horovod`` lends the name horovod.
 
-    Fails when the program does not end with exit code 0 on every rank.
+    Fails unless the program exits with 0 on every rank.
     """
     task = (str(program), options, str(cwd), as_horovod)
     outcomes = process_ranks(ranks, _run_as_main, *task, server=TORCH)
@@ -25,7 +25,7 @@ def output_of(ranks: int, program: Path, *options: str, cwd: Path, as_horovod: b
 
 
 def _run_as_main(program: str, options: tuple[str, ...], folder: str, as_horovod: bool) -> object:
-    """Runs ``program`` in ``folder`` as the main program of this process; its exit code."""
+    """Runs ``program`` in ``folder`` as the main program of this process; returns its exit code."""
     if as_horovod:
         install_as_horovod()
     os.chdir(folder)

@@ -1,4 +1,4 @@
-"""The harness itself: what it reports of ranks that return, raise, die, stop or hang, and of tests that leak."""
+"""The harness itself: its reports of ranks that return, raise, die, stop or hang, and of tests that leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command beside processes that keep cores busy, and the line that tells what a run skipped."""
+"""A command beside processes that keep cores busy, and the line that counts skipped tests."""
 
 from __future__ import annotations
 

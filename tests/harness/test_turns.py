@@ -1,4 +1,4 @@
-"""Turns: tests run beside each other, besides one that is to be alone."""
+"""Turns: tests run side by side, except one that must be alone."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ T = TypeVar("T")
 def thread_ranks(count: int, work: Callable[[int], T], deadline_s: float = PATIENCE_S) -> list[T]:
     """Runs ``work(rank)`` for ``count`` ranks at once and returns their values in rank order.
 
-    Re-raises the error that happened first. Raises TimeoutError with every thread's stack when a rank has not ended
-    after ``deadline_s`` seconds; its thread is then left behind, for a thread cannot be killed.
+    Re-raises the first error. Raises TimeoutError with every thread's stack if a rank has not ended after
+    ``deadline_s`` seconds, and leaves its thread behind, because a thread cannot be killed.
     """
     values: dict[int, T] = {}
     errors: list[BaseException] = []

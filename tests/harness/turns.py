@@ -1,7 +1,7 @@
-"""Turns of the processes that share the tests of a run: a test marked ``alone`` runs while no other does.
+"""Turns of the processes that share the tests of a run: while a test marked ``alone`` runs, no other does.
 
-Each test holds a lock of one file, shared or alone. Who waits for it holds a second one, so that a test which waits to
-be alone is the next one, however many others come and go. The kernel takes the locks from a process that dies.
+Each test holds a lock of one file, shared or exclusive. A waiting test holds a second lock, so that one which waits to
+be alone comes next, however many others come and go. The kernel releases the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextmanager
 def turn(folder: Path, is_alone: bool) -> Iterator[None]:
-    """Holds a turn of those that name the same ``folder``; waits until the tests that run have ended if need be."""
+    """Holds a turn among those with the same ``folder``, waiting for running tests to end if necessary."""
     with (folder / "running").open("w") as running:
         with (folder / "next").open("w") as following:
             fcntl.flock(following, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Calls without names that a signal handler interrupts at every bytecode: all ranks go on counting them alike."""
+"""Unnamed calls that a signal handler interrupts at every bytecode, while all ranks keep counting them alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdlite.engine.inflight import InFlight
 from tests.harness.interrupts import At, Interrupt, raise_interrupt
 
 Call = Callable[[float], "float | None"]
-"""Makes a call with what this rank gives, and returns what rank 0 gave, or None where that does not arrive."""
+"""Makes a call with this rank's value, and returns rank 0's, or None where that does not arrive."""
 
 _INTERRUPTED, _AGAIN, _LAST = 1.0, 2.0, 3.0
 
@@ -68,7 +68,7 @@ def calls_of(front: Any, rows: Callable[[float], Any]) -> dict[str, Call]:
 
 
 class _Submitted:
-    """How many entries turns have taken up."""
+    """Counts the entries that turns have taken."""
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
@@ -82,16 +82,16 @@ class _Submitted:
         return new
 
     def count(self) -> int:
-        """That number, once all that was submitted is among them: soon, though this rank calls nothing more."""
+        """The count, once it includes everything submitted, which is soon although this rank calls nothing more."""
         while self._in_flight._new:
-            time.sleep(0)  # lets other threads of this rank go on
+            time.sleep(0)  # lets other threads of this rank run
         return self._number
 
 
 def interrupt_everywhere(calls: Mapping[str, Call], step: int) -> dict[str, int]:
-    """The places in each call. Rank 0 is interrupted at every ``step``-th, and calls again; the others do as it does.
+    """Returns the number of places in each call. Rank 0 is interrupted at every ``step``-th, and repeats the call.
 
-    Others hear after each call, under a name, with what rank 0 took part in it.
+    After each call rank 0 tells the others, in a named collective, the value with which it took part.
     """
     signal.signal(signal.SIGUSR1, raise_interrupt)
     places = {}

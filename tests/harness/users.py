@@ -1,4 +1,4 @@
-"""Processes of other users, and with limits of their own, which only root can make."""
+"""Processes of other users, or with limits of their own, which need root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.harness.patience import PATIENCE_S
 
 NOBODY: Final = 65534
-LARGE: Final = 2**31 + 5  # a number that has a sign where it should not
+LARGE: Final = 2**31 + 5  # negative if read as a signed number
 
 Result = TypeVar("Result")
 
@@ -20,7 +20,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user
 
 
 def in_child(work: Callable[..., Result], *arguments: Any, uid: int | None = None) -> Result:
-    """What ``work`` returns in a forked process, of user ``uid`` if that is given. Raises what it raises."""
+    """Runs ``work`` in a forked process, as user ``uid`` if given. Returns or raises what ``work`` does."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
 
@@ -41,7 +41,7 @@ def in_child(work: Callable[..., Result], *arguments: Any, uid: int | None = Non
             raise error
         return result  # type: ignore[no-any-return]
     finally:
-        process.kill()  # it has answered, or never will
+        process.kill()  # it has answered or never will
         process.join()
         process.close()
         here.close()
@@ -49,7 +49,7 @@ def in_child(work: Callable[..., Result], *arguments: Any, uid: int | None = Non
 
 
 def become(uid: int) -> None:
-    """Makes this process one of user ``uid`` for good."""
+    """Turns this process into one of user ``uid`` for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

@@ -1,8 +1,8 @@
 """A slow and lossy line between two test hosts, where the kernel has no netem.
 
-Two TUN devices and this program between them: what one host sends to the other's usual address is routed into its
-device, read here, and written to the other device after its delay, never or twice. TCP sees a bad line; its round trip
-is twice the delay plus 0.1 ms, its bandwidth about 90 MB/s.
+This program sits between two TUN devices: packets from one host to the other's usual address are routed into its
+device, read here, and written to the other device after the delay, once, twice or never. The round trip is twice the
+delay plus 0.1 ms, the bandwidth about 90 MB/s.
 
     with bad_line(a, b, delay_ms=10, jitter_ms=2, loss=0.05, duplication=0.01): ...
 """
@@ -30,7 +30,7 @@ _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TUN_WITHOUT_HEADER = 0x1001
 _DEVICE = "line0"
-_BURST = 64  # packets that are read from one device before the other has its turn
+_BURST = 64  # packets read from one device before the other's turn
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def bad_line(
     loss: float = 0.0,
     duplication: float = 0.0,
 ) -> Iterator[None]:
-    """Makes the line between two hosts one of this kind; ``loss`` and ``duplication`` are shares of the packets."""
+    """Replaces the line between two hosts; ``loss`` and ``duplication`` are shares of the packets."""
     numbers = map(str, (delay_ms, jitter_ms, loss, duplication))
     command = [sys.executable, "-I", "-S", __file__, str(one.pid), str(other.pid), *numbers]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shim:

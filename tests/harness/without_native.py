@@ -1,4 +1,4 @@
-"""Hides the native library from this process, as where it was never built."""
+"""Hides the native library from this process, as if it had never been built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvdlite import native
 
 
 def hide_native(*, abi: int | None = None) -> None:
-    """From now on the library cannot be loaded, or if ``abi`` is given is one of another version."""
+    """From now on the library cannot be loaded, or has the version ``abi`` if that is given."""
     if abi is None:
         native.LIBRARY = Path("/nowhere/libhvdlite.so")  # type: ignore[misc]
     else:

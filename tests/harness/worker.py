@@ -1,7 +1,7 @@
 """The process behind a `ForkServer`, and its forks: workers that run one function of a test each.
 
-Started as ``python -m tests.harness.worker FD MODULE...``. A worker reports how its function ended over a private
-channel, and dies with the process that it works for, whatever happens to that.
+Started as ``python -m tests.harness.worker FD MODULE...``. A worker reports over a private channel
+how its function ended, and dies with the process that it works for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Serves forks until the other end closes; in a fork, does its work. Returns what the process exits with."""
+    """Serves forks until the other end closes; in a fork, does its work. Returns the exit code."""
     server = socket.socket(fileno=int(sys.argv[1]))
     server.set_inheritable(False)
     for module in sys.argv[2:]:
@@ -37,7 +37,7 @@ def main() -> int:
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError(f"{sys.argv[2:]} start threads when they are imported; a fork would have none of them")
     gc.collect()
-    gc.freeze()  # a fork that ends would look at every object and so copy all of this memory: 2 s with torch
+    gc.freeze()  # a fork's final collection would touch every object and so copy all of this memory
     while True:
         _, descriptors, _, _ = socket.recv_fds(server, ID_BYTES, 3)
         if not descriptors:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _fork() -> int:
-    """0 in a new process in a session of its own; its id in this one, once the process between them is gone."""
+    """Returns 0 in a new process with its own session, and its id in this one, once the process between is gone."""
     reader, writer = os.pipe()
     intermediate = os.fork()
     if intermediate:
@@ -73,7 +73,7 @@ def _fork() -> int:
 
 
 def work(descriptor: int, output: int, namespace: int) -> int:
-    """Runs the function that the channel names, with its environment. Returns what the process exits with."""
+    """Runs the function that the channel names, with its environment. Returns the exit code."""
     network.enter(namespace)
     os.close(namespace)
     for number in (1, 2):
@@ -100,10 +100,10 @@ def work(descriptor: int, output: int, namespace: int) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process once its threads and what is registered for its end are through.
+    """Ends this process once its threads and exit handlers have finished.
 
-    To take the interpreter and torch apart copies the memory that is shared with the server, 0.4 s of work for each
-    rank. Rank 0 of a job does it, to show that it can be done.
+    Tearing down the interpreter and torch copies the memory shared with the server, which is expensive for each rank.
+    Rank 0 of a job does it, to show that it works.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
