@@ -1,4 +1,4 @@
-"""What ``hvdrun --check-build`` shows: what is built and available on this machine, and why the rest is not."""
+"""The report of ``hvdrun --check-build``: what is available on this machine, and why the rest is not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``hvdrun``: the command line.
 
-Options come first; from the command on, every word belongs to the command untouched. Whatever is wrong with what the
-user typed is one line on stderr and exit code 2, before anything has been started.
+Options come first; from the command on, every word belongs to the command, unchanged. An error in what the user typed
+is one line on stderr and exit code 2, before anything is started.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ def _say(line: str) -> None:
 
 
 def _ignore(line: str) -> None:
-    """What only --verbose shows."""
+    """Ignores a message that only --verbose shows."""
 
 
 def _open_missing_streams() -> None:
-    """Gives the descriptors 0 to 2 a place to go if the caller closed them, as in ``hvdrun ... >&-``."""
+    """Opens /dev/null as descriptors 0 to 2 if the caller closed them, as in ``hvdrun ... >&-``."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -144,7 +144,7 @@ def _open_missing_streams() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs hvdrun and returns its exit code; errors of the user's and of starting are one line on stderr."""
+    """Runs hvdrun and returns its exit code. Usage errors and failures to start are one line on stderr."""
     try:
         _open_missing_streams()
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
@@ -191,7 +191,7 @@ def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]
 def _check_command(
     command: Sequence[str], environment: Mapping[str, str], where: HostOptions, *, is_counted: bool
 ) -> None:
-    """Raises UsageError for a command that cannot be meant, or that is not on this host if a rank is to run here."""
+    """Raises UsageError for a command that is a mistake, or that is not on this host if a rank is to run here."""
     path = environment.get("PATH", os.defpath)
     own = {str(other.name): f"hvdrun {other.name}" for other in _OTHERS}
     check_meaning(command, path, where.hosts, own | {name: f"hvdrun --{name}" for name in _LIKE_COMMANDS})

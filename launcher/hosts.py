@@ -2,8 +2,8 @@
 
 One parser reads both. A host is ``name``, ``user@name``, an IPv6 address in brackets, or a name with ranges of numbers
 in brackets, which stands for several; then ``:4``, in a host file also `` slots=4``, is how many ranks it takes. Open
-MPI's `` max_slots=8`` may follow, and changes nothing. ``#`` begins a comment in a file. Nothing that a shell or ssh
-would read as anything but a name gets through.
+MPI's `` max_slots=8`` may follow, and is ignored. ``#`` begins a comment in a file. Anything that a shell or ssh would
+not read as a name is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRITE_LINE: Final = "write name, 'name slots=4' or name:4 on each line"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host and how many ranks it takes; ``slots`` is None, and ``user`` empty, where that was left open.
+    """A host and how many ranks it takes; ``slots`` is None and ``user`` empty if not given.
 
     The name of an IPv6 address has its brackets.
     """
@@ -44,7 +44,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """What ssh connects to."""
+        """The address that ssh connects to."""
         bare = self.name.strip("[]")
         return f"{self.user}@{bare}" if self.user else bare
 
@@ -71,7 +71,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
 
 
 def is_local(name: str) -> bool:
-    """Whether ``name`` is this machine, or an address of it."""
+    """True if ``name`` is this machine, or an address of it."""
     own, bare = socket.gethostname(), name.strip("[]")
     return bare in {"localhost", own, own.partition(".")[0]} or _is_own_address(bare)
 

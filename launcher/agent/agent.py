@@ -1,16 +1,15 @@
 """The agent: starts the workers of one host, relays what they write, and outlives none of them.
 
-hvdrun runs one agent per host and speaks with it in frames over the agent's stdin and stdout. The environment of the
-workers, with the job's key in it, comes in a frame and so never shows in a command line.
+hvdrun runs one agent per host and talks to it in frames over the agent's stdin and stdout. The workers' environment,
+which contains the job's key, arrives in a frame and so never shows in a command line.
 
-When a worker ends, what is left in its pipes is sent before the news of its end. When hvdrun says so, or is dead, the
-agent sends SIGTERM to every process that is left, SIGKILL after a grace time, and ends once it has no descendant. After
-Ctrl-C it waits before the SIGTERM, unless all that is left ignores Ctrl-C.
-hvdrun is dead when its stream ends, and on another host also when it has said nothing for the time of the last lease: a
-network that drops everything ends no stream.
+When a worker ends, the rest of its output is sent before its end is reported. When hvdrun asks for it, or is dead, the
+agent sends SIGTERM to every remaining process, SIGKILL after a grace period, and exits once it has no descendants.
+After Ctrl-C it waits before the SIGTERM, unless all remaining processes ignore Ctrl-C. hvdrun is dead when its stream
+ends, and on another host also when the last lease has expired: a network that drops all packets ends no stream.
 
-When hvdrun does not read, the agent stops reading too, and the workers wait in their writes as for any slow pipe.
-The module and all it imports need nothing but the standard library, so that an agent is up within a few milliseconds.
+When hvdrun does not read, the agent stops reading too, and the workers block in their writes as with any slow pipe.
+This module and its imports need only the standard library, so that an agent starts within a few milliseconds.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Agent:
         self._outbox.send(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
 
     def run(self) -> None:
-        """Returns when hvdrun wants it, or is dead, and no descendant is left."""
+        """Runs until hvdrun ends the job or is dead, and no descendant is left."""
         signals, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -248,7 +247,7 @@ class Agent:
         )
 
     def _reap(self) -> None:
-        """Takes note of children that have ended: orphans that were adopted, and workers without a pidfd."""
+        """Reaps children that have ended: adopted orphans, and workers without a pidfd."""
         while ended := self._workers.peek():
             worker = self._workers.find(ended.si_pid)
             if worker is None or worker.process.returncode is not None:
@@ -265,7 +264,7 @@ class Agent:
         self._termination.begin(grace_s, patience_s)
 
     def _seconds_to_act(self) -> float | None:
-        """How long the loop may wait: until something is due, if anything is."""
+        """The time until the next deadline, or None."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
         times = (self._termination.due, lease_ends, self._workers.stop_due)
         dates = [when for when in times if when is not None]

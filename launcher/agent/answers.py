@@ -1,9 +1,9 @@
-"""What an agent answers about its host: one row of the table and one function for each kind of question.
+"""An agent's answers to questions about its host: one row of the table and one function for each kind of question.
 
-A function gets the fields of the question and returns what JSON can hold; an exception that says what was wrong with
-the question or the host (OSError, ValueError, KeyError) becomes the answer's error. Each question is answered in a
-thread of its own, so that one that takes seconds holds up nothing. All run on the standard library alone, and what they
-need is imported when they are first asked: an agent of hvdrun's own host is asked next to nothing, and is up sooner.
+A function gets the fields of the question and returns a JSON value; an exception that says what was wrong with the
+question or the host (OSError, ValueError, KeyError) becomes the answer's error. Each question is answered in a thread
+of its own, so that a slow one delays nothing. Answers need only the standard library, and import what they need when
+they are first asked: an agent of hvdrun's own host is asked next to nothing, and starts sooner.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Fields = Mapping[str, Any]
 
 
 def is_folder(question: Fields) -> bool:
-    """Whether ``path`` is a folder that this user may enter."""
+    """True if ``path`` is a folder that this user may enter."""
     path = Path(question["path"])
     return path.is_dir() and os.access(path, os.X_OK)
 
 
 def is_there(question: Fields) -> bool:
-    """Whether there is a file or folder ``path``."""
+    """True if a file or folder ``path`` exists."""
     return Path(question["path"]).exists()
 
 
@@ -114,7 +114,7 @@ class Answerer:
         return self._readable
 
     def begin(self, question: Fields) -> None:
-        """Starts to answer ``{"id", "what", ...}``. Raises KeyError if it is no question."""
+        """Starts to answer ``{"id", "what", ...}``. Raises KeyError if a field is missing."""
         number, what = question["id"], question["what"]
         threading.Thread(target=self._answer, args=(number, what, question), name=f"answer {what}", daemon=True).start()
 

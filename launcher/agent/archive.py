@@ -1,7 +1,7 @@
-"""The agent's side of --sync: takes an archive and puts what is in it into a folder of this user's cache.
+"""The agent's side of --sync: receives an archive and unpacks it into a folder of this user's cache.
 
 The archive is unpacked beside that folder and each file is then moved to its place, so that a rank of another job that
-runs there never sees half a file. Nothing in an archive may name a place outside (`tarfile`'s data filter).
+runs there never sees half a file. No member of an archive may point outside (`tarfile`'s data filter).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Archive:
-    """An archive as it comes in, and then what is in it."""
+    """An archive that is received in pieces and then unpacked."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._problem: OSError | None = None
 
     def write(self, piece: bytes) -> None:
-        """Takes the next bytes; `unpack` tells if there was no room for them."""
+        """Takes the next bytes; `unpack` raises if there was no room for them."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by unpack
@@ -76,7 +76,7 @@ def _names(fresh: Path) -> Iterator[str]:
 
 
 def _remove_old(folder: Path, record: Path, keep: Sequence[str]) -> None:
-    """Removes what the last archive brought, but ``keep``, while its folders and links still are where it put them."""
+    """Removes the files of the last archive except ``keep``, where its folders and links are still in place."""
     with suppress(FileNotFoundError, ValueError):
         for name in set(json.loads(record.read_text())).difference(keep):
             with suppress(OSError):

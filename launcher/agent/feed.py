@@ -1,4 +1,4 @@
-"""The stdin of one worker, which its agent fills with what hvdrun sends, as fast as the worker reads."""
+"""The stdin of one worker, which its agent fills with hvdrun's input as fast as the worker reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_pipe() -> tuple[int, int]:
 
 
 class Feed:
-    """Writes to ``pipe``. ``report`` hears how many bytes the pipe has taken, and None once nobody reads it."""
+    """Writes to ``pipe``. ``report`` gets the number of bytes that the pipe took, and None once nobody reads it."""
 
     def __init__(self, loop: Loop, pipe: int, report: Report) -> None:
         self._loop, self._report = loop, report
@@ -34,7 +34,7 @@ class Feed:
         self._is_ended = False
 
     def give(self, data: bytes) -> None:
-        """Passes on ``data``; no bytes are the end of the file."""
+        """Passes on ``data``; empty at the end of the file."""
         if self._pipe is None or self._is_ended:
             return
         if data:
@@ -46,7 +46,7 @@ class Feed:
             self._balance(self._sink.waiting_bytes)
 
     def close(self) -> None:
-        """Closes the pipe, whatever was not written."""
+        """Closes the pipe and drops what was not written."""
         if self._pipe is not None:
             self._loop.unwatch(self._sink.fileno())
             self._sink.close()

@@ -1,8 +1,8 @@
-"""The parent of an agent, which ends what the agent left behind if it was killed itself, say for want of memory.
+"""The parent of an agent, which cleans up after the agent if that is killed itself, for example by the OOM killer.
 
-It does nothing else, so that nothing else can befall it, and it too is a subreaper: orphans of a dead agent are its
-children. SIGTERM has it kill the agent and everything below at once. If the guard is killed, the agent gets SIGTERM and
-ends its workers in good order.
+It does nothing else, so that little can go wrong with it, and it too is a subreaper: orphans of a dead agent become its
+children. On SIGTERM it kills the agent and everything below at once. If the guard is killed, the agent gets SIGTERM and
+ends its workers as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGCHLD})
 
 
 def fork_guarded() -> None:
-    """Returns in a child of this process, whose guard this process becomes; it ends when nothing is left."""
+    """Forks and returns in the child; this process becomes its guard and exits when nothing is left."""
     adopt_orphans()
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

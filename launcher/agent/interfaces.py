@@ -1,7 +1,7 @@
-"""The network interfaces of this host, as an agent tells hvdrun of them; the standard library is all it needs.
+"""The network interfaces of this host, as an agent reports them to hvdrun. Needs only the standard library.
 
-``getifaddrs`` is the one call of libc that knows all addresses of both families. What it does not know comes from
-ioctls, which see this process's network namespace; ``/sys/class/net`` may be that of another. A *network* is one view
+``getifaddrs`` is the one call of libc that knows all addresses of both families. Everything else comes from ioctls,
+which see this process's network namespace; ``/sys/class/net`` may be that of another. A *network* is one view
 of the interfaces: two agents that name the same network (one boot of one machine, one network namespace) are the same
 host under two names.
 """
@@ -72,7 +72,7 @@ def _interface(control: socket.socket, name: str, flags: int) -> dict[str, Any]:
 
 
 def _addresses() -> Iterator[tuple[str, int, str | None]]:
-    """Name, flags and address with prefix of all that the kernel lists, one interface as often as it has addresses."""
+    """Yields name, flags and address with prefix, once for each address of each interface."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.freeifaddrs.argtypes, libc.freeifaddrs.restype = [ctypes.POINTER(_IfAddrs)], None
     first = ctypes.POINTER(_IfAddrs)()
@@ -119,7 +119,7 @@ def _speed_mbps(control: socket.socket, name: str) -> int:
 
 
 def _ethtool(control: socket.socket, name: str, command: int) -> bytes:
-    """What the driver says, laid out as in linux/ethtool.h; zeros if it does not."""
+    """The driver's answer, laid out as in linux/ethtool.h; zeros if there is none."""
     answer = ctypes.create_string_buffer(struct.pack("I", command), 256)
     with suppress(OSError):
         fcntl.ioctl(control, _SIOCETHTOOL, struct.pack("16sP16x", name.encode(), ctypes.addressof(answer)))

@@ -1,6 +1,6 @@
-"""What this host has that a job may run short of, as an agent tells ``hvdrun doctor``; the standard library is enough.
+"""The resources of this host that a job may run short of, for ``hvdrun doctor``. Needs only the standard library.
 
-Sizes are bytes. Where the kernel says nothing, a number is 0 and a list empty; a limit that is not set is None.
+Sizes are in bytes. Where the kernel provides nothing, a number is 0 and a list empty; a limit that is not set is None.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _gpus() -> list[dict[str, str]]:
-    """Name, memory and driver of each; none if there is no nvidia-smi, or none that answers."""
+    """Name, memory and driver of each GPU; empty if nvidia-smi is missing or does not answer."""
     try:
         said = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=_GPU_DEADLINE_S).stdout
     except (OSError, subprocess.TimeoutExpired):

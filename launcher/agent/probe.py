@@ -1,7 +1,7 @@
 """An agent's part in a connect test between hosts: it listens, and it dials the listeners of others (`probe_listener`).
 
-Each target is dialled by a thread of its own, so that one whose packets vanish costs the others nothing and all of
-them together no more than one deadline. The standard library is all that an agent needs for it.
+Each target is dialled by a thread of its own, so that one whose packets vanish does not delay the others and all of
+them together take no more than one deadline. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCE
 
 
 class Prober:
-    """What one agent answers in a connect test. Every method takes and returns the fields of a JSON message."""
+    """An agent's answers in a connect test. Every method takes and returns the fields of a JSON message."""
 
     def __init__(self) -> None:
         self._listener: ProbeListener | None = None
@@ -125,7 +125,7 @@ def _exchange(line: socket.socket, said: bytes) -> None:
 
 
 def _megabytes_per_second(line: socket.socket, bulk_s: float) -> float:
-    """What arrived on the other side, in 1e6 bytes, over the time until that side said so."""
+    """The throughput: bytes that arrived, over the time until the other side confirmed them."""
     line.settimeout(_DRAIN_S)
     began = time.perf_counter()
     while time.perf_counter() - began < bulk_s:
@@ -136,7 +136,7 @@ def _megabytes_per_second(line: socket.socket, bulk_s: float) -> float:
 
 
 def _receive(line: socket.socket, length: int) -> bytes:
-    """Exactly ``length`` bytes. Raises Stranger if the other end closes before."""
+    """Receives exactly ``length`` bytes. Raises Stranger if the other end closes before."""
     received = b""
     while len(received) < length:
         data = line.recv(length - len(received))

@@ -1,4 +1,4 @@
-"""How the two ends of a probe prove that they belong to the same run of hvdrun, before anything is measured.
+"""The handshake in which both ends of a probe prove that they belong to the same run of hvdrun.
 
 Both hold a token that hvdrun made for this one test and gave to the agents over their own connections::
 
@@ -6,9 +6,9 @@ Both hold a token that hvdrun made for this one test and gave to the agents over
     dialler <- listener   CHALLENGE  number of the listener's host, nonce of the listener, proof of the listener
     dialler -> listener   PROOF      proof of the dialler
 
-All sizes are fixed. A proof is HMAC-SHA256 under the token over who proves and all that was said before, so it is worth
-nothing for another connection or in the other direction. The number tells the dialler which host it has really
-reached: an address that two hosts have, or that a router redirects, is found out here.
+All sizes are fixed. A proof is HMAC-SHA256 under the token over the role and everything said before, so it is worthless
+for another connection or in the other direction. The number tells the dialler which host it has really reached: this
+detects an address that two hosts have, or that a router redirects.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ CHALLENGE_BYTES: Final = _STATEMENT.size + PROOF_BYTES
 
 
 class Stranger(Exception):
-    """The other end is no probe of this test."""
+    """The other end does not belong to this test."""
 
 
 def hello() -> bytes:
-    """What the dialler says first."""
+    """The dialler's first message."""
     return _MAGIC + os.urandom(_NONCE_BYTES)
 
 
 def challenge(token: bytes, host: int, heard: bytes) -> bytes:
-    """The listener's answer to the HELLO ``heard``; raises Stranger if that is none."""
+    """The listener's answer to the HELLO ``heard``. Raises Stranger if that is malformed."""
     if not heard.startswith(_MAGIC):
         raise Stranger
     statement = _STATEMENT.pack(host, os.urandom(_NONCE_BYTES))
@@ -45,8 +45,10 @@ def challenge(token: bytes, host: int, heard: bytes) -> bytes:
 
 
 def answer(token: bytes, said: bytes, heard: bytes) -> tuple[int, bytes]:
-    """The number of the host that sent the CHALLENGE ``heard`` and the PROOF to answer; raises Stranger if the
-    listener does not have the token."""
+    """The number of the host that sent the CHALLENGE ``heard``, and the PROOF to answer it with.
+
+    Raises Stranger if the listener does not have the token.
+    """
     statement, proof = heard[: _STATEMENT.size], heard[_STATEMENT.size :]
     if len(heard) != CHALLENGE_BYTES or not hmac.compare_digest(proof, _proof(token, b"listener", said + statement)):
         raise Stranger

@@ -1,9 +1,8 @@
-"""The end of a connect test that is dialled: a thread that listens on a host's candidate addresses for a short time.
+"""The listening end of a connect test: a thread that listens on a host's candidate addresses for a short time.
 
-Every connection is a generator that yields what to send and how many bytes it wants next, so nothing is kept of a
-stranger but the bytes of one HELLO. After the greeting (`probe_greeting`) the listener echoes `ROUNDS` pings and a wide
-one, which fills packets of any usual size. It swallows what follows up to the end of the stream, and says how many
-bytes those were.
+Every connection is a generator that yields what to send and how many bytes it wants next, so a stranger costs no more
+memory than one HELLO. After the greeting (`probe_greeting`) the listener echoes `ROUNDS` pings and a wide one, which
+fills packets of any usual size. It discards what follows up to the end of the stream, and answers with its length.
 """
 
 from __future__ import annotations
@@ -124,13 +123,13 @@ class ProbeListener:
             self._selector.register(entrance, selectors.EVENT_READ)
 
     def _pause_accepting(self) -> None:
-        """Leaves callers in the kernel's queue while as many as may be are here."""
+        """Leaves further callers in the kernel's queue while the limit is reached."""
         for entrance in self._entrances:
             self._selector.unregister(entrance)
 
 
 class _Connection:
-    """One caller: the conversation with it and the bytes that have come of what the conversation wants next."""
+    """One caller: the conversation with it, and the part of its next message that has arrived."""
 
     def __init__(self, caller: socket.socket, conversation: Conversation) -> None:
         self._socket, self._conversation = caller, conversation
@@ -143,7 +142,7 @@ class _Connection:
         return self._wanted in _OF_STRANGERS and now > self._overdue_at
 
     def receive(self) -> bool:
-        """Takes what has come; False when the connection is over."""
+        """Handles what has arrived. False when the connection is over."""
         try:
             if self._wanted == EVERYTHING:
                 return self._swallow()

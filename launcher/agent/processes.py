@@ -1,8 +1,8 @@
-"""What Linux offers to leave no process behind.
+"""Linux's means to leave no process behind.
 
-Three nets, each for what the one before misses: a *process group* per worker takes signals as a whole; a *subreaper*
-becomes the parent of orphans that left their group; a *parent-death signal* ends a process whose parent was killed
-before it could do anything.
+There are three, each for what the one before misses: a *process group* per worker takes signals as a whole; a
+*subreaper* becomes the parent of orphans that left their group; a *parent-death signal* ends a process whose parent was
+killed before it could act.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def adopt_orphans() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process and what it belongs to, as process ids."""
+    """The ids of a process, its parent, its group and its session."""
 
     pid: int
     parent: int
@@ -62,7 +62,7 @@ def children() -> list[int]:
 
 
 def ignores(pid: int, signum: int) -> bool:
-    """Whether process ``pid`` ignores ``signum``, or has ended."""
+    """True if process ``pid`` ignores ``signum`` or has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -72,7 +72,7 @@ def ignores(pid: int, signum: int) -> bool:
 
 
 def signal_group(group: int, signum: int) -> bool:
-    """Sends ``signum`` to all processes of ``group`` and returns whether there are any. Signal 0 only asks."""
+    """Sends ``signum`` to all processes of ``group``. True if there are any; signal 0 only asks."""
     try:
         os.killpg(group, signum)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""What a Python has of all that hvdlite runs on: asked in a process of its own, which may crash, and answered in JSON.
+"""The software that a Python has for hvdlite: examined in a process of its own, which may crash, and reported as JSON.
 
-An agent has no site-packages, and a native library that crashes while it is loaded must be a line of a report. So
-`examine` starts the interpreter anew; there `describe` and then the library have their say, a line each. What only
-`describe` needs is imported there: an agent, which imports this file, should be up at once.
+An agent has no site-packages, and a native library that crashes when it is loaded must become a line of a report. So
+`examine` starts a new interpreter, in which `describe` and then the library print a line each. What only `describe`
+needs is imported there, so that an agent, which imports this file, starts quickly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ print(json.dumps({"wakeup_us": 0.0 if absence else round(wakeup_us(), 1), "witho
 
 
 def examine(python: str = sys.executable) -> dict[str, Any]:
-    """What `describe` says in ``python``, ``abi`` and ``library``, and ``problem``: why hvdlite does not work there.
+    """The findings of `describe`, and ``problem``: why hvdlite does not work there.
 
     It is empty if hvdlite works. Then ``without_native`` says why the native library cannot be loaded, and is empty if
     it can; ``wakeup_us`` is how long a wake-up takes there, and 0 without the library. Takes 20 s at most.

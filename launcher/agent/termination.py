@@ -1,4 +1,4 @@
-"""How an agent ends what is left of its workers: SIGTERM after a time, SIGKILL after another."""
+"""Ends the processes that workers left behind: SIGTERM after a while, SIGKILL later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .workers import Workers
 
 
 class Termination:
-    """The end of ``workers`` and of all that they started, once it `has_begun`. Times are monotonic."""
+    """Ends ``workers`` and everything they started, once it `has_begun`. Times are monotonic."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -19,11 +19,11 @@ class Termination:
 
     @property
     def due(self) -> float | None:
-        """When `go_on` has something to do."""
+        """The time of the next `go_on`, or None."""
         return min((when for when in (self._terminate_at, self._kill_at) if when is not None), default=None)
 
     def begin(self, grace_s: float, patience_s: float = 0.0) -> None:
-        """Sends SIGTERM after ``patience_s``, and SIGKILL ``grace_s`` later. Of several calls what is shorter wins."""
+        """Sends SIGTERM after ``patience_s``, and SIGKILL ``grace_s`` later. Of several calls the shorter times win."""
         terminate_at = time.monotonic() + patience_s
         kill_at = terminate_at + grace_s
         if not self.has_begun:
@@ -34,7 +34,7 @@ class Termination:
         self.go_on()
 
     def go_on(self) -> None:
-        """Sends what is due. SIGTERM needs no patience when all that is left ignores Ctrl-C."""
+        """Sends the signals that are due. SIGTERM does not wait if all remaining processes ignore Ctrl-C."""
         if self._terminate_at is not None and (
             time.monotonic() >= self._terminate_at or self._workers.all_ignore(signal.SIGINT)
         ):

@@ -1,12 +1,12 @@
-"""Connections that are carried through the stream between hvdrun and an agent.
+"""Carries connections through the stream between hvdrun and an agent.
 
 Workers of another host meet over hvdrun's sockets, which are abstract Unix sockets of hvdrun's host: no port is opened
-for them anywhere. On the other host the agent listens on an abstract Unix socket of that host, lets in nobody but its
-own user, and carries the bytes of each connection as a numbered *channel*; hvdrun connects each channel to the socket
-of the *service* that was asked for. The bytes are those of `hvdlite.net.calls`.
+for them anywhere. On the other host the agent listens on an abstract Unix socket, lets in only its own user, and
+carries the bytes of each connection as a numbered *channel*; hvdrun connects each channel to the socket of the
+requested *service*. The bytes are those of `hvdlite.net.calls`.
 
-Both ends hold their channels in a `Tunnel`. What a socket does not take is kept up to a limit, beyond which its channel
-is closed; sockets are read only while the stream has room (`hold`).
+Both ends hold their channels in a `Tunnel`. Bytes that a socket does not accept are kept up to a limit, beyond which
+its channel is closed; sockets are read only while the stream has room (`hold`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Channel:
 
 
 class Tunnel:
-    """One end. ``send`` takes frames for the other end; a channel that either end closes is closed at both."""
+    """One end. ``send`` sends frames to the other end; a channel that either end closes is closed at both."""
 
     def __init__(self, loop: Loop, send: Callable[[bytes], None]) -> None:
         self._loop, self._send = loop, send
@@ -62,7 +62,7 @@ class Tunnel:
                 connection.close()
 
     def deliver(self, channel: int, data: bytes) -> None:
-        """Writes what came for ``channel``; bytes for one that is closed already are dropped."""
+        """Writes ``data`` to ``channel``, or drops it if the channel is closed already."""
         if found := self._channels.get(channel):
             found.sink.write(data)
             self._balance(channel)
@@ -75,7 +75,7 @@ class Tunnel:
                 end.close()
 
     def hold(self, is_held: bool) -> None:
-        """Stops to read the channels, or reads on."""
+        """Pauses or resumes reading from the channels."""
         self._is_held = is_held
         for channel, found in self._channels.items():
             if is_held:
@@ -102,7 +102,7 @@ class Tunnel:
             connection.close()
 
     def _add(self, channel: int, connection: socket.socket) -> bool:
-        """Whether there was a descriptor for it."""
+        """Adds a channel. False if there is no descriptor for it."""
         try:
             writer = connection.dup()
         except OSError:
@@ -143,7 +143,7 @@ class Tunnel:
 
 
 def _connect(name: str) -> socket.socket | None:
-    """A connection to the abstract socket ``name``, which does not block; None if nobody of this user answers there."""
+    """A non-blocking connection to the abstract socket ``name``; None if no process of this user answers there."""
     with ExitStack() as undo, suppress(OSError):
         connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         connection.connect(f"\0{name}")
@@ -154,6 +154,6 @@ def _connect(name: str) -> socket.socket | None:
 
 
 def tunnelled(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The variables called ``prefix`` and more that hold the address of an abstract Unix socket, and its name."""
+    """The variables that begin with ``prefix`` and hold the address of an abstract Unix socket, and its name."""
     found = {name: value for name, value in environment.items() if name.startswith(prefix)}
     return {name: value.removeprefix(UNIX) for name, value in found.items() if value.startswith(UNIX)}

@@ -1,8 +1,8 @@
 """The worker processes of one host: how they start, take signals, and are known to be gone.
 
-A worker leads a session of its own, reads /dev/null or a pipe, and writes to two pipes, and to a third one because of
-which rank its session ended, which is read when it is over (`hvdlite.engine.report`). The process that uses this
-module is the subreaper of all of them, so one that left its worker's group is still its child in the end.
+A worker leads a session of its own, reads /dev/null or a pipe, and writes to two pipes. To a third pipe, which is read
+after its end, it writes which rank ended its session (`hvdlite.engine.report`). The process that uses this module is
+the subreaper of all of them, so a process that left its worker's group still becomes its child in the end.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _ADVICE: Final = {
 
 @dataclass(slots=True)
 class Worker:
-    """One rank's process. ``pipes`` are those still open, and which of its streams each is; ``report`` is the third.
+    """One rank's process. ``pipes`` maps its open pipes to its output streams; ``report`` is the third pipe.
 
-    ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when its being stopped is to be told, on the
+    ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when to report that it is stopped, on the
     monotonic clock.
     """
 
@@ -61,7 +61,7 @@ class Worker:
 
 
 def explain(error: OSError | ValueError) -> str:
-    """Why a worker could not be started, and what to do about it if that is known."""
+    """The reason why a worker could not be started, with advice if there is any."""
     if not isinstance(error, OSError):
         return str(error)
     what = f": {error.filename}" if error.filename else ""
@@ -70,7 +70,7 @@ def explain(error: OSError | ValueError) -> str:
 
 
 class Workers:
-    """All workers, also after their end, and the process groups of which something may be left."""
+    """All workers, even after their end, and the process groups that may still have members."""
 
     def __init__(self) -> None:
         self._by_pid: dict[int, Worker] = {}
@@ -85,7 +85,7 @@ class Workers:
     def start(
         self, rank: int, command: list[str], environment: dict[str, str], cwd: str, stdin: int = subprocess.DEVNULL
     ) -> Worker:
-        """Starts the worker of ``rank``. Raises OSError or ValueError if that cannot be done."""
+        """Starts the worker of ``rank``. Raises OSError or ValueError if that fails."""
         ends: list[int] = []
         try:
             ends += [*os.pipe(), *os.pipe(), *os.pipe()]
@@ -129,23 +129,23 @@ class Workers:
                     os.kill(process.pid, signum)
 
     def all_ignore(self, signum: int) -> bool:
-        """Whether nobody that is left acts on ``signum``. Background programs of a script ignore SIGINT."""
+        """True if all remaining processes ignore ``signum``, as background programs of a script ignore SIGINT."""
         return all(ignores(process.pid, signum) for process in self._reachable())
 
     def signal_ranks(self, signum: int) -> None:
-        """Sends ``signum`` to the workers themselves, and not to what they started."""
+        """Sends ``signum`` to the workers themselves, not to their children."""
         for worker in self:
             if worker.process.returncode is None:  # it may have ended, but its number is still its own
                 os.kill(worker.process.pid, signum)
 
     def forget_empty_groups(self) -> None:
-        """Forgets groups of which nothing is left: their numbers may soon be those of other processes."""
+        """Forgets empty groups, whose numbers may soon be reused."""
         for group in tuple(self._groups):
             if self._by_pid[group].process.returncode is not None and not signal_group(group, 0):
                 self._groups.discard(group)
 
     def are_all_gone(self) -> bool:
-        """Whether this process has no descendant left."""
+        """True if this process has no descendants left."""
         try:
             self.peek()
         except ChildProcessError:
@@ -173,9 +173,9 @@ class Workers:
 
     @property
     def stop_due(self) -> float | None:
-        """When `stopped` has something to tell, on the monotonic clock."""
+        """The time of the next `stopped` on the monotonic clock, or None."""
         return min((worker.tell_stop_at for worker in self if worker.tell_stop_at is not None), default=None)
 
     def peek(self) -> os.waitid_result | None:
-        """A child that has ended and is still to be reaped. Raises ChildProcessError if there is no child at all."""
+        """A child that has ended and was not reaped yet. Raises ChildProcessError if there is no child at all."""
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,11 +1,11 @@
-"""The agents of all hosts: connected, and asked, before anything of a job is started.
+"""The agents of all hosts, which are connected and questioned before any rank is started.
 
     with Agents(options, say) as agents:
         agents.connect(hosts)                       # all at once; raises CannotStart for the first that fails
         agents.hellos["a"].cores
         agents.ask("is_folder", {host: {"path": cwd} for host in agents.links})
 
-When the ``with`` block ends, so do the agents and all that they started.
+When the ``with`` block ends, so do the agents and everything they started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _END_S: Final = 2.0  # for an agent that has closed its output to end
 class Agents:
     """The links to all agents, in the order of the hosts, and the loop that serves them.
 
-    ``say`` shows one line to the user. ``failures`` tells for each host that has no agent why.
+    ``say`` shows one line to the user. ``failures`` maps hosts without an agent to the reason.
     """
 
     def __init__(self, options: SshOptions, say: Callable[[str], None]) -> None:
@@ -54,23 +54,23 @@ class Agents:
         line: Callable[[AgentLink, str], None],
         end: Callable[[AgentLink], None],
     ) -> None:
-        """Has those be told from now on what comes: frames of a job, lines of stderr, and the ends of agents."""
+        """Passes everything to these listeners from now on: frames of a job, lines of stderr, and ends of agents."""
         self._listener.frame, self._listener.line, self._listener.end = frame, line, end
 
     @property
     def hellos(self) -> dict[str, Hello]:
-        """What the agents said of their hosts."""
+        """The agents' descriptions of their hosts."""
         return {host: link.hello for host, link in self.links.items() if link.hello is not None}
 
     def connect(self, hosts: Sequence[Host]) -> None:
-        """Starts the agent of every host. Raises CannotStart if one fails, after all have been tried."""
+        """Starts the agent of every host. Raises CannotStart if one fails, once all have been tried."""
         self.try_to_connect(hosts)
         for host, reason in self.failures.items():
             others = ", ".join(other for other in self.failures if other != host)
             raise CannotStart(host, f"{reason}{f'. Nor on {others}' if others else ''}.")
 
     def try_to_connect(self, hosts: Sequence[Host]) -> None:
-        """Starts the agent of every host, and notes the `failures`."""
+        """Starts the agent of every host and records `failures`."""
         waiting = deque({host.name: host for host in hosts}.values())
         order = [host.name for host in waiting]
         shaking: set[AgentLink] = set()
@@ -118,7 +118,7 @@ class Agents:
         return {host: question.answer for host, question in asked.items()}
 
     def close(self) -> None:
-        """Ends all agents, and what is left of their workers."""
+        """Ends all agents and their remaining workers."""
         for link in self.links.values():
             link.hang_up()
         deadline = time.monotonic() + _END_S
@@ -143,7 +143,7 @@ class Agents:
             self.loop.turn(remaining_s)
 
     def _hear(self, link: AgentLink, line: str) -> None:
-        """Shows what ssh or a login script said; in the first moment it may be the reason of a failure to come."""
+        """Shows a line of ssh or a login script; early lines are held back, since they may explain a failure."""
         self._said.setdefault(link, []).append(line)
         if link.hello is not None:
             self._pass_on(link)
@@ -163,7 +163,7 @@ class Agents:
 
 
 def _outcome(link: AgentLink, own: Hello) -> str | None:
-    """Why the agent cannot be used; empty if it can, None while it has not said."""
+    """The reason why the agent is unusable; empty if it is usable, None until that is known."""
     if link.hello is not None:
         return link.hello.misfit(own)
     if link.is_over:
@@ -174,8 +174,8 @@ def _outcome(link: AgentLink, own: Hello) -> str | None:
 
 
 def _ignore_frame(link: AgentLink, kind: Kind, payload: bytes) -> None:
-    """Nothing has been started that could be told of."""
+    """Ignores frames: no rank has been started."""
 
 
 def _ignore_end(link: AgentLink) -> None:
-    """`Agents` sees it by itself."""
+    """Ignores the end of an agent, which `Agents` detects itself."""

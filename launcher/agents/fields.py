@@ -1,6 +1,6 @@
-"""The fields of what an agent answers, checked one by one: it runs on another machine, and may say anything.
+"""Checks the fields of an agent's answer: it runs on another machine, and may send anything.
 
-Functions raise ValueError that names the field. Text is cut, and what could steer a terminal is taken out of it.
+Functions raise ValueError that names the field. Text is shortened, and control characters are removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def field(answer: Any, name: str, kind: type) -> Any:
 
 
 def count(answer: Any, name: str) -> int:
-    """A whole number that is not negative."""
+    """A non-negative integer."""
     value: int = field(answer, name, int)
     if not 0 <= value < _MAX_NUMBER:
         raise improper(name)
@@ -29,7 +29,7 @@ def count(answer: Any, name: str) -> int:
 
 
 def figure(answer: Any, name: str) -> float:
-    """A number that is finite and not negative."""
+    """A finite, non-negative number."""
     value: Any = answer.get(name) if isinstance(answer, Mapping) else None
     if type(value) not in (int, float) or not 0 <= value < _MAX_NUMBER:
         raise improper(name)
@@ -37,15 +37,15 @@ def figure(answer: Any, name: str) -> float:
 
 
 def text(answer: Any, name: str) -> str:
-    """A text that can be shown."""
+    """A printable text."""
     return shown(field(answer, name, str))
 
 
 def shown(value: Any) -> str:
-    """Anything as a text that can be shown."""
+    """Any value as a printable text."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:_MAX_TEXT])
 
 
 def improper(name: str) -> ValueError:
-    """The error about a field that is missing, or of another type or size than it must be."""
+    """The error for a field that is missing or has the wrong type or size."""
     return ValueError(f"the agent's answer has no proper {name!r}")

@@ -1,8 +1,8 @@
-"""Signs of life between hvdrun and the agents of other hosts, for networks that drop everything and end no stream.
+"""Signs of life between hvdrun and the agents of other hosts, for networks that drop all packets and end no stream.
 
-Every second each agent is sent a lease, which it answers. An agent whose lease has run out ends its workers; a host
-that has sent nothing for a little longer is given up. hvdrun may be stopped meanwhile: Ctrl-Z has it grant a lease
-without end first, and what it did not hear while it was not running counts against nobody.
+Every second hvdrun sends each agent a lease, which the agent answers. An agent whose lease has expired ends its
+workers; a host that has sent nothing for a little longer is given up. hvdrun may be stopped meanwhile: on Ctrl-Z it
+grants an unlimited lease first, and silence while it was not running does not count.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Lease:
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """The time of the next `tick`."""
         return self._next if self._links else None
 
     def tick(self, now: float) -> list[AgentLink]:
-        """Renews the leases when that is due, and returns the agents that are to be given up, each once."""
+        """Renews the leases when that is due. Returns the agents to give up, each once."""
         if now - self._last_tick > 2 * _INTERVAL_S:  # we were stopped, or too busy to listen
             self._awake_since = now
         self._last_tick = now

@@ -46,7 +46,7 @@ _GONE: Final = "the agent is gone"
 
 @dataclass(slots=True)
 class Question:
-    """What an agent was asked; ``is_done`` once ``answer`` or ``error`` holds what it said."""
+    """A question to an agent; ``is_done`` once there is an ``answer`` or an ``error``."""
 
     is_done: bool = False
     answer: Any = None
@@ -58,7 +58,7 @@ class Question:
 
 @dataclass(slots=True)
 class Listener:
-    """Who is told what comes from agents: other frames than those that links handle, lines of stderr, and the end."""
+    """Receives what agents send: frames that links do not handle themselves, lines of stderr, and the end."""
 
     frame: Callable[[AgentLink, Kind, bytes], None]
     line: Callable[[AgentLink, str], None]
@@ -67,23 +67,23 @@ class Listener:
 
 @dataclass(slots=True)
 class Clock:
-    """How far an agent's monotonic clock is ahead of ours, as the quickest exchange of a lease has shown."""
+    """The offset of an agent's monotonic clock, from the fastest exchange of a lease."""
 
     offset_s: float
     uncertain_s: float  # half of what that exchange took
 
     def learn(self, sent: float, theirs: float, received: float) -> None:
-        """Their clock showed ``theirs`` somewhere between two times of ours."""
+        """Records that their clock showed ``theirs`` between two times of ours."""
         if (received - sent) / 2 < self.uncertain_s:
             self.offset_s, self.uncertain_s = theirs - (sent + received) / 2, (received - sent) / 2
 
     def translate(self, theirs: float) -> float:
-        """A time of theirs as ours, right within ``uncertain_s``."""
+        """Converts a time of theirs to ours, within ``uncertain_s``."""
         return theirs - self.offset_s
 
 
 class AgentLink:
-    """Starts the agent of ``host`` and speaks with it in ``loop``. Raises CannotStart if its process cannot start."""
+    """Starts the agent of ``host`` and talks to it in ``loop``. Raises CannotStart if its process cannot start."""
 
     def __init__(self, host: Host, options: SshOptions, loop: Loop, listener: Listener) -> None:
         self.host = host.name
@@ -140,7 +140,7 @@ class AgentLink:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much of what was sent is still here."""
+        """The number of bytes that were not written yet."""
         return self._outbox.waiting_bytes
 
     def ask(self, what: str, **fields: Any) -> Question:
@@ -155,19 +155,19 @@ class AgentLink:
         return question
 
     def send(self, kind: Kind, **fields: Any) -> None:
-        """Sends a message. An agent that is gone does not get it, and the listener is told of the end."""
+        """Sends a message. If the agent is gone, the message is dropped and the listener learns of the end."""
         self._write(pack_message(kind, **fields))
 
     def send_bytes(self, kind: Kind, data: bytes) -> None:
-        """Sends bytes, under the same terms."""
+        """Sends bytes in the same way."""
         self._write(pack(kind, data))
 
     def send_input(self, rank: int, data: bytes) -> None:
-        """Sends what ``rank`` may read from stdin, under the same terms."""
+        """Sends input for the stdin of ``rank`` in the same way."""
         self._write(pack_output(Kind.STDIN, rank, data))
 
     def explain(self) -> str:
-        """Why the agent is gone, in words for the user; ends its process if it is not."""
+        """The reason why the agent is gone, for the user. Ends its process if it still runs."""
         self._end_process(_END_S)
         if self.problem:
             return self.problem
@@ -175,7 +175,7 @@ class AgentLink:
         return self._spawner.explain(self._spec, tuple(self._said), self._process.returncode)
 
     def destroy(self) -> None:
-        """Has the agent's guard kill it and all below, or cuts the connection to it, upon which it ends by itself."""
+        """Has the agent's guard kill it and everything below, or cuts its connection, which makes it end by itself."""
         self._process.terminate()
         self._process.send_signal(signal.SIGCONT)
         if not self.is_remote:
@@ -183,7 +183,7 @@ class AgentLink:
                 signal_group(pid, signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Ends the stream to the agent, which ends then with all that it started."""
+        """Ends the stream to the agent, which then exits with everything it started."""
         if not self._stdin.closed:
             self._outbox.drain(_LAST_WRITE_S)
             self._outbox.close()
@@ -272,7 +272,7 @@ class AgentLink:
             self._outbox.send(frame)
 
     def _hold(self, is_held: bool) -> None:
-        """Takes from what the workers connect to only while the outbox has room."""
+        """Reads the workers' connections only while the outbox has room."""
         self._tunnel.hold(is_held)
 
     def _end_process(self, timeout_s: float) -> None:

@@ -1,9 +1,9 @@
 """--sync: copies the working directory to hosts that do not share it, through the agents' own connections.
 
-What git would commit is copied, so ``.gitignore`` is honoured; outside of a repository it is everything but what no
-program needs. The copy on each host stays there, under a name of its own for this host, user and folder: what ranks
-write into it is kept, and the next --sync changes what has changed. Files that were copied before and are gone here are
-removed there.
+The files that git would commit are copied, so ``.gitignore`` is honoured; outside of a repository everything is copied
+except files that no program needs. The copy stays on each host, in a folder particular to this host, user and folder:
+what ranks write into it is kept, and the next --sync updates what has changed. Files that were copied before and have
+been deleted here are removed there.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _UNPACK_S: Final = 120.0
 
 
 def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path, tell: Callable[[str], None]) -> dict[str, str]:
-    """Copies ``folder`` to all ``hosts`` at once and returns where it is on each; ``tell`` hears how much that is.
+    """Copies ``folder`` to all ``hosts`` at once and returns where it is on each. Reports the amount with ``tell``.
 
-    Raises LaunchError if it is too large, and CannotStart naming a host that cannot take it.
+    Raises LaunchError if it is too large, and CannotStart naming a host that cannot store it.
     """
     with tempfile.TemporaryFile() as archive:
         count = pack(folder, archive)
@@ -51,7 +51,7 @@ def copy_folder(agents: Agents, hosts: Sequence[str], folder: Path, tell: Callab
 
 
 def pack(folder: Path, archive: IO[bytes]) -> int:
-    """Writes a tar of what is to be copied; the number of files. Raises LaunchError if they are more than MAX_BYTES."""
+    """Writes a tar of the files and returns their number. Raises LaunchError if they exceed MAX_BYTES."""
     count, total, root = 0, 0, os.path.realpath(folder)
     with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
         for name in sorted(_names(folder)):

@@ -52,4 +52,4 @@ def doctor(where: HostOptions, is_json: bool, words: tuple[str, ...]) -> int:
 
 
 def _ignore_line(line: str) -> None:
-    """What ssh says on stderr is in the finding if the host cannot be used, and does not matter if it can."""
+    """Ignores ssh's stderr: the finding quotes it if the host is unusable, else it does not matter."""

@@ -1,6 +1,6 @@
-"""What agents tell ``hvdrun doctor`` of their hosts, checked: they run on other machines, and may say anything.
+"""Checks agents' descriptions of their hosts: they run on other machines, and may send anything.
 
-Functions raise ValueError with a text that says what the agent has got wrong. Only what is in the tables is kept.
+Functions raise ValueError that says what is wrong with a description. Only fields of the tables are kept.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _MAX_ROWS: Final = 256  # of a list
 
 
 def parse_machine(answer: Any) -> dict[str, Any]:
-    """What `machine.describe_machine` says."""
+    """Parses the result of `machine.describe_machine`."""
     return _checked(answer, _MACHINE)
 
 
 def parse_software(answer: Any) -> dict[str, Any]:
-    """What `software.examine` says: nothing but ``problem`` if it did not come to the versions."""
+    """Parses the result of `software.examine`: only ``problem`` if there are no versions."""
     has_versions = "hvdlite" in field({"software": answer}, "software", dict)
     found = _checked(answer, {**_PROBLEM, **(_VERSIONS if has_versions else {})})
     return found if found["problem"] else found | _checked(answer, _WORKING)

@@ -1,7 +1,7 @@
-"""What is wrong, or could be better, about surveyed hosts, and what to do about each: rules over facts, nothing else.
+"""Rules that find what is wrong with surveyed hosts, or could be better, with advice. They read facts, nothing else.
 
-A *problem* keeps a job from running; a *warning* makes it slow or may end it; a *note* is good to know. What several
-hosts have in common is one finding that names them.
+A *problem* keeps a job from running; a *warning* makes it slow or may end it; a *note* is good to know. Hosts with the
+same finding share it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAR_US: Final = 1000.0
 
 
 class Weight(IntEnum):
-    """How much a finding matters, the gravest first."""
+    """The severity of a finding, the most severe first."""
 
     PROBLEM = 0
     WARNING = 1
@@ -45,7 +45,7 @@ class Finding:
 
 
 def find(survey: Survey, environment: Mapping[str, str]) -> list[Finding]:
-    """All findings, the gravest first. ``environment`` is what ranks would get from this host's."""
+    """All findings, the most severe first. ``environment`` is what ranks would get from this host's."""
     found = [*_of_network(survey)]
     for host in survey.hosts.values():
         found += [*_of_software(host), *_of_machine(host), *_of_threads(host, environment)]
@@ -54,7 +54,7 @@ def find(survey: Survey, environment: Mapping[str, str]) -> list[Finding]:
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for each text, with the hosts of all that say it."""
+    """Merges findings with the same text, and their hosts."""
     by_text: dict[tuple[str, str], Finding] = {}
     for finding in findings:
         key = (finding.text, finding.advice)

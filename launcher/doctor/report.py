@@ -1,4 +1,4 @@
-"""How ``hvdrun doctor`` shows what it found: a paragraph for each host, a table of pairs, the findings; or JSON."""
+"""The report of ``hvdrun doctor``: a paragraph for each host, a table of pairs, the findings; or JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def describe(survey: Survey, findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def as_json(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same for machines; figures in the units of their names, sizes in bytes."""
+    """The report as JSON; figures are in the units of their names, sizes in bytes."""
     return {
         "would_run": not any(finding.weight is Weight.PROBLEM for finding in findings),
         "hosts": {host.name: _host_as_json(host) for host in survey.hosts.values()},

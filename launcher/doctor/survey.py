@@ -1,6 +1,6 @@
-"""What ``hvdrun doctor`` finds out: facts about every host, and what the network between each two of them does.
+"""Surveys hosts for ``hvdrun doctor``: facts about each, and the network between each two.
 
-A host that fails to answer is left out of what follows, with the reason, and the survey goes on without it.
+A host that fails to answer gets a problem and is left out of the rest of the survey.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Fact = TypeVar("_Fact")
 
 @dataclass(slots=True)
 class SurveyedHost:
-    """One host. ``problem`` says why no rank can be started there; what was not found out then is empty.
+    """One host. ``problem`` says why no rank can be started there; facts that are unknown then are empty.
 
     ``machine`` and ``software`` are what `machine.describe_machine` and `software.examine` say on that host.
     """
@@ -87,7 +87,7 @@ def examine_network(ask: Ask, survey: Survey, wanted: Sequence[str], ports: rang
 
 
 def rounds(calls: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """The pairs, in rounds in which no host takes part twice: what is measured is one connection and not many."""
+    """Sorts pairs into rounds in which no host takes part twice, so that connections are measured one at a time."""
     waiting = list(calls)
     while waiting:
         busy: set[str] = set()
@@ -123,7 +123,7 @@ def _ask(
     timeout_s: float = 10.0,
     hosts: Sequence[str] = (),
 ) -> Iterator[tuple[SurveyedHost, _Fact]]:
-    """The facts in the answers of the hosts, by default all usable ones. The problem of a host without is noted."""
+    """Asks the hosts, by default all usable ones, and returns their facts. Records the problem of a host without."""
     asked = [name for name in hosts or survey.usable if survey.hosts[name].is_usable]
     answers: Mapping[str, Any] | None = None
     while asked and answers is None:

@@ -1,4 +1,4 @@
-"""The loop of hvdrun: carries frames, signals and deadlines to the supervisor, and does what it decides."""
+"""hvdrun's main loop: passes frames, signals and deadlines to the supervisor, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def execute(
     is_verbose: bool,
     on_failure: FailureReport | None = None,
 ) -> int:
-    """Runs the job on ``agents``, one for each of its hosts, and returns hvdrun's exit code; all have ended then.
+    """Runs the job on ``agents``, one for each of its hosts, until all have ended. Returns hvdrun's exit code.
 
     The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`.
     ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines, and

@@ -1,11 +1,11 @@
-"""hvdrun's stdin on its way to the ranks that read it, no faster than they do.
+"""Forwards hvdrun's stdin to the ranks that read it, no faster than they do.
 
-Each of these ranks has a window: how many bytes its agent may hold that the rank's pipe has not taken yet. stdin is
-read only while all of them have room, so with the pipe hvdrun is never more than 64 KiB ahead of a rank. The end of the
-file is passed on.
+Each of these ranks has a window: the number of bytes that its agent may hold before the rank's pipe takes them. stdin
+is read only while all of them have room, so hvdrun, with the pipe, is never more than 64 KiB ahead of a rank. The end
+of the file is passed on.
 
-In the background of a shell with job control a terminal belongs to somebody else. SIGTTIN, which would stop hvdrun
-there, is blocked while the terminal is read, so that the kernel says EIO instead; then hvdrun looks now and then
+In the background of a shell with job control, the terminal belongs to another process. SIGTTIN, which would stop hvdrun
+there, is blocked while the terminal is read, so that the read fails with EIO instead; then hvdrun checks now and then
 whether it is in the foreground again.
 """
 
@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.25  # between two looks whether hvdrun is in the foreground
 
 
 class Input:
-    """What is read from ``descriptor`` for all ``ranks``.
+    """Reads ``descriptor`` for all ``ranks``.
 
     ``send`` takes it, rank by rank; no bytes stand for the end. ``entered`` is called when a person has entered a line.
     """
@@ -47,7 +47,7 @@ class Input:
 
     @property
     def is_over(self) -> bool:
-        """Whether no rank will get any more."""
+        """True if no rank will get any more input."""
         return not self._is_open
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class Input:
         self._settle()
 
     def tick(self, now: float) -> None:
-        """Reads on if hvdrun is in the foreground again."""
+        """Resumes reading if hvdrun is in the foreground again."""
         if self.deadline is not None and now >= self.deadline:
             self.deadline = None if _is_in_foreground(self._descriptor) else now + _LOOK_S
             self._settle()
@@ -81,7 +81,7 @@ class Input:
             os.close(self._descriptor)
 
     def _settle(self) -> None:
-        """Reads on when there is something to read, or not now, or never again."""
+        """Reads when there is input, pauses, or stops for good."""
         if not self._is_open:
             return
         if not self._room:
@@ -131,7 +131,7 @@ class Input:
 
 
 def _open_anew(descriptor: int) -> int:
-    """A descriptor to read from, without waiting where that can be had: O_NONBLOCK is shared with the shell's own."""
+    """A descriptor to read from, non-blocking where possible: O_NONBLOCK would be shared with the shell's own."""
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(kind) or os.isatty(descriptor):
         try:
@@ -142,7 +142,7 @@ def _open_anew(descriptor: int) -> int:
 
 
 def _is_in_foreground(terminal: int) -> bool:
-    """Whether ``terminal`` gives its input to this process; so does one that is gone, or not the job's."""
+    """True if this process may read ``terminal``, or if that is gone or not the controlling one."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:

@@ -15,7 +15,7 @@ class Logs:
     """One pair of files for each of ``size`` ranks. N has leading zeros so that names sort as numbers do."""
 
     def __init__(self, folder: str, size: int) -> None:
-        """Makes the files, empty. Raises OSError if that cannot be done."""
+        """Creates empty files. Raises OSError if that fails."""
         self.lost_bytes = 0
         self.problem = ""
         self._paths: dict[tuple[int, Stream], Path] = {}
@@ -32,7 +32,7 @@ class Logs:
         return self._paths[rank, stream]
 
     def write(self, rank: int, stream: Stream, data: bytes) -> None:
-        """Appends ``data``. A full disk must not end the training: what does not fit is dropped and counted."""
+        """Appends ``data``. A full disk must not end training, so what does not fit is dropped and counted."""
         try:
             while data:
                 data = data[os.write(self._files[rank, stream], data) :]

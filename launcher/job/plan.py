@@ -1,7 +1,7 @@
-"""What is to be started where, with which environment: decided before anything runs.
+"""Plans a job before anything runs: which ranks start where, with which environment.
 
 Every rank gets its numbers under hvdlite's names, Horovod's, and those that torch.distributed reads. Ranks of this host
-inherit all of hvdrun's environment; those of another get what belongs to the job, on top of what a login there has.
+inherit all of hvdrun's environment; those of another get the job's variables on top of a login's environment there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BOUND_TO_A_HOST: Final = frozenset({"HVDLITE_HOSTID"})
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What one host is told: its ranks, where they run and with what.
+    """One host's part of the plan: its ranks, where they run and with what.
 
     ``names`` are the abstract sockets on that host for the services that its ranks reach through hvdrun, ``services``
     the sockets on this host that they lead to.
@@ -96,8 +96,8 @@ class Plan:
 def wanted_hosts(hosts: Sequence[Host], size: int | None, per_host: int | None = None) -> tuple[Host, ...]:
     """The hosts to start on: those that were named, else this machine with a slot for each rank.
 
-    No host takes more than ``per_host`` ranks. Raises BadHostSpec if nothing says how many ranks there are to be, and
-    for a user of this machine, where ranks belong to who starts them.
+    No host takes more than ``per_host`` ranks. Raises BadHostSpec if the number of ranks is unknown, and if a user is
+    given for this machine, where ranks run as the user who starts them.
     """
     for host in hosts:
         if host.user and is_local(host.name):
@@ -146,7 +146,7 @@ def rank_environment(placement: Placement, size: int, cores: int, base: Mapping[
 
 
 def job_environment(base: Mapping[str, str], job: Job, master: tuple[str, int]) -> dict[str, str]:
-    """What all ranks get: the user's environment, the job's name and key, and where torch.distributed may listen."""
+    """The variables of all ranks: the user's environment, the job's name and key, torch.distributed's address."""
     defaults = {
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
@@ -168,7 +168,7 @@ def make_plan(
     of_host: Mapping[str, Mapping[str, str]] | None = None,
     folders: Mapping[str, str] | None = None,
 ) -> Plan:
-    """The plan for ``command`` on ``placements``, ``base`` being the environment that the user wants.
+    """The plan for ``command`` on ``placements``; ``base`` is the environment that the user wants.
 
     ``cores`` is by host; see `Plan` for the rest. Raises ValueError for a setting in ``base`` that ranks would refuse.
     """

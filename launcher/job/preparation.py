@@ -1,7 +1,7 @@
-"""Everything about a job that can be found wrong before one of its processes runs.
+"""Checks everything about a job that can be checked before one of its processes runs.
 
-Agents are connected on all hosts at once; every one must fit, have the working directory (or is sent it) and be
-reachable by the others. Only then is there a plan.
+Agents are connected on all hosts at once; every host must fit, have the working directory (or receive a copy of it) and
+be reachable from the others. Only then is there a plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATER: Final = "chosen-at-the-start"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user wants: ``size`` ranks, or as many as there are slots, of ``command`` on ``hosts``."""
+    """The user's request: ``size`` ranks, or as many as there are slots, of ``command`` on ``hosts``."""
 
     command: Sequence[str]
     hosts: Sequence[Host]
@@ -50,7 +50,7 @@ class Request:
 
 
 def sketch(request: Request, job: Job) -> Plan:
-    """The plan as far as it is known without connecting to any host. Raises BadHostSpec if not even the places are."""
+    """The plan as far as it is known without connecting to any host. Raises BadHostSpec for invalid hosts."""
     cores = {host.name: _cores_here() for host in request.hosts if is_local(host.name)}
     placements = request.place(cores)
     if placements is None:
@@ -68,7 +68,7 @@ def sketch(request: Request, job: Job) -> Plan:
 
 
 def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], None]) -> Plan:
-    """Connects the agents of all hosts that get ranks, and returns the plan. ``tell`` hears what is done, in lines.
+    """Connects the agents of all hosts that get ranks, and returns the plan. ``tell`` reports progress in lines.
 
     Raises CannotStart naming the host, and BadHostSpec, with nothing started but agents.
     """
@@ -107,7 +107,7 @@ def _cores_here() -> int:
 
 
 def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]) -> dict[str, str]:
-    """Where the working directory is on the hosts that have it elsewhere."""
+    """The working directories of hosts that have it elsewhere."""
     remote, cwd = [host for host in hosts if agents.links[host].is_remote], Path.cwd()
     if request.syncs:
         return copy_folder(agents, remote, cwd, tell) if remote else {}
@@ -135,7 +135,7 @@ def _check_script(command: Sequence[str], agents: Agents, hosts: Sequence[str], 
 def _networks(
     request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
-    """The variables that tell each host's ranks how the others reach them; nothing if there are no others."""
+    """The variables that tell each host's ranks their address for other hosts; none for a single host."""
     if all(is_local(host) for host in hosts):
         return {}
     chosen = choose_addresses(agents.ask, hosts, wanted=request.interfaces, ports=request.ports)

@@ -1,4 +1,4 @@
-"""Decides what hvdrun does about the ends of ranks, lost agents and signals. It does no I/O and reads no clock.
+"""Decides how hvdrun reacts to ends of ranks, lost agents and signals. It does no I/O and reads no clock.
 
 A job is in one of six phases, and goes on from each of the first four to CLOSING when all ranks have ended::
 
@@ -7,9 +7,9 @@ A job is in one of six phases, and goes on from each of the first four to CLOSIN
                                                                         2nd signal: KILLING
     CLOSING ──all agents have ended, or time is up──> FINISHED
 
-The first failure in time decides the exit code; what the other ranks do after it is a consequence of it. News of an
-earlier one may come later: its time tells, or the rank that was heard first, which names the culprit. Nothing that
-ranks do after a signal to hvdrun is a failure.
+The first failure in time decides the exit code; later ones are its consequences. News of an earlier failure may arrive
+later: then its time decides, or the rank that was heard first names the culprit. Nothing that ranks do after a signal
+to hvdrun is a failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAST_WAIT_S: Final = 2.0  # for processes to vanish after SIGKILL
 
 
 class Phase(Enum):
-    """How far the job has come."""
+    """The phase of the job."""
 
     RUNNING = auto()
     INTERRUPTING = auto()
@@ -73,7 +73,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the job failed. ``code`` is what a shell would show, ``signum`` is None unless a signal ended the rank."""
+    """The reason of a failed job. ``code`` is as in a shell; ``signum`` is None unless a signal ended the rank."""
 
     rank: int
     host: str
@@ -82,7 +82,7 @@ class Failure:
     signum: int | None
     time: float
     reason: str
-    is_oom: bool = False  # the kernel ended it for want of memory
+    is_oom: bool = False  # the OOM killer ended it
     uncertain_s: float = 0.0  # how far off ``time`` may be either way
     culprit: Culprit | None = None  # another rank
 
@@ -115,7 +115,7 @@ class Supervisor:
 
     @property
     def exit_code(self) -> int:
-        """What hvdrun returns: 128 + n after signal n, else the code of the first failure, else 0."""
+        """hvdrun's exit code: 128 + n after signal n, else the code of the first failure, else 0."""
         if self._interrupt is not None:
             return 128 + self._interrupt
         return self.failure.code if self.failure else 0
@@ -162,7 +162,7 @@ class Supervisor:
         return self._ended(failure, now)
 
     def agent_ended(self, host: str, now: float, why: str = "the process that started it died") -> list[Action]:
-        """The agent of ``host`` is gone; ranks that had not ended went with it."""
+        """The agent of ``host`` is gone, and with it the ranks that had not ended."""
         self._agents.discard(host)
         actions = self.host_lost(host, now, why)
         if not self._agents:
@@ -170,7 +170,7 @@ class Supervisor:
         return actions
 
     def host_lost(self, host: str, now: float, why: str) -> list[Action]:
-        """Nothing will be heard from ``host`` any more; its ranks that had not ended are lost."""
+        """``host`` is silent for good; its ranks that had not ended are lost."""
         actions: list[Action] = []
         lost = [rank for rank in sorted(self._alive) if self._host_by_rank[rank] == host]
         if lost:
@@ -181,9 +181,9 @@ class Supervisor:
         return actions
 
     def interrupted(self, signum: int, now: float) -> list[Action]:
-        """A signal asks hvdrun to end: the first one politely, the second one at once.
+        """A signal asks hvdrun to end: the first one gracefully, the second one at once.
 
-        Ctrl-C reaches the ranks as such, so that they can end as they do without hvdrun.
+        Ctrl-C reaches the ranks as SIGINT, so that they can end as they do without hvdrun.
         """
         if self.phase is Phase.RUNNING:
             self._interrupt = signum

@@ -1,1 +1,1 @@
-"""How the hosts reach each other: their interfaces, which addresses are tried, and the connect test between them."""
+"""Addresses on which hosts reach each other: interfaces, candidates, and the connect test."""

@@ -1,4 +1,4 @@
-"""What is told when hosts do not reach each other: who dialled which address, what came of it, and what to do.
+"""The report when hosts do not reach each other: who dialled which address, with which result, and what to do.
 
 ::
 
@@ -33,7 +33,7 @@ _MAX_NAMES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of dialling ``candidate`` from ``dialler``: one of `PROBLEMS`, with ``detail``, or figures."""
+    """The result of dialling ``candidate`` from ``dialler``: one of `PROBLEMS`, with ``detail``, or figures."""
 
     dialler: str
     candidate: Candidate
@@ -51,7 +51,7 @@ class Attempt:
 class HostsUnreached(LaunchError):
     """No address of some ``hosts`` is reached by all others that need it.
 
-    ``details`` are lines that say who reached whom, ``advice`` sentences of what to do, ``report`` the lines of both.
+    ``details`` are lines that say who reached whom, ``advice`` is what to do, and ``report`` has both.
     """
 
     def __init__(self, attempts: Sequence[Attempt], ports: range | None) -> None:

@@ -1,8 +1,9 @@
-"""Which address each host of a job should have, as far as that can be told without sending a packet.
+"""Ranks the addresses of each host, as far as that is possible without sending a packet.
 
-A *candidate* is an address on which a host might be dialled. None are: the loopback's, interfaces that are down, IPv6
-link-local addresses (they mean nothing without the dialler's own interface), and addresses that several hosts have, as
-those of ``docker0`` and ``virbr0`` are. The rest is ordered by what usually makes the fastest network that works:
+A *candidate* is an address on which a host might be dialled. Excluded are the loopback's, interfaces that are down,
+IPv6 link-local addresses (they mean nothing without the dialler's own interface), and addresses that several hosts
+have, such as those of ``docker0`` and ``virbr0``. The rest is ordered by what usually gives the fastest network that
+works:
 
 1. the user's order, if interfaces were named;
 2. subnets in which every host has an address;
@@ -46,14 +47,14 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What one agent sees: the interfaces, and an ``id`` that is equal where two agents see the same ones."""
+    """One agent's view: the interfaces, and an ``id`` that is equal for agents that see the same ones."""
 
     id: str
     interfaces: tuple[Interface, ...]
 
     @classmethod
     def parse(cls, answer: Any) -> Network:
-        """An agent's answer. Raises ValueError for what is none."""
+        """Parses an agent's answer. Raises ValueError if it is malformed."""
         rows = fields.field(answer, "interfaces", list)[:_MAX_INTERFACES]
         return cls(fields.text(answer, "network"), tuple(_parse_interface(row) for row in rows))
 
@@ -100,7 +101,7 @@ def rank_candidates(networks: Mapping[str, Network], wanted: Sequence[str] = ())
 def network_environment(candidate: Candidate | None, wanted: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
     """The variables that tell the ranks of a host which network to use; None stands for a job of one host.
 
-    If the user named interfaces, NCCL and Horovod's Gloo hear of it too, as in Horovod; what ``base`` has of that wins.
+    If the user named interfaces, NCCL and Horovod's Gloo get them too, as in Horovod, unless ``base`` sets them.
     """
     if candidate is None:
         return {"HVDLITE_ADDRESS": LOOPBACK}
@@ -155,7 +156,7 @@ def _merit(one: Candidate, wanted: Sequence[str], common: set[_Subnet]) -> tuple
 
 
 def _place_in(wanted: Sequence[str], one: Candidate) -> int | None:
-    """The index of the first of ``wanted`` that means this candidate."""
+    """The index of the first of ``wanted`` that matches this candidate."""
     for place, text in enumerate(wanted):
         try:
             is_meant = ipaddress.ip_address(one.address) in ipaddress.ip_network(text, strict=False)

@@ -1,12 +1,11 @@
 """Finds the address of each host on which the others really reach it.
 
 The agents listen on all candidates (`network`) and dial each other: every host every other one, or with more than
-`_ALL_PAIRS` hosts its neighbours in a ring and the first. The best candidate of every host is tried alone, and in the
-usual case that is all: one round trip. Only for hosts that somebody did not reach are the remaining candidates tried,
-all at once. So a network that swallows packets costs two deadlines at most, and only if it looked better than those
-that work.
+`_ALL_PAIRS` hosts its neighbours in a ring and the first. The best candidate of every host is tried first, and usually
+that is all: one round trip. The remaining candidates are tried only for hosts that some host did not reach, all at
+once. So a network that drops packets costs two deadlines at most, and only if it looked better than those that work.
 
-`choose_addresses` decides nothing that cannot be read from what `Ask` returns: tests play hosts with dictionaries.
+`choose_addresses` depends on nothing but what `Ask` returns: tests simulate hosts with dictionaries.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Listeners that are up: what it takes to dial them."""
+    """Listeners that are open, and how to dial them."""
 
     token: str
     hosts: tuple[str, ...]  # a host's number is its place here
@@ -53,7 +52,7 @@ def choose_addresses(
 ) -> dict[str, Candidate | None]:
     """The address to use for each host; None for all of them if they are one machine under several names.
 
-    ``wanted`` are the interfaces that the user named, ``ports`` those that a firewall lets through. Raises CannotStart
+    ``wanted`` are the interfaces that the user named, ``ports`` those that a firewall admits. Raises CannotStart
     for a host without a usable interface, and HostsUnreached with a report when no address of a host works.
     """
     networks = ask_for_networks(ask, hosts)
@@ -70,7 +69,7 @@ def choose_addresses(
 
 
 def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
-    """The interfaces of each host. Raises CannotStart for a host that answers anything else."""
+    """Asks each host for its interfaces. Raises CannotStart for a host with an invalid answer."""
     networks = {}
     for host, answer in ask("network", {host: {} for host in hosts}).items():
         with _blaming(host):
@@ -79,7 +78,7 @@ def ask_for_networks(ask: Ask, hosts: Sequence[str]) -> dict[str, Network]:
 
 
 def pairs(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each host those that dial it, itself not among them."""
+    """The diallers of each host, without itself."""
     if len(hosts) <= _ALL_PAIRS:
         return {host: tuple(other for other in hosts if other != host) for host in hosts}
     diallers = {}
@@ -90,7 +89,7 @@ def pairs(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def open_probe(ask: Ask, addresses: Mapping[str, Sequence[str]], ports: range | None) -> Probe:
-    """Has each host listen on its ``addresses``. Raises CannotStart for a host that gives no proper answer."""
+    """Has each host listen on its ``addresses``. Raises CannotStart for a host with an invalid answer."""
     token, hosts = secrets.token_hex(32), tuple(addresses)
     limits = [ports[0], ports[-1]] if ports else None
     shared = {"token": token, "ports": limits, "lifetime_s": _LIFETIME_S}
@@ -110,9 +109,9 @@ def close_probe(ask: Ask, probe: Probe) -> None:
 
 
 def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk_s: float = 0.0) -> list[Attempt]:
-    """Makes all ``calls`` at once, pairs of a dialler and a candidate of another host; what came of them, in order.
+    """Makes all ``calls`` at once, pairs of a dialler and a candidate of another host. Returns results in order.
 
-    Raises CannotStart for a dialler that gives no proper answer.
+    Raises CannotStart for a dialler with an invalid answer.
     """
     attempts: dict[tuple[str, Candidate], Attempt] = {}
     targets: dict[str, list[Candidate]] = {}
@@ -134,7 +133,7 @@ def dial(ask: Ask, probe: Probe, calls: Sequence[tuple[str, Candidate]], *, bulk
 
 @contextmanager
 def _blaming(host: str) -> Iterator[None]:
-    """A ValueError about an answer of ``host`` becomes CannotStart."""
+    """Turns a ValueError about an answer of ``host`` into CannotStart."""
     try:
         yield
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""What agents answer in a connect test, checked: they run on other machines, and may say anything.
+"""Checks agents' answers in a connect test: they run on other machines, and may send anything.
 
-Functions raise ValueError with a text that says what the agent has got wrong.
+Functions raise ValueError that says what is wrong with an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_PORT: Final = 65535
 
 
 class Listening(NamedTuple):
-    """On which ports a host listens, and where it could not, by address."""
+    """The ports on which a host listens, and why it could not, by address."""
 
     ports: dict[str, int]
     problems: dict[str, str]
@@ -37,7 +37,7 @@ def parse_listening(answer: Any, addresses: Sequence[str]) -> Listening:
 
 
 def parse_attempts(answer: Any, dialler: str, targets: Sequence[Candidate], hosts: Sequence[str]) -> list[Attempt]:
-    """The answer of ``dialler`` to ``dial``: what came of each target. ``hosts`` are those of the test by number."""
+    """The answer of ``dialler`` to ``dial``: a result for each target. ``hosts`` are those of the test by number."""
     results = field(answer, "results", list)
     if len(results) != len(targets):
         raise ValueError(f"the agent has dialled {len(targets)} addresses and tells of {len(results)}")

@@ -18,7 +18,7 @@ __all__ = ["Spawner", "SshOptions", "spawner_of", "ways_to"]
 
 @dataclass(frozen=True, slots=True)
 class Spawner:
-    """One way. What is remote has its own clock, environment and network, and may vanish in silence."""
+    """One way to start an agent. A remote host has its own clock, environment and network, and may vanish silently."""
 
     serves: Callable[[Host], bool]
     command: Callable[[Host, SshOptions], list[str]]
@@ -38,6 +38,6 @@ def spawner_of(host: Host) -> Spawner:
 
 
 def ways_to(hosts: Sequence[Host], used: Collection[str], options: SshOptions) -> list[list[str]]:
-    """The commands that lead to those of ``hosts`` that are ``used`` and not this machine."""
+    """The commands that reach those of ``hosts`` that are ``used`` and not this machine."""
     remote = {host.name: host for host in hosts if host.name in used and spawner_of(host).is_remote}
     return [spawner_of(host).command(host, options) for host in remote.values()]

@@ -16,5 +16,5 @@ def agent_command(host: Host, options: SshOptions) -> list[str]:
 
 
 def explain(host: Host, said: Sequence[str], code: int) -> str:
-    """Why the agent ended with ``code`` before it said hello, ``said`` being what it wrote to stderr."""
+    """The reason why the agent ended with ``code`` before its hello; ``said`` is what it wrote to stderr."""
     return f"its agent ended with code {code}: {' '.join(said[-1:]) or 'it said nothing'}"

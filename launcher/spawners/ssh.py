@@ -1,7 +1,7 @@
 """Starts an agent on another host through the system's ssh, with the user's configuration, keys and jump hosts.
 
-One connection per host carries everything. Only the way to Python is in the command line; environment, job key and
-command go through the connection. The first value of an option is the one that ssh takes, so the user's come first.
+One connection per host carries everything. The command line only locates Python; environment, job key and command go
+through the connection. ssh uses the first value of an option, so the user's come first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOT_FOUND: Final = 127  # a shell's code for a command that it did not find
 
 @dataclass(frozen=True, slots=True)
 class SshOptions:
-    """What the user said about ssh, and the ``python`` of other hosts; empty: the same as here, else python3."""
+    """The user's options for ssh, and the ``python`` of other hosts; empty: the same as here, else python3."""
 
     port: int | None = None
     identity: str = ""

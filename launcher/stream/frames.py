@@ -1,13 +1,13 @@
 """Frames between hvdrun and its agents: a length, a kind and a payload.
 
-The length counts the payload only and is checked before anything is stored, so a damaged stream costs a closed link
-and no memory. Rare messages are JSON; output is four bytes of rank followed by the bytes that the worker wrote.
+The length counts the payload only and is checked before anything is stored, so a damaged stream closes the connection
+and costs no memory. Rare messages are JSON; output is four bytes of rank followed by the bytes that the worker wrote.
 
-The agent's stream begins with `GREETING`, so that what a login shell wrote before it is not taken for frames, and with
+The agent's stream begins with `GREETING`, so that output of a login shell before it is not mistaken for frames, and
 ``HELLO``. hvdrun may then ``ASK``, and every question gets one ``ANSWER``, in any order. It sends ``START`` once,
 ``SIGNAL`` as often as it likes and ``END`` when no rank is left; the end of its stream without ``END`` means that it
-died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output, then ``EXITED``: whatever a worker
-wrote before its end comes before the news of its end. ``STOPPED`` may come between.
+died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output, then ``EXITED``: a worker's output
+comes before the news of its end. ``STOPPED`` may come between.
 
 ``LEASE`` tells an agent of another host that hvdrun lives, and is answered. ``OPEN``, ``DATA`` and ``CLOSE`` carry
 connections that the workers of such a host make to hvdrun. ``STDIN`` carries what a rank may read, of which the agent
@@ -30,7 +30,7 @@ _NUMBER: Final = struct.Struct("!I")
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """The kinds of frames."""
 
     START = 1  # down: {"cwd", "command", "environment", "inherits", "listen": {name: service}, "workers": [...]}
     SIGNAL = 2  # down: {"signum", "everyone"}: for every process of every worker, or for the ranks themselves
@@ -59,7 +59,7 @@ _KINDS: Final = frozenset(Kind)
 
 
 class FrameError(ValueError):
-    """The stream does not hold frames; nothing that follows can be understood."""
+    """The stream is damaged; nothing that follows can be understood."""
 
 
 def pack(kind: Kind, payload: bytes) -> bytes:
@@ -75,7 +75,7 @@ def pack_message(kind: Kind, **fields: Any) -> bytes:
 
 
 def pack_output(kind: Kind, number: int, data: bytes) -> bytes:
-    """One frame of bytes that belong to a rank or to a channel."""
+    """One frame of bytes for a rank or a channel."""
     return pack(kind, _NUMBER.pack(number) + data)
 
 
@@ -105,7 +105,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """The frames that ``data`` completes. Raises FrameError at the first one that cannot be."""
+        """Yields the frames that ``data`` completes. Raises FrameError at the first invalid one."""
         self._buffer += data
         start = 0
         try:

@@ -1,6 +1,6 @@
-"""What an agent says of its host when it comes up, and whether that fits the job.
+"""An agent's description of its host when it starts, and whether that host fits the job.
 
-Ranks of one job speak with each other in formats that may change from version to version, so all hosts need the same
+Ranks of one job talk to each other in formats that may change from version to version, so all hosts need the same
 version of hvdlite, the same ABI of its native library and the same minor version of Python.
 """
 
@@ -23,7 +23,7 @@ _MAX_TEXT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """One host as its agent sees it. ``cores`` are those that it may use."""
+    """One host as its agent sees it. ``cores`` counts those that the agent may use."""
 
     protocol: int
     version: str
@@ -52,7 +52,7 @@ class Hello:
 
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> Hello:
-        """What another agent sent. Raises FrameError for fields that are missing or of the wrong type."""
+        """Parses another agent's message. Raises FrameError for fields that are missing or of the wrong type."""
         kinds = {name: {"int": int, "str": str}[str(kind)] for name, kind in cls.__annotations__.items()}
         for name, kind in kinds.items():
             value = fields.get(name)
@@ -64,7 +64,7 @@ class Hello:
         return asdict(self)
 
     def misfit(self, own: Hello) -> str:
-        """Why a job of ``own``'s cannot have ranks on this host; empty if it can."""
+        """The reason why a job of ``own`` cannot have ranks on this host; empty if it can."""
         if (self.protocol, self.version, self.native_abi) != (own.protocol, own.version, own.native_abi):
             return (
                 f"it has hvdlite {self.version} (ABI {self.native_abi}) in {self.folder}, and this host has "

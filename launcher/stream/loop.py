@@ -1,4 +1,4 @@
-"""A loop over descriptors: each has one function that is called when it is ready."""
+"""An event loop: each descriptor has one function that is called when it is ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WRITE: Final = selectors.EVENT_WRITE
 
 
 class Loop:
-    """Descriptors and their functions. A descriptor is watched for one thing; duplicate it to wait for two."""
+    """Calls functions of descriptors. A descriptor is watched for reading or writing; duplicate it for both."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

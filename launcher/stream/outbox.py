@@ -1,7 +1,7 @@
-"""What one end of the stream between hvdrun and an agent has to send, on its way without anybody waiting for it.
+"""The outgoing half of the stream between hvdrun and an agent, which never blocks.
 
-A loop writes on whenever the other end takes more. When too much waits, whoever fills the outbox is told to hold on,
-and to go on once half of it has gone; so a slow end slows down what it is sent, and memory stays bounded.
+A loop writes more whenever the other end accepts it. When too much is queued, the producer is told to pause, and to
+resume once half of it is written; so a slow reader slows down the producer, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FULL_BYTES: Final = 4 << 20
 
 
 class Outbox:
-    """Frames for ``descriptor``, whose reader messages call ``name``. ``hold`` is called when `is_full` changes."""
+    """Writes frames to ``descriptor``, called ``name`` in messages. ``hold`` is called when `is_full` changes."""
 
     def __init__(self, loop: Loop, descriptor: int, name: str, hold: Callable[[bool], None]) -> None:
         self._loop = loop
@@ -27,16 +27,16 @@ class Outbox:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much of what was sent is still here."""
+        """The number of bytes that were not written yet."""
         return self._sink.waiting_bytes
 
     def send(self, frame: bytes) -> None:
-        """Sends ``frame`` now, or when the other end is ready."""
+        """Sends ``frame`` now or when the other end is ready."""
         self._sink.write(frame)
         self._balance()
 
     def drain(self, patience_s: float) -> None:
-        """Sends all that is kept, until the other end has taken nothing for ``patience_s``."""
+        """Sends the queue, until the other end has accepted nothing for ``patience_s``."""
         self._sink.drain(patience_s)
 
     def close(self) -> None:

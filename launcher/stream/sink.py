@@ -1,7 +1,7 @@
-"""A descriptor that is written without ever waiting for who reads it.
+"""Writes to a descriptor without ever waiting for its reader.
 
-Training must not wait for a terminal that is stopped with Ctrl-S or a pager that nobody scrolls. What cannot be
-written is kept, up to a limit, and beyond it dropped and counted. The descriptor is opened anew where Linux allows it:
+Training must not wait for a terminal that is stopped with Ctrl-S or a pager that nobody scrolls. Output that cannot be
+written is kept up to a limit; beyond it, it is dropped and counted. The file is reopened where Linux allows it, because
 O_NONBLOCK belongs to the open file and not to the descriptor, and the shell shares ours.
 """
 
@@ -37,11 +37,11 @@ class Sink:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much is kept for when the reader is ready."""
+        """The number of bytes that are kept until the reader is ready."""
         return self._queued_bytes
 
     def write(self, data: bytes) -> None:
-        """Writes ``data`` now, or keeps it, or drops and counts it."""
+        """Writes ``data`` now, keeps it, or drops and counts it."""
         if self._is_broken or self._queued_bytes + len(data) > self._limit_bytes:
             self.lost_bytes += len(data)
             self.problem = self.problem or _TOO_SLOW
@@ -68,7 +68,7 @@ class Sink:
             self._drop(error.strerror or str(error))
 
     def drain(self, patience_s: float) -> None:
-        """Writes all that is kept, until the reader has taken nothing for ``patience_s``."""
+        """Writes everything that is kept, until the reader has accepted nothing for ``patience_s``."""
         while self._queue and self._is_ready(patience_s):
             self.flush()
         if self._queue:
@@ -92,7 +92,7 @@ class Sink:
 
 
 def _open_anew(descriptor: int) -> tuple[int, bool, int]:
-    """A descriptor to write to, whether it is ours to close, and how many bytes one write may have."""
+    """A descriptor to write to, whether to close it, and the largest write that does not block."""
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
         return descriptor, False, _WRITE_BYTES  # a file is always ready, and another opening would start at its front
