@@ -1,1 +1,1 @@
-"""What the command line and the config file of hvdrun say, before anything is done about it."""
+"""Parses and checks hvdrun's command line and config file."""

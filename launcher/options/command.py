@@ -1,7 +1,7 @@
 """The form of hvdrun's command line: help in sections, and other commands such as ``hvdrun doctor`` beside it.
 
-hvdrun is one command that starts a job. Another command of the table is meant only if its name is the very first word,
-so that a program of the same name can still be started: ``hvdrun -np 2 doctor``, ``hvdrun -- doctor``.
+hvdrun is one command that starts a job. The name of a subcommand counts only as the very first word, so that a program
+of the same name can still be started: ``hvdrun -np 2 doctor``, ``hvdrun -- doctor``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FILE: Final = CompletionItem("", type="file")  # the shell's own completion of 
 
 
 class LaunchCommand(click.Command):
-    """A command with others beside it, the ``subcommands``."""
+    """A command that has ``subcommands``."""
 
     def __init__(self, *args: Any, subcommands: Sequence[click.Command] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +47,7 @@ class LaunchCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """The context of the command that the words ``args`` are for."""
+        """The context of the command that ``args`` select."""
         if args and args[0] == "help" and not shutil.which("help"):
             args = [*(word for word in args[1:2] if word in self.subcommands), "--help"]
         if args and (command := self.subcommands.get(args[0])) is not None:
@@ -56,7 +56,7 @@ class LaunchCommand(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the words ``args``. Of a long word behind one dash all is wrong, and not one of its letters."""
+        """Parses ``args``. A long word behind a single dash is refused as a whole, not by its first letter."""
         rest = list(args)
         try:
             return super().parse_args(ctx, rest)
@@ -86,12 +86,12 @@ class LaunchCommand(click.Command):
             formatter.write_dl([(name.ljust(_NAMES_WIDTH), command.get_short_help_str()) for name, command in others])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Options of hvdrun, but behind the command of the job, whose words are the shell's to complete."""
+        """Completes hvdrun's options; words behind the job's command are left to the shell."""
         return [_FILE] if ctx.params.get("command") else super().shell_complete(ctx, incomplete)
 
 
 def complete_command(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What the command of the job may be: a file, or as the very first word the name of another command of hvdrun."""
+    """Completes the job's command: a file, or as the very first word one of hvdrun's subcommands."""
     typed = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     is_first = all(ctx.params[name] == () for name in typed)
     others = ctx.command.subcommands if is_first and isinstance(ctx.command, LaunchCommand) else {}
@@ -99,7 +99,7 @@ def complete_command(ctx: click.Context, _: click.Parameter, incomplete: str) ->
 
 
 def sections(options: Sequence[click.Option]) -> dict[str, list[click.Option]]:
-    """The options under their headings, in the order of the table; what is not in it comes last, as ``Other``."""
+    """The options under their headings, in the order of the table; the rest comes last, as ``Other``."""
     by_name = {name.strip("-"): option for option in options for name in option.opts}
     found = {title: [by_name[name] for name in names.split() if name in by_name] for title, names in SECTIONS.items()}
     listed = {option.name for group in found.values() for option in group}

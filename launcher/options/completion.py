@@ -1,4 +1,4 @@
-"""``hvdrun completion``: the script with which a shell completes hvdrun's options."""
+"""``hvdrun completion``: prints the script that makes a shell complete hvdrun's options."""
 
 from __future__ import annotations
 

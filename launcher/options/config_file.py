@@ -17,7 +17,7 @@ _CONTROLLERS: Final = {flag.names[0].strip("-"): flag for flag in FLAGS if flag.
 
 
 def read_config(path: str) -> Iterator[Given]:
-    """What the file sets. Raises ValueError that names file, line and key for what is not known there."""
+    """Reads the flags that the file sets. Raises ValueError that names file, line and key for unknown entries."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -51,7 +51,7 @@ def _flag(label: str, entry: Entry) -> Flag | None:
 
 
 def _legal(path: str) -> str:
-    """What may stand where ``path`` stands, and what was probably meant."""
+    """The keys that are valid in place of ``path``, with the most likely correction."""
     section, _, key = path.partition(".")
     if section in _SECTIONS:
         names = [name.partition(".")[2] for name in _FLAG_OF_KEY if name.startswith(f"{section}.")]

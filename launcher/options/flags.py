@@ -1,7 +1,7 @@
-"""What one of Horovod's flags comes to here: it sets a setting, is always so, has no effect, or is refused.
+"""The effect of one of Horovod's flags: it sets a setting, is always on, has no effect, or is refused.
 
 A value is text, whether it was typed or read from a configuration file, and is checked by the row of the setting that
-it goes to. ``label`` is how messages name what the user wrote: ``--cycle-time-ms``, or the line of a file.
+it goes to. ``label`` is the name of the user's input in messages: ``--cycle-time-ms``, or the line of a file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Flag:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The spellings that ask for what the flag says."""
+        """The spellings that switch the flag on."""
         return tuple(self.spelling.partition("/")[0].split())
 
     @property
     def opposite(self) -> str:
-        """The spelling that asks for the contrary; empty if there is none."""
+        """The spelling that switches the flag off; empty if there is none."""
         return self.spelling.partition("/")[2]
 
     @property
@@ -59,19 +59,19 @@ class Sets(Flag):
 
 
 class Always(Flag):
-    """Asks for what is always so here; nothing needs to be said."""
+    """Asks for something that is always on; nothing is reported."""
 
     __slots__ = ()
 
 
 class NoEffect(Flag):
-    """Cannot change anything here, and the job computes the same without it: the user is told, and the job runs."""
+    """Has no effect, and the job computes the same without it: the user is told, and the job runs."""
 
     __slots__ = ()
 
 
 class Refused(Flag):
-    """Asks for something else than the user would get."""
+    """Asks for something that the user would not get."""
 
     __slots__ = ()
 
@@ -87,16 +87,16 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What all given flags come to: values by setting, and lines that tell the user what has no effect."""
+    """The effect of all given flags: values by setting, and lines for the user about flags without effect."""
 
     settings: Mapping[str, str]
     notes: tuple[str, ...]
 
 
 def resolve(configured: Iterable[Given], typed: Iterable[Given]) -> Outcome:
-    """Puts a file and the command line together, where ``typed`` wins.
+    """Merges a file and the command line, of which ``typed`` wins.
 
-    Raises ValueError for a value that is wrong, that another one contradicts, or that is refused.
+    Raises ValueError for an invalid, contradictory or refused value.
     """
     typed = tuple(typed)
     decided = {given.flag for given in typed}

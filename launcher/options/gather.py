@@ -1,4 +1,4 @@
-"""Options of one subject that reach a command's function as one object."""
+"""Passes options of one subject to a command's function as one object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of the command line that say on which hosts to work and how to reach them."""
+"""Command-line options for hosts and how to reach them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PORTS: Final = re.compile(r"(\d{1,5})-(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """What the user typed, checked. ``interfaces`` are names, addresses or subnets; empty: hvdrun finds one."""
+    """The checked options. ``interfaces`` are names, addresses or subnets; empty: hvdrun finds one."""
 
     hosts: str | None
     hostfile: str | None
@@ -31,7 +31,7 @@ class HostOptions:
     ports: range | None
 
     def listed(self) -> tuple[Host, ...]:
-        """The hosts that were named; none means this machine. Raises BadHostSpec, or UsageError for two lists."""
+        """The hosts that were given; none means this machine. Raises BadHostSpec, or UsageError for two lists."""
         if self.hosts is not None and self.hostfile is not None:
             raise click.UsageError("-H and --hostfile exclude each other; give one of them.")
         if self.hostfile is not None:

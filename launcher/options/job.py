@@ -1,4 +1,4 @@
-"""The options of the command line that say how many ranks there are, what they get, and where their output goes."""
+"""Command-line options for the number of ranks, their environment and their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .gather import gathered
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """``size`` and ``per_host`` are None where nothing was said; ``variables`` are still to be checked."""
+    """``size`` and ``per_host`` are None if not given; ``variables`` are not checked yet."""
 
     size: int | None
     per_host: int | None
@@ -29,11 +29,11 @@ class JobOptions:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the user has said how many ranks there are to be."""
+        """True if the user gave the number of ranks."""
         return self.size is not None or self.per_host is not None
 
     def readers(self, size: int) -> Collection[int]:
-        """Which of ``size`` ranks read hvdrun's stdin. Raises UsageError if the one that was named is not there."""
+        """The ranks, of ``size``, that read hvdrun's stdin. Raises UsageError for one that does not exist."""
         if not self.reader.isdigit():
             return range(size if self.reader == "all" else 0)
         if int(self.reader) >= size:

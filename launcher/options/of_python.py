@@ -1,4 +1,4 @@
-"""What a command has Python run, and whether it is there, which is noticed before anything has started."""
+"""Finds the script or module that a command has Python run, to check before the start that it exists."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NEARLY: Final = 0.8
 
 
 class Target(NamedTuple):
-    """The script or the module that Python is to run; neither if it is to run something else."""
+    """The script or the module that Python will run; neither if it runs something else."""
 
     script: str = ""
     module: str = ""
 
 
 def target_of(command: Sequence[str]) -> Target:
-    """What ``command`` has Python run. A module counts only if Python looks for it where it looks by default."""
+    """The target of ``command``. A module counts only if Python looks for it in the default places."""
     if not _PYTHON.fullmatch(Path(command[0]).name):
         return Target()
     words = iter(command[1:])
@@ -52,7 +52,7 @@ def target_of(command: Sequence[str]) -> Target:
 
 
 def check_target(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raises UsageError if the script or module that Python is to run is not there, with what was probably meant."""
+    """Raises UsageError with a suggestion if the script or module does not exist."""
     script, module = target_of(command)
     if script and not Path(script).exists():
         folder = Path(script).parent
@@ -75,7 +75,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _is_own_python(program: str, environment: Mapping[str, str]) -> bool:
-    """Whether ``program`` is the Python that runs hvdrun: of another one nothing is known here."""
+    """True if ``program`` is the Python that runs hvdrun; nothing is known about any other."""
     found = shutil.which(program, path=environment.get("PATH", os.defpath))
     if found is None:
         return False
@@ -84,7 +84,7 @@ def _is_own_python(program: str, environment: Mapping[str, str]) -> bool:
 
 
 def _is_importable(module: str, environment: Mapping[str, str]) -> bool:
-    """Whether there is the package or module of that name, or the package around it, which is not imported for that."""
+    """True if the module or package exists, or the package around it, which is not imported to find out."""
     name = module.partition(".")[0]
     folders = [os.getcwd(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     try:

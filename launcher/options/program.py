@@ -1,7 +1,7 @@
-"""Checks the program that the user wants to start, and says what was probably meant if it is none.
+"""Checks the program that the user wants to start, and suggests a correction if it does not exist.
 
-Words that are not options begin the command. So a slip among the options, as in ``-H a:2 b:2 python train.py`` or
-``hvdrun doktor``, shows as a program that there is not.
+Words that are not options begin the command. So a typo in the options, as in ``-H a:2 b:2 python train.py`` or
+``hvdrun doktor``, looks like a program that does not exist.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NEARLY: Final = 0.8
 
 
 def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: Mapping[str, str]) -> None:
-    """Raises UsageError if the command begins with what belongs to the options.
+    """Raises UsageError if the command begins with words that belong to the options.
 
-    That is one more of the ``hosts`` of -H, or a name among ``others``, which says what to write for hvdrun's own
-    commands and for options that are like a command; if ``path`` has a program of that name, the program is meant.
+    Those are another of the ``hosts`` of -H, or a name in ``others``, which has a correction for hvdrun's own commands
+    and for options that look like one; if ``path`` has a program of that name, the program is meant.
     """
     program = command[0]
     if shutil.which(program, path=path):
@@ -42,7 +42,7 @@ def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: 
 
 
 def check_order(command: Sequence[str]) -> None:
-    """Raises UsageError if the number of processes, which nobody has told yet, stands behind the program."""
+    """Raises UsageError if the number of processes is given behind the program instead of before it."""
     for index, word in enumerate(command):
         if match := _COUNT.fullmatch(word):
             count = match["count"] or "".join(command[index + 1 : index + 2])
@@ -54,7 +54,7 @@ def check_order(command: Sequence[str]) -> None:
 
 
 def check_not_a_host(command: Sequence[str], path: str, hosts: str) -> None:
-    """Raises UsageError if ``command`` is no more than words that may be hosts, and no program of this host."""
+    """Raises UsageError if ``command`` consists of words that look like hosts, and is no program of this host."""
     if all(_HOST.fullmatch(word) and not shutil.which(word, path=path) and not Path(word).exists() for word in command):
         whole = ",".join(word.strip(",") for word in (hosts, *command))
         raise click.UsageError(
@@ -64,7 +64,7 @@ def check_not_a_host(command: Sequence[str], path: str, hosts: str) -> None:
 
 
 def _more_hosts(hosts: str, command: Sequence[str], path: str) -> list[str]:
-    """The words at the beginning of ``command`` that are rather hosts: they have slots, or a program follows them."""
+    """The first words of ``command`` that are probably hosts: they have slots, or a program follows them."""
     names: list[str] = []
     for word in command:
         if _SLOTS.fullmatch(word) or (hosts.endswith(",") and not names):
@@ -80,7 +80,7 @@ def _more_hosts(hosts: str, command: Sequence[str], path: str) -> list[str]:
 
 
 def check_program(command: Sequence[str], path: str) -> None:
-    """Raises UsageError if what is to be started on this host cannot be executed, with what to write instead."""
+    """Raises UsageError with a suggestion if the program of this host cannot be executed."""
     program = command[0]
     if shutil.which(program, path=path):
         return

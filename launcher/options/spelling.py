@@ -1,4 +1,4 @@
-"""Finds settings that the user has misspelt in the environment, where they would be ignored in silence."""
+"""Finds misspelt settings in the environment, which would be ignored silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEARLY: Final = 0.85  # about one letter of seven is wrong
 
 
 def misspelt(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Those of ``variables`` that are nearly settings, each with the setting; other names may mean what they like."""
+    """The ``variables`` whose names are close to a setting's, each with the setting."""
     known = {spec.name.upper() for spec in table()}
     for variable in variables:
         name = variable.removeprefix(_PREFIX)

@@ -1,6 +1,6 @@
-"""Horovod's flags in one table: what each does here, or why it has no effect, or why it is refused.
+"""Horovod's flags in one table: what each does, or why it has no effect or is refused.
 
-Those that hvdrun has as options of its own, such as ``-np`` and ``--hostfile``, are in `cli`. `docs/hvdrun.md` prints
+Those that are also options of hvdrun, such as ``-np`` and ``--hostfile``, are in `cli`. `docs/hvdrun.md` prints
 this table.
 """
 
@@ -106,7 +106,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def horovod_options(function: _Function) -> _Function:
-    """Gives a command all flags of the table as options; the values reach it by keywords, None if not given."""
+    """Adds all flags of the table to a command as options; values are passed as keywords, None if not given."""
     for name, flag in reversed(list(_BY_PARAMETER.items())):
         function = _option(name, flag)(function)
     return function
@@ -122,7 +122,7 @@ def _option(name: str, flag: Flag) -> Callable[[_Function], _Function]:
 
 
 def typed_flags(values: Mapping[str, Any]) -> Iterator[Given]:
-    """Those flags to which the user gave one of ``values``, the keywords that `horovod_options` makes."""
+    """The flags that the user gave, from ``values``, the keywords of `horovod_options`."""
     for name, value in values.items():
         flag = _BY_PARAMETER[name]
         if isinstance(value, bool):
@@ -133,7 +133,7 @@ def typed_flags(values: Mapping[str, Any]) -> Iterator[Given]:
 
 
 def describe(flag: Flag) -> str:
-    """What the flag does, or why it does nothing, as a sentence without its capital and full stop."""
+    """The flag's effect, or why it has none, as a sentence without capital and full stop."""
     if flag.note or not isinstance(flag, Sets):
         return flag.note
     spec = SETTINGS[flag.setting]

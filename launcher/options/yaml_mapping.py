@@ -1,7 +1,7 @@
 """Reads the part of YAML that configuration files use: mappings nested by indentation, scalars and comments.
 
-What YAML has besides (lists, anchors, tags, text over several lines, braces) is refused by name and line, so that no
-file means something else here than to other readers. Scalars stay text: whoever knows the key knows the type.
+Everything else in YAML (lists, anchors, tags, multi-line text, braces) is refused by name and line, so that no file
+means something else here than to other readers. Scalars stay text: the user of a key knows its type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NULLS: Final = {"", "~", "null", "Null", "NULL"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``path`` is the keys down to a scalar, joined by dots; ``text`` is None where no value is given."""
+    """``path`` has the keys down to a scalar, joined by dots; ``text`` is None if there is no value."""
 
     path: str
     text: str | None
@@ -33,7 +33,7 @@ class Entry:
 
 
 def read_mapping(text: str) -> Iterator[Entry]:
-    """The scalars of a mapping in the order of the text. Raises ValueError that begins with the number of the line."""
+    """The scalars of a mapping in the order of the text. Raises ValueError that begins with the line number."""
     levels: list[int] = []  # the indentations of the mappings around the present line
     names: list[str] = []  # and the keys down to it
     line_of: dict[str, int] = {}

@@ -1,1 +1,1 @@
-"""What the user sees."""
+"""hvdrun's output."""

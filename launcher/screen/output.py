@@ -1,7 +1,7 @@
-"""From what a worker wrote to the lines that are shown: pure bookkeeping on bytes.
+"""Assembles a worker's output into lines. Pure: bytes in, lines out.
 
-A line ends at a newline; whatever encoding the worker uses, its bytes pass unchanged. A carriage return inside a line
-is a progress bar that overwrites itself: only the last state of such a line is kept. While it is unfinished it is the
+A line ends at a newline; the worker's bytes pass unchanged, in any encoding. A carriage return inside a line marks a
+progress bar that overwrites itself: only the last state of such a line is kept. While it is unfinished it is the
 stream's `progress`, which a terminal shows in place and a log shows now and then.
 """
 
@@ -15,7 +15,7 @@ _COLOURS: Final = (36, 33, 32, 35, 34, 31)
 
 
 class Stream(Enum):
-    """Which of its two outputs a worker wrote to."""
+    """A worker's output streams."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -31,12 +31,12 @@ class LineAssembler:
 
     @property
     def unfinished(self) -> bytes:
-        """The line as far as it has come, if it is no progress bar: a prompt, for one."""
+        """The incomplete line, such as a prompt, unless it is a progress bar."""
         return b"" if self._is_progress else self._tail
 
     @property
     def progress(self) -> bytes:
-        """What a progress bar shows at present; empty if the unfinished line is none."""
+        """The current state of a progress bar; empty if the incomplete line is none."""
         return (self._tail or self._state) if self._is_progress else b""
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -50,7 +50,7 @@ class LineAssembler:
         return finished
 
     def end(self) -> list[bytes]:
-        """The last line, if the stream ended without a newline. A bar that wiped itself out leaves none."""
+        """The last line, if the stream ended without a newline. A progress bar that erased itself leaves none."""
         last = self._finish(self._tail)
         self._tail = b""
         return [last] if last.strip() else []
@@ -69,7 +69,7 @@ class LineAssembler:
 
 
 def prefix(rank: int, stream: Stream, *, stamp: str = "", is_coloured: bool = False) -> bytes:
-    """What stands before a line, as Horovod's users parse it: ``[1]<stdout>:``, after ``stamp`` if there is one."""
+    """The prefix of a line, in Horovod's format: ``[1]<stdout>:``, after ``stamp`` if there is one."""
     text = f"{stamp}[{rank}]<{stream.value}>:"
     if is_coloured:
         text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"

@@ -1,12 +1,11 @@
-"""Tracebacks that several ranks write alike: the first one is shown, and of the others that they are the same.
+"""Collapses equal tracebacks of several ranks: shows the first one, and says which other ranks wrote the same.
 
-The first rank's lines pass as they come. A line of a later rank is held only while its traceback so far equals one that
-is on the screen, so what is held is known to the reader already. At the first line that differs, all that was held
-passes at once. A traceback is also held for a moment when it is ahead of the one that began first: of ranks that fail
-together, none is always the faster one.
+The first rank's lines pass at once. A line of a later rank is held only while its traceback so far equals one that is
+on the screen, so the reader knows it already. At the first line that differs, all held lines pass. A traceback is also
+held for a moment when it is ahead of the one that began first: of ranks that fail together, none is always the fastest.
 
-Lines are compared without the numbers that differ from rank to rank: ranks, process ids, addresses in memory. This is
-pure bookkeeping on the lines of one stream.
+Lines are compared without the numbers that differ from rank to rank: ranks, process ids, memory addresses. This is pure
+bookkeeping on the lines of one stream.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """To be shown: ``ranks`` wrote what the traceback of ``first`` says, which is the last one if ``is_last``."""
+    """A note that ``ranks`` wrote the same traceback as ``first``, the last one shown if ``is_last``."""
 
     ranks: tuple[int, ...]
     first: int
@@ -53,7 +52,7 @@ class Same:
 
 @dataclass(slots=True)
 class _Traceback:
-    """What ``rank`` has shown: lines as they are compared; its last error ends before line ``end``, 0 for none yet."""
+    """The lines of ``rank``, as they are compared; its last error ends before line ``end``, 0 for none yet."""
 
     rank: int
     changed: float
@@ -64,7 +63,7 @@ class _Traceback:
     same: set[int] = field(default_factory=set)  # ranks that wrote the same, and have not been told of
 
     def add(self, text: bytes, line: bytes, now: float) -> None:
-        """Takes the next line, and is closed by too many that do not belong to it."""
+        """Adds the next line. Too many lines that do not belong to a traceback end it."""
         is_behind_error = bool(self.end) and not self.is_linked
         is_next = self.end == len(self.lines)
         self.lines.append(line)
@@ -84,7 +83,7 @@ class _Traceback:
 
 @dataclass(slots=True)
 class _Follower:
-    """A rank whose traceback equals the beginnings of ``like``: ``texts`` are held, ``lines`` are what is compared."""
+    """A rank whose traceback so far equals the beginnings of ``like``: ``texts`` are held, ``lines`` are compared."""
 
     like: list[_Traceback]
     changed: float
@@ -93,7 +92,7 @@ class _Follower:
 
 
 class Repeats:
-    """Which lines are shown, and when. Times are monotonic; `tick` is due at `deadline`."""
+    """Decides which lines are shown, and when. Times are monotonic; `tick` is due at `deadline`."""
 
     def __init__(self) -> None:
         self._known: list[_Traceback] = []  # the oldest first
@@ -104,7 +103,7 @@ class Repeats:
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` may have something to show."""
+        """The time of the next `tick`, or None."""
         times = [follower.changed + self._patience_s(follower) for follower in self._followers.values()]
         return min(times if self._tell_at is None else [*times, self._tell_at], default=None)
 
@@ -113,12 +112,12 @@ class Repeats:
         self._pids[rank] = re.compile(rb"\b%d\b" % pid)
 
     def concerns(self, rank: int, texts: Sequence[bytes]) -> bool:
-        """Whether `feed` may do anything but show ``texts``, which costs less to ask."""
+        """False if `feed` would just show ``texts``; cheaper than `feed`."""
         is_busy = rank in self._followers or rank in self._leaders or self._tell_at is not None
         return is_busy or any(b"Traceback (" in text or text.startswith(b'  File "') for text in texts)
 
     def feed(self, rank: int, texts: Iterable[bytes], now: float) -> Iterator[Line | Same]:
-        """What to show when ``rank`` has written ``texts``."""
+        """The lines to show now that ``rank`` has written ``texts``."""
         for text in texts:
             bare = _OF_TORCH.sub(b"", text, count=1)
             line = self._comparable(rank, text)
@@ -128,7 +127,7 @@ class Repeats:
                 yield from self._lead(rank, text, bare, line, now)
 
     def end(self, rank: int, now: float) -> Iterator[Line | Same]:
-        """What to show when ``rank`` writes no more."""
+        """The lines to show now that ``rank`` will write no more."""
         self._close(rank)
         for each, follower in tuple(self._followers.items()):
             is_over = each == rank or self._is_ahead(follower)
@@ -136,7 +135,7 @@ class Repeats:
                 yield from self._decide(each, now)
 
     def tick(self, now: float) -> Iterator[Line | Same]:
-        """What to show because nothing more has come."""
+        """The lines that were held long enough."""
         for rank, follower in tuple(self._followers.items()):
             if now >= follower.changed + self._patience_s(follower):
                 yield from self._decide(rank, now)
@@ -144,7 +143,7 @@ class Repeats:
             yield from self._tell()
 
     def flush(self, now: float) -> Iterator[Line | Same]:
-        """All that is held, at the end."""
+        """All lines that are still held."""
         for rank in tuple(self._followers):
             yield from self._decide(rank, now)
         yield from self._tell()
@@ -181,7 +180,7 @@ class Repeats:
             yield from self._part(leader, now)
 
     def _part(self, leader: _Traceback, now: float) -> Iterator[Line | Same]:
-        """Parts ``leader`` from those that were ahead of it with another line than its last one."""
+        """Separates ``leader`` from ranks that were ahead of it and wrote another line than its last one."""
         index = len(leader.lines) - 1
         for rank, follower in tuple(self._followers.items()):
             if leader in follower.like and index < len(follower.lines) and follower.lines[index] != leader.lines[index]:
@@ -191,7 +190,7 @@ class Repeats:
                     yield from self._decide(rank, now)
 
     def _decide(self, rank: int, now: float) -> Iterator[Line | Same]:
-        """Takes what ``rank`` wrote for the same as one of those that it was like, or shows it."""
+        """Counts the traceback of ``rank`` as a repetition of one that it equals, or shows it."""
         follower = self._followers.pop(rank)
         known = max(follower.like, key=lambda each: each.end)
         common = _common(known.lines, follower.lines)
@@ -247,13 +246,13 @@ class Repeats:
 
 
 def _common(lines: Sequence[bytes], others: Sequence[bytes]) -> int:
-    """How many lines at the beginning are equal."""
+    """The number of equal lines at the beginning."""
     pairs = enumerate(zip(lines, others, strict=False))
     return next((index for index, (line, other) in pairs if line != other), min(len(lines), len(others)))
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """Sorted numbers in short: ``0,2-4``."""
+    """Abbreviates sorted numbers: ``0,2-4``."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:

@@ -33,9 +33,9 @@ def describe_failure(
     *,
     are_in_sight: bool = False,
 ) -> Iterator[str]:
-    """The lines of the box: which rank is to blame, why, what it wrote last to ``stream`` and where the rest is.
+    """The lines of the box: the rank to blame, the reason, its last output to ``stream`` and where the rest is.
 
-    Of ``last_lines`` that the reader sees above, it only has the end.
+    If the reader still sees ``last_lines`` above, the box has only the end of them.
     """
     culprit = failure.culprit
     if culprit and culprit.fate:
@@ -59,7 +59,7 @@ def describe_failure(
 
 
 def _last_words(lines: Sequence[str]) -> Sequence[str]:
-    """The lines from the last one on that is not indented: of a traceback, the error."""
+    """The lines from the last unindented one on: the error of a traceback."""
     return lines[max((number for number, line in enumerate(lines) if line[:1].strip()), default=0) :]
 
 
@@ -75,7 +75,7 @@ def _details(failure: Failure) -> Iterator[str]:
 def describe_plan(
     plan: Plan, inherited: Mapping[str, str], ways: Sequence[Sequence[str]], is_verbose: bool
 ) -> Iterator[str]:
-    """What would be started: placement, environment without the job's key, command, and the ``ways`` to other hosts.
+    """The plan of a job: placement, environment without the job's key, command, and the ``ways`` to other hosts.
 
     The last word of each way is a program, and long; it is shown if ``is_verbose``.
     """
@@ -106,7 +106,7 @@ def describe_plan(
 
 
 def describe_settings(environment: Mapping[str, str]) -> Iterator[str]:
-    """All settings by subject, with their defaults and present values. Raises ValueError for a value that is wrong."""
+    """All settings by subject, with defaults and current values. Raises ValueError for an invalid value."""
     values = asdict(Start.read(environment)) | asdict(Settings.read(environment))
     for spec in table():
         if spec.begins:

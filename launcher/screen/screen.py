@@ -1,8 +1,8 @@
-"""What the user sees: prefixed lines of all ranks, and at most one progress bar below them.
+"""Shows prefixed lines of all ranks, and at most one progress bar below them.
 
 On a terminal the progress bar of the lowest rank that has one is a transient last line, redrawn after every ordinary
-line. Elsewhere a bar leaves its last state, and a sign of life every few seconds. hvdrun's own messages come through
-here as well, so that they do not cut a line in two. A prompt of the rank that reads stdin has the last line for itself.
+line. Elsewhere a bar leaves its last state, and a sign of life every few seconds. hvdrun's own messages go through here
+as well, so that they do not split a line. A prompt of the rank that reads stdin has the last line to itself.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Screen:
 
     @property
     def deadline(self) -> float | None:
-        """When `redraw` has something to show although nothing has come."""
+        """The time at which `redraw` is due without new output, or None."""
         times = [prompt.due for prompt in self._prompts.values()] + [each.deadline for each in self._repeats.values()]
         return min((when for when in times if when is not None), default=None)
 
     @property
     def waiting(self) -> list[Sink]:
-        """The sinks that have more to write when their reader is ready."""
+        """The sinks with output that waits for their reader."""
         return [sink for sink in self._all_sinks() if sink.waiting_bytes]
 
     def tail(self, rank: int) -> list[str]:
@@ -71,7 +71,7 @@ class Screen:
         return Stream.STDERR if (rank, Stream.STDERR) in self._tails else Stream.STDOUT
 
     def is_in_sight(self, rank: int) -> bool:
-        """Whether the reader of stderr still sees the `tail` of ``rank`` above."""
+        """True if the reader of stderr still sees the `tail` of ``rank`` above."""
         stream = self.stream_of_tail(rank)
         sink, places = self._sinks[stream], self._places.get((rank, stream))
         if not places or sink is not self._sinks[Stream.STDERR]:
@@ -84,7 +84,7 @@ class Screen:
             repeats.name(rank, pid)
 
     def show(self, rank: int, stream: Stream, data: bytes) -> None:
-        """Takes what ``rank`` wrote. Call `redraw` when all that has come was taken."""
+        """Shows output of ``rank``. Call `redraw` once all new output was shown."""
         assembler = self._assemblers.setdefault((rank, stream), LineAssembler())
         self._print(rank, stream, assembler.feed(data))
         if rank == self.asks:
@@ -103,12 +103,12 @@ class Screen:
             self._print_some(stream, self._repeats[stream].end(rank, time.monotonic()))
 
     def settle(self) -> None:
-        """Shows what was held back."""
+        """Shows lines that were held back."""
         for stream, repeats in self._repeats.items():
             self._print_some(stream, repeats.flush(time.monotonic()))
 
     def answered(self) -> None:
-        """A person has entered a line, so the terminal's cursor is at the start of one."""
+        """Notes that the user entered a line, so that the terminal's cursor is at the start of one."""
         for prompt in self._prompts.values():
             prompt.answer()
 
@@ -117,7 +117,7 @@ class Screen:
         self._write(Stream.STDERR, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
     def redraw(self) -> None:
-        """Puts the prompt or progress bar below the lines, and warns once about a sink that loses what it is given."""
+        """Draws the prompt or progress bar below the lines, and warns once about a sink that loses output."""
         for sink in self._all_sinks():
             if sink.problem and sink not in self._warned:
                 self._warned.add(sink)
@@ -137,7 +137,7 @@ class Screen:
                 self._set_drawn(sink, bar)
 
     def close(self, patience_s: float) -> None:
-        """Writes what is kept, says what was lost, and closes the sinks."""
+        """Writes what is left, reports what was lost, and closes the sinks."""
         self.redraw()
         for sink in self._all_sinks():
             sink.drain(patience_s)
@@ -183,7 +183,7 @@ class Screen:
         return (each for stream, each in self._prompts.items() if each.is_open and self._sinks[stream] is sink)
 
     def _write(self, stream: Stream, data: bytes, own: Prompt | None = None) -> None:
-        """Writes whole lines, or what belongs to the prompt ``own``."""
+        """Writes whole lines, or a part of the prompt ``own``."""
         sink = self._sinks[stream]
         for prompt in tuple(self._open_on(sink)):
             if prompt is not own:
