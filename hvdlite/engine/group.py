@@ -30,7 +30,7 @@ class Group:
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
     ``submit``, ``submit_all``, ``run``, ``run_all``, ``run_parts``, ``interrupted``, ``burst``, ``wait`` and ``known``
-    are the engine's.
+    are the engine's. ``joins`` is how often all ranks have joined: the same on every rank that is in no join.
     """
 
     def __init__(self, membership: Membership, engine: Engine) -> None:
@@ -49,7 +49,7 @@ class Group:
         self.wait = engine.wait
         self.known = engine.known
         self._index_of = {member: index for index, member in enumerate(self.ranks)}
-        self._joins = 0
+        self.joins = 0
         self._names: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
 
     def index_of(self, rank: int) -> int | None:
@@ -65,19 +65,14 @@ class Group:
 
     def _next_name(self, kind: Kind, *between: Any) -> str:
         number = next(self._names[(kind, *between)])
-        return f"{kind}.noname.{self._joins}.{number}" if self._joins else f"{kind}.noname.{number}"
-
-    @property
-    def joins(self) -> int:
-        """How often all ranks have joined: the same on every rank that is in no join."""
-        return self._joins
+        return f"{kind}.noname.{self.joins}.{number}" if self.joins else f"{kind}.noname.{number}"
 
     def count_anew(self) -> None:
         """Begins all counts of automatic names again, because ranks had different numbers of tensors up to here.
 
         Every rank calls it with the same batch. Names that are still in flight do not come again.
         """
-        self._joins += 1
+        self.joins += 1
         self._names.clear()
 
     def swap(self, purpose: str, card: Any) -> list[Any]:

@@ -132,6 +132,15 @@ class Reductions(Calls[T]):
     def grouped_allreduce_async_(self) -> None:
         """Starts `grouped_allreduce_` and returns one handle for the list."""
 
+    def entries_of_allreduce(
+        self, group: Group, is_in_place: bool, reduction: Reduction, name: str, tensors: Sequence[T]
+    ) -> Sequence[Entry[T]]:
+        """What `Group.submit_all` takes to reduce ``tensors``, several of them as a group, for an optimizer."""
+        if len(tensors) == 1:
+            return [self._alike(group, _ALLREDUCE, is_in_place, reduction, 0, name, tensors[0])]
+        draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
+        return cast(Sequence[Entry[T]], self._many(group, Kind.ALLREDUCE, name, tensors, draft).handles)
+
     # ---- reducescatter
 
     def _reducescatter(

@@ -46,17 +46,19 @@ class Gradient(ABC, Generic[T]):
     """One parameter's gradient, of which a front end knows the rest.
 
     ``name`` is that by which ranks find it, and ``passes_left`` are the backward passes that are still to come in this
-    step before it is complete. What it has of ``place`` is for `Reduction.pack`.
+    step before it is complete; ``settled`` is what it was then. What it has of ``place`` is for `Reduction.pack`.
     """
 
-    __slots__ = ("bucket", "name", "passes_left", "place")
+    __slots__ = ("bucket", "name", "passes_left", "place", "settled")
 
     bucket: Bucket[T]
+    settled: T | None
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.passes_left = 0
         self.place: Any = None
+        self.settled = None
 
     @property
     @abstractmethod
@@ -65,7 +67,7 @@ class Gradient(ABC, Generic[T]):
 
     @abstractmethod
     def settle(self) -> None:
-        """Remembers the gradient, which is complete, as it is now."""
+        """Remembers the gradient, which is complete, as it is now: it is ``settled``."""
 
     @abstractmethod
     def value(self) -> T:
@@ -75,16 +77,12 @@ class Gradient(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def forget(self) -> None:
-        """Takes back `settle`."""
-
-    @abstractmethod
     def has_changed(self) -> bool:
         """Whether the parameter's gradient is not what it was when it was settled."""
 
     @abstractmethod
     def put(self, value: T, reduced: T) -> None:
-        """Makes ``reduced`` the parameter's gradient, which was ``value``. May be called twice."""
+        """Makes ``reduced`` the parameter's gradient, which was another tensor, ``value``. May be called twice."""
 
 
 class Bucket(Generic[T]):
@@ -129,6 +127,8 @@ class Overlap(Generic[T]):
         self._ready: deque[Bucket[T]] = deque()  # complete, and not submitted
         self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
+        self._measured: Group | None = None  # the last, and what a burst is there
+        self._burst_bytes_here = 0
         self._submitted: deque[Bucket[T]] = deque()  # of this step, in the order in which they come back
         self._has_begun = False
         self._thread = 0  # in which this step's gradients are computed
@@ -183,8 +183,8 @@ class Overlap(Generic[T]):
             if not bucket.waiting or bucket.is_complete:
                 self._ready.append(bucket)
                 self._ready_bytes += bucket.nbytes
-                if self._ready_bytes >= self._burst_bytes:
-                    _raise_first(self._submit_ready())
+                if self._ready_bytes >= self._burst_bytes and (failures := self._submit_ready()):
+                    _raise_first(failures)
 
     def synchronize(self) -> None:
         """Puts the reduced gradient of every parameter that requires one in place.
@@ -204,8 +204,11 @@ class Overlap(Generic[T]):
                     "about this optimizer's gradients; call hvd.shutdown() and hvd.init() on all ranks, broadcast "
                     "parameters and optimizer state, and go on with a new optimizer"
                 )
-            others = [bucket for bucket in self._buckets if bucket.flight is None]
-            self._ready = deque(dict.fromkeys([*self._ready, *others]))
+            ready = dict.fromkeys(self._ready)  # first, in their order, and then the rest
+            for bucket in self._buckets:
+                if bucket.flight is None:
+                    ready[bucket] = None
+            self._ready = deque(ready)
             if self._ready:
                 failures += self._submit_ready()
             for other in tuple(_overlaps):  # before waiting, because ranks may step their optimizers in another order
@@ -217,9 +220,11 @@ class Overlap(Generic[T]):
                 except _FAILURES as error:
                     failures.append(error)
                 self._submitted.popleft()
-            self._check.conclude()
+            if self._check.is_under_way:
+                self._check.conclude()
         self.start_over()
-        _raise_first(failures)
+        if failures:
+            _raise_first(failures)
 
     def start_over(self, passes: int | None = None) -> None:
         """Forgets the passes that were counted; from now on a step has ``passes`` passes.
@@ -243,20 +248,23 @@ class Overlap(Generic[T]):
             bucket.waiting.update(bucket.gradients)
             for gradient in bucket.gradients:
                 gradient.passes_left = self._passes
-                gradient.forget()
+                gradient.settled = None
 
     def _submit_ready(self) -> list[Exception]:
+        group = group_of(self._process_set)
         if not self._burst_bytes:
             if not self._has_begun:
                 self.prepare()
                 self._has_begun = True
-            self._burst_bytes = _burst_bytes()
-            self._check.read()
+            if group is not self._measured:
+                self._measured, self._burst_bytes_here = group, _burst_bytes()
+            self._burst_bytes = self._burst_bytes_here
+            self._check.read(group)
         self._ready_bytes = 0
         failures: list[Exception] = []
-        group = group_of(self._process_set)
         with group.burst():
-            self._check.submit()  # before the gradients, so that it has come when they have
+            if self._check.is_ready:
+                self._check.submit()  # before the gradients, so that it has come when they have
             while self._ready:
                 try:
                     self._submit(self._ready.popleft(), group)
@@ -265,18 +273,24 @@ class Overlap(Generic[T]):
         return failures
 
     def _submit(self, bucket: Bucket[T], group: Group) -> None:
-        sent = [each for each in bucket.gradients if each.is_wanted or each not in bucket.waiting]
+        waiting = bucket.waiting
+        sent = bucket.gradients
+        if waiting:
+            sent = [each for each in sent if each not in waiting or each.is_wanted]
         if not sent:
             return
         name = sent[0].name if len(sent) == 1 else f"{sent[0].name}..{sent[-1].name}"
         try:
-            values = [each.value() for each in sent]
+            values, places = [], []
+            for each in sent:
+                values.append(each.value())
+                places.append(each.place)
             bucket.sent, bucket.unchanged = sent, set()
-            bucket.flight = self._reduction.start(name, values, [each.place for each in sent])
+            bucket.flight = self._reduction.start(name, values, places)
             self._submitted.append(bucket)
         except ValueError as error:
             for gradient in sent:
-                gradient.forget()  # the user may mend it, and step
+                gradient.settled = None  # the user may mend it, and step
             raise ValueError(f"cannot reduce {name!r}: {error}") from error
         except Exception:
             raise
@@ -300,7 +314,8 @@ class Overlap(Generic[T]):
                     "then change gradients, then step() in optimizer.skip_synchronize()"
                 )
             bucket.unchanged.add(gradient)  # so what follows may be done again
-            gradient.put(value, reduced)
+            if reduced is not value:
+                gradient.put(value, reduced)
 
 
 _overlaps: weakref.WeakSet[Overlap[Any]] = weakref.WeakSet()
@@ -314,8 +329,7 @@ def _burst_bytes() -> int:
 
 def _raise_first(failures: list[Exception]) -> None:
     """Leaves no cycle of the error and the frames that it passes, which would keep a dropped optimizer's hooks."""
-    if failures:
-        try:
-            raise failures[0]
-        finally:
-            failures.clear()
+    try:
+        raise failures[0]
+    finally:
+        failures.clear()

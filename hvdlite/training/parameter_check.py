@@ -66,9 +66,18 @@ class ParameterCheck(Generic[P]):
         self._members += members
         self._known_as = min([name for name, _ in known_as] + [self._known_as] * bool(self._known_as))
 
-    def read(self) -> None:
-        """To be called where a step begins, before parameters change: takes checksums if it is a first one."""
-        group = group_of(self._process_set)
+    @property
+    def is_ready(self) -> bool:
+        """Whether `read` has taken what `submit` is to send."""
+        return self._ready is not None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether `conclude` has anything to look at."""
+        return self._handle is not None
+
+    def read(self, group: Group) -> None:
+        """Takes checksums if a step of ``group``, which begins before parameters change, is a first one."""
         begun = (weakref.ref(group), group.joins)
         if begun == self._first_step_in:
             return

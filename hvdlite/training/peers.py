@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdlite.engine.group import Group
-from hvdlite.members.process_set import ProcessSet
+from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops import group_of
 
 
@@ -13,7 +13,7 @@ def group_with_peers(process_set: ProcessSet) -> Group | None:
     Raises HorovodInternalError before ``init`` and after ``shutdown``, and ValueError for a set that is not registered,
     so that nobody trains alone without noticing.
     """
-    if process_set.included() is False:
+    if process_set is not global_process_set and process_set.included() is False:
         return None
     group = group_of(process_set)
     return group if group.size > 1 else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.negotiation.handle import Handle
-from hvdlite.ops import Collectives, Compressor, GroupHandle, synchronize
+from hvdlite.ops import Collectives, Compressor, group_of
 
 T = TypeVar("T")
 
@@ -49,24 +50,22 @@ class Reduction(Generic[T]):
         self.op = op
         self.process_set = process_set
         self._collectives = collectives
-        self._prescale = prescale
-        self._postscale = postscale
+        self._how = (op, prescale, postscale)
 
     def start(self, name: str, tensors: Sequence[T], places: Sequence[Any] = ()) -> Flight[T]:
         """Starts the reduction of ``tensors`` under one name; of ``places``, each is for what travels for a tensor.
 
         Raises ValueError for a tensor that cannot be sent.
         """
-        packed = [self.pack(tensor, place) for tensor, place in zip_longest(tensors, places)]
-        sent = [tensor for tensor, _ in packed]
-        how = (None, name, self.op, self._prescale, self._postscale, self.process_set)
-        ops = self._collectives
-        handle: Handle | GroupHandle
-        if len(sent) == 1:
-            handle = (ops.allreduce_async_ if self.is_in_place else ops.allreduce_async)(sent[0], *how)
-        else:
-            handle = (ops.grouped_allreduce_async_ if self.is_in_place else ops.grouped_allreduce_async)(sent, *how)
-        return _Flight(self, tensors, [context for _, context in packed], handle)
+        sent, contexts = [], []
+        for tensor, place in zip_longest(tensors, places):
+            packed, context = self.pack(tensor, place)
+            sent.append(packed)
+            contexts.append(context)
+        group = group_of(self.process_set)
+        entries = self._collectives.entries_of_allreduce(group, self.is_in_place, self._how, name, sent)
+        group.submit_all(entries)
+        return _Flight(self, tensors, contexts, entries)
 
     def pack(self, tensor: T, place: Any) -> tuple[T, Any]:
         """What travels for ``tensor``, and what `unpack` needs to know."""
@@ -79,31 +78,32 @@ class Reduction(Generic[T]):
 
 
 class _Flight(Generic[T]):
-    __slots__ = ("_contexts", "_handle", "_reduced", "_reduction", "tensors")
+    __slots__ = ("_contexts", "_entries", "_reduced", "_reduction", "tensors")
 
     tensors: Sequence[T]
 
     def __init__(
-        self, reduction: Reduction[T], tensors: Sequence[T], contexts: Sequence[Any], handle: Handle | GroupHandle
+        self, reduction: Reduction[T], tensors: Sequence[T], contexts: Sequence[Any], entries: Sequence[Handle[T]]
     ) -> None:
         self.tensors = tensors
         self._reduction = reduction
         self._contexts = contexts
-        self._handle = handle
-        self._reduced: list[T] | None = None
+        self._entries = entries
+        self._reduced: list[T] | None = None  # kept because an interrupted caller comes again
 
     def finish(self) -> list[T]:
-        handle = self._handle
-        if self._reduced is None:  # kept before the handle is used up: an interrupt may come between
-            handles = handle.handles if isinstance(handle, GroupHandle) else (handle,)
-            for each in handles:
-                if not each.is_done:
-                    assert each.group is not None
-                    each.group.wait(each)
-            self._reduced = [each.output for each in handles]
-        synchronize(handle)
-        unpack = self._reduction.unpack
-        return [
-            unpack(tensor, reduced, context)
-            for tensor, reduced, context in zip(self.tensors, self._reduced, self._contexts, strict=True)
-        ]
+        entries = self._entries
+        if self._reduced is None:
+            for entry in entries:  # all of them, also if one fails
+                if not entry.is_done:
+                    assert entry.group is not None
+                    entry.group.wait(entry)
+            self._reduced = [entry.output for entry in entries]
+            for entry in entries:
+                entry.output = None  # a thread that has just made it done may still have it, and needs no tensor
+        results = []
+        for entry, tensor, output, context in zip(entries, self.tensors, self._reduced, self._contexts, strict=True):
+            if entry.error is not None:
+                raise copy.copy(entry.error) from entry.error.__cause__
+            results.append(tensor if output is tensor else self._reduction.unpack(tensor, output, context))
+        return results

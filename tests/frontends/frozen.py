@@ -172,7 +172,7 @@ class DistributedTape:
 class _OneGradient(Gradient[Frozen]):
     """The gradient of one variable, which somebody computes and another one applies."""
 
-    __slots__ = ("current", "settled", "variable")
+    __slots__ = ("current", "variable")
 
     is_wanted = True
 
@@ -180,7 +180,6 @@ class _OneGradient(Gradient[Frozen]):
         super().__init__(name)
         self.variable = variable
         self.current: Frozen | None = None
-        self.settled: Frozen | None = None
 
     def settle(self) -> None:
         self.settled = self.current
@@ -189,9 +188,6 @@ class _OneGradient(Gradient[Frozen]):
         if self.settled is None:
             self.current = self.settled = Frozen(np.zeros(self.variable.shape, self.variable.value.dtype))
         return self.settled
-
-    def forget(self) -> None:
-        self.settled = None
 
     def has_changed(self) -> bool:
         return self.current is not self.settled

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.session import current
+from hvdlite.session import current, group_of
 from tests.frontends.scenarios import Report, Scenarios
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
@@ -99,7 +99,7 @@ def it_has_come_with_the_gradients_of_the_first_step() -> None:
 def checksums_are_submitted_in_a_burst_with_gradients_and_in_first_steps_only() -> None:
     group = current().everyone
     bursts: list[list[str]] = []
-    burst, submit = group.burst, group.submit
+    burst, submit, submit_all = group.burst, group.submit, group.submit_all
 
     @contextmanager
     def noted_burst() -> Iterator[None]:
@@ -112,11 +112,15 @@ def checksums_are_submitted_in_a_burst_with_gradients_and_in_first_steps_only() 
         bursts[-1].append(entry.name)
         return submit(entry, *arguments, **options)
 
+    def noted_submit_all(entries: Any, *arguments: Any, **options: Any) -> None:
+        bursts[-1].extend(entry.name for entry in entries)
+        submit_all(entries, *arguments, **options)
+
     for options, kind in (({}, "gradient"), ({"op": hvd.Adasum}, "delta")):
         bursts[:] = [[]]
         model = model_of(1)
         optimizer = wrapped(model, **options)
-        with mock.patch.multiple(group, burst=noted_burst, submit=noted_submit):
+        with mock.patch.multiple(group, burst=noted_burst, submit=noted_submit, submit_all=noted_submit_all):
             take_steps(model, optimizer)
         with_checksums = [names for names in bursts if any(name.startswith("checksum.") for name in names)]
         assert len(with_checksums) == (hvd.size() > 1)
@@ -331,7 +335,7 @@ def joins_as_barriers_cost_ever_less() -> None:
         take_steps(model, optimizer, count=1)
         check._first_step_in = None
         if hvd.size() > 1:
-            check.read()
+            check.read(group_of(hvd.global_process_set))
             compared.append(check._ready is not None)
             check._ready = None
     joins = hvd.allgather_object(compared)
@@ -351,14 +355,18 @@ def steps_with_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
     logging.getLogger("hvdlite").addHandler(heard)
     hvd.init()
     group = current().everyone
-    submit = group.submit
+    submit, submit_all = group.submit, group.submit_all
 
     def noted_submit(entry: Any, *arguments: Any, **options: Any) -> Any:
         sent.append(entry.name)
         return submit(entry, *arguments, **options)
 
+    def noted_submit_all(entries: Any, *arguments: Any, **options: Any) -> None:
+        sent.extend(entry.name for entry in entries)
+        submit_all(entries, *arguments, **options)
+
     model = model_of(rank)
-    with mock.patch.object(group, "submit", noted_submit):
+    with mock.patch.multiple(group, submit=noted_submit, submit_all=noted_submit_all):
         take_steps(model, wrapped(model))
     hvd.shutdown()
     assert any(name.startswith("gradient.") for name in sent)

@@ -55,7 +55,7 @@ class DeltaReducer:
                 "a step of this rank was interrupted while ranks combined it, so their parameters differ; broadcast "
                 "parameters and optimizer state after hvd.shutdown() and hvd.init() on all ranks"
             )
-        self._check.read()
+        self._check.read(group)
         for bucket in self._buckets:
             moving = [(name, parameter) for name, parameter in bucket if parameter.requires_grad]
             if moving:
@@ -83,13 +83,15 @@ class DeltaReducer:
                 for parameter, copy in zip(parameters, copies, strict=True):
                     parameter.copy_(copy)
             raise
-        self._check.conclude()
+        if self._check.is_under_way:
+            self._check.conclude()
         if failures:
             raise failures[0]
 
     def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
         with group_of(self._reduction.process_set).burst():
-            self._check.submit()
+            if self._check.is_ready:
+                self._check.submit()
             flights = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
         failures = []
         for (_, parameters, copies), flight in zip(starts, flights, strict=True):

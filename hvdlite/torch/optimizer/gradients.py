@@ -22,18 +22,17 @@ from hvdlite.training.parameter_check import ParameterCheck
 class TensorGradient(Gradient[torch.Tensor]):
     """The gradient of one parameter.
 
-    ``settled`` and ``version`` are the tensor and its version when it was complete, and ``sparse_dim`` is that of the
-    last sparse gradient that the parameter had here.
+    ``version`` is that of the tensor when it was complete, and ``sparse_dim`` that of the last sparse gradient that the
+    parameter had here.
     """
 
-    __slots__ = ("hook", "parameter", "reduction", "settled", "sparse_dim", "version")
+    __slots__ = ("hook", "parameter", "reduction", "sparse_dim", "version")
 
     def __init__(self, name: str, parameter: torch.Tensor, reduction: TensorReduction, place: Place | None) -> None:
         super().__init__(name)
         self.parameter = parameter
         self.reduction = reduction
         self.place = place
-        self.settled: torch.Tensor | None = None
         self.version = 0
         self.sparse_dim: int | None = None
         self.hook: Any = None
@@ -47,10 +46,12 @@ class TensorGradient(Gradient[torch.Tensor]):
         value = self.parameter.grad
         if value is None:  # another hook has taken it
             return
-        if self.place is not None:
-            settled = self.reduction.settle(value, self.place)
-            if settled is not value:
-                self.parameter.grad = value = settled
+        if self.place is not None and value.layout is torch.strided and value.is_contiguous():
+            dtype = value.dtype
+            if self.reduction.wire_dtype(dtype) is dtype:  # ranks can reduce it there as it is
+                settled = self.place.settle(value, dtype)
+                if settled is not None and settled is not value:
+                    self.parameter.grad = value = settled
         self.settled = value
         self.version = value._version
 
@@ -71,9 +72,6 @@ class TensorGradient(Gradient[torch.Tensor]):
             self.sparse_dim = value.sparse_dim()
         return value
 
-    def forget(self) -> None:
-        self.settled = None
-
     def has_changed(self) -> bool:
         value = self.parameter.grad
         return value is None or value is not self.settled or value._version != self.version
@@ -81,8 +79,6 @@ class TensorGradient(Gradient[torch.Tensor]):
     def put(self, value: torch.Tensor, reduced: torch.Tensor) -> None:
         if value.layout is not torch.strided:
             self.parameter.grad = reduced
-        elif reduced is value:
-            pass
         elif expanded(value):  # nothing can be copied there
             self.parameter.grad = reduced.to(value.dtype)
         else:

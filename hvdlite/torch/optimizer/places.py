@@ -49,7 +49,12 @@ class Place:
         source, is_alike = tensor.data_ptr(), tensor.dtype is dtype and tensor.is_contiguous()
         if is_alike and arena.holds(source):
             return tensor
-        if place is None or not is_there or not _is_like(place, tensor.shape, dtype):
+        # The user, who has the place as a gradient, may have made another tensor of it.
+        if (
+            place is None
+            or not is_there
+            or not (place.dtype is dtype and place.shape == tensor.shape and place.is_contiguous())
+        ):
             place = self._tensor = None  # first, so that its memory may be used again
             try:
                 place = self._tensor = shared_empty(tensor.shape, dtype=dtype)
@@ -71,8 +76,3 @@ def keep_what_is_freed(nbytes: int) -> None:
     """
     if shared_arena() is not None:
         keep_freed(nbytes)
-
-
-def _is_like(place: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> bool:
-    """Whether the user, who has the place as a gradient, has left it as it was made."""
-    return place.dtype is dtype and place.shape == shape and place.is_contiguous()

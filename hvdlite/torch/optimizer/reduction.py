@@ -9,6 +9,7 @@ do ranks submit the same bucket, also those that have not yet seen that this gra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,17 +37,8 @@ class TensorReduction(Reduction[torch.Tensor]):
         self, compression: Compressor, op: int, predivide_factor: float, densifies: bool, process_set: ProcessSet
     ) -> None:
         super().__init__(collectives, compression, op, 1 / predivide_factor, predivide_factor, process_set)
+        self.wire_dtype = functools.cache(functools.partial(wire_dtype, compression))
         self._densifies = densifies
-
-    def settle(self, tensor: torch.Tensor, place: Any) -> torch.Tensor:
-        """The tensor to reduce instead of ``tensor``: in ``place``, if ranks can reduce it there as it is."""
-        dtype = tensor.dtype
-        if wire_dtype(self.compression, dtype) is not dtype:
-            return tensor
-        if tensor.layout is not torch.strided or not tensor.is_contiguous():
-            return tensor
-        settled: torch.Tensor | None = place.settle(tensor, dtype)
-        return tensor if settled is None else settled
 
     def start(self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Any] = ()) -> Flight[torch.Tensor]:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self._densifies:
@@ -56,7 +48,7 @@ class TensorReduction(Reduction[torch.Tensor]):
     def pack(self, tensor: torch.Tensor, place: Any) -> tuple[torch.Tensor, Any]:
         if tensor.layout is torch.sparse_coo:
             tensor = tensor.to_dense()
-        dtype = wire_dtype(self.compression, tensor.dtype)
+        dtype = self.wire_dtype(tensor.dtype)
         settled = None if place is None or dtype is None else place.settle(tensor, dtype)
         if settled is not None:
             return settled, tensor.dtype
@@ -64,9 +56,7 @@ class TensorReduction(Reduction[torch.Tensor]):
         return dense(compressed), context
 
     def unpack(self, tensor: torch.Tensor, reduced: torch.Tensor, context: Any) -> torch.Tensor:
-        if reduced is tensor:
-            return tensor
-        if tensor.layout is torch.strided and wire_dtype(self.compression, tensor.dtype) is not None:
+        if tensor.layout is torch.strided and self.wire_dtype(tensor.dtype) is not None:
             return reduced  # copying it converts it, without a tensor in between whose pages are new to the process
         found: torch.Tensor = self.compression.decompress(reduced, context)
         return found.to_sparse(tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else found
