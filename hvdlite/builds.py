@@ -9,7 +9,7 @@ from __future__ import annotations
 
 def mpi_threads_supported() -> bool:
     """Always raises ValueError, as Horovod does where MPI is not in use."""
-    raise ValueError("hvdlite does not use MPI, so there is nothing to say about threads of MPI")
+    raise ValueError("hvdlite does not use MPI, so the question about MPI's threads has no answer")
 
 
 def mpi_enabled() -> bool:

@@ -149,8 +149,8 @@ def check(status: int, what: str, aborted_by: HvdError | None = None) -> None:
         raise HorovodInternalError(f"{what} failed: {os.strerror(number)} (errno {number})")
     reason = {
         ABORTED: "it was aborted",
-        TIMED_OUT: "no byte moved within HVDLITE_PROGRESS_TIMEOUT; a rank is stopped or far behind",
-        CORRUPT: "a frame was damaged on its way, however often it was sent again; look at the network between the two",
+        TIMED_OUT: "no bytes moved within HVDLITE_PROGRESS_TIMEOUT; a rank is stopped or far behind",
+        CORRUPT: "a frame arrived damaged however often it was resent; look at the network between the two",
         INVALID: "an argument is out of range",
     }.get(status, f"unknown status {status}")
     raise HorovodInternalError(f"{what} failed: {reason}")

@@ -33,7 +33,7 @@ def parse_peers(text: str) -> tuple[str, ...]:
     labels: list[str] = []
     for word in text.split(","):
         if (word := word.strip()) not in _MEANINGS:
-            raise ValueError(f"{word!r} is nothing to compare with; choose from {', '.join(_MEANINGS)}.")
+            raise ValueError(f"cannot compare with {word!r}; choose from {', '.join(_MEANINGS)}.")
         labels.extend(_MEANINGS[word])
     return tuple(dict.fromkeys(labels))
 

@@ -36,7 +36,7 @@ class HorovodFinder(MetaPathFinder):
         if fullname not in MODULES:
             # Without its argument ``name``: by that, ``from horovod import tensorflow`` would take the message away.
             raise ModuleNotFoundError(
-                f"no module {fullname!r}: hvdlite stands for Horovod here, and has {', '.join(sorted(MODULES))}"
+                f"no module {fullname!r}: hvdlite stands in for Horovod here, and has only {', '.join(sorted(MODULES))}"
             )
         lent = MODULES[fullname]
         is_package = any(name.startswith(f"{fullname}.") for name in MODULES)

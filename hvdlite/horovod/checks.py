@@ -109,9 +109,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     from packaging import version
 
     if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
-        raise ValueError(
-            f"a version, and one as in '1.2.3' to compare it with, are expected, not {ver!r} and {target!r}"
-        )
+        raise ValueError(f"expected a version, and one such as '1.2.3' to compare it with, not {ver!r} and {target!r}")
     return version.parse(ver) >= version.parse(target)
 
 

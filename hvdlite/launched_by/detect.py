@@ -98,10 +98,10 @@ def _coordinator(engine: Engine, environ: Environ) -> str:
     """The host of rank 0. Raises ValueError if the user has to set it or the key, and has not."""
     host = environ.get("HVDLITE_COORDINATOR") or engine.host_of_rank_0(environ)
     missing = {
-        "HVDLITE_COORDINATOR": "" if host else "the name of rank 0's host, which the engine does not tell",
+        "HVDLITE_COORDINATOR": "" if host else "the name of rank 0's host, which the engine does not provide",
         "HVDLITE_SECRET": ""
         if environ.get("HVDLITE_SECRET")
-        else "a key against strangers, from 'openssl rand -hex 32'",
+        else "a key that keeps strangers out, from 'openssl rand -hex 32'",
     }
     needs = [f"{name}, {meaning} ({engine.pass_on.format(name)})" for name, meaning in missing.items() if meaning]
     if needs:

@@ -72,14 +72,12 @@ class _GlobalProcessSet(ProcessSet):
 
 def _checked(ranks_or_comm: Any) -> list[int]:
     if hasattr(ranks_or_comm, "Get_rank"):
-        raise ValueError(
-            "communicators of mpi4py are not supported; pass the numbers of the ranks, as in ProcessSet([0, 1])"
-        )
+        raise ValueError("mpi4py's communicators are not supported; pass rank numbers, as in ProcessSet([0, 1])")
     try:
         ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
     except TypeError:
         raise ValueError(
-            f"a process set is made of the numbers of ranks, as in ProcessSet([0, 1]), not {ranks_or_comm!r:.60}"
+            f"a process set takes rank numbers, as in ProcessSet([0, 1]), not {ranks_or_comm!r:.60}"
         ) from None
     if not ranks:
         raise ValueError("a process set needs at least one rank")

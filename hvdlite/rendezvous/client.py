@@ -159,8 +159,8 @@ class Exchanges:
             )
         except NobodyThere:
             raise HorovodInternalError(
-                f"rank {self._rank} finds nobody at {self._meeting.address}, where the ranks of this job meet. Either "
-                "who started it has ended, or this rank is in another network namespace (unshare -n, ip netns exec, a "
+                f"rank {self._rank} found no listener at {self._meeting.address}, where the ranks of this job meet. "
+                "Either its process has ended, or this rank is in another network namespace (unshare -n, ip netns exec, a "
                 "container of its own): start all ranks of a host in one network namespace, together with hvdrun if "
                 "it starts them"
             ) from None
@@ -184,7 +184,7 @@ def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool =
     names = ", ".join(map(str, ranks))
     return HorovodInternalError(
         f"rank {rank} waited {waited_s:.0f} s in init() but rank(s) {names} "
-        f"{'did not call it' if is_first else 'have called it and did not go on'}. "
+        f"{'did not call it' if is_first else 'called it but did not continue'}. "
         "Look at their output, or raise HVDLITE_START_TIMEOUT."
     )
 

@@ -129,8 +129,8 @@ def meet_across_hosts(start: Start, number: int) -> Iterator[Meeting]:
 
 def _silence(where: Coordinator) -> str:
     return (
-        f"rank 0 should be on {where.host}. Either it is not, or it did not call init(), or it has another "
-        f"HVDLITE_SECRET, or a firewall closes the port {where.port}. HVDLITE_COORDINATOR=HOST:PORT sets the place."
+        f"rank 0 is expected on {where.host}. Either it is elsewhere, or it did not call init(), or it has another "
+        f"HVDLITE_SECRET, or a firewall blocks the port {where.port}. HVDLITE_COORDINATOR=HOST:PORT says where it is."
     )
 
 
@@ -141,7 +141,7 @@ def _refusal(where: Coordinator, error: OSError) -> str:
             f"{_bracketed(where.host)}:PORT with a free one for all ranks."
         )
     return (
-        f"rank 0 runs on {socket.gethostname()}, which cannot listen at {where.ip}, where it was said to be "
+        f"rank 0 runs on {socket.gethostname()}, which cannot listen at the given address {where.ip} "
         f"({os.strerror(error.errno or 0)}). Set HVDLITE_COORDINATOR={socket.gethostname()}:{where.port} for all ranks."
     )
 

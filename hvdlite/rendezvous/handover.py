@@ -113,7 +113,9 @@ def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str,
         except OSError:
             packet = b""
     if not packet:
-        raise HorovodInternalError(f"rank {start.rank} was left alone by rank 0 in init(). Look at rank 0's output.")
+        raise HorovodInternalError(
+            f"rank {start.rank} lost its connection to rank 0 in init(). Look at rank 0's output."
+        )
     answer: dict[str, str] = json.loads(packet)
     refuse(answer, start.rank, time.monotonic() - began)
     return answer

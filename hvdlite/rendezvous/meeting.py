@@ -37,7 +37,7 @@ def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
             yield meeting
     else:
         raise ValueError(
-            f"this is rank {start.rank} of {start.size}, but nothing tells where the others are; start the "
+            f"this is rank {start.rank} of {start.size}, but nothing says where the others are; start the "
             "program with hvdrun -np N, or give every rank HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
         )
 

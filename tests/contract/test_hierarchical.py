@@ -117,9 +117,9 @@ def test_a_timeout_in_one_part_ends_all_and_calls_ranks_as_the_group_does() -> N
 
         # Rank 0 of host a does not come. On host b rank 1 waits for it in the ring, 2 and 3 wait for rank 1.
         errors = ["", *thread_ranks(3, lambda index: attempt(index + 1))]
-        assert "barrier on rank 1 of the ring, next to rank 0, failed: no byte moved" in errors[1]
-        assert "barrier on rank 2 failed: no byte moved" in errors[2]
-        assert "barrier on rank 3 failed: no byte moved" in errors[3]
+        assert "barrier on rank 1 of the ring, next to rank 0, failed: no bytes moved" in errors[1]
+        assert "barrier on rank 2 failed: no bytes moved" in errors[2]
+        assert "barrier on rank 3 failed: no bytes moved" in errors[3]
         for rank in (1, 2, 3):
             with pytest.raises(HorovodInternalError) as caught:
                 ones(planes[rank])

@@ -72,7 +72,7 @@ def test_a_link_that_damages_every_frame_is_named(encrypt: bool) -> None:
             return str(caught.value)
 
         errors = thread_ranks(2, work)
-        assert "rank 1 of the ring, next to rank 0, failed: a frame was damaged on its way" in errors[1]
+        assert "rank 1 of the ring, next to rank 0, failed: a frame arrived damaged" in errors[1]
 
 
 def test_what_a_finished_rank_sent_arrives_over_a_new_connection() -> None:

@@ -18,7 +18,7 @@ ENVIRONMENT = {**os.environ, **LAST_RESORTS}  # ranks wait for each other longer
 IN_A_RANK = {
     "another network namespace": (
         '[ $HVDLITE_RANK = 0 ] && exec "$@"; exec unshare --net "$@"',
-        "rank 1 finds nobody at unix://@hvdlite-",
+        "rank 1 found no listener at unix://@hvdlite-",
         "start all ranks of a host in one network namespace",
     ),
     "no /proc": (

@@ -65,7 +65,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--json", "no/such/folder/file"], "no/such/folder"),
         (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
         (["--compare", "impi", "--dtype", "float16"], "MPI does not take float16"),
-        (["--compare", "nccl"], "'nccl' is nothing to compare with"),
+        (["--compare", "nccl"], "cannot compare with 'nccl'"),
         (["--compare", "mpi", "--many", "2", "1K"], "MPI has no step of many tensors"),
         (["stray"], "stray"),
     ],

@@ -95,7 +95,7 @@ def test_init_across_hosts_says_where_rank_0_should_be(across: dict[str, str]) -
     for outcome in _init_without(0, across, HOSTS):
         assert outcome.error == "HorovodInternalError"
         assert f"got no answer at tcp://{across['HVDLITE_COORDINATOR']}: Connection refused; rank 0 " in outcome.message
-        assert "rank 0 should be on 127.0.0.1" in outcome.message
+        assert "rank 0 is expected on 127.0.0.1" in outcome.message
 
 
 def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> None:
@@ -107,7 +107,7 @@ def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> No
         link.close()
         (outcome,) = ranks.join()
     assert outcome.error == "HorovodInternalError"
-    assert "rank 1 was left alone by rank 0" in outcome.message
+    assert "rank 1 lost its connection to rank 0" in outcome.message
 
 
 def _door(job: str, number: int = 0) -> tuple[str, bytes]:
@@ -207,7 +207,7 @@ def test_a_port_in_use_is_named(across: dict[str, str]) -> None:
         ({"HVDLITE_COORDINATOR": "n1:99999"}, "ValueError", "must be HOST, HOST:PORT or [IPV6]:PORT"),
         ({"HVDLITE_SECRET": ""}, "ValueError", "needs HVDLITE_SECRET beside it"),
         ({"HVDLITE_SECRET": "1234"}, "ValueError", "HVDLITE_SECRET must be 64 hexadecimal digits"),
-        ({"HVDLITE_COORDINATOR": ""}, "ValueError", "nothing tells where the others are"),
+        ({"HVDLITE_COORDINATOR": ""}, "ValueError", "nothing says where the others are"),
         ({"HVDLITE_RENDEZVOUS": "tcp://127.0.0.1:1", "HVDLITE_SECRET": ""}, "ValueError", "HVDLITE_RENDEZVOUS needs"),
     ],
 )

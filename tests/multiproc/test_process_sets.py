@@ -79,8 +79,8 @@ def _wrong_sets() -> str:
         ([], "at least one rank"),
         ([-1], "negative"),
         ([0, size], f"0 to {size - 1}"),
-        ([0.5], "numbers of ranks"),
-        ("dynamic", "numbers of ranks"),
+        ([0.5], "takes rank numbers"),
+        ("dynamic", "takes rank numbers"),
         (range(size), "the global one"),
         *([([size - 1], "number 1")] if last else []),
     ]:

@@ -135,7 +135,7 @@ def test_nobody_who_listens_within_a_host_is_found_out_at_once() -> None:
     with pytest.raises(NobodyThere):
         question("unix://@hvdlite-test-nobody", patience_s=2 * PATIENCE_S)
     meeting = Meeting(Job.create(), "unix://@hvdlite-test-nobody")
-    with pytest.raises(HorovodInternalError, match=r"rank 1 finds nobody at unix://.* another network namespace"):
+    with pytest.raises(HorovodInternalError, match=r"rank 1 found no listener at unix://.* another network namespace"):
         Exchanges(meeting, 1, 2, began + 2 * PATIENCE_S)("")
     assert time.monotonic() - began < PATIENCE_S
 

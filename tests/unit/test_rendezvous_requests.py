@@ -62,7 +62,7 @@ def test_who_is_missing_has_called_init_or_not() -> None:
             Exchanges(meeting, 0, 2, time.monotonic() + 0.2)("")
         came = thread_ranks(2, lambda rank: _come(meeting, rank))
         came[0]._deadline = time.monotonic() + 0.2
-        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 have called it and did not go on"):
+        with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 called it but did not continue"):
             came[0]("")
 
 
