@@ -104,7 +104,7 @@ class Registry:
             for process_set in process_sets:
                 if not process_set.ranks or process_set.ranks[-1] >= size:
                     raise ValueError(
-                        f"process set {process_set.ranks} does not fit this job, whose ranks are 0 to {size - 1}"
+                        f"process set {process_set.ranks} is not of this job, whose ranks are 0 to {size - 1}"
                     )
             self._refuse_duplicates(process_sets)
             for process_set in process_sets:

@@ -160,9 +160,9 @@ class Exchanges:
         except NobodyThere:
             raise HorovodInternalError(
                 f"rank {self._rank} found no listener at {self._meeting.address}, where the ranks of this job meet. "
-                "Either its process has ended, or this rank is in another network namespace (unshare -n, ip netns exec, a "
-                "container of its own): start all ranks of a host in one network namespace, together with hvdrun if "
-                "it starts them"
+                "Either its process has ended, or this rank is in another network namespace (unshare -n, ip netns "
+                "exec, a container of its own): start all ranks of a host in one network namespace, together with "
+                "hvdrun if it starts them"
             ) from None
         except Unanswered as error:
             raise self._unanswered(error) from None

@@ -141,7 +141,7 @@ def _refusal(where: Coordinator, error: OSError) -> str:
             f"{_bracketed(where.host)}:PORT with a free one for all ranks."
         )
     return (
-        f"rank 0 runs on {socket.gethostname()}, which cannot listen at the given address {where.ip} "
+        f"rank 0 runs on {socket.gethostname()}, which cannot listen at {where.ip}, the address given for it "
         f"({os.strerror(error.errno or 0)}). Set HVDLITE_COORDINATOR={socket.gethostname()}:{where.port} for all ranks."
     )
 
