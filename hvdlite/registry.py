@@ -203,7 +203,7 @@ class Registry:
         return self.everyone.swap("hvdlite.process_set", card)
 
     def _start(self, membership: Membership, connections: Connections, on_end: Callable[[End], None]) -> Group:
-        return Group(membership, Engine(membership, self._options, connections.link, connections.plane, on_end))
+        return Group(membership, Engine(membership, self._options, connections.link, connections.planes, on_end))
 
     def _end_all(self, end: End) -> None:
         """Ends the groups of all sets for the reason that ended the global one."""

@@ -34,6 +34,7 @@ from hvdlite.rendezvous.meeting import meet
 from hvdlite.rendezvous.world import meet_world
 from hvdlite.settings import Settings, Start, doubt_about_size
 from hvdlite.spin import spin_us
+from hvdlite.tensors.device import CPU
 from hvdlite.untraced import leave_out_all
 
 _EXIT_S = 1.0
@@ -73,7 +74,7 @@ class Session:
                 connections = connect(connecting, exchange, deadline, leave=exchange.leave)
         self.placements = group_by_host([host.id for host in members.hosts])
         self.compares_parameters = world.compares_parameters
-        self.plane_name = connections.plane.name
+        self.plane_name = connections.planes[CPU.kind].name
         self.arena = connections.regions and connections.regions.arena
         self.sets = Registry(members, options, connections)
         self.everyone = self.sets.everyone

@@ -19,7 +19,7 @@ from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Work
 from hvdlite.negotiation.rows import Rows, received_by
 from hvdlite.planes import adasum
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.base import Completion, DataPlane, Planes
 from hvdlite.tensors.buffer import Spans, holds
 from hvdlite.tensors.dtypes import Adasum, Average, DType, Sum, added_as
 
@@ -27,40 +27,45 @@ _ARRAY = np.ndarray
 _Row = tuple[int, int, int]
 
 
-def run(work: Work, plane: DataPlane) -> None:
-    """Moves the bytes of ``work``; every rank of the plane's group calls it with the same batch.
+def run(work: Work, planes: Planes) -> Completion | None:
+    """Moves the bytes of ``work``, or has a device do it; every rank of the group calls it with the same batch.
 
     Raises HorovodInternalError, before any byte moves, if a storage was resized since it was submitted, or before that
     to fewer bytes than its tensor has.
     """
+    first = work.entries[0].request
+    plane = planes[first.device.kind]
     for entry in work.entries:
         owner = entry.owner
         # Arrays are not looked at, and most storages begin where their tensor does.
-        if (
-            type(owner) is not _ARRAY
-            and owner is not None
-            and (owner.data_ptr() != entry.source or len(owner) < entry.nbytes)
-            and not holds(owner, entry.source, entry.nbytes)
+        if type(owner) is _ARRAY:
+            continue
+        if owner is None:
+            if entry.group is None and entry.nbytes:  # of a rank that has joined
+                entry.source, entry.owner = plane.zeros(entry.nbytes)
+                entry.target = entry.source
+        elif (owner.data_ptr() != entry.source or len(owner) < entry.nbytes) and not holds(
+            owner, entry.source, entry.nbytes
         ):
             raise HorovodInternalError(
                 f"the storage of tensor {entry.name!r} was resized while it was in flight, or to fewer bytes than the "
                 "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
-    _RUNNERS[KINDS[work.entries[0].request.kind].runs_as](work, plane)
+    return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
 
 
-def _allreduce(work: Work, plane: DataPlane) -> None:
+def _allreduce(work: Work, plane: DataPlane) -> Completion | None:
     request = work.entries[0].request
     if request.op == Adasum:
         adasum.allreduce(work.entries, plane)
-        return
+        return None
     dtype, op, postscale = _arithmetic(request, plane)
     words: list[int] = []
     for entry in work.entries:
         words += (entry.source, entry.target, entry.nbytes)
     # Packed: half the time of an array that numpy makes of the list, and an all-reduce may have thousands of spans.
     spans = np.frombuffer(struct.pack(f"{len(words)}Q", *words), np.uint64).reshape(-1, 3)
-    plane.allreduce(spans, dtype, op, request.prescale, postscale)
+    return plane.allreduce(spans, dtype, op, request.prescale, postscale)
 
 
 def _arithmetic(request: Request, plane: DataPlane) -> tuple[DType, int, float]:
@@ -79,7 +84,7 @@ def _arithmetic(request: Request, plane: DataPlane) -> tuple[DType, int, float]:
     return dtype, Sum, scale
 
 
-def _reducescatter(work: Work, plane: DataPlane) -> None:
+def _reducescatter(work: Work, plane: DataPlane) -> Completion | None:
     request = work.entries[0].request
     dtype, op, postscale = _arithmetic(request, plane)
     parts = _lists(plane.size)
@@ -88,10 +93,10 @@ def _reducescatter(work: Work, plane: DataPlane) -> None:
         for rank, count in enumerate(_moved(entry, rows, plane)):
             parts[rank].append((read, entry.target if rank == plane.rank else 0, count * row_bytes))
             read += count * row_bytes
-    plane.reducescatter([_spans(rows) for rows in parts], dtype, op, request.prescale, postscale)
+    return plane.reducescatter([_spans(rows) for rows in parts], dtype, op, request.prescale, postscale)
 
 
-def _allgather(work: Work, plane: DataPlane) -> None:
+def _allgather(work: Work, plane: DataPlane) -> Completion | None:
     streams = _lists(plane.size)
     for entry, rows in zip(work.entries, work.rows, strict=True):
         moved, row_bytes = _moved(entry, rows, plane), _row_bytes(entry.request)
@@ -100,10 +105,10 @@ def _allgather(work: Work, plane: DataPlane) -> None:
             if count:
                 streams[rank].append((entry.source if rank == plane.rank else 0, write, count * row_bytes))
                 write += count * row_bytes
-    plane.allgather([_spans(rows) for rows in streams])
+    return plane.allgather([_spans(rows) for rows in streams])
 
 
-def _alltoall(work: Work, plane: DataPlane) -> None:
+def _alltoall(work: Work, plane: DataPlane) -> Completion | None:
     size, own = plane.size, plane.rank
     sends, receives = _lists(size), _lists(size)
     matrix = np.zeros((size, size), np.uint64)
@@ -118,7 +123,7 @@ def _alltoall(work: Work, plane: DataPlane) -> None:
         for peer, nbytes in enumerate(moved[:, own].tolist()):
             receives[peer].append((0, write, nbytes))
             write += nbytes
-    plane.alltoall([_spans(rows) for rows in sends], [_spans(rows) for rows in receives], matrix)
+    return plane.alltoall([_spans(rows) for rows in sends], [_spans(rows) for rows in receives], matrix)
 
 
 def _moved(entry: Entry, rows: Rows, plane: DataPlane) -> Rows:
@@ -134,8 +139,8 @@ def _target(entry: Entry, rows: Rows) -> int:
     return entry.target
 
 
-def _barrier(work: Work, plane: DataPlane) -> None:
-    plane.barrier()
+def _barrier(work: Work, plane: DataPlane) -> Completion | None:
+    return plane.barrier()
 
 
 def _join(work: Work, plane: DataPlane) -> None:
@@ -146,7 +151,7 @@ def _join(work: Work, plane: DataPlane) -> None:
             entry.group.count_anew()  # here, because the call may have been interrupted
 
 
-_RUNNERS: dict[Kind, Callable[[Work, DataPlane], None]] = {
+_RUNNERS: dict[Kind, Callable[[Work, DataPlane], Completion | None]] = {
     Kind.ALLREDUCE: _allreduce,
     Kind.REDUCESCATTER: _reducescatter,
     Kind.ALLGATHER: _allgather,

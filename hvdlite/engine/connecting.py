@@ -18,11 +18,12 @@ from hvdlite.control.part import ControlPart
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.membership import Membership
 from hvdlite.net.descriptors import check_descriptors
-from hvdlite.planes.base import DataPlane
-from hvdlite.planes.choose import WITH_ARENA, choose, plane_part
+from hvdlite.planes.base import Planes
+from hvdlite.planes.choose import WITH_ARENA, choose, parts_by_device
 from hvdlite.planes.shm.arena import Regions
 from hvdlite.planes.shm.part import ArenaPart
 from hvdlite.settings import Settings
+from hvdlite.tensors.device import CPU
 
 Exchange = Callable[[Any], Sequence[Any]]
 """Publishes something (JSON) and returns what each member published, in rank order."""
@@ -36,16 +37,19 @@ class NotConnected(HorovodInternalError):
 
 
 class Connections(NamedTuple):
-    """What one rank of a group talks to the others with. ``regions`` are theirs in the arena of this host, if any."""
+    """What one rank of a group talks to the others with. ``regions`` are theirs in the arena of this host, if any.
+
+    There is a plane for each kind of device that all members have.
+    """
 
     link: ControlLink
-    plane: DataPlane
+    planes: Planes
     regions: Regions | None
 
     def close(self) -> None:
-        """Closes the link and the plane."""
+        """Closes the link and the planes."""
         self.link.close()
-        self.plane.close()
+        self.planes.close()
 
 
 class Connecting:
@@ -65,35 +69,39 @@ class Connecting:
         has_arena = makes_arena and choose(options.plane, membership) in WITH_ARENA
         self._arena = ArenaPart(membership) if has_arena else None
         self._control = ControlPart(membership, options)
-        self._plane = plane_part(membership, options)
+        self._planes = parts_by_device(membership, options)
         self._undo = ExitStack()
 
     def bind(self) -> list[Any]:
         """Opens what others connect to, and returns the addresses. Raises OSError, ZMQError or HorovodInternalError."""
         if self._membership.size > 1:
             check_descriptors(len(self._membership.on_this_host), len(self._membership.by_leader))
-        return [part and part.bind() for part in (self._arena, self._control, self._plane)]
+        of_planes = {kind: part.bind() for kind, part in self._planes.items()}
+        return [self._arena and self._arena.bind(), self._control.bind(), of_planes]
 
     def connect(self, addresses: Sequence[Sequence[Any]], deadline: float) -> Connections:
         """Connects with all other members, which do the same; ``addresses`` are those that each has bound.
 
         ``deadline`` is on the monotonic clock. Raises HorovodInternalError if they do not come in time.
         """
-        of_arena, of_control, of_plane = zip(*addresses, strict=True)
+        of_arena, of_control, of_planes = zip(*addresses, strict=True)
         with ExitStack() as undo:
             regions = self._arena.connect(of_arena, deadline) if self._arena else self._regions
             link = self._control.connect(of_control, deadline)
             undo.callback(link.close)
-            plane = self._plane.connect(of_plane, deadline)
-            undo.callback(plane.close)
+            planes = Planes()
+            undo.callback(planes.close)
+            for kind, part in self._planes.items():
+                if all(kind in bound for bound in of_planes):
+                    planes[kind] = part.connect([bound[kind] for bound in of_planes], deadline)
             if regions is not None:
-                plane.use(regions)
+                planes[CPU.kind].use(regions)
             undo.pop_all()
-        return Connections(link, plane, regions)
+        return Connections(link, planes, regions)
 
     def close(self) -> None:
         """Closes what was bound and is not part of the connections."""
-        for part in (self._plane, self._control, self._arena):
+        for part in (*self._planes.values(), self._control, self._arena):
             if part is not None:
                 part.close()
 

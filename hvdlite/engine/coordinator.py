@@ -29,7 +29,7 @@ from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.replica import Replica
 from hvdlite.negotiation.wire import Message, ProtocolError
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 
 _MAX_BACKLOG = 2  # one batch runs, one waits: the executor never idles and the rest goes on accumulating
@@ -46,7 +46,7 @@ class Coordinator:
         membership: Membership,
         options: Settings,
         link: ControlLink,
-        plane: DataPlane,
+        planes: Planes,
         in_flight: InFlight,
         executor: Executor,
         on_end: Callable[[End], None],
@@ -57,7 +57,7 @@ class Coordinator:
         self._on_end = on_end
         self._report = options.report
         self._link = link
-        self._plane = plane
+        self._planes = planes
         self._in_flight = in_flight
         self._executor = executor
         self._replica = Replica(self._rank, in_flight)
@@ -230,7 +230,7 @@ class Coordinator:
         if self._end is None and end.kind is not EndKind.REMOVED:
             report_end(end, self._report)
         if end.kind not in ORDERLY:
-            self._plane.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
+            self._planes.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
         self.has_ended.set()  # the root agrees no batch after an end
         if self._end is not None:
             return

@@ -31,7 +31,7 @@ from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import End, EndKind
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.wake import Wake
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 
 _STOP_S = 5.0  # for a thread that has nothing left to do
@@ -53,7 +53,7 @@ class Engine:
     """A rank's threads in one group and the state that they share, until `shut_down`.
 
     ``submit``, ``submit_all``, ``interrupted`` and ``burst`` are those of `InFlight`, and ``run_parts`` is
-    `Parts.run`. ``known`` has what the cache knows of each name.
+    `Parts.run`. ``known`` has what the cache knows of each name, and ``planes`` are those of the group.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Engine:
         membership: Membership,
         options: Settings,
         link: ControlLink,
-        plane: DataPlane,
+        planes: Planes,
         on_end: Callable[[End], None],
     ) -> None:
-        """Takes over ``link`` and ``plane``.
+        """Takes over ``link`` and ``planes``.
 
         ``on_end`` is called once, in the middle of a turn, with what ended the group: it must not wait.
         """
@@ -72,11 +72,11 @@ class Engine:
         self._heartbeat_s = options.heartbeat_interval
         self._link = link
         self._inbox = link.inbox
-        self._plane = plane
+        self.planes = planes
         self._in_flight = InFlight(self._inbox.wake.set)
         self.burst = self._in_flight.burst
-        self._executor = Executor(plane, self._in_flight, self._batches_are_done, self._batch_failed)
-        self._coordinator = Coordinator(membership, options, link, plane, self._in_flight, self._executor, on_end)
+        self._executor = Executor(planes, self._in_flight, self._batches_are_done, self._batch_failed)
+        self._coordinator = Coordinator(membership, options, link, planes, self._in_flight, self._executor, on_end)
         self.submit = self._in_flight.submit
         self.submit_all = self._in_flight.submit_all
         self.interrupted = self._in_flight.interrupted
@@ -168,13 +168,13 @@ class Engine:
         self._inbox.wake.set()
         self._coordinator.has_ended.wait(max(0.0, deadline - time.monotonic()))
         if not self._executor.close(deadline):
-            self._plane.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
+            self.planes.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
             self._executor.close(time.monotonic() + 1)
         self._stop()
         self._parts.stop(_STOP_S)
         with self._driving:  # whoever drives sees its handle end
             self._link.close()
-            self._plane.close()
+            self.planes.close()
             self._driver.wake.close()
             self._deputy.close()
 
@@ -189,11 +189,11 @@ class Engine:
         """
         is_idle = self._executor.close(deadline)
         if not is_idle:
-            self._plane.abort(ShutDown(self._rank, f"rank {self._rank} is exiting"))
+            self.planes.abort(ShutDown(self._rank, f"rank {self._rank} is exiting"))
             is_idle = self._executor.close(time.monotonic() + 1)
         self._stop()
         if is_idle:
-            self._plane.close()
+            self.planes.close()
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -256,7 +256,8 @@ class Engine:
             self._inbox.wake.set()
 
     def _batch_failed(self, error: HvdError) -> None:
-        if not self._coordinator.has_ended.is_set():
+        is_leaving = isinstance(error, ShutDown)  # of this rank's own, which the others hear of without it
+        if not (is_leaving or self._coordinator.has_ended.is_set()):
             self._failure = error
             self._inbox.wake.set()
 

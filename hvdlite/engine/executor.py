@@ -2,7 +2,8 @@
 
 A thread of its own does it, unless a thread that waits for a result does it in passing (`run_here`), which saves two
 switches between threads. Whoever has the lock runs what is queued, and looks again after it let the lock go; so a batch
-that is queued while somebody runs others is never forgotten.
+that is queued while somebody runs others is never forgotten. What a plane has only been given is out of the way of what
+follows; `Issued` finishes it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections.abc import Callable
 
 from hvdlite.engine.batch import run
 from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.issued import Issued
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
+from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.base import Completion, Planes
 
 
 class Executor:
@@ -31,16 +34,17 @@ class Executor:
 
     def __init__(
         self,
-        plane: DataPlane,
+        planes: Planes,
         in_flight: InFlight,
         on_done: Callable[[], None],
         on_failure: Callable[[HvdError], None],
     ) -> None:
-        self._plane = plane
+        self._planes = planes
         self._in_flight = in_flight
         self._on_done = on_done
         self._on_failure = on_failure
         self._unfinished: deque[Work] = deque()
+        self._issued: dict[str, Issued] = {}  # by the kind of device of the plane
         self._is_running = threading.Lock()
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: the end
         self._thread = threading.Thread(target=self._serve, name="hvdlite-executor", daemon=True)
@@ -48,12 +52,15 @@ class Executor:
 
     @property
     def backlog(self) -> int:
-        """Batches that are running or waiting to run."""
+        """Batches that are running or waiting to run, but for what a device works on by itself."""
         return len(self._unfinished)
 
     def entries(self) -> set[Entry]:
-        """The entries of those batches."""
-        return {entry for work in list(self._unfinished) for entry in work.entries}
+        """The entries of all batches that are not finished."""
+        works = list(self._unfinished)  # first: from here a batch goes to those that are issued
+        for issued in list(self._issued.values()):
+            works += issued.works()
+        return {entry for work in works for entry in work.entries}
 
     def put(self, work: Work) -> None:
         """Queues a batch. `run_here` or `wake` must follow."""
@@ -89,7 +96,7 @@ class Executor:
         )
         if is_idle:
             self._is_running.release()
-        return is_idle
+        return is_idle and all(issued.close(deadline) for issued in self._issued.values())
 
     def _serve(self) -> None:
         while self._tokens.get():
@@ -102,20 +109,38 @@ class Executor:
 
     def _run_first(self) -> None:
         work = self._unfinished[0]
-        error = self._run(work)
-        if error is not None:
-            self._on_failure(error)  # first: whoever wakes may shut down, and the other ranks must hear of it before
-        self._in_flight.finish(work.entries, error)
+        completion: Completion | None = None
+        error: Exception | None = None
+        try:
+            if self._issued and work.entries[0].request.kind is Kind.JOIN:  # it says that all before it is done
+                for issued in self._issued.values():
+                    issued.drain()
+            completion = run(work, self._planes)
+        except Exception as raised:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+            error = raised
+        if completion is not None:
+            self._issued_to(work.entries[0].request.device.kind).put(work, completion)
+        elif error is None:
+            self._in_flight.finish(work.entries)
+        else:
+            self._finish(work, error)
         self._unfinished.popleft()
 
-    def _run(self, work: Work) -> HvdError | None:
-        try:
-            run(work, self._plane)
-        except HvdError as error:
-            return error
-        except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
-            names = ", ".join(entry.request.name for entry in work.entries[:3])
-            failure = HorovodInternalError(f"running {names} failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return failure
-        return None
+    def _issued_to(self, kind: str) -> Issued:
+        if kind not in self._issued:
+            self._issued[kind] = Issued(self._finish)
+        return self._issued[kind]
+
+    def _finish(self, work: Work, raised: Exception | None) -> None:
+        error = None
+        if raised is not None:
+            error = raised if isinstance(raised, HvdError) else _failure(work, raised)
+            self._on_failure(error)  # first: whoever wakes may shut down, and the other ranks must hear of it before
+        self._in_flight.finish(work.entries, error)
+
+
+def _failure(work: Work, cause: Exception) -> HvdError:
+    names = ", ".join(entry.request.name for entry in work.entries[:3])
+    failure = HorovodInternalError(f"running {names} failed: {type(cause).__name__}: {cause}")
+    failure.__cause__ = cause
+    return failure

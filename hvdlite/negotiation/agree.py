@@ -10,11 +10,13 @@ from typing import Any
 
 from hvdlite.negotiation.kinds import KINDS, Check, Ranks
 from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, Kind, Request
+from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import Adasum, Average, Sum, added_as, is_complex
 
 _ALWAYS = (
     Check("operation", lambda request, _: str(request.kind)),
     Check("dtype", lambda request, _: str(request.dtype)),
+    Check("device", lambda request, _: request.device.kind),
 )
 
 
@@ -32,6 +34,8 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
     if request.group_length and not _is_in_group(request):
         return False
     if request.op == Adasum and not (row.takes_adasum and request.dtype.is_floating):
+        return False
+    if request.device.kind != CPU.kind and (request.op == Adasum or not row.has_tensor):
         return False
     if row.reduces and (
         added_as(request.dtype) is None or (is_complex(request.dtype) and request.op not in (Sum, Average))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.rows import Rows
+from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import Average, ElementType, Sum
 
 
@@ -22,6 +23,7 @@ class FuseKey(NamedTuple):
     """Tensors with equal keys may run in one batch: what of their requests the plane's call depends on."""
 
     runs_as: Kind
+    device: str = CPU.kind
     dtype: ElementType | None = None
     op: int = Sum
     prescale: float = 1.0
@@ -31,11 +33,11 @@ class FuseKey(NamedTuple):
 
 def fuse_key(request: Request) -> FuseKey:
     """The key of a tensor."""
-    row = KINDS[request.kind]
+    row, device = KINDS[request.kind], request.device.kind
     if row.reduces:
-        return FuseKey(row.runs_as, request.dtype, request.op, request.prescale, request.postscale)
+        return FuseKey(row.runs_as, device, request.dtype, request.op, request.prescale, request.postscale)
     if row.has_tensor:
-        return FuseKey(row.runs_as)  # bytes, whatever their type
+        return FuseKey(row.runs_as, device)  # bytes, whatever their type
     return FuseKey(row.runs_as, name=request.name)
 
 

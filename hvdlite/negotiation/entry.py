@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from hvdlite.negotiation.handle import Handle, InFlightIn, R
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Request
-from hvdlite.tensors.buffer import address_of
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
 """Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
@@ -97,10 +94,9 @@ class Converted(Entry[R]):
 _held: Any = Handle.__dict__["output"]
 
 
-def zeros_for_joined(request: Request) -> Entry[Any]:
-    """The entry of a rank that did not submit what the others run: zeros for a reduction, and otherwise nothing."""
-    if not KINDS[request.kind].zeros_for_joined:
-        return Entry(request, None)
-    zeros = np.zeros(request.nbytes, np.uint8)
-    address = address_of(zeros)
-    return Entry(request, None, address, address, zeros.nbytes, zeros)
+def of_joined(request: Request) -> Entry[Any]:
+    """The entry of a rank that did not submit what the others run.
+
+    It has no memory: what is reduced has ``nbytes`` of zeros, which the plane makes where it moves them.
+    """
+    return Entry(request, None, nbytes=request.nbytes if KINDS[request.kind].zeros_for_joined else 0)

@@ -6,6 +6,7 @@ import math
 from enum import IntEnum
 from typing import NamedTuple
 
+from hvdlite.tensors.device import CPU, Device
 from hvdlite.tensors.dtypes import ElementType
 
 
@@ -40,7 +41,8 @@ class Request(NamedTuple):
     each rank in an alltoall or a scatter; ``peer`` is the receiver of a SEND, in which only these two ranks take part.
     Ranks are counted within the group. ``group_length`` is for tensors that were submitted as a list, under the names
     ``group_name[0]``, ``group_name[1]`` and so on: how many they are. A list without tensors is an all-reduce of no
-    elements under the first of these names, with EMPTY_GROUP. Otherwise it is 0.
+    elements under the first of these names, with EMPTY_GROUP. Otherwise it is 0. Of ``device``, which is this rank's
+    own, ranks agree about the kind.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Request(NamedTuple):
     splits: tuple[int, ...] = ()
     peer: int = -1
     group_length: int = 0
+    device: Device = CPU
 
     @property
     def group_name(self) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from hvdlite.negotiation.bits import members, set_of
 from hvdlite.negotiation.cache import Cache
-from hvdlite.negotiation.entry import Entry, zeros_for_joined
+from hvdlite.negotiation.entry import Entry, of_joined
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Ready, Request, Response, Run
 from hvdlite.negotiation.rows import Rows
 from hvdlite.negotiation.unnamed import Unnamed
@@ -107,7 +107,7 @@ class Replica:
         try:
             for bit in bits if has_joined else ():
                 if bit not in submitted:
-                    submitted[bit] = zeros_for_joined(known[bit].request)
+                    submitted[bit] = of_joined(known[bit].request)
             return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
         except KeyError as error:
             raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
@@ -118,5 +118,5 @@ class Replica:
         if entry is None:
             if response.request is None:
                 raise ProtocolError(f"rank 0 answered {response.name!r}, which this rank did not submit")
-            entry = zeros_for_joined(response.request)
+            entry = of_joined(response.request)
         return entry

@@ -36,6 +36,7 @@ from hvdlite.negotiation.messages import (
     Response,
     Run,
 )
+from hvdlite.tensors.device import MAX_KIND_CHARACTERS, MAX_ORDINAL, Device
 from hvdlite.tensors.dtypes import BY_NAME, MAX_DTYPE_CHARACTERS, MAX_ITEMSIZE, OP_NAMES, DType, ElementType, Opaque
 
 MAX_FRAME_BYTES = 64 << 20
@@ -44,7 +45,7 @@ MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 56
 MAX_BYTES = 8 * MAX_ELEMENTS
 
-_VERSION = 4
+_VERSION = 5
 _HEADER = struct.Struct("<2sBBQQQ")
 _READY = struct.Struct("<III")
 _RUN = struct.Struct("<II")
@@ -233,7 +234,7 @@ def _rows(text: bytes) -> list[Any]:
 
 
 def _request(row: Any) -> Request:
-    name, kind, dtype, shape, op, prescale, postscale, root, cacheable, splits, peer, group_length = row
+    name, kind, dtype, shape, op, prescale, postscale, root, cacheable, splits, peer, group_length, device = row
     _expect(isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS, "a name")
     _expect(isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS, "a shape")
     elements = 1
@@ -260,7 +261,15 @@ def _request(row: Any) -> Request:
         tuple(splits),
         peer,
         group_length,
+        _device(device),
     )
+
+
+def _device(value: Any) -> Device:
+    kind, ordinal = value
+    _expect(isinstance(kind, str) and kind.isascii() and kind.isalnum() and len(kind) <= MAX_KIND_CHARACTERS, "a kind")
+    _expect(_is_int(ordinal) and 0 <= ordinal <= MAX_ORDINAL, "a device")
+    return Device(kind, ordinal)
 
 
 def _element_type(value: Any) -> ElementType:

@@ -115,14 +115,14 @@ class Movements(Calls[T]):
         self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[tuple[T, T]]:
         group = group_of(process_set)
-        (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.ALLTOALL)
+        (address, dtype, shape, owner, device), (rows, *_) = self._rows_buffer(tensor, Kind.ALLTOALL)
         if splits is None and rows % group.size:
             raise ValueError(
                 f"alltoall without splits divides rows evenly, but {rows} rows are not a multiple of {group.size} "
                 "ranks; pass splits"
             )
         counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-        source = (address, dtype, (sum(counts), *shape[1:]), owner)
+        source = (address, dtype, (sum(counts), *shape[1:]), owner, device)
         allocate = self._allocator_of_pair(tensor)
         return self._entry_of(group, name, Kind.ALLTOALL, source, allocate=allocate, splits=counts)
 
@@ -187,11 +187,11 @@ class Movements(Calls[T]):
     ) -> Handle[T]:
         group = group_of(process_set)
         root = index_in(group, root_rank, "root_rank")
-        (address, dtype, shape, owner), (rows, *_) = self._rows_buffer(tensor, Kind.SCATTER)
+        (address, dtype, shape, owner, device), (rows, *_) = self._rows_buffer(tensor, Kind.SCATTER)
         counts: tuple[int, ...] = ()
         if root == group.rank:
             counts = even_splits(rows, group.size) if splits is None else _checked_splits(splits, rows, group.size)
-        source = (address, dtype, (sum(counts), *shape[1:]), owner)
+        source = (address, dtype, (sum(counts), *shape[1:]), owner, device)
         allocate = self._allocator(tensor)
         return self._entry_of(group, name, Kind.SCATTER, source, root=root, allocate=allocate, splits=counts)
 

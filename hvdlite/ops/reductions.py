@@ -239,7 +239,7 @@ class Reductions(Calls[T]):
             scalar, convert = self._of_number(tensor, refusal)
             entry = self._reduce(scalar, root_rank, name, *reduction, process_set)
             return Converted(cast(Entry[T], entry), convert)
-        _, _, shape, _ = source
+        _, _, shape, _, _ = source
         output, target = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
         return self._entry_of(group, name, Kind.REDUCE, source, target, output, reduction, root)
 

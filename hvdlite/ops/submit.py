@@ -21,6 +21,7 @@ from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle
 from hvdlite.tensors.buffer import Buffer, NotAnArray, holds
+from hvdlite.tensors.device import CPU, Device
 from hvdlite.tensors.dtypes import BY_NAME, OP_NAMES, Adasum, Average, DType, ElementType, Sum, added_as, is_complex
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class Calls(Generic[T]):
             if is_in_place:
                 raise ValueError("a number cannot be written in place; use the form without _") from None
             return Converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
-        address, _, shape, _ = source
+        address, _, shape, _, _ = source
         if is_in_place:
             return entry_of(group, name, kind, source, address, tensor, reduction, root, length)
         output, target = self._adapter.empty(shape, tensor)
@@ -105,7 +106,7 @@ class Calls(Generic[T]):
     def _rows_buffer(self, tensor: T, kind: Kind) -> tuple[Buffer, tuple[int, ...]]:
         """The memory and the shape of a tensor that is divided or joined along its first dimension."""
         source = self._adapter.buffer(tensor)
-        _, _, shape, _ = source
+        _, _, shape, _, _ = source
         if not shape:
             raise ValueError(f"{kind} needs a tensor with at least one dimension; reshape a scalar to (1,)")
         return source, shape
@@ -123,10 +124,10 @@ _LONGEST_OF_GROUP = _LONGEST_NAME - 32  # so that it is still a user's name with
 UNCHANGED: Reduction = (Sum, 1.0, 1.0)
 """For what is not reduced."""
 
-NOTHING: Buffer = (0, DType.UINT8, (), None)
+NOTHING: Buffer = (0, DType.UINT8, (), None, CPU)
 """For what has no tensor."""
 
-_NO_ELEMENTS: Buffer = (0, DType.UINT8, (0,), None)
+_NO_ELEMENTS: Buffer = (0, DType.UINT8, (0,), None, CPU)
 
 
 def _names_in(base: str, count: int) -> tuple[str, ...]:
@@ -153,24 +154,29 @@ def entry_of(
 
     Raises ValueError if ``reduction`` or ``name`` cannot be.
     """
-    address, dtype, shape, owner = source
+    address, dtype, shape, owner, device = source
     op, prescale, postscale = reduction
     # A tensor that comes again, as most do, has its request ready: it was checked, and compares at a glance.
     known = group.known.get(name) if type(name) is str else None
-    asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length)
+    asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length, device)
     if known is not None and (request := known.request) == asked:
         nbytes = known.nbytes
     else:
         if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
-        checked = _checked(reduction, kind, dtype)
+        checked = _checked(reduction, kind, dtype, device)
         nbytes = math.prod(shape) * dtype.itemsize
+        if device.kind not in group.engine.planes:
+            legal = ", ".join(group.engine.planes)
+            raise ValueError(
+                f"a tensor is on {device}, for whose memory the ranks have no data plane; pass a copy on one of {legal}"
+            )
         if not holds(owner, address, nbytes):
             raise ValueError(
                 f"the tensor has {nbytes} bytes, but its storage was resized to fewer; pass tensor.clone()"
             )
         text, is_given = named(group, kind, name)
-        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length)
+        request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length, device)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
 
 
@@ -207,7 +213,7 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
-def _checked(reduction: Reduction, kind: Kind, dtype: ElementType) -> tuple[int, float, float]:
+def _checked(reduction: Reduction, kind: Kind, dtype: ElementType, device: Device) -> tuple[int, float, float]:
     """The reduction in plain numbers.
 
     Raises ValueError if elements of ``dtype`` cannot be reduced so, and HorovodInternalError, as Horovod does, for
@@ -234,4 +240,6 @@ def _checked(reduction: Reduction, kind: Kind, dtype: ElementType) -> tuple[int,
         raise ValueError("a bool tensor has no average; pass op=hvd.Min, Max, Sum or Product")
     if number == Adasum and not dtype.is_floating:
         raise ValueError(f"Adasum is for floating-point tensors, not {dtype}; pass op=hvd.Sum or Average")
+    if number == Adasum and device.kind != CPU.kind:
+        raise ValueError(f"Adasum is for tensors in the memory of the CPU, not of {device}; pass a copy there")
     return number, float(prescale), float(postscale)

@@ -3,7 +3,9 @@
 A plane belongs to one group of ``size`` ranks and is one of them, ``rank``. Its collectives
 
 - run one at a time, called by one thread (the executor), in the same order with matching arguments on every rank;
-- block until this rank's part is done: outputs are written and inputs may be reused or freed;
+- block until this rank's part is done: outputs are written and inputs may be reused or freed. If a device of the
+  plane's works by itself, they may return a `Completion` before that, which blocks in their place; the device does
+  them in their order;
 - release the GIL while they wait or move bytes;
 - leave bit-identical results on all ranks;
 - end early, with the error given to `abort`, when `abort` is called from any other thread, and every later
@@ -20,18 +22,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from hvdlite.errors import HvdError
-from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.buffer import Matrix, Spans, address_of
 from hvdlite.tensors.dtypes import DType
 
 if TYPE_CHECKING:
     from hvdlite.planes.shm.arena import Regions
 
 
+class Completion(Protocol):
+    """The rest of a collective that a device has been given."""
+
+    def wait(self) -> None:
+        """Returns, or raises, when the collective is done on this rank, as one that blocks would. Releases the GIL."""
+
+
 class DataPlane(ABC):
-    """The collectives of one group. `close` frees what it holds and may be called twice."""
+    """The collectives of one group over the memory of one kind of device.
+
+    `close` frees what it holds and may be called twice.
+    """
 
     name: str
     rank: int
@@ -40,7 +54,7 @@ class DataPlane(ABC):
     """The first failure, or what `abort` was given: every later collective raises it."""
 
     @abstractmethod
-    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Completion | None:
         """Writes ``postscale * reduce(prescale * x_rank)`` over all ranks to every rank.
 
         ``op`` is Sum, Min, Max or Product (an average is a sum with a postscale). Spans have the same bytes row by
@@ -50,7 +64,7 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def allgather(self, streams: Sequence[Spans]) -> None:
+    def allgather(self, streams: Sequence[Spans]) -> Completion | None:
         """Copies what each rank contributes to every rank.
 
         ``streams[r]`` are the spans of rank ``r``'s contribution: for ``r == self.rank`` rows read and write local
@@ -60,7 +74,9 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def reducescatter(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float) -> None:
+    def reducescatter(
+        self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float
+    ) -> Completion | None:
         """Reduces as `allreduce` does and writes each part of the result on one rank only.
 
         ``parts[r]`` are the spans of what rank ``r`` gets: row ``i`` of part ``r`` has the same bytes on every rank.
@@ -69,7 +85,7 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Completion | None:
         """Gives every rank bytes of its own from each rank.
 
         ``sends[r]`` is what goes to rank ``r``: rows whose reading address and bytes count. ``receives[r]`` is where
@@ -79,8 +95,13 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Returns after every rank has entered."""
+    def barrier(self) -> Completion | None:
+        """Is done after every rank has entered."""
+
+    def zeros(self, nbytes: int) -> tuple[int, Any]:
+        """The address of ``nbytes`` zeros on the plane's device, and what keeps them; for the thread of collectives."""
+        zeros = np.zeros(nbytes, np.uint8)
+        return address_of(zeros), zeros
 
     def use(self, regions: Regions) -> None:  # noqa: B027 - most planes have no way to
         """Lets collectives reduce without a copy what lies in the ``regions`` that the ranks have in an arena."""
@@ -107,6 +128,20 @@ class DataPlane(ABC):
             self.abort(error)
             assert self._error is not None
             raise self._error from None
+
+
+class Planes(dict[str, DataPlane]):
+    """The planes of a group, by the kind of device whose memory each of them moves."""
+
+    def abort(self, error: HvdError) -> None:
+        """`DataPlane.abort` of all."""
+        for plane in self.values():
+            plane.abort(error)
+
+    def close(self) -> None:
+        """`DataPlane.close` of all."""
+        for plane in self.values():
+            plane.close()
 
 
 class HostPlane(DataPlane):

@@ -2,7 +2,8 @@
 
 A group with a member that lacks the native library has the one plane that needs none, `zmq`.
 
-To add a plane: a folder with a subclass of `DataPlane` and a `Part` that becomes one, and a row in `_PARTS`.
+To add a plane: a folder with a subclass of `DataPlane` and a `Part` that becomes one, and a row in `_PARTS`, or for
+the memory of another kind of device in `BY_DEVICE`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hvdlite.planes.ring.part import RingPart
 from hvdlite.planes.shm.part import ShmPart
 from hvdlite.planes.zmq.part import ZmqPart
 from hvdlite.settings import Settings
+from hvdlite.tensors.device import CPU
 
 WITH_ARENA = ("shm", "hierarchical")
 WITHOUT_NATIVE = ("auto", "local", "zmq")  # what may be asked for where a rank lacks the library
@@ -47,8 +49,18 @@ def choose(setting: str, membership: Membership) -> str:
 
 
 def plane_part(membership: Membership, options: Settings) -> Part[DataPlane]:
-    """The part that becomes the plane of the members."""
+    """The part that becomes the plane of the members for the memory of CPUs."""
     return _PARTS[choose(options.plane, membership)](membership, options)
+
+
+BY_DEVICE: dict[str, Callable[[Membership, Settings], Part[DataPlane] | None]] = {CPU.kind: plane_part}
+"""By the kind of device: the part that becomes the plane for its memory, or None where this rank has no such device."""
+
+
+def parts_by_device(membership: Membership, options: Settings) -> dict[str, Part[DataPlane]]:
+    """The parts that become the planes of the members, for the kinds of devices that this rank has."""
+    made = {kind: make(membership, options) for kind, make in BY_DEVICE.items()}
+    return {kind: part for kind, part in made.items() if part is not None}
 
 
 class _LocalPart(Part[DataPlane]):

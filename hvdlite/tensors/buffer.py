@@ -1,4 +1,4 @@
-"""One view of a tensor for everything below the front ends: address, element type, shape, owner."""
+"""One view of a tensor for everything below the front ends: address, element type, shape, owner, device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hvdlite.tensors.device import CPU, Device
 from hvdlite.tensors.dtypes import BY_NUMPY, ElementType, element_type
 
-Buffer = tuple[int, ElementType, tuple[int, ...], Any]
-"""Contiguous memory of one tensor: address, element type, shape, owner. A plain tuple, because every submit makes one.
-The owner keeps the memory alive: an array of numpy's own class, or a `Storage`. The shape may be of a front end's own
-kind of tuple."""
+Buffer = tuple[int, ElementType, tuple[int, ...], Any, Device]
+"""Contiguous memory of one tensor: address, element type, shape, owner, device. A plain tuple, because every submit
+makes one. The owner keeps the memory alive: an array of numpy's own class, or a `Storage`. The shape may be of a front
+end's own kind of tuple."""
 
 Spans = npt.NDArray[np.uint64]
 """Rows of (address to read, address to write, bytes); shape ``(n, 3)``. Equal addresses mean in place."""
@@ -59,7 +60,7 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
     else:
         # No element is longer than 8 bytes.
         if type(array) is np.ndarray and not (address & 7 and address % dtype.itemsize):
-            return address, dtype, array.shape, array
+            return address, dtype, array.shape, array, CPU
     return _looked_at(array, is_written)
 
 
@@ -95,7 +96,7 @@ def _looked_at(array: npt.NDArray[Any], is_written: bool) -> Buffer:
                 "use the form without _, or numpy.ascontiguousarray(array)"
             )
         array = np.array(array, order="C")
-    return int(array.ctypes.data), dtype, array.shape, np.asarray(array)
+    return int(array.ctypes.data), dtype, array.shape, np.asarray(array), CPU
 
 
 def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:

@@ -35,6 +35,7 @@ from hvdlite.ops import group_of, synchronize
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.session import current
 from hvdlite.tensors.buffer import Buffer
+from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import Sum
 from hvdlite.training.naming import P
 
@@ -118,14 +119,16 @@ class ParameterCheck(Generic[P]):
                 logger.warning("%s", _warning(self._names, differ, models, group.ranks))
 
     def _checksum(self, parameter: P, of: Callable[[int, int, int], int]) -> int | None:
-        """The checksum of the parameter's memory: 0 for what has none that ranks could share, None for what rests."""
+        """The checksum of the parameter's memory: 0 for what the host cannot read, None for what rests."""
         try:
             memory = self._memory_of(parameter)
         except ValueError:
             return 0
         if memory is None:
             return None
-        address, dtype, shape, owner = memory
+        address, dtype, shape, owner, device = memory
+        if device.kind != CPU.kind:
+            return 0
         checksum = of(0, address, math.prod(shape) * dtype.itemsize)
         del owner, memory  # until here they kept the memory, which may be that of a copy
         return checksum

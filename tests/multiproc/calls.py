@@ -103,9 +103,15 @@ def splits(call: Call, member: int, size: int) -> tuple[int, ...]:
 
 
 def start(
-    call: Call, name: str, mode: str, given: Sequence[Array], ranks: Sequence[int], process_set: hvd.ProcessSet
+    call: Call,
+    name: str,
+    mode: str,
+    given: Sequence[Any],
+    ranks: Sequence[int],
+    process_set: hvd.ProcessSet,
+    front_end: Any = hvd,
 ) -> Any:
-    """Calls the function of hvdlite in this ``mode``: "", "_", "_async" or "_async_". Returns what it returns."""
+    """Calls the function of ``front_end`` in this ``mode``: "", "_", "_async" or "_async_". Returns what it returns."""
     member = ranks.index(hvd.rank())
     keywords: dict[str, Any] = dict(name=name, process_set=process_set)
     if call.kind in REDUCTIONS:
@@ -119,7 +125,7 @@ def start(
         peer = receiver(call, len(ranks)) if member == call.root else call.root
         keywords |= dict(rank=ranks[peer])
         function, mode = ("send", mode.removesuffix("_")) if member == call.root else ("recv", mode)
-    return getattr(hvd, function + mode)(list(given) if call.kind.startswith("grouped") else given[0], **keywords)
+    return getattr(front_end, function + mode)(list(given) if call.kind.startswith("grouped") else given[0], **keywords)
 
 
 def _rng(call: Call, member: int, index: int) -> np.random.Generator:

@@ -45,8 +45,8 @@ class Member:
         self.membership, options = world.membership, replace(options, address=world.address)
         connecting = Connecting(self.membership, options, makes_arena=True)
         self.connections = connect(connecting, exchange, deadline)
-        link, plane, self.regions = self.connections
-        self.group = Group(self.membership, Engine(self.membership, options, link, plane, lambda end: None))
+        link, planes, self.regions = self.connections
+        self.group = Group(self.membership, Engine(self.membership, options, link, planes, lambda end: None))
 
     def submit(self, tensor: Array, name: str) -> Entry:
         address = address_of(tensor)

@@ -47,7 +47,7 @@ def test_memory_is_told_as_numpy_tells_it(array: Any, dtype: DType) -> None:
     ids=["not aligned", "every second", "transposed", "broadcast"],
 )
 def test_a_copy_is_told_of_what_is_not_contiguous(array: Any) -> None:
-    address, _, shape, copy = of_array(array)
+    address, _, shape, copy, _ = of_array(array)
     assert (address, shape, copy.flags.c_contiguous) == (copy.ctypes.data, array.shape, True)
     assert not np.shares_memory(array, copy)
     np.testing.assert_array_equal(copy, array)

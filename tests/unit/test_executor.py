@@ -1,4 +1,4 @@
-"""Who runs batches when a driver and the end of the executor meet."""
+"""Who runs batches when a driver and the end of the executor meet, and who finishes what a device does by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import pytest
 
 from hvdlite.engine import executor
 from hvdlite.engine.executor import Executor
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import Kind
+from hvdlite.negotiation.replica import Work
+from hvdlite.tensors.device import Device
 from tests.harness.patience import PATIENCE_S
+from tests.unit.replicas import request
 
 
 def test_a_batch_that_a_driver_leaves_behind_is_run_although_the_end_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +29,7 @@ def test_a_batch_that_a_driver_leaves_behind_is_run_although_the_end_has_come(mo
 
     closing = threading.Thread(target=close)
 
-    def finish(entries: Any, error: Any) -> None:
+    def finish(entries: Any, error: Any = None) -> None:
         (entry,) = entries
         entry.is_done = True
         if entry is first:
@@ -46,3 +51,67 @@ def test_a_batch_that_a_driver_leaves_behind_is_run_although_the_end_has_come(mo
     closing.join()
     assert closed == [True]
     assert ran == ["first", "second"]
+
+
+class _Device:
+    """A plane's completions, an executor over them, and the names and errors of batches in the order of their ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_end = threading.Event()
+        self.error: Exception | None = None
+        self.ended: list[tuple[str, str]] = []
+        self.failures: list[str] = []
+        monkeypatch.setattr(executor, "run", lambda work, _: self if work.entries[0].name == "issued" else None)
+        in_flight: Any = SimpleNamespace(finish=self._finish)
+        planes: Any = {}
+        self.executor = Executor(planes, in_flight, lambda: None, lambda error: self.failures.append(str(error)))
+
+    def wait(self) -> None:
+        self.may_end.wait(PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+
+    def put(self, name: str, kind: Kind = Kind.ALLREDUCE) -> Entry:
+        entry = Entry(request(name, kind=kind, device=Device("toy")), None)
+        self.executor.put(Work((entry,), ((),)))
+        return entry
+
+    def _finish(self, entries: Any, error: Any = None) -> None:
+        self.ended.append((entries[0].name, str(error or "")))
+
+
+def test_batches_that_follow_what_was_issued_run_before_it_is_done_but_for_a_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = _Device(monkeypatch)
+    issued = device.put("issued")
+    device.put("next")
+    assert device.executor.run_here()
+    assert device.ended == [("next", "")]
+    assert device.executor.backlog == 0
+    assert device.executor.entries() == {issued}
+    device.put("join", Kind.JOIN)
+    joining = threading.Thread(target=device.executor.run_here)
+    joining.start()
+    due = device.executor._issued["toy"]._due
+    while joining.is_alive() and due.empty():  # until the join waits for its turn
+        time.sleep(0.001)
+    assert device.ended == [("next", "")]
+    device.may_end.set()
+    joining.join()
+    assert device.ended == [("next", ""), ("issued", ""), ("join", "")]
+    assert device.executor.entries() == set()
+    assert device.executor.close(time.monotonic() + PATIENCE_S)
+
+
+def test_what_a_device_fails_in_fails_its_batch_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _Device(monkeypatch)
+    device.put("issued")
+    device.executor.run_here()
+    assert not device.executor.close(time.monotonic())
+    device.error = ArithmeticError("a bug of the device")
+    device.may_end.set()
+    assert device.executor.close(time.monotonic() + PATIENCE_S)
+    text = "running issued failed: ArithmeticError: a bug of the device"
+    assert device.ended == [("issued", text)]
+    assert device.failures == [text]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from hvdlite.negotiation.agree import is_well_formed
 from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import ProtocolError, encode
-from hvdlite.tensors.dtypes import Average, DType, Max
+from hvdlite.tensors.device import CPU, Device
+from hvdlite.tensors.dtypes import Adasum, Average, DType, Max
 from tests.unit.replicas import Ranks, request
 
 
@@ -79,6 +83,40 @@ def test_fusion_fills_batches_up_to_the_threshold() -> None:
     assert ranks.step(*tensors) == [("a", "b"), ("c", "d"), ("e",)]
     assert ranks.step(*tensors) == [("a", "b"), ("c", "d"), ("e",)]
     assert ranks.step(request("huge", shape=(100,)), request("a")) == [("a",), ("huge",)]
+
+
+def test_tensors_on_different_kinds_of_devices_are_not_fused() -> None:
+    first, second = Device("toy", 0), Device("toy", 1)
+    tensors = [request("a"), request("b", device=first), request("c"), request("d", device=second)]
+    moved = [request(name, kind=Kind.BROADCAST, device=device) for name, device in (("e", CPU), ("f", first))]
+    ranks = Ranks(2)
+    for _ in range(2):
+        assert sorted(ranks.step(*tensors, *moved)) == [("a", "c"), ("b", "d"), ("e",), ("f",)]
+
+
+def test_ranks_may_use_different_devices_of_a_kind() -> None:
+    ranks = Ranks(2)
+    for rank, leaf in enumerate(ranks.leaves):
+        leaf.submit(request("a", device=Device("toy", rank)))
+    ranks.settle()
+    assert [leaf.ran for leaf in ranks.leaves] == [[("a",)]] * 2
+    ranks.leaves[0].submit(request("a", device=Device("toy", 0)))
+    ranks.leaves[1].submit(request("a"))
+    ranks.settle()
+    sides = "rank 10 has toy; rank 11 has cpu"
+    text = f"ranks disagree about the device of tensor 'a': {sides}. Submit the same on every rank."
+    assert [leaf.errors for leaf in ranks.leaves] == [{"a": text}] * 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(op=Adasum), dict(kind=Kind.BARRIER, shape=(), cacheable=False), dict(kind=Kind.JOIN, cacheable=False)],
+    ids=["adasum", "barrier", "join"],
+)
+def test_what_only_cpus_do_is_refused_on_another_device(changes: dict[str, Any]) -> None:
+    asked = request(JOIN_NAME if changes.get("kind") is Kind.JOIN else "t", **changes)
+    assert is_well_formed(asked, 0, 2)
+    assert not is_well_formed(asked._replace(device=Device("toy")), 0, 2)
 
 
 def test_what_cannot_be_reduced_together_is_not_fused() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hvdlite.errors import DuplicateName
 from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, Kind, News, Ready, Request, Response, Run
 from hvdlite.negotiation.wire import Message, ProtocolError, Type, decode, encode
+from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import OP_NAMES, DType
 from tests.unit.replicas import request
 
@@ -31,6 +32,7 @@ REQUESTS = st.builds(
     splits=st.lists(st.integers(0, 99), max_size=3).map(tuple),
     peer=st.integers(-1, 9),
     group_length=st.integers(-1, 9),
+    device=st.builds(Device, st.from_regex("[a-z0-9]{1,16}", fullmatch=True), st.integers(0, 1 << 15)),
 )
 BITS = st.integers(0, 1 << 200)
 RESPONSES = st.builds(
@@ -129,6 +131,14 @@ def test_a_frame_of_another_turn_or_session_is_refused(number: int, session: int
         dict(group_length=1 << 80),
         dict(dtype=99),
         dict(cacheable=1),
+        dict(device="cpu"),
+        dict(device=("cpu",)),
+        dict(device=("", 0)),
+        dict(device=("x" * 17, 0)),
+        dict(device=("c/u", 0)),
+        dict(device=("cpu", -1)),
+        dict(device=("cpu", 1 << 16)),
+        dict(device=("cpu", True)),
     ],
     ids=lambda change: next(iter(change)),
 )

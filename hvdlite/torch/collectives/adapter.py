@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hvdlite.ops.numbers import array_of
 from hvdlite.tensors.buffer import Buffer, NotAnArray
+from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import DType, ElementType, Opaque, added_as
 
 _DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
@@ -44,7 +45,7 @@ class TensorAdapter:
                 dtype, address = _DTYPES[tensor.dtype], tensor.data_ptr()
                 # Without an address it has no elements, or no memory; no element is longer than 8 bytes.
                 if address and not (address & 7 and address % dtype.itemsize):
-                    return address, dtype, tensor.shape, tensor.untyped_storage()
+                    return address, dtype, tensor.shape, tensor.untyped_storage(), CPU
         except (KeyError, RuntimeError):
             pass  # what is raised below is not to be raised in the course of this
         return _looked_at(tensor, is_written)
@@ -151,7 +152,7 @@ def _buffer(tensor: torch.Tensor, is_written: bool) -> Buffer:
             "the tensor has no memory: its storage was resized to 0, or it is one of zeros that were never made; "
             "pass a tensor with values, such as torch.zeros_like(tensor)"
         )
-    return address, dtype, found.shape, found.untyped_storage()
+    return address, dtype, found.shape, found.untyped_storage(), CPU
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

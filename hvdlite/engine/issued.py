@@ -1,0 +1,67 @@
+"""Finishes the batches that a device does after its plane was given them.
+
+Who negotiates or runs batches never waits for a device. The executor goes on as soon as the plane has taken a batch,
+and a thread here waits in its place.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from hvdlite.negotiation.replica import Work
+from hvdlite.planes.base import Completion
+
+
+class Issued:
+    """What one plane has been given and has not done yet, in this order.
+
+    ``finish`` is called with each batch and None, or what its completion raised.
+    """
+
+    def __init__(self, finish: Callable[[Work, Exception | None], None]) -> None:
+        self._finish = finish
+        self._works: deque[Work] = deque()
+        self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-issued", daemon=True)
+        self._thread.start()
+
+    def put(self, work: Work, completion: Completion) -> None:
+        """Has ``work`` finished when ``completion`` is."""
+        self._works.append(work)
+        self._due.put(partial(self._wait, completion))
+
+    def works(self) -> list[Work]:
+        """The batches that are not finished."""
+        return list(self._works)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Waits until all that was put before is finished, and says whether it is."""
+        is_drained = threading.Event()
+        self._due.put(is_drained.set)
+        return is_drained.wait(timeout_s)
+
+    def close(self, deadline: float) -> bool:
+        """Ends the thread when all is finished. False if that is not so by ``deadline``, on the monotonic clock."""
+        if not self.drain(max(0.0, deadline - time.monotonic())):
+            return False
+        self._due.put(None)
+        self._thread.join()
+        return True
+
+    def _serve(self) -> None:
+        while (step := self._due.get()) is not None:
+            step()
+
+    def _wait(self, completion: Completion) -> None:
+        error: Exception | None = None
+        try:
+            completion.wait()
+        except Exception as raised:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+            error = raised
+        self._finish(self._works[0], error)
+        self._works.popleft()
