@@ -63,7 +63,7 @@ _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of 
 @output_options
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
-@click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their present values.")
+@click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their current values.")
 @click.version_option(__version__, "-v", "--version", message="hvdrun %(version)s")
 @horovod_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
@@ -224,7 +224,7 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise click.UsageError("the working directory was removed; cd into one that there is.") from None
+        raise click.UsageError("the working directory was removed; cd into one that exists.") from None
 
 
 @contextmanager

@@ -124,6 +124,6 @@ def _numbers(ranges: str, where: str) -> list[str]:
         first, _, last = part.partition("-")
         last = last or first
         if int(last) < int(first) or int(last) - int(first) > MAX_RANKS:
-            raise BadHostSpec(f"{where}: the range {part} goes from {first} to {last}, which is no list of hosts.")
+            raise BadHostSpec(f"{where}: the range {part} goes from {first} to {last}, which is not a list of hosts.")
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found

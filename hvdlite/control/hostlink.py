@@ -66,7 +66,7 @@ class RootHostLink(_HostLink):
         for ranks, ready in gathered.news:
             for rank in ranks:
                 if rank not in self._hosts[leader]:
-                    raise ProtocolError(f"rank {leader} speaks for rank {rank}, which is not on its host")
+                    raise ProtocolError(f"rank {leader} reports for rank {rank}, which is not on its host")
                 yield rank, ready
 
 
@@ -106,7 +106,7 @@ class LeaderLink(_HostLink):
                 self._send_end(message)
                 yield Left(message) if message.kind in ORDERLY else item
             else:
-                raise ProtocolError(f"rank {sender} sent a message that is not its to send")
+                raise ProtocolError(f"rank {sender} sent a message that only rank 0 sends")
         self._send_news()
         yield from self._pass_on()
 

@@ -70,7 +70,7 @@ class Inbox:
         timeout = -1 if timeout_ms is None else timeout_ms
         ready = self._spin_poll(self._spin_at, self._sources_fd, wake.fd, timeout)
         if ready < 0:
-            raise OSError(ctypes.get_errno(), "a control link cannot be waited for")
+            raise OSError(ctypes.get_errno(), "waiting on a control link failed")
         if ready & _WAKE:
             wake.clear()
 

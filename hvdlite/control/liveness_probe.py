@@ -70,7 +70,7 @@ class LivenessProbe:
         if self._finding is _Finding.WELL:
             if absent_s < self._timeout_s:
                 return None
-            return f"its connection ended and was not made again within {absent_s:.1f} s, although its process ran"
+            return f"its connection ended and was not re-established within {absent_s:.1f} s, although its process ran"
         if absent_s < self._silence_s - self._timeout_s * _SILENCE:
             return None
         if self._finding is _Finding.SILENT:

@@ -60,7 +60,7 @@ class ZmqLeafLink(ZmqLink):
         while not self._is_welcome:
             if time.monotonic() >= deadline:
                 raise HorovodInternalError(
-                    f"rank {rank} got no answer from rank 0 at {root} in time. See whether a firewall is between them; "
+                    f"rank {rank} got no answer from rank 0 at {root} in time. Check for a firewall between them; "
                     "--network-interface chooses other addresses, --port-range the ports"
                 )
             self._sleep_until(deadline)

@@ -90,7 +90,7 @@ class ZmqRootLink(ZmqLink):
                 resolve(*split(liveness_endpoint))
             except (ValueError, OSError) as error:
                 raise ProtocolError(
-                    f"rank {rank} listens at {liveness_endpoint!r:.100}, which is no address: {error}"
+                    f"rank {rank} listens at {liveness_endpoint!r:.100}, which is not an address: {error}"
                 ) from None
             self._peers[rank] = _Peer(rank, digest, liveness_endpoint, Delivery(self._session))
         entrance, self._entrance = self._entrance, None
@@ -160,7 +160,7 @@ class ZmqRootLink(ZmqLink):
                 return name, frame
             while self._socket.getsockopt(zmq.RCVMORE):
                 self._socket.recv(zmq.NOBLOCK)
-            self._warn("a peer sent a message of several parts, which no rank does; it was dropped")
+            self._warn("dropped a message of several parts, which no rank sends")
 
     # ---- connections
 
@@ -190,7 +190,7 @@ class ZmqRootLink(ZmqLink):
             return f"rank {hello.rank} of {hello.size} is not of this group of {self._membership.size} ranks"
         if not fits(hello.token, peer.digest):
             return f"it claims to be rank {hello.rank}, and is not"
-        return f"rank 0 has taken it for lost: {peer.lost}" if peer.lost else ""
+        return f"rank 0 has given it up: {peer.lost}" if peer.lost else ""
 
     def _why_stuck(self, peer: _Peer) -> str:
         return (
@@ -240,7 +240,7 @@ class ZmqRootLink(ZmqLink):
         self._detach(peer)
         peer.lost = cause
         if peer.name is not None:
-            self._transmit(peer.name, refusal(f"rank 0 has taken it for lost: {cause}", self._session))
+            self._transmit(peer.name, refusal(f"rank 0 has given it up: {cause}", self._session))
         return Lost(peer.rank, cause)
 
     def _read_events(self) -> None:
@@ -255,7 +255,7 @@ class ZmqRootLink(ZmqLink):
                 self._part(peer)
             elif value in self._strange_fds:
                 self._warn(
-                    "somebody connected to rank 0 and did not prove to be of this job: a process with another key, "
+                    "a caller of rank 0 did not prove that it belongs to this job: a process with another key, "
                     "a port scanner, or a network that breaks connections"
                 )
             self._strange_fds.pop(value, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Final, Generic, Protocol, TypeVar
 
-_HUNG_UP: Final = "it hung up in the middle of the handshake, as on one that does not have the secret of this job"
+_HUNG_UP: Final = "it hung up during the handshake, as it does on callers that do not have the secret of this job"
 
 
 class Party(Protocol):

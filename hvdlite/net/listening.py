@@ -56,7 +56,7 @@ def split(written: str) -> tuple[str, int]:
     """The IP address and the port of `endpoint`. Raises ValueError if it is none."""
     host, _, port = written.removeprefix("tcp://").rpartition(":")
     if not written.startswith("tcp://") or not host or not port.isascii() or not port.isdigit():
-        raise ValueError(f"{written!r:.100} is no address of the form tcp://host:port")
+        raise ValueError(f"{written!r:.100} is not an address of the form tcp://host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -103,7 +103,7 @@ class Agent:
             for kind, payload in self._frames.feed(data):
                 self._obey(kind, payload)
         except (FrameError, KeyError) as error:
-            self._complain(f"hvdrun sent what cannot be understood ({error}); ending")
+            self._complain(f"hvdrun sent an invalid message ({error}); ending")
             data = b""
         if not data:
             self._loop.unwatch(self._stdin)

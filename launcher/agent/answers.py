@@ -127,7 +127,7 @@ class Answerer:
     def _answer(self, number: int, what: str, question: Fields) -> None:
         try:
             if what not in ANSWERS:
-                raise ValueError(f"this agent knows no {what!r}")
+                raise ValueError(f"this agent has no answer to {what!r}")
             answer = {"id": number, "answer": ANSWERS[what](question)}
         except KeyError as error:
             answer = {"id": number, "error": f"the question {what!r} lacks {error}"}

@@ -26,8 +26,8 @@ _REPORT_BYTES: Final = 64 << 10
 _STOPPED_S: Final = 2.5  # as in a session (HVDLITE_PEER_TIMEOUT): one that goes on sooner is not worth a word
 
 _ADVICE: Final = {
-    errno.ENOENT: "see that it is on that host, and on PATH there",
-    errno.EACCES: "see that it may be executed on that host",
+    errno.ENOENT: "check that it exists on that host and is on PATH there",
+    errno.EACCES: "check that it is executable on that host",
     errno.ENOEXEC: "its first line must name an interpreter, as #!/bin/sh does",
     errno.EMFILE: "raise the limit on open files on that host, see ulimit -n",
     errno.EAGAIN: "raise the limit on processes on that host, see ulimit -u",

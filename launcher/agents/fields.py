@@ -48,4 +48,4 @@ def shown(value: Any) -> str:
 
 def improper(name: str) -> ValueError:
     """The error for a field that is missing or has the wrong type or size."""
-    return ValueError(f"the agent's answer has no proper {name!r}")
+    return ValueError(f"the agent's answer has no valid {name!r}")

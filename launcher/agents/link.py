@@ -209,7 +209,7 @@ class AgentLink:
             for kind, payload in self._frames.feed(self._after_greeting(data)):
                 self._take(kind, payload)
         except (FrameError, KeyError, OverflowError, TypeError, ValueError) as error:
-            self._finish(f"its agent sent what cannot be understood: {error}")
+            self._finish(f"its agent sent an invalid message: {error}")
 
     def _after_greeting(self, data: bytes) -> bytes:
         if self._prelude is None:

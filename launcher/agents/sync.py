@@ -120,4 +120,4 @@ def _send(agents: Agents, hosts: Sequence[str], archive: IO[bytes]) -> None:
         if sum(agents.links[host].waiting_bytes for host in behind) < waiting:
             moved_at = time.monotonic()
         if time.monotonic() > moved_at + _STALL_S:
-            raise CannotStart(behind[0], f"it took nothing of the working directory for {_STALL_S:.0f} s.")
+            raise CannotStart(behind[0], f"it accepted no data of the working directory for {_STALL_S:.0f} s.")

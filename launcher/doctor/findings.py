@@ -96,7 +96,7 @@ def _of_machine(host: SurveyedHost) -> Iterator[Finding]:
     cores, limit = facts["cores"], facts["cores_limit"]
     if limit is not None and limit < cores:
         yield warning(
-            f"its container may use the time of {limit:g} cores, but sees {cores}",
+            f"its container may use {limit:g} cores' time, but sees {cores}",
             f"start {max(1, int(limit))} rank(s) there, or raise the limit; set OMP_NUM_THREADS to fit",
         )
     if facts["load"] > cores:
@@ -105,9 +105,13 @@ def _of_machine(host: SurveyedHost) -> Iterator[Finding]:
             "see with top what runs there; every rank waits for the slowest one",
         )
     if facts["free_memory"] < min(_GIB, facts["memory"] // 10):
-        yield warning(f"only {facts['free_memory'] >> 20} MiB of memory are free", "end what takes it, see top")
+        yield warning(
+            f"only {facts['free_memory'] >> 20} MiB of memory are free", "stop the processes that use it, see top"
+        )
     elif facts["used_swap"] > _MUCH_SWAP and facts["free_memory"] < facts["memory"] // 4:
-        yield warning(f"it has swapped out {facts['used_swap'] >> 20} MiB", "end what takes the memory, see top")
+        yield warning(
+            f"it has swapped out {facts['used_swap'] >> 20} MiB", "stop the processes that use the memory, see top"
+        )
     if facts["files"] is not None and facts["files"] < _FEW_FILES:
         yield warning(
             f"a process may open only {facts['files']} files; ranks need some for every peer and data loader",

@@ -88,7 +88,7 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
     ports = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
     port = agents.ask("free_port", {first: {"address": address, "ports": ports}})[first]
     if type(port) is not int:
-        raise CannotStart(first, "its agent names no free port.")
+        raise CannotStart(first, "its agent found no free port.")
     return make_plan(
         request.command,
         placements,

@@ -25,7 +25,7 @@ PROBLEMS: Final = {  # words for them, in the words of the report
     "no route": "no route to it",
     "stranger": "something else answers there",
     "other host": "{detail} answers there",
-    "not listening": "it cannot be listened on: {detail}",
+    "not listening": "listening on it failed: {detail}",
     "failed": "{detail}",
 }
 _MAX_NAMES: Final = 4
@@ -98,7 +98,7 @@ def _advice(attempts: Sequence[Attempt], ports: range | None) -> Iterator[str]:
         yield "Set the MTU of the interfaces to what the network carries: ip link set dev eth0 mtu 1500."
     if "not listening" in problems:
         yield "Free the ports that are in use there, or choose others with --port-range."
-    yield "If another network joins all hosts, see that it is up everywhere and name it: --network-interface eth1."
+    yield "If another network joins all hosts, check that it is up everywhere and name it: --network-interface eth1."
     yield "Where the names differ from host to host, name its addresses: --network-interface 10.0.0.0/8."
 
 

@@ -40,22 +40,22 @@ def parse_attempts(answer: Any, dialler: str, targets: Sequence[Candidate], host
     """The answer of ``dialler`` to ``dial``: a result for each target. ``hosts`` are those of the test by number."""
     results = field(answer, "results", list)
     if len(results) != len(targets):
-        raise ValueError(f"the agent has dialled {len(targets)} addresses and tells of {len(results)}")
+        raise ValueError(f"the agent dialled {len(targets)} addresses and reports {len(results)}")
     return [_attempt(result, dialler, target, hosts) for result, target in zip(results, targets, strict=True)]
 
 
 def _attempt(result: Any, dialler: str, target: Candidate, hosts: Sequence[str]) -> Attempt:
     if not isinstance(result, Mapping):
-        raise ValueError("the agent does not say what came of dialling an address")
+        raise ValueError("the agent reports no result for an address")
     if "problem" not in result:
         speed = None if result.get("mb_per_s") is None else figure(result, "mb_per_s")
         return Attempt(dialler, target, rtt_us=figure(result, "rtt_us"), mb_per_s=speed)
     problem, detail = field(result, "problem", str), shown(result.get("detail", ""))
     if problem not in PROBLEMS:
-        raise ValueError(f"the agent tells of an unknown problem: {shown(problem)}")
+        raise ValueError(f"the agent reports an unknown problem: {shown(problem)}")
     if problem == "other host":
         number = field(result, "host", int)
         if not 0 <= number < len(hosts):
-            raise ValueError(f"the agent has reached host number {number}, which is none")
+            raise ValueError(f"the agent reports host number {number}, which does not exist")
         detail = hosts[number]
     return Attempt(dialler, target, problem, detail=detail)

@@ -71,9 +71,9 @@ def _identity(context: click.Context, parameter: click.Parameter, path: str | No
 
 
 _OPTIONS: Final = (
-    click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Where, and how many at most on each."),
+    click.option("-H", "--hosts", "hosts", metavar="HOST:N,...", help="Hosts, and the most ranks on each."),
     click.option("-hostfile", "--hostfile", "hostfile", type=click.Path(), metavar="FILE",
-                 help="The same from a file, a host a line."),
+                 help="Read hosts from a file, one per line."),
     click.option("-p", "--ssh-port", "ssh_port", type=click.IntRange(1, 65535), metavar="PORT",
                  help="The port of sshd."),
     click.option("-i", "--ssh-identity-file", "ssh_identity", type=click.Path(), metavar="FILE", callback=_identity,

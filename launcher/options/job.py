@@ -72,17 +72,17 @@ _OF_JOB: Final = (
     click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N",
                  help="At most N on each host."),
     click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it."),
-    click.option("--encrypt-data", "encrypts", is_flag=True, help="Encrypt tensors too that cross a network."),
+    click.option("--encrypt-data", "encrypts", is_flag=True, help="Also encrypt tensors that cross a network."),
     click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]",
                  help="Pass on or set an environment variable."),
     click.option("--config-file", "config_file", type=click.Path(), metavar="FILE",
                  help="Read flags from a YAML file, as Horovod does."),
     click.option("--stdin", "reader", type=_reader, default="0", metavar="RANK|all|none",
-                 help="Who reads hvdrun's stdin; rank 0 if nothing is said."),
+                 help="The rank that reads hvdrun's stdin; rank 0 by default."),
     click.option("--grace", "grace_s", type=click.FloatRange(0, 86400), default=GRACE_S, show_default=True,
                  metavar="SECONDS", help="How long ranks have between SIGTERM and SIGKILL."),
     click.option("--horovod-compat", "is_horovod", is_flag=True,
-                 help="In the workers 'import horovod' means hvdlite."),
+                 help="Make 'import horovod' mean hvdlite in the workers."),
 )  # fmt: skip
 
 _OF_OUTPUT: Final = (

@@ -59,7 +59,7 @@ def check_not_a_host(command: Sequence[str], path: str, hosts: str) -> None:
         whole = ",".join(word.strip(",") for word in (hosts, *command))
         raise click.UsageError(
             f"there is no program {command[0]!r} here. Hosts are one word, and the command follows: hvdrun -H {whole} "
-            "python train.py. Of a program that only the other hosts have, write the path."
+            "python train.py. For a program that only the other hosts have, give its path."
         )
 
 
@@ -88,5 +88,5 @@ def check_program(command: Sequence[str], path: str) -> None:
         raise click.UsageError(f"the command {program!r} was not found; check its spelling, or PATH.")
     hint = f"write python {shlex.quote(program)}" if program.endswith(".py") else f"write ./{program} or a full path"
     if os.sep in program and not program.endswith(".py"):
-        hint = f"make it so with chmod +x {shlex.quote(program)}"
-    raise click.UsageError(f"{program!r} is not a command that can be executed; {hint}.")
+        hint = f"make it executable with chmod +x {shlex.quote(program)}"
+    raise click.UsageError(f"{program!r} is not executable; {hint}.")

@@ -17,8 +17,8 @@ _AUTOTUNE: Final = (
     "nothing is tuned while a job runs, and no file is written about it; "
     "--fusion-threshold-mb and --cycle-time-ms set what Horovod would tune"
 )
-_PLANE: Final = "how tensors travel follows from where the ranks are, and HVDLITE_PLANE chooses otherwise"
-_ELASTIC: Final = "a job keeps its ranks from start to end; leave it out, and say -np, and -H or --hostfile"
+_PLANE: Final = "the data plane follows from where the ranks run; HVDLITE_PLANE overrides it"
+_ELASTIC: Final = "a job keeps its ranks from start to end; leave it out, and give -np, and -H or --hostfile"
 _TIMELINE: Final = "no timeline is recorded; leave it out"
 _MPI: Final = "hvdrun starts the ranks itself, without MPI; leave it out"
 _NO_MPI: Final = "there is no MPI"
@@ -66,7 +66,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     # What is so without them.
     Always("--gloo", note="it means collectives on CPUs without MPI"),
     Always("--tcp", note="hosts are joined by TCP"),
-    Always("--disable-cache", note="nothing that was found out about hosts is kept for later jobs"),
+    Always("--disable-cache", note="nothing about hosts is cached for later jobs"),
     # What changes nothing.
     NoEffect("--hierarchical-allreduce/--no-hierarchical-allreduce", key="params.hierarchical_allreduce", note=_PLANE),
     NoEffect("--hierarchical-allgather/--no-hierarchical-allgather", key="params.hierarchical_allgather", note=_PLANE),

@@ -57,7 +57,7 @@ class Hello:
         for name, kind in kinds.items():
             value = fields.get(name)
             if type(value) is not kind or (isinstance(value, str) and len(value) > _MAX_TEXT):
-                raise FrameError(f"the agent's hello has no proper {name!r}")
+                raise FrameError(f"the agent's hello has no valid {name!r}")
         return cls(**{name: fields[name] for name in kinds})
 
     def fields(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_a_stranger_cannot_take_the_place_of_the_neighbour() -> None:
 
 
 def is_of_a_stranger(error: str) -> bool:
-    return "it hung up in the middle of the handshake, as on one that does not have the secret" in error
+    return "it hung up during the handshake, as it does on callers that do not have the secret" in error
 
 
 def end_when_refused(planes: list[RingPlane]) -> None:

@@ -55,7 +55,7 @@ def test_a_neighbour_that_cannot_be_reached_is_named_before_the_progress_timeout
         error, heard = thread_ranks(2, work)
         assert time.monotonic() - begun > 5.0
     assert error == heard
-    assert f"rank 0 lost its connection to rank 1 at {planes[1].address} and could not make it again for" in error
+    assert f"rank 0 lost its connection to rank 1 at {planes[1].address} and could not re-establish it for" in error
     assert "firewall" in error
 
 

@@ -147,7 +147,7 @@ def test_questions_are_answered_each_by_its_number() -> None:
         {"id": 1, "answer": True},
         {"id": 2, "answer": False},
         {"id": 3, "error": "the question 'is_folder' lacks 'path'"},
-        {"id": 4, "error": "this agent knows no 'the weather'"},
+        {"id": 4, "error": "this agent has no answer to 'the weather'"},
     ]
 
 

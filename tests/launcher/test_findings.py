@@ -111,7 +111,7 @@ def test_hosts_that_lack_nothing() -> None:
         (with_host(problem="Permission denied"), Weight.PROBLEM, "no rank can be started: Permission denied"),
         (with_software(problem="no libstdc++"), Weight.PROBLEM, "hvdlite does not work: no libstdc++"),
         (with_software(has_curve=False), Weight.PROBLEM, "without CURVE"),
-        (with_machine(cores_limit=1.5), Weight.WARNING, "the time of 1.5 cores, but sees 8"),
+        (with_machine(cores_limit=1.5), Weight.WARNING, "may use 1.5 cores' time, but sees 8"),
         (with_machine(load=9.0), Weight.WARNING, "load 9.0 on 8 core(s)"),
         (with_machine(free_memory=200 << 20), Weight.WARNING, "only 200 MiB of memory are free"),
         (with_machine(free_memory=10 * GIB, used_swap=GIB), Weight.WARNING, "has swapped out 1024 MiB"),

@@ -45,5 +45,5 @@ def test_what_does_not_fit_names_both_sides(difference: dict[str, Any], message:
 @pytest.mark.parametrize("wrong", [{"cores": "2"}, {"cores": True}, {"hostname": "x" * 5000}, {"python": None}])
 def test_a_hello_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
-    with pytest.raises(FrameError, match=f"no proper '{name}'"):
+    with pytest.raises(FrameError, match=f"no valid '{name}'"):
         Hello.parse(OWN.fields() | wrong)

@@ -69,7 +69,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (pack(Kind.EXITED, b'{"rank": Infinity}'), "cannot convert float infinity"),
         (pack(Kind.EXITED, b'{"rank": 1}'), "'code'"),
         (pack(Kind.OPEN, b"[" * 100_000), "a frame holds no JSON"),
-        (pack(Kind.HELLO, b"{}"), "hello has no proper 'protocol'"),
+        (pack(Kind.HELLO, b"{}"), "hello has no valid 'protocol'"),
         (b"\xff" * 5, "not a frame"),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_lie_ends_the_job_and_is_told(ssh: Path, tmp_path: Path, lies: bytes, 
     (tmp_path / "lies").write_bytes(lies)
     ended = run("-H", "localhost:1,liar:1", "sleep", "600")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "rank 1 on liar was lost: its agent sent what cannot be understood" in ended.stderr
+    assert "rank 1 on liar was lost: its agent sent an invalid message" in ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -91,18 +91,18 @@ UP = {"ports": {"192.0.2.9": 4000}, "problems": {}}
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"network": {**FAR, "interfaces": [{**NIC, "addresses": [], "mtu": float("inf")}]}}, "no proper 'mtu'"),
+        ({"network": {**FAR, "interfaces": [{**NIC, "addresses": [], "mtu": float("inf")}]}}, "no valid 'mtu'"),
         (
             {"network": {**FAR, "interfaces": [{**NIC, "addresses": [], "speed_mbps": 10**400}]}},
-            "no proper 'speed_mbps'",
+            "no valid 'speed_mbps'",
         ),
-        ({"network": FAR, "listen": [1]}, "no proper 'ports'"),
+        ({"network": FAR, "listen": [1]}, "no valid 'ports'"),
         ({"network": FAR, "listen": {"ports": {}, "problems": {}}}, "on which port of 192.0.2.9 it listens"),
         ({"network": FAR, "listen": {**UP, "ports": {"192.0.2.9": 1 << 80}}}, "on which port of 192.0.2.9 it listens"),
-        ({"network": FAR, "listen": UP, "dial": {"results": []}}, "tells of 0"),
-        ({"network": FAR, "listen": UP, "dial": {"results": [7]}}, "does not say what came"),
-        ({"network": FAR, "listen": UP, "dial": {"results": [{"rtt_us": "soon"}]}}, "no proper 'rtt_us'"),
-        ({"network": FAR, "listen": UP, "dial": {"results": [{"rtt_us": 10**400}]}}, "no proper 'rtt_us'"),
+        ({"network": FAR, "listen": UP, "dial": {"results": []}}, "reports 0"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [7]}}, "reports no result"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [{"rtt_us": "soon"}]}}, "no valid 'rtt_us'"),
+        ({"network": FAR, "listen": UP, "dial": {"results": [{"rtt_us": 10**400}]}}, "no valid 'rtt_us'"),
         ({"network": FAR, "listen": UP, "dial": {"results": [{"problem": "{detail.x}"}]}}, "unknown problem"),
         ({"network": FAR, "listen": UP, "dial": {"results": [{"problem": "other host", "host": 9}]}}, "number 9"),
     ],
@@ -125,19 +125,19 @@ GPU = {"name": "\33[2Jcleared", "memory_mib": "1", "driver": "1"}
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"network": [FAR]}, "no proper 'interfaces'"),
-        ({"machine": "fast"}, "no proper 'kernel'"),
-        ({"machine": {**describe_machine(), "cores": "many"}}, "no proper 'cores'"),
-        ({"machine": {**describe_machine(), "memory": 10**400}}, "no proper 'memory'"),
-        ({"machine": {**describe_machine(), "load": float("nan")}}, "no proper 'load'"),
-        ({"machine": {**describe_machine(), "files": -1}}, "no proper 'files'"),
-        ({"machine": {**describe_machine(), "gpus": [GPU, {}]}}, "no proper 'name'"),
-        ({"software": [1]}, "no proper 'software'"),
-        ({"software": {"hvdlite": "0.1.0"}}, "no proper 'problem'"),
-        ({"software": {"hvdlite": "0.1.0", "problem": ""}}, "no proper 'python'"),
-        ({"software": {"problem": ["none"]}}, "no proper 'problem'"),
-        ({"clock": "noon"}, "no proper 'clock'"),
-        ({"clock": 10**400}, "no proper 'clock'"),
+        ({"network": [FAR]}, "no valid 'interfaces'"),
+        ({"machine": "fast"}, "no valid 'kernel'"),
+        ({"machine": {**describe_machine(), "cores": "many"}}, "no valid 'cores'"),
+        ({"machine": {**describe_machine(), "memory": 10**400}}, "no valid 'memory'"),
+        ({"machine": {**describe_machine(), "load": float("nan")}}, "no valid 'load'"),
+        ({"machine": {**describe_machine(), "files": -1}}, "no valid 'files'"),
+        ({"machine": {**describe_machine(), "gpus": [GPU, {}]}}, "no valid 'name'"),
+        ({"software": [1]}, "no valid 'software'"),
+        ({"software": {"hvdlite": "0.1.0"}}, "no valid 'problem'"),
+        ({"software": {"hvdlite": "0.1.0", "problem": ""}}, "no valid 'python'"),
+        ({"software": {"problem": ["none"]}}, "no valid 'problem'"),
+        ({"clock": "noon"}, "no valid 'clock'"),
+        ({"clock": 10**400}, "no valid 'clock'"),
     ],
 )
 def test_a_doctor_who_is_lied_to_says_by_whom_and_examines_the_others(
@@ -167,8 +167,8 @@ def test_nothing_that_an_agent_tells_a_doctor_steers_the_terminal(ssh: Path, mon
         ({"rank": 1, "count": -1}, "has taken more of stdin than it got"),
         ({"rank": 1, "count": 10**30}, "has taken more of stdin than it got"),
         ({"rank": 0, "count": 1}, "rank 0 is not one of its own"),
-        ({"rank": 1, "count": [1]}, "cannot be understood"),
-        ({"rank": 1}, "cannot be understood"),
+        ({"rank": 1, "count": [1]}, "invalid message"),
+        ({"rank": 1}, "invalid message"),
     ],
 )
 def test_what_a_rank_took_of_stdin_is_checked(ssh: Path, tmp_path: Path, lie: dict[str, Any], words: str) -> None:
@@ -176,7 +176,7 @@ def test_what_a_rank_took_of_stdin_is_checked(ssh: Path, tmp_path: Path, lie: di
     (tmp_path / "lies").write_bytes(pack_message(Kind.TAKEN, **lie))
     ended = run("-H", "localhost:1,liar:1", "--stdin", "1", "sleep", "600")
     assert ended.returncode == 1
-    assert "rank 1 on liar was lost: its agent sent what cannot be understood: " in ended.stderr
+    assert "rank 1 on liar was lost: its agent sent an invalid message: " in ended.stderr
     assert words in ended.stderr
 
 

@@ -82,7 +82,7 @@ def test_hosts_that_get_no_rank_are_not_connected(log: Path) -> None:
         ("denied", "ssh-copy-id denied"),
         ("bare", "cannot start on bare: no Python was found there; name one with --remote-python"),
         ("old", "cannot start on old: it has hvdlite 0.0.9"),
-        ("babbling", "cannot start on babbling: its agent sent what cannot be understood: no greeting"),
+        ("babbling", "cannot start on babbling: its agent sent an invalid message: no greeting"),
     ],
 )
 def test_a_host_that_cannot_start_is_one_line_and_nothing_runs_anywhere(
@@ -149,7 +149,9 @@ def test_horovods_run_names_interfaces(option: dict[str, Any], monkeypatch: pyte
 def test_a_program_that_another_host_lacks_is_told() -> None:
     ended = run("-H", "far:1", "no-such-program")
     assert ended.returncode == 1
-    assert "on far could not be started: No such file or directory: no-such-program; see that it is" in ended.stderr
+    assert (
+        "on far could not be started: No such file or directory: no-such-program; check that it exists" in ended.stderr
+    )
 
 
 def test_verbose_tells_what_sync_sends_and_how_hosts_are_reached(

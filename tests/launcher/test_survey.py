@@ -58,7 +58,7 @@ def test_a_host_that_cannot_be_connected_is_asked_nothing() -> None:
 def test_an_answer_about_interfaces_that_is_none_is_a_problem_of_that_host() -> None:
     survey = hosts("a")
     examine_hosts(Agents({**ANSWERS, "network": {}}).ask, survey)
-    assert "no proper 'interfaces'" in survey.hosts["a"].problem
+    assert "no valid 'interfaces'" in survey.hosts["a"].problem
 
 
 def test_one_usable_host_has_no_network_to_examine() -> None:

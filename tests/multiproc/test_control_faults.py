@@ -143,7 +143,7 @@ def test_who_wakes_after_being_given_up_finds_itself_out(stopped: int) -> None:
         assert errors[rank].startswith(f"PeerLost: rank {stopped} on ")
         assert re.search(r"its heartbeats stopped for 3\.0 s \(stopped, or out of memory\?\)", errors[rank])
     if stopped > 0:
-        assert "rank 0 has taken it for lost" in errors[stopped]
+        assert "rank 0 has given it up" in errors[stopped]
     else:
         assert errors[stopped].startswith("PeerLost: rank ")
 

@@ -84,7 +84,7 @@ def test_answers_come_to_who_asked(entrance: Callable[[], Entrance]) -> None:
 @pytest.mark.parametrize("entrance", [within_host, tcp], ids=lambda each: each.__name__)
 def test_who_has_another_secret_gets_no_answer_and_hears_that_it_is_that(entrance: Callable[[], Entrance]) -> None:
     with serving(entrance()) as address:
-        with pytest.raises(Unanswered, match="it hung up in the middle of the handshake, as on one that does not have"):
+        with pytest.raises(Unanswered, match="it hung up during the handshake, as it does on callers that do not have"):
             question(address, b"let me in", secret=bytes(32), patience_s=1.0)
         assert question(address, b"x") == b"you said x"
 

@@ -70,7 +70,7 @@ def test_who_lies_about_its_rank_is_refused_and_the_real_one_goes_on(
 )
 def test_a_card_without_an_address_names_its_rank(card: str) -> None:
     root = ZmqRootLink(member(0, HOSTS), Settings())
-    with pytest.raises(ProtocolError, match="rank 2 listens at .*, which is no address"):
+    with pytest.raises(ProtocolError, match="rank 2 listens at .*, which is not an address"):
         root.accept({2: card}, soon(0.5))
     root.close()
 
@@ -110,7 +110,7 @@ def test_a_raving_rank_is_lost_alone_and_finds_itself_out(frame: bytes) -> None:
     assert lost.cause.startswith("it broke the protocol: ")
     other.send(Ready(0, 1, ()))
     assert next_from(root, other) == (2, Ready(0, 1, ()))
-    with pytest.raises(Refused, match="rank 0 has taken it for lost: it broke the protocol"):
+    with pytest.raises(Refused, match="rank 0 has given it up: it broke the protocol"):
         next_from(leaf)
     assert list(leaf.receive()) == []
     close(links)
@@ -144,7 +144,7 @@ def test_a_rank_that_was_given_up_is_refused_when_it_comes_back() -> None:
         while not waiting.done():
             assert list(root.receive()) == []
             root.inbox.sleep(20)
-    with pytest.raises(Refused, match="rank 0 has taken it for lost: its heartbeats stopped"):
+    with pytest.raises(Refused, match="rank 0 has given it up: its heartbeats stopped"):
         waiting.result()
     close(links)
 

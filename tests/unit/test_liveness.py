@@ -62,7 +62,7 @@ def well() -> Iterator[str]:
         (ended, "its process ended", 0.0),
         (stopped, r"its heartbeats stopped for 3\.0 s", 1.4),
         (cut_off, r"its host could not be reached for 3\.0 s", 1.4),
-        (well, r"not made again within \d+\.\d s, although its process ran", 2.4),
+        (well, r"not re-established within \d+\.\d s, although its process ran", 2.4),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

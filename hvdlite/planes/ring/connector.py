@@ -118,7 +118,7 @@ class Connector:
         received = call.party.received
         if not self._connections.attach_right(self._connection, call.sock.fileno(), received, call.party.keys):
             self._poller.close(call.sock)
-            self._pause(Refused(f"it says that it has received {received} frames, which cannot be"))
+            self._pause(Refused(f"it claims to have received {received} frames, which is impossible"))
             return
         self._right = call.sock
         self._pause_s = 0.0

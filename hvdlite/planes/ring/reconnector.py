@@ -187,8 +187,8 @@ class Reconnector:
             self._on_failure(
                 HorovodInternalError(
                     f"rank {self._neighbours.rank} lost its connection to rank {right} at {self._right_name} and could "
-                    f"not make it again for {now - connector.lost_at:.1f} s: {connector.trouble}. See whether the "
-                    "network between their hosts is up, and whether a firewall lets all ports of --port-range pass"
+                    f"not re-establish it for {now - connector.lost_at:.1f} s: {connector.trouble}. Check that the "
+                    "network between their hosts is up and that firewalls admit all ports of --port-range"
                 )
             )
 
@@ -199,7 +199,7 @@ class Reconnector:
             return
         self._told = resumed
         logger.warning(
-            "rank %d: connections to its neighbours, ranks %d and %d, ended and were made again without a loss; "
-            "%d so far, and %d damaged frames",
+            "rank %d: connections to its neighbours, ranks %d and %d, ended and were re-established without losing "
+            "data; %d so far, and %d damaged frames",
             *(self._neighbours.rank, self._neighbours.left, self._neighbours.right, resumed, self.corrupt),
         )

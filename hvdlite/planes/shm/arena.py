@@ -41,7 +41,7 @@ def create_arena(count: int) -> int | None:
     try:
         return create_sparse(_page_down(min(_physical_bytes(), _LIMIT_BYTES // count)) * count)
     except OSError as error:
-        logger.info("shared arrays will be ordinary ones: %s", error)
+        logger.info("shared arrays will be ordinary arrays: %s", error)
         return None
 
 

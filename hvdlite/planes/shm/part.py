@@ -96,7 +96,7 @@ class ArenaPart(Part[Regions | None]):
         try:
             arena = Arena(fd, self._part.rank, self._part.size)
         except HorovodInternalError as error:
-            logger.info("shared arrays will be ordinary ones: %s", error)
+            logger.info("shared arrays will be ordinary arrays: %s", error)
             return None
         return Regions(arena, [numbers[rank] for rank in range(self._size)])
 

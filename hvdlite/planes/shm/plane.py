@@ -57,8 +57,8 @@ def geometry(options: Settings, size: int, cores: int) -> Geometry:
     nbytes = int(native.library().hvd_shm_bytes(size, chunk_bytes, slots))
     if nbytes == 0:
         raise ValueError(
-            f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} are no segment for {size} ranks; "
-            "chunks have 64 bytes to 1 GiB, slots are 2 to 1024, ranks of a host at most 1024"
+            f"HVDLITE_SHM_CHUNK={chunk_bytes} and HVDLITE_SHM_SLOTS={slots} do not make a segment for {size} ranks; "
+            "a chunk has 64 bytes to 1 GiB, a rank 2 to 1024 slots, and a host at most 1024 ranks"
         )
     return Geometry(nbytes, chunk_bytes, slots, round(max(options.spin, 0) * 1000), options.progress_timeout)
 
@@ -188,7 +188,7 @@ class ShmPlane(HostPlane):
     def _usable_handle(self, what: str) -> ctypes.c_void_p:
         self._refuse_if_aborted()
         if self._handle is None or os.getpid() != self._owner_pid:
-            reason = "the plane is closed" if self._handle is None else "this process was forked from rank's own"
+            reason = "the plane is closed" if self._handle is None else "this process is a forked child of the rank's"
             raise HorovodInternalError(f"{what} failed on rank {self._name}: {reason}; call hvdlite.init() here first.")
         return self._handle
 
