@@ -1,9 +1,9 @@
-"""Trains in mixed precision, with a scaled loss and clipped gradients.
+"""Trains in mixed precision, with loss scaling and gradient clipping.
 
     hvdrun -np 2 python examples/torch_clipping_amp.py
 
-Clipping and unscaling work on gradients, so they come between `synchronize`, which reduces them, and `step`, which must
-not reduce them again. A value that overflows on one rank is in the sum on all of them, so all skip the same step.
+Clipping and unscaling change gradients, so they come between `synchronize`, which reduces them, and `step`, which must
+not reduce them again. An overflow on one rank is in the sum on all ranks, so all skip the same step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = nn.functional.cross_entropy(model(images), labels)
             scaler.scale(loss).backward()
-            optimizer.synchronize()  # from here on, gradients are those of all ranks
+            optimizer.synchronize()  # from here on, gradients are averages over all ranks
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), options.clip)
             with optimizer.skip_synchronize():

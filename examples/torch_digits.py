@@ -1,10 +1,10 @@
-"""Trains a small convolutional network to read handwritten digits, on as many processes as you like.
+"""Trains a small convolutional network to read handwritten digits, with any number of ranks.
 
     python examples/torch_digits.py                 # alone
     hvdrun -np 2 python examples/torch_digits.py    # two ranks, each on its own half of the images
 
-The 1,797 images of 8 × 8 pixels are those that come with scikit-learn. The lines marked (1) to (5) are all that
-hvdlite needs; without them this is an ordinary training script.
+The 1,797 images of 8 × 8 pixels come with scikit-learn. hvdlite needs only the lines marked (1) to (5); without them
+this is an ordinary training script.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import hvdlite.torch as hvd
 
 def main() -> int:
     options = parse_options()
-    hvd.init()  # (1) join the job; alone, a job of one
+    hvd.init()  # (1) join the job; without hvdrun, a job of one rank
     torch.manual_seed(options.seed)
 
     train_set, test_set = load_data(options.seed)
@@ -106,12 +106,12 @@ def train(
         schedule.step()
         total += loss.detach()
         progress.update()
-    return hvd.allreduce(total / len(batches), name="train loss").item()  # (5) a figure of all ranks, not of one
+    return hvd.allreduce(total / len(batches), name="train loss").item()  # (5) average over all ranks
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test_set: TensorDataset) -> float:
-    """The fraction of the test images that is read correctly; each rank looks at its share of them."""
+    """Returns the share of the test images that is read correctly; each rank evaluates a part of them."""
     model.eval()
     images, labels = (tensor[hvd.rank() :: hvd.size()] for tensor in test_set.tensors)
     correct = (model(images).argmax(dim=1) == labels).sum()

@@ -1,9 +1,9 @@
-"""Trains until it is told to stop, saves what it has, and goes on from there when it is started again.
+"""Trains until it is told to stop, saves a checkpoint, and resumes from it when it is started again.
 
     hvdrun -np 2 python examples/torch_preemption.py --checkpoint digits.pt
 
 Slurm, Kubernetes and spot instances send SIGTERM some seconds before they end a job, and hvdrun passes it on to all
-ranks. The handler only sets a flag, because it may run anywhere, and on one rank a step earlier than on another. After
+ranks. The handler only sets a flag, because it may run at any time, and on one rank a step earlier than on another. After
 each step the ranks vote: if any of them has been told to stop, all stop after the same step, and rank 0 saves the
 checkpoint.
 """
@@ -63,7 +63,7 @@ def main() -> int:
     model.train()
     while step < options.epochs * len(batches):
         epoch, done = divmod(step, len(batches))
-        sampler.set_epoch(epoch)  # the same order as before it was stopped
+        sampler.set_epoch(epoch)  # the same order as before the stop
         for images, labels in islice(batches, done, None):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def save(path: Path, **state: Any) -> None:
-    """Writes the checkpoint whole or not at all."""
+    """Writes the checkpoint completely or not at all."""
     beside = path.with_name(f"{path.name}.new")
     torch.save(state, beside)
     os.replace(beside, path)

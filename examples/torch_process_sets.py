@@ -1,9 +1,9 @@
-"""Trains two networks at the same time, each on half of the ranks, and lets them vote.
+"""Trains two networks at once, each on half of the ranks, and averages their predictions.
 
     hvdrun -np 4 python examples/torch_process_sets.py
 
-The ranks of one process set average gradients among themselves and never wait for the other set. At the end all ranks
-together read the test images with the mean of both networks, which is seldom worse than the better one.
+The ranks of a process set average gradients among themselves and never wait for the other set. At the end all ranks
+together average the predictions of both networks, which are seldom worse than those of the better one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
     teams = [hvd.add_process_set(ranks) for ranks in members]  # every rank registers every set
     team = teams[hvd.rank() % 2]
 
-    torch.manual_seed(hvd.rank() % 2)  # what differs between the networks: where they start, and the order of images
+    torch.manual_seed(hvd.rank() % 2)  # the networks differ in initial weights and order of images
     train_set, test_set = load_data(seed=1)
     sampler = DistributedSampler(train_set, team.size(), team.rank(), seed=hvd.rank() % 2)
     model = make_model()
@@ -44,7 +44,7 @@ def main() -> int:
     with torch.no_grad():
         scores = model(images).softmax(dim=1)
     own = (scores.argmax(dim=1) == labels).float().mean()
-    mean_scores = hvd.allreduce(scores, name="scores")  # over all ranks; each network has as many votes as ranks
+    mean_scores = hvd.allreduce(scores, name="scores")  # over all ranks: networks count by their ranks
     together = (mean_scores.argmax(dim=1) == labels).float().mean().item()
     alone = hvd.allgather_object(own.item())
     if hvd.rank() == 0:

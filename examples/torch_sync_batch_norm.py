@@ -1,9 +1,9 @@
-"""Trains with batch normalization on batches that are too small to normalize alone.
+"""Trains with batch normalization on batches that are too small to normalize on one rank.
 
     hvdrun -np 4 python examples/torch_sync_batch_norm.py
 
-With two images on each of four ranks, mean and variance of a rank's own batch are hardly more than noise. One line
-makes every layer normalize over the images of all ranks, as one process with eight images would.
+With two images on each of four ranks, the mean and variance of a rank's own batch are mostly noise. One line makes
+every layer normalize over the images of all ranks, as one process with eight images would.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
     batches = DataLoader(train_set, options.batch_size, sampler=sampler, drop_last=True)
     model = make_model()
     if not options.own_statistics:
-        model = hvd.convert_sync_batchnorm(model)  # before the optimizer or after it: the parameters stay the same
+        model = hvd.convert_sync_batchnorm(model)  # before or after the optimizer, since parameters stay the same
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

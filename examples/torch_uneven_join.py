@@ -1,10 +1,10 @@
-"""Trains on shards of different sizes: no image is left out, none comes twice, and no rank waits for another.
+"""Trains on shards of different sizes: no image is left out or repeated, and no rank waits for another.
 
     hvdrun -np 3 python examples/torch_uneven_join.py
 
-Rank r has r + 1 parts of the images. A rank that has seen all of its own calls `join` and contributes zeros to the
-gradients of the others, which go on. An average still divides by all ranks, so the last steps of an epoch are shorter:
-the fewer images they are made of, the less they count.
+Rank r has r + 1 parts of the images. A rank that has seen all of its images calls `join` and contributes zeros to the
+gradients of the others, which continue. An average still divides by all ranks, so the last steps of an epoch are
+smaller, in proportion to the images that they are made of.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
-        last = hvd.join()  # returns when every rank is here, and says which of them took the last step
+        last = hvd.join()  # waits for all ranks; returns the one that took the last step
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         hvd.broadcast_optimizer_state(optimizer, root_rank=last)
         counts = hvd.allgather_object(len(batches))
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def uneven_shard(images: torch.utils.data.TensorDataset) -> Subset[tuple[torch.Tensor, ...]]:
-    """This rank's images: of 1 + 2 + ... + N parts, rank 0 has the first, rank 1 the next two, and so on."""
+    """Returns this rank's images: of 1 + 2 + ... + N parts, rank 0 has the first, rank 1 the next two, and so on."""
     parts = sum(range(hvd.size() + 1))
     start = len(images) * sum(range(hvd.rank() + 1)) // parts
     end = len(images) * sum(range(hvd.rank() + 2)) // parts
