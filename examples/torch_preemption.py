@@ -3,8 +3,8 @@
     hvdrun -np 2 python examples/torch_preemption.py --checkpoint digits.pt
 
 Slurm, Kubernetes and spot instances send SIGTERM some seconds before they end a job, and hvdrun passes it on to all
-ranks. The handler only sets a flag, because it may run at any time, and on one rank a step earlier than on another. After
-each step the ranks vote: if any of them has been told to stop, all stop after the same step, and rank 0 saves the
+ranks. The handler only sets a flag, because it may run at any time, and on one rank a step earlier than on another.
+After each step the ranks vote: if any of them has been told to stop, all stop after the same step, and rank 0 saves the
 checkpoint.
 """
 

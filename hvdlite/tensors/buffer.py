@@ -1,4 +1,4 @@
-"""One view of a tensor for everything below the front ends: address, element type, shape, owner, device."""
+"""The view of a tensor below the front ends: address, element type, shape, owner, device."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Matrix = npt.NDArray[np.uint64]
 
 
 class Storage(Protocol):
-    """Memory that its user may still resize, which moves it."""
+    """Memory that the user may still resize, which moves it."""
 
     def data_ptr(self) -> int:
-        """Where the memory begins now."""
+        """Returns the address of the memory now."""
 
     def __len__(self) -> int:
-        """How many bytes it has now."""
+        """Returns its number of bytes now."""
 
 
 def holds(owner: Any, address: int, nbytes: int) -> bool:
-    """Whether ``owner`` still has the ``nbytes`` at ``address``. Arrays do: numpy refuses to resize them meanwhile."""
+    """True if ``owner`` still has ``nbytes`` at ``address``. Arrays do: numpy refuses to resize them meanwhile."""
     if owner is None or type(owner) is np.ndarray:
         return True
     begin = owner.data_ptr()
@@ -44,19 +44,19 @@ def holds(owner: Any, address: int, nbytes: int) -> bool:
 
 
 class NotAnArray(ValueError):
-    """What was passed is no tensor of the front end."""
+    """The argument is not a tensor of the front end."""
 
 
 def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
-    """The buffer of a numpy array: of its memory, or of a copy if it is not C-contiguous and aligned.
+    """Makes the buffer of a numpy array, or of a copy if the array is not C-contiguous and aligned.
 
-    Raises NotAnArray, or ValueError for a dtype without a fixed size and for memory that is to be written and is
-    read-only or not contiguous.
+    Raises NotAnArray, and ValueError for a dtype without a fixed size, or for memory to write that is read-only or
+    not contiguous.
     """
-    try:  # most arrays pass: their memory is contiguous and may be written
+    try:  # most arrays are contiguous and writable
         dtype, address = BY_NUMPY[array.dtype], _address_of(_first_byte_of(array))
     except (AttributeError, KeyError, TypeError, ValueError):
-        pass  # what is raised below is not to be raised in the course of this
+        pass  # errors raised below do not chain to this one
     else:
         # No element is longer than 8 bytes.
         if type(array) is np.ndarray and not (address & 7 and address % dtype.itemsize):
@@ -65,10 +65,10 @@ def of_array(array: npt.NDArray[Any], is_written: bool = False) -> Buffer:
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Where the memory of a C-contiguous array begins, for most in a fifth of the time of numpy's own answer."""
+    """The address of a C-contiguous array, for most arrays several times as fast as numpy's own."""
     try:
         return _address_of(_first_byte_of(array))
-    except (TypeError, ValueError):  # read-only, empty, or of a dtype that Python's buffers do not know
+    except (TypeError, ValueError):  # read-only, empty, or of a dtype that Python's buffers lack
         return int(array.ctypes.data)
 
 
@@ -100,7 +100,7 @@ def _looked_at(array: npt.NDArray[Any], is_written: bool) -> Buffer:
 
 
 def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:
-    """(address to read, address to write, bytes) of pieces that copy all of ``reads`` into ``writes``, in order."""
+    """Spans (address to read, address to write, bytes) that copy all of ``reads`` into ``writes``, in order."""
     targets = iter(writes.tolist())
     write = room = 0
     for read, _, nbytes in reads.tolist():
@@ -113,14 +113,14 @@ def paired(reads: Spans, writes: Spans) -> Iterator[tuple[int, int, int]]:
 
 
 def sliced(spans: Spans, count: int, step: int) -> list[Spans]:
-    """``spans`` cut into ``count`` slices of nearly equal bytes that follow each other.
+    """Cuts ``spans`` into ``count`` consecutive slices of nearly equal bytes.
 
     Cuts lie at multiples of ``step`` bytes from the beginning, so the last slice may be a little longer, and others
     empty. Spans that have the same bytes row by row are cut alike.
     """
     total = int(spans[:, 2].sum())
     cuts = [total * index // count // step * step for index in range(count)] + [total]
-    if cuts[-2] == 0:  # a short cut for small batches
+    if cuts[-2] == 0:  # a shortcut for small batches
         return [spans[:0]] * (count - 1) + [spans]
     ends = np.cumsum(spans[:, 2], dtype=np.uint64)
     return [_between(spans, ends, begin, end) for begin, end in pairwise(cuts)]
@@ -140,5 +140,5 @@ def _between(spans: Spans, ends: npt.NDArray[np.uint64], begin: int, end: int) -
 
 
 def in_place(spans: Spans) -> Spans:
-    """The rows of what has been written: read where ``spans`` write."""
+    """Spans over what ``spans`` have written: they read and write there."""
     return spans.take([1, 1, 2], axis=1)

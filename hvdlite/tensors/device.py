@@ -1,4 +1,4 @@
-"""Where the memory of a tensor is."""
+"""The device that holds a tensor's memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_ORDINAL: Final = (1 << 16) - 1
 class Device(NamedTuple):
     """One of a rank's devices of a ``kind``, such as "cpu" or "cuda", by its ``ordinal`` among them.
 
-    Ranks agree about the kind of device on which a tensor is; the ordinal is each rank's own. Code of the host reads
-    and writes the memory of CPUs only; any other is touched by the data plane of its kind, and by nothing else.
+    Ranks agree on the kind of device of a tensor; the ordinal is each rank's own. Host code reads and writes CPU memory
+    only; any other memory is touched only by the data plane of its kind.
     """
 
     kind: str

@@ -43,7 +43,7 @@ MAX_ITEMSIZE: Final = 1 << 20
 
 
 class Opaque(NamedTuple):
-    """An element type that is moved as bytes. Ranks agree about its name; only complex numbers are also added."""
+    """An element type that is moved as bytes. Ranks compare its name; only complex numbers are also added."""
 
     name: str
     itemsize: int
@@ -70,11 +70,11 @@ def is_complex(dtype: ElementType) -> bool:
 
 
 def added_as(dtype: ElementType) -> DType | None:
-    """What sums of ``dtype`` are made of: itself, the parts of a complex number, None if it has no sums."""
+    """The type in which ``dtype`` is added: itself, that of a complex number's parts, or None if it has no sums."""
     return dtype if isinstance(dtype, DType) else _PARTS.get(dtype)
 
 
-# Plain ints, as Horovod has them, so that scripts that compare or store them keep working.
+# Plain ints, as in Horovod, for scripts that compare or store them.
 Average: Final = 0
 Sum: Final = 1
 Adasum: Final = 2
@@ -115,4 +115,4 @@ BY_NAME: Final = {str(dtype): dtype for dtype in DType}
 BY_NUMPY: Final[dict[np.dtype[Any], DType]] = {
     np.dtype(name): dtype for name, dtype in BY_NAME.items() if dtype is not DType.BFLOAT16
 }
-"""What `from_numpy` says of numpy's own dtypes, for who asks often."""
+"""The results of `from_numpy` for numpy's own dtypes, for hot paths."""
