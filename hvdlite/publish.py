@@ -1,4 +1,4 @@
-"""What a front end shows of itself."""
+"""The public face of a front end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def publish(module: str) -> None:
-    """Has ``*`` import, and `dir` show, the names in ``module`` that are neither private nor modules."""
+    """Makes ``*`` import, and `dir` show, the names in ``module`` that are neither private nor modules."""
     loaded = sys.modules[module]
     names = [
         name for name, value in vars(loaded).items() if not (name.startswith("_") or isinstance(value, ModuleType))

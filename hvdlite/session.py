@@ -84,7 +84,7 @@ class Session:
 
     @property
     def placement(self) -> Placement:
-        """Where this rank is."""
+        """The placement of this rank."""
         return self.placements[self.membership.rank]
 
     def close(self) -> None:
@@ -373,7 +373,7 @@ def is_homogeneous() -> bool:
 
 
 def _agreed_spin(options: Settings, members: Membership, exchange: Exchange) -> float:
-    """How long this rank spins, in µs. The leader of each host measures it while the others wait for the result."""
+    """The spinning time of this rank, in µs. The leader of each host measures it while the others wait."""
     leader, *others = members.on_this_host
     measured = exchange(spin_us(options, 1 + len(others)) if leader == members.rank and members.size > 1 else 0.0)
     return options.spin if options.spin >= 0 else float(measured[leader])

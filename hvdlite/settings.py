@@ -41,7 +41,7 @@ def _setting(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How this process was started, and as which rank; already validated.
+    """The launcher's settings, which say which rank this process is; already validated.
 
     hvdrun sets these, or they come from the variables of torchrun, mpirun or srun; without a launcher the defaults make
     a job of one. Once the ranks have met, their `Membership` says who they are.

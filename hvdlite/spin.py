@@ -1,4 +1,4 @@
-"""How long a waiting rank spins before it sleeps: for as long as a wake-up takes on its host.
+"""The duration for which a waiting rank spins before it sleeps: as long as a wake-up takes on its host.
 
 A rank that sleeps continues one wake-up late, and one that spins takes processor time. Spinning for the time of a
 wake-up, and then sleeping, never costs more than twice the better of the two, whenever the peer comes. (The
@@ -22,7 +22,7 @@ _LEAST_US: Final = 50.0  # a message that takes no longer than this comes while 
 
 
 def spin_us(settings: Settings, ranks: int) -> float:
-    """How long each of the ``ranks`` of this host should spin, in µs; measured unless ``settings`` say it.
+    """The time that each of the ``ranks`` of this host should spin, in µs; measured unless ``settings`` say it.
 
     Ranks that share cores, or have a quota, do not spin: the awaited peer may need this rank's core. Where other
     programs keep the cores busy, a wake-up takes long because of them, and spinning would only add to the load.
@@ -47,7 +47,7 @@ def usable_cores() -> float:
 
 
 def running_elsewhere() -> int:
-    """How many other threads of this machine run or could run now; 0 without /proc."""
+    """Counts the other threads of this machine that run or could run now; 0 without /proc."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
     return 0

@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other."""
+"""The rendezvous, at which the ranks of a job find each other."""

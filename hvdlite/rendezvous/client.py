@@ -32,7 +32,7 @@ class MeetingOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of ``job`` meet: the ``address`` of the server, and a hint for when it does not answer.
+    """The meeting point of ``job``: the ``address`` of the server, and a hint for when it does not answer.
 
     ``reach`` is the IP address of rank 0 as this rank knows it, if the engine that started the ranks says it.
     """

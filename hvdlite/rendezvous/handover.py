@@ -140,7 +140,7 @@ def _say_hello_until_heard(rank: int, address: str, token: bytes, greeting: byte
 
 
 def _is_elsewhere(address: str) -> bool:
-    """Whether the listener ``address`` is in another network namespace of this host, where this rank cannot call."""
+    """True if the listener ``address`` is in another network namespace of this host, out of reach of this rank."""
     seen = {network_namespace()}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(OSError, HorovodInternalError):  # it has ended, or belongs to another user

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet in ``init``, which depends on what started them.
+"""The meeting point of a job's ranks in ``init``, which depends on what started them.
 
 hvdrun serves the rounds itself, and its ranks know the address and the key from their environment. Where another engine
 started the ranks, rank 0 serves the rounds of one ``init``. On one host it hands address and key to the others

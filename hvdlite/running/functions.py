@@ -72,7 +72,7 @@ def _mentions_main(data: bytes) -> bool:
 
 
 def _main_module() -> dict[str, str]:
-    """How to import the caller's ``__main__``, in the terms of `multiprocessing.spawn`; empty if that is impossible."""
+    """Directions to import the caller's ``__main__``, for `multiprocessing.spawn`; empty if that is impossible."""
     main = sys.modules["__main__"]
     if (spec := getattr(main, "__spec__", None)) is not None:
         return {"init_main_from_name": spec.name}

@@ -1,7 +1,7 @@
-"""A device of the tests: memory that no code of the host can touch, and a plane that works on it by itself.
+"""A device for tests: memory that host code cannot touch, and a plane that works on it by itself.
 
-The pages of the device are mapped twice. hvdlite has addresses in a mapping without access, where whoever reads or
-writes dies of SIGSEGV; the device itself uses the other mapping. So hvdlite treats it as it would a GPU: a front end
+The pages of the device are mapped twice. hvdlite has addresses in a mapping without access, where any read or
+write is a SIGSEGV; the device itself uses the other mapping. So hvdlite treats it as it would a GPU: a front end
 has `DeviceArray` for tensors and `DeviceAdapter` for an adapter, and `install` gives this process such a device.
 """
 
@@ -42,7 +42,7 @@ _LINE = 64
 
 
 class DeviceMemory:
-    """The pages, and which of them are free. Any thread may allocate."""
+    """The pages, and those of them that are free. Any thread may allocate."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -70,7 +70,7 @@ class DeviceMemory:
             self._free.give(address - self._seen, max(nbytes, 1))
 
     def bytes_at(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """What the device sees there."""
+        """The bytes there, as the device sees them."""
         begin = address - self._seen
         assert 0 <= begin <= begin + nbytes <= _NBYTES, f"{address:#x} is not an address of the device"
         return np.asarray(self._used[begin : begin + nbytes])
@@ -92,7 +92,7 @@ class DeviceMemory:
 
 @cache
 def memory() -> DeviceMemory:
-    """That of this process, which must not fork afterwards: a child would share the pages."""
+    """The memory of this process, which must not fork afterwards, since a child would share the pages."""
     return DeviceMemory()
 
 
@@ -148,7 +148,7 @@ collectives = Collectives[DeviceArray](DeviceAdapter())
 
 
 class _Event:
-    """What the device signals when it has done a collective."""
+    """The signal of the device that it has done a collective."""
 
     def __init__(self) -> None:
         self._is_done = threading.Event()
@@ -165,7 +165,7 @@ class _Event:
 
 
 class DevicePlane(DataPlane):
-    """Has the device, a thread, do collectives one after the other, by way of ``inner``.
+    """Makes the device, a thread, do collectives one after the other, through ``inner``.
 
     ``given`` has the kind and the number of tensors of each.
     """
@@ -183,7 +183,7 @@ class DevicePlane(DataPlane):
         self._device.start()
 
     def hold(self) -> None:
-        """From now on the device begins nothing, until `release`."""
+        """Keeps the device from beginning anything until `release`."""
         self._may_work.clear()
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""How one rank of a test ended."""
+"""The end of one rank of a test."""
 
 from __future__ import annotations
 

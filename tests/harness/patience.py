@@ -1,4 +1,4 @@
-"""How long tests wait, on a machine that others use too.
+"""Time limits of tests, on a machine that others use too.
 
 A limit that only ends a hang is `PATIENCE_S`, and says nothing about the code. A limit that is the claim of a test,
 such as "at once", means "not after some time-out". Such a test sets that time-out beyond its patience, as
