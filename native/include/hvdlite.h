@@ -66,38 +66,38 @@ HVD_API int32_t hvd_abi_version(void);
 HVD_API hvd_status hvd_reduce(void* out, const void* const* in, int32_t n, uint64_t count,
                               const hvd_reduction* reduction);
 
-// For a reduction in several collectives. Opening makes partial results of what the spans read: float32 of 16-bit
-// floats, the same type of others, scaled by prescale, all in a row. Closing rounds them, scaled by postscale, to what
-// the spans write.
+// For a reduction in several collectives. Opening turns the spans' input into partial results, one after the other:
+// float32 for 16-bit floats, the type itself for others, scaled by prescale. Closing scales them by postscale, rounds
+// them, and writes them to the spans.
 HVD_API hvd_status hvd_open_partials(void* partials, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction);
 HVD_API hvd_status hvd_close_partials(const void* partials, const hvd_span* spans, uint64_t n,
                                       const hvd_reduction* reduction);
 
 HVD_API uint32_t hvd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
 
-// As memcpy, but stores go past the cache (non-temporal ones): no line of `out` is read before it is written, and what
-// the cache has stays. For what others read next, or as much as would have left the cache by then.
+// As memcpy, but with non-temporal stores: no line of `out` is read before it is written, and the cache keeps its
+// content. For memory that others read next, or so much that it would have left the cache by then.
 HVD_API void hvd_stream_copy(void* out, const void* in, uint64_t bytes);
 
 // Has the C library's allocator keep `bytes` more of freed memory than it would, for the whole process and for good, so
-// that what is freed and asked for in each step does not come from the system each time. Less than was said before, or
-// beside settings of the user's in MALLOC_..._ or GLIBC_TUNABLES, it does nothing. Any thread.
+// that memory which is freed and allocated again in each step does not come from the system each time. Does nothing if
+// more was asked for before, or if the user has set MALLOC_..._ or GLIBC_TUNABLES. Any thread.
 HVD_API void hvd_keep_freed(uint64_t bytes);
 
-// How late a thread that sleeps on another core runs after it was woken, in nanoseconds: the upper quartile of a few
-// tries, at most two milliseconds. 0 where there is but one core, or no thread to be had.
+// The latency of waking a thread that sleeps on another core, in nanoseconds: the upper quartile of a few tries, at
+// most two milliseconds. 0 if there is only one core, or no thread can be started.
 HVD_API int64_t hvd_wakeup_ns(void);
 
-// Whether a thread spins before it sleeps. `most_ns`: for how long. `vain`: waits in a row that no spin has ended.
-// `is_idle`: nothing has ended the last one, and until something does none spins. Both begin with 0.
+// Decides whether a thread spins before it sleeps. `most_ns`: for how long. `vain`: waits in a row that spinning did
+// not end. `is_idle`: the last wait timed out, and no wait spins until one succeeds. Both begin with 0.
 typedef struct {
   int64_t most_ns;
   uint32_t vain;
   uint32_t is_idle;
 } hvd_spin;
 
-// Waits until one of two descriptors is readable, at most `timeout_ms`, without a limit below 0. The sum of 1 for the
-// first and 2 for the second; 0 when the time is over or a signal came; -1 if that failed.
+// Waits until one of two descriptors is readable, at most `timeout_ms`, without a limit if that is negative. Returns
+// the sum of 1 for the first and 2 for the second, 0 on time-out or a signal, and -1 on failure.
 HVD_API int32_t hvd_spin_poll(hvd_spin* spin, int32_t first, int32_t second, int32_t timeout_ms);
 
 // ---- arena: memory of the ranks of one host that all of them have mapped
@@ -105,31 +105,30 @@ HVD_API int32_t hvd_spin_poll(hvd_spin* spin, int32_t first, int32_t second, int
 typedef struct hvd_arena hvd_arena;
 
 // Maps `count` regions of `region_bytes` each of the file `fd`; the caller allocates its pages. `own` is this rank's.
-// Functions that take `fd` want the same file; it remains the caller's.
+// Functions that take `fd` need the same file, which remains the caller's.
 HVD_API hvd_status hvd_arena_open(int32_t fd, int32_t own, int32_t count, uint64_t region_bytes, hvd_arena** out);
 
-// Where the own region begins.
+// The beginning of this rank's region.
 HVD_API uint64_t hvd_arena_address(hvd_arena* arena);
 
-// What offsets and bytes here and below are multiples of, those of regions too: a huge page.
+// Offsets and lengths here and below, and of regions, are multiples of a huge page.
 #define HVD_ARENA_PAGE_BYTES (UINT64_C(2) << 20)
 
-// Puts huge pages there where the system has some to give, and nothing else where it has none. To be called before the
-// pages are used.
+// Allocates huge pages there if the system has any, and nothing otherwise. To be called before the pages are used.
 HVD_API void hvd_arena_use_huge_pages(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes);
 
-// Gives pages of the own region back.
+// Returns pages of this rank's region to the system.
 HVD_API hvd_status hvd_arena_release(hvd_arena* arena, uint64_t offset, uint64_t bytes);
 
-// What peers write into the own region is not to be seen any more: collectives that are running in it fail. Then pages
-// that are in use must be made private, in place; nothing is lost of what threads of this process write meanwhile.
+// Detaches this rank's region from its peers, whose writes must not be seen any more: collectives running in it fail.
+// Then pages that are in use must be made private, in place; concurrent writes of this process's threads are not lost.
 HVD_API void hvd_arena_stop_sharing(hvd_arena* arena);
 HVD_API hvd_status hvd_arena_make_private(hvd_arena* arena, int32_t fd, uint64_t offset, uint64_t bytes);
 
-// To be called in a forked child, before all else: what it writes into the region is its own.
+// To be called in a forked child before anything else: makes its writes to the region private.
 HVD_API hvd_status hvd_arena_after_fork(hvd_arena* arena, int32_t fd);
 
-// Unmaps the regions of all others, while no collective runs; and the own one.
+// Unmaps the regions of all other ranks, while no collective runs; and this rank's.
 HVD_API void hvd_arena_leave_peers(hvd_arena* arena);
 HVD_API void hvd_arena_close(hvd_arena* arena);
 
@@ -144,8 +143,8 @@ HVD_API uint64_t hvd_shm_bytes(int32_t size, uint64_t chunk_bytes, int32_t slots
 HVD_API hvd_status hvd_shm_open(int32_t fd, int32_t rank, int32_t size, uint64_t chunk_bytes, int32_t slots,
                                 int64_t spin_ns, int64_t progress_timeout_ns, hvd_shm** out);
 
-// Makes the memory of the ranks in `arena` known, where `regions[r]` is that of rank r; it is closed after `shm`. What
-// all ranks have there is reduced without a copy. If a collective fails, peers may still write there: see above.
+// Sets the arena, in which `regions[r]` belongs to rank r; it is closed after `shm`. Tensors that all ranks have there
+// are reduced without a copy. If a collective fails, peers may still write there: see above.
 HVD_API hvd_status hvd_shm_use_arena(hvd_shm* shm, hvd_arena* arena, const int32_t* regions);
 
 HVD_API hvd_status hvd_shm_allreduce(hvd_shm* shm, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction);
@@ -158,14 +157,14 @@ HVD_API hvd_status hvd_shm_allgather(hvd_shm* shm, const hvd_span* spans, const 
 HVD_API hvd_status hvd_shm_reducescatter(hvd_shm* shm, const hvd_span* spans, const uint64_t* counts,
                                          const hvd_reduction* reduction, void* partials);
 
-// `send_counts[r]` spans of what goes to rank r follow each other in `sends`, and so for what comes from it. `matrix`
-// has the bytes from each rank to each other, row by sender; HVD_INVALID if the spans hold other numbers of bytes.
+// `send_counts[r]` spans for rank r follow each other in `sends`, and likewise in `receives` for what comes from it.
+// `matrix` has the bytes from each rank to each other, row by sender; HVD_INVALID if the spans differ from it.
 HVD_API hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const uint64_t* send_counts,
                                     const hvd_span* receives, const uint64_t* receive_counts, const uint64_t* matrix);
 HVD_API hvd_status hvd_shm_barrier(hvd_shm* shm);
 
-// Bytes that this rank's collectives have copied so far: into slots, out of them, and from span to span. Not while a
-// collective runs.
+// The bytes that this rank's collectives have copied so far: into slots, out of them, and from span to span. Not to be
+// called while a collective runs.
 HVD_API uint64_t hvd_shm_copied_bytes(const hvd_shm* shm);
 
 // Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.
@@ -189,27 +188,26 @@ HVD_API hvd_status hvd_ring_open(int32_t rank, int32_t size, uint64_t session, u
                                  int32_t connections, int32_t has_checksums, const char* crypto, int64_t spin_ns,
                                  int64_t progress_timeout_ns, hvd_ring** out);
 
-// Connections: the left ones come from rank - 1, the right ones lead to rank + 1. `connection`, from 0 to one less than
-// there are, is the same number at both ends. They may be taken away and replaced by any thread at any time, also while
-// a collective runs, which then waits for the next one. Descriptors remain the caller's: one may be closed once it was
-// detached or replaced. A connection that ended or carried a damaged frame is shut down. `keys` are not read unless the
-// ring encrypts, and copied.
+// Connections: the left ones come from rank - 1, the right ones lead to rank + 1. `connection`, counted from 0, is the
+// same number at both ends. Any thread may detach and replace them at any time, even while a collective runs, which
+// then waits for the next one. Descriptors remain the caller's: one may be closed once it was detached or replaced. A
+// connection that ended or carried a damaged frame is shut down. `keys` are read only if the ring encrypts, and copied.
 
 // Returns how many frames have come over connections of this number. A new left connection may be attached once its
-// other end knows that.
+// other end knows the count.
 HVD_API uint64_t hvd_ring_detach_left(hvd_ring* ring, int32_t connection);
 HVD_API hvd_status hvd_ring_attach_left(hvd_ring* ring, int32_t connection, int32_t fd, const hvd_ring_keys* keys);
 
-// `received`: what hvd_ring_detach_left returned over there. HVD_CORRUPT if that cannot be.
+// `received`: what hvd_ring_detach_left returned at the other end. HVD_CORRUPT if that is impossible.
 HVD_API void hvd_ring_detach_right(hvd_ring* ring, int32_t connection);
 HVD_API hvd_status hvd_ring_attach_right(hvd_ring* ring, int32_t connection, int32_t fd, uint64_t received,
                                          const hvd_ring_keys* keys);
 
-// To call after attaching to the right, and as long as 1 is returned whenever the connection can be written to: sends
-// what is left from a collective that has ended.
+// Sends what is left from a collective that has ended. To be called after attaching to the right and then, as long as
+// it returns 1, whenever the connection is writable.
 HVD_API int32_t hvd_ring_flush(hvd_ring* ring, int32_t connection);
 
-// How many damaged frames have come.
+// The number of damaged frames that arrived.
 HVD_API uint64_t hvd_ring_corrupt(hvd_ring* ring);
 
 HVD_API hvd_status hvd_ring_allreduce(hvd_ring* ring, const hvd_span* spans, uint64_t n,
@@ -226,7 +224,7 @@ HVD_API hvd_status hvd_ring_barrier(hvd_ring* ring);
 // Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.
 HVD_API void hvd_ring_abort(hvd_ring* ring);
 
-// After the last collective, and once the connections are detached or no thread uses them.
+// To be called after the last collective, once connections are detached or no thread uses them.
 HVD_API void hvd_ring_close(hvd_ring* ring);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
-// How much freed memory the C library's allocator keeps.
+// Sets how much freed memory the C library's allocator keeps.
 //
-// glibc gives what is free at the end of its heap back to the system as soon as that is more than a threshold, and asks
-// for it again a moment later, at a page fault for each 4 KiB: 4,000 for a gradient of 16 MiB. The threshold grows by
-// itself with the arrays that a program frees, to 64 MiB at most.
+// glibc returns free memory at the end of its heap to the system once it exceeds a threshold, and asks for it again a
+// moment later, at the price of a page fault for each 4 KiB. The threshold grows with the arrays that a program frees,
+// to 64 MiB at most.
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +19,9 @@
 
 namespace {
 
-// Where the library itself ends up in a program that frees long arrays, and the most that it takes. It has to be said
-// with the other threshold: either call ends the growth of both, and all from 128 KiB on would be mapped and unmapped.
+// The value that glibc itself reaches in a program that frees long arrays, and the largest that it accepts. It has to
+// be set together with the other threshold: setting either ends the growth of both, and blocks from 128 KiB on would be
+// mapped and unmapped each time.
 constexpr uint64_t kMmapThreshold = 32 << 20;
 
 bool is_tuned_by_user() {

@@ -1,4 +1,4 @@
-// Chooses the kernels for the processor at hand, once, and checks what comes through the C interface.
+// Chooses the kernels for this processor, once, and checks the arguments of the C interface.
 
 #include "kernels/reduce.h"
 

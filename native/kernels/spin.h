@@ -1,7 +1,7 @@
-// How a thread waits for another one: it spins for a while and then sleeps. Spinning pays if what it waits for comes
-// soon, and takes a core from others, the peer perhaps, if it does not. So it is tried less often while it is in vain:
-// after a few waits in a row that no spin has ended, only one wait in many spins, until one ends it again. What is
-// in `hvd_spin` is of one thread at a time.
+// How a thread waits for another one: it spins for a while and then sleeps. Spinning pays off if the wait is short, and
+// takes a core from others, perhaps the peer, if it is not. So it is tried less often while it does not help: after a
+// few waits in a row that spinning did not end, only one wait in many spins, until spinning ends one again. A
+// `hvd_spin` is used by one thread at a time.
 
 #ifndef HVDLITE_KERNELS_SPIN_H_
 #define HVDLITE_KERNELS_SPIN_H_
@@ -14,19 +14,19 @@
 
 namespace hvd {
 
-// For how long the next wait may spin; 0 for not at all.
+// The time for which the next wait may spin; 0: not at all.
 inline int64_t spin_ns(const hvd_spin& spin) noexcept {
   constexpr uint32_t kInARow = 3, kOneIn = 16;
   const bool is_worth_it = spin.vain < kInARow || spin.vain % kOneIn == 0;
   return is_worth_it && spin.is_idle == 0 ? spin.most_ns : 0;
 }
 
-// To be called after each wait: whether a spin has ended it.
+// To be called after each wait, with whether spinning ended it.
 inline void note_wait(hvd_spin* spin, bool is_spin_enough) noexcept {
   spin->vain = is_spin_enough ? 0 : spin->vain + 1;
 }
 
-// As poll(), but it spins first. After a wait that nothing has ended none spins until something does.
+// As poll(), but it spins first. After a time-out no wait spins until one succeeds.
 int poll_spinning(hvd_spin* spin, pollfd* fds, nfds_t count, int timeout_ms) noexcept;
 
 int64_t monotonic_ns() noexcept;

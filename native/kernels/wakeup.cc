@@ -1,4 +1,4 @@
-// What it costs to wake a sleeping thread on another core: how late it runs after the system call that woke it.
+// Measures the latency of waking a thread that sleeps on another core.
 //
 // One thread sleeps on a futex and another wakes it, each on a core of its own, since a waker on the sleeper's core
 // would only measure a switch. Before each wake the waker computes for a while, so that the sleeper's core is idle as
@@ -61,7 +61,7 @@ void stay_on(int cpu) noexcept {
   sched_setaffinity(0, sizeof only, &only);  // of this thread; where it is refused, the figure is only less exact
 }
 
-// Two cores that this thread may use; false if there is but one.
+// Two cores that this thread may use; false if there is only one.
 bool two_cores(std::array<int, 2>* cores) noexcept {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
@@ -115,7 +115,7 @@ int64_t hvd_wakeup_ns(void) {
   if (!hvd::two_cores(&cores)) return 0;
   try {
     return hvd::measure(cores);
-  } catch (const std::system_error&) {  // no thread to be had
+  } catch (const std::system_error&) {  // no thread can be started
     return 0;
   }
 }

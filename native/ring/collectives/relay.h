@@ -1,8 +1,8 @@
 // The relay: streams that travel a part of the ring, the loop under reduce-scatter and all-to-all.
 //
 // Every rank is the origin of one stream, cut into frames. A frame goes from neighbour to neighbour; each rank that
-// gets it does something with it (a RelayedStreams says what) and sends on what is left of it, until nothing is. In
-// step s a link carries what left its origin s ranks further to the left.
+// gets it handles it as RelayedStreams says and passes on what is left of it, until nothing is. In step s a link
+// carries what left its origin s ranks further to the left.
 //
 // All links carry their frames in one order: by round, in a round by step, in a step by number; a round is the next
 // `window` frames of every stream. Frames without bytes are left out, so nothing is paid for what nobody sends. Both
@@ -31,7 +31,7 @@ struct Leg {
   uint64_t index;
 };
 
-// What is relayed. Except for `load` and `take`, the same on all ranks.
+// The streams that are relayed. Except for `load` and `take`, the same on all ranks.
 class RelayedStreams {
  public:
   virtual ~RelayedStreams() = default;

@@ -27,7 +27,7 @@ class Cipher {
   bool is_on() const noexcept { return crypto_ != nullptr; }
   size_t tag_bytes() const noexcept { return is_on() ? kTagBytes : 0; }
 
-  // Starts anew with this key. False if there is no memory.
+  // Starts over with this key. False if there is no memory.
   bool set_key(const unsigned char* key, bool to_encrypt) noexcept;
 
   // Writes the encrypted payload to `sealed`, and then the tag. False if libcrypto fails.

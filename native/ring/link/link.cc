@@ -171,7 +171,7 @@ bool Link::flush(size_t connection) noexcept {
 }
 
 void Link::abort() noexcept {
-  // The flag is set before the wake-up, so whoever it wakes sees it.
+  // The flag is set before the wake-up, so the thread that wakes sees it.
   aborted_.store(true, std::memory_order_release);
   wake();
 }

@@ -2,27 +2,25 @@
 //
 // There may be several connections to each neighbour. Frame i of a link goes over connection i modulo their number, and
 // is expected there: both ends count alike, so nothing is negotiated. Each connection numbers its own frames, and has
-// its own acknowledgements and keys; the end of one is no matter of the others.
+// its own acknowledgements and keys; the end of one does not affect the others.
 //
-// A link outlives its connections. Connections are made, authenticated and closed elsewhere, and handed in here, before
-// the first collective and whenever one has ended; a new one goes on with the first frame that the receiver does not
-// have. Nothing is lost or doubled, because a receiver lets go of the old connection before it tells how many frames it
-// has. Without a connection a link looks like a slow one: a lost rank shows as an abort (whoever watches the ranks
-// knows which one it was) and, without one, as a timeout.
+// A link outlives its connections. Connections are made, authenticated and closed elsewhere, and attached here, before
+// the first collective and whenever one has ended; a new one resumes with the first frame that the receiver does not
+// have. Nothing is lost or duplicated, because a receiver detaches the old connection before it reports its count.
+// Without a connection a link looks like a slow one: a lost rank shows as an abort (the control plane knows which rank
+// it was) or else as a timeout.
 //
-// Frames that have been sent may have to be sent again, and their payload may lie in the caller's memory. It must not
-// change until they are acknowledged, except when something has come over the ring that a rank can only have sent after
-// it had the frame: then the frame has been received, and is never sent again even if its acknowledgement was lost with
-// the connection. An all-reduce in place relies on that: the result replaces this rank's raw part, of which it was
-// made.
+// Frames may have to be sent again, and their payload may lie in the caller's memory. It must not change until they are
+// acknowledged, except when something has arrived over the ring that a rank can only have sent after it had the frame:
+// then the frame has been received, and is never sent again even if its acknowledgement was lost with the connection.
+// An all-reduce in place relies on that: the result, which was made from this rank's raw part, replaces it.
 //
-// Payloads that cross a network are check-summed. Over a Unix socket they only pass through the kernel's memory, where
-// a checksum would protect from nothing and cost a quarter of the processor time. Payloads that are encrypted have a
-// tag instead.
+// Payloads that cross a network have a checksum. Over a Unix socket they only pass through the kernel's memory, where a
+// checksum would protect against nothing and cost much processor time. Encrypted payloads have a tag instead.
 //
 // Every failure is final: `status` keeps the first one, each later call fails at once, and no memory is read any more.
-// The thread that runs collectives uses a link frame by frame; other threads may call what is said to be for any
-// thread, at any time.
+// The thread that runs collectives uses a link frame by frame; other threads may call the functions marked "for any
+// thread" at any time.
 
 #ifndef HVDLITE_RING_LINK_H_
 #define HVDLITE_RING_LINK_H_
@@ -64,8 +62,8 @@ class Link {
 
   // ---- for the thread that runs collectives
 
-  // The checksum with which a payload has to be sent. One that is passed on whole keeps the one that it came with. The
-  // second form goes on from the checksum `crc` of the bytes before.
+  // The checksum with which a payload has to be sent. A payload that is passed on unchanged keeps its checksum. The
+  // second form continues from the checksum `crc` of the bytes before.
   uint32_t checksum(const Message& payload) const noexcept { return checksum(0, payload.data(), payload.size()); }
   uint32_t checksum(uint32_t crc, const void* data, uint64_t bytes) const noexcept;
 
@@ -92,17 +90,17 @@ class Link {
   int error_number() noexcept;
   uint64_t corrupt() noexcept;
 
-  // Take away a connection: nothing is read from it or written to it any more. How many frames have come over this one
-  // and those before it.
+  // Detach a connection: nothing is read from it or written to it any more. detach_left returns how many frames have
+  // come over it and those before it.
   uint64_t detach_left(size_t connection) noexcept;
   void detach_right(size_t connection) noexcept;
 
-  // Hand in a connection, with its keys if frames are encrypted. `received`: what detach_left returned over there.
-  // False if that cannot be, or there is no memory.
+  // Attach a connection, with its keys if frames are encrypted. `received`: what detach_left returned at the other end.
+  // False if that is impossible, or there is no memory.
   bool attach_left(size_t connection, int fd, const hvd_ring_keys* keys = nullptr) noexcept;
   bool attach_right(size_t connection, int fd, uint64_t received, const hvd_ring_keys* keys = nullptr) noexcept;
 
-  // Between collectives: writes what is still to be sent, as far as the connection takes it. True if more remains.
+  // Between collectives: writes as much of the rest as the connection accepts. True if something remains.
   bool flush(size_t connection) noexcept;
 
   void abort() noexcept;
@@ -134,7 +132,7 @@ class Link {
   int error_number_ = 0;
 
   std::atomic<bool> aborted_{false};
-  int wake_fd_ = -1;  // ends a sleep when a connection was handed in, or on abort
+  int wake_fd_ = -1;  // ends a sleep when a connection was attached, or on abort
 };
 
 }  // namespace hvd::ring

@@ -14,7 +14,7 @@ constexpr uint64_t kBlockBytes = 128 << 10;
 
 bool Receiver::attach(int fd, const hvd_ring_keys* keys) noexcept {
   if (cipher_.is_on() && !(cipher_.set_key(keys->frames, false) && ack_cipher_.set_key(keys->acks, true))) return false;
-  // Whoever connected anew was told how many frames have been received: that acknowledges them.
+  // The neighbour that reconnected was told how many frames have been received: that acknowledges them.
   acked_ = received_;
   sender_waits_ = false;
   offset_ = crc_ = 0;
@@ -110,7 +110,7 @@ void Receiver::refuse_frame() noexcept {
   break_connection();
 }
 
-// The neighbour and whoever watches this connection see its end.
+// Both the neighbour and the thread that polls this connection see its end.
 void Receiver::break_connection() noexcept {
   ::shutdown(fd_, SHUT_RDWR);
   fd_ = -1;

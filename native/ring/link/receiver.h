@@ -45,7 +45,7 @@ class Receiver {
   uint64_t received() const noexcept { return received_; }
 
   // Receives the next frame, which must have a payload of `bytes`, and its checksum; in memory of its own if `into` is
-  // null. Fails for want of memory only.
+  // null. Fails only if there is no memory.
   Outcome receive(uint64_t bytes, Message* payload, uint32_t* crc, char* into = nullptr) noexcept;
 
   // The end of a collective: acknowledges now what the sender waits for.

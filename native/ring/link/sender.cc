@@ -109,7 +109,7 @@ void Sender::clear() noexcept {
   sealed_.clear();
 }
 
-// The neighbour and whoever watches this connection see its end.
+// Both the neighbour and the thread that polls this connection see its end.
 void Sender::break_connection() noexcept {
   if (fd_ < 0) return;
   ::shutdown(fd_, SHUT_RDWR);

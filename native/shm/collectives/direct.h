@@ -7,10 +7,10 @@
 // Cost per rank for B bytes on n ranks: it reads B and writes B, of which (n - 1) / n in the memory of others; 2 waits
 // a batch. Every element is folded by the same kernel in the same order as through the slots, so bits are the same.
 //
-// How ranks agree, without a round of their own: whoever has its spans in the arena publishes a table of them in its
-// slot of the batch's first chunk, whoever has not fills that chunk as ever, and both say which before they pass
-// kFilled. So after everybody's kFilled of that chunk all ranks know the same. If they do not all have a table, they
-// leave the chunks of this attempt behind and begin again through the slots.
+// How ranks agree, without an extra round: a rank with its spans in the arena publishes a table of them in its slot of
+// the batch's first chunk, any other fills that chunk as usual, and both mark which before they pass kFilled. So once
+// all ranks have passed kFilled of that chunk, all know the same. If they do not all have a table, they abandon the
+// chunks of this attempt and start over through the slots.
 
 #ifndef HVDLITE_SHM_DIRECT_H_
 #define HVDLITE_SHM_DIRECT_H_
@@ -31,10 +31,10 @@ class DirectAllReduce {
   DirectAllReduce(Plane& plane, const hvd_span* spans, uint64_t n, const hvd_reduction& reduction) noexcept
       : plane_(plane), spans_(spans), n_(n), reduction_(reduction) {}
 
-  // Whether this rank can publish a table.
+  // True if this rank can publish a table.
   bool is_possible() const noexcept;
 
-  // Publishes it and waits for what the others say.
+  // Publishes it and waits until all others have passed the chunk.
   hvd_status offer(uint64_t chunk) noexcept;
 
   // Runs a batch for which all ranks have published a table. Ends when nobody is in this rank's memory any more.

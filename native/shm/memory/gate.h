@@ -32,7 +32,8 @@ struct Patience {
 // processors fetch lines in pairs.
 class alignas(128) Gate {
  public:
-  // Makes everything written so far visible to whoever waits for `count`. Only the owner calls it; counts never fall.
+  // Makes everything written so far visible to threads that wait for `count`. Only the owner calls it; counts never
+  // fall.
   void advance(uint64_t count) noexcept;
 
   // HVD_OK once the count is reached, HVD_ABORTED once `aborted` is set, or HVD_TIMED_OUT.

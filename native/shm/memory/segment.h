@@ -1,6 +1,6 @@
 // The memory that the ranks of one host share, and what lies where in it.
 //
-//   Header                      geometry (set by whoever maps first, compared by the others)
+//   Header                      geometry (set by the first rank to map it, compared by the others)
 //   Gate[size][kStages]         what each rank has done so far, written by that rank only
 //   -- page boundary --
 //   slot[size][slots]           of each rank: written by that rank only, read by all
