@@ -39,7 +39,7 @@ class ControlPart(Part[ControlLink]):
         if not members.is_one_host:
             self._across = (ZmqRootLink if leader == 0 else ZmqLeafLink)(members, self._options)
             self._undo.callback(self._across.close)
-        return [self._across.card if self._across else "", self._listener.address if self._listener else ""]
+        return [self._across.address if self._across else "", self._listener.address if self._listener else ""]
 
     def connect(self, addresses: Sequence[Address], deadline: float) -> ControlLink:
         members, across = self._membership, self._across

@@ -26,7 +26,7 @@ _REDIAL_S = 0.1  # between two connections that both came about and ended
 
 
 class ZmqLeafLink(ZmqLink):
-    """Opens its liveness listener at once; `join` connects. ``card`` is what the root needs.
+    """Opens its liveness listener at once; `join` connects. ``address`` is for the root.
 
     Until the root's welcome to a connection, messages wait.
     """
@@ -50,10 +50,10 @@ class ZmqLeafLink(ZmqLink):
             self._context.term()
             raise
         self._answer(self._liveness_listener.fileno(), self._liveness_listener.drop_callers)
-        self.card = f"{digest(self._token)} {self._liveness_listener.endpoint}"
+        self.address = f"{digest(self._token)} {self._liveness_listener.endpoint}"
 
     def join(self, root: str, deadline: float) -> None:
-        """Connects to the root, whose card is ``root``. Raises HorovodInternalError if it does not answer in time."""
+        """Connects to the root at address ``root``. Raises HorovodInternalError if it does not answer in time."""
         self._root = root
         self._dial()
         rank = self._membership.number

@@ -72,7 +72,7 @@ class ZmqLink(ControlLink):
         self._options = options
         self._next_warning = 0.0
         self._answers: dict[int, Callable[[], object]] = {}  # what `_look` does, by descriptor
-        self._has_events = True  # on a monitor, perhaps: to look each time would be a tenth of a round trip
+        self._has_events = True  # on a monitor, perhaps: looking each time would slow down every round trip
         self._unread = Wake()
         self._answer(self._unread.fd, self._unread.clear)
 

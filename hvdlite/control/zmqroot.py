@@ -49,7 +49,7 @@ class _Peer:
 
 
 class ZmqRootLink(ZmqLink):
-    """Listens at once; `accept` waits for the others. ``card`` is what they need.
+    """Listens at once; `accept` waits for the others. ``address`` is for them.
 
     Until `accept`, callers wait in the kernel's queue, where strangers among them cost no descriptor.
     """
@@ -74,18 +74,18 @@ class ZmqRootLink(ZmqLink):
             curve.serve(self._socket, membership.key_for("control"))
             self._entrance = listen(address, options.ports)
             self._port = int(self._entrance.name()[1])
-            self.card = endpoint(address, self._port)
+            self.address = endpoint(address, self._port)
         except BaseException:
             self.close()
             raise
 
-    def accept(self, cards: Mapping[int, str], deadline: float) -> None:
-        """Waits until every rank that dials has said hello; ``cards`` are theirs, by rank.
+    def accept(self, addresses: Mapping[int, str], deadline: float) -> None:
+        """Waits until every rank that dials has said hello; ``addresses`` are theirs, by rank.
 
         Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
         """
-        for rank, card in cards.items():
-            digest, _, liveness_endpoint = card.partition(" ")
+        for rank, address in addresses.items():
+            digest, _, liveness_endpoint = address.partition(" ")
             try:
                 resolve(*split(liveness_endpoint))
             except (ValueError, OSError) as error:
@@ -96,7 +96,7 @@ class ZmqRootLink(ZmqLink):
         entrance, self._entrance = self._entrance, None
         assert entrance is not None
         self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
-        self._socket.bind(self.card)
+        self._socket.bind(self.address)
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
             if time.monotonic() >= deadline:
                 raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")

@@ -13,7 +13,7 @@ from ..stream.sink import Sink
 
 _PIPE_BYTES: Final = 16 << 10
 WINDOW_BYTES: Final = (64 << 10) - _PIPE_BYTES  # of what was sent and is not in the pipe
-Report = Callable[[int | None], None]
+OnTaken = Callable[[int | None], None]
 
 
 def open_pipe() -> tuple[int, int]:
@@ -25,10 +25,10 @@ def open_pipe() -> tuple[int, int]:
 
 
 class Feed:
-    """Writes to ``pipe``. ``report`` gets the number of bytes that the pipe took, and None once nobody reads it."""
+    """Writes to ``pipe``. ``on_taken`` gets the number of bytes that the pipe took, and None once nobody reads it."""
 
-    def __init__(self, loop: Loop, pipe: int, report: Report) -> None:
-        self._loop, self._report = loop, report
+    def __init__(self, loop: Loop, pipe: int, on_taken: OnTaken) -> None:
+        self._loop, self._on_taken = loop, on_taken
         self._pipe: int | None = pipe
         self._sink = Sink(pipe, "stdin", limit_bytes=WINDOW_BYTES)
         self._is_ended = False
@@ -61,10 +61,10 @@ class Feed:
     def _balance(self, before: int) -> None:
         if self._sink.problem:
             self.close()
-            self._report(None)
+            self._on_taken(None)
             return
         if taken := before - self._sink.waiting_bytes:
-            self._report(taken)
+            self._on_taken(taken)
         if self._sink.waiting_bytes:
             self._loop.watch(self._sink.fileno(), self._flush, WRITE)
         elif self._is_ended:

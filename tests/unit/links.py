@@ -26,15 +26,15 @@ def soon(seconds: float = PATIENCE_S) -> float:
     return time.monotonic() + seconds
 
 
-def zmq_links(through: Callable[[str], str] = lambda card: card, **values: Any) -> list[ControlLink]:
+def zmq_links(through: Callable[[str], str] = lambda address: address, **values: Any) -> list[ControlLink]:
     """The root's link and those of two others, which dial what ``through`` makes of the root's address."""
     options = Settings(**values)
     root = ZmqRootLink(member(0, HOSTS), options)
     leaves = [ZmqLeafLink(member(rank, HOSTS), options) for rank in (1, 2)]
-    where = through(root.card)
+    where = through(root.address)
     with ThreadPoolExecutor() as pool:
         joining = [pool.submit(leaf.join, where, soon()) for leaf in leaves]
-        root.accept({rank: leaf.card for rank, leaf in enumerate(leaves, 1)}, soon())
+        root.accept({rank: leaf.address for rank, leaf in enumerate(leaves, 1)}, soon())
         for each in joining:
             each.result()
     return [root, *leaves]

@@ -127,9 +127,9 @@ def test_a_key_of_another_job_gets_nowhere() -> None:
     root = ZmqRootLink(member(0, "ab"), Settings())
     leaf = ZmqLeafLink(member(1, "ab", key=bytes(32)), Settings())
     with ThreadPoolExecutor() as pool:
-        joining = pool.submit(leaf.join, root.card, soon(0.5))
+        joining = pool.submit(leaf.join, root.address, soon(0.5))
         with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not connect"):
-            root.accept({1: leaf.card}, soon(0.5))
+            root.accept({1: leaf.address}, soon(0.5))
         with pytest.raises(HorovodInternalError, match="no answer from rank 0 at tcp://127.0.0.1:"):
             joining.result()
     leaf.close()

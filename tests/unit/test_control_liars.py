@@ -30,7 +30,7 @@ from tests.unit.links import HOSTS, SESSION, close, next_from, receive, soon, zm
 def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = PATIENCE_S) -> BaseException | None:
     """What a process hears that dials the root."""
     with ThreadPoolExecutor() as pool:
-        joining = pool.submit(liar.join, root.card, soon(within_s))
+        joining = pool.submit(liar.join, root.address, soon(within_s))
         while not joining.done():
             assert list(root.receive()) == []
             root.inbox.sleep(20)
@@ -66,12 +66,12 @@ def test_who_lies_about_its_rank_is_refused_and_the_real_one_goes_on(
 
 
 @pytest.mark.parametrize(
-    "card", ["", "digest", "digest tcp://nowhere", "digest tcp://no.such.host:1", "digest tcp://1:x"]
+    "address", ["", "digest", "digest tcp://nowhere", "digest tcp://no.such.host:1", "digest tcp://1:x"]
 )
-def test_a_card_without_an_address_names_its_rank(card: str) -> None:
+def test_an_address_without_an_endpoint_names_its_rank(address: str) -> None:
     root = ZmqRootLink(member(0, HOSTS), Settings())
     with pytest.raises(ProtocolError, match="rank 2 listens at .*, which is not an address"):
-        root.accept({2: card}, soon(0.5))
+        root.accept({2: address}, soon(0.5))
     root.close()
 
 
@@ -163,7 +163,7 @@ STRANGERS = {
 def test_strangers_are_dropped_and_the_links_go_on(words: bytes) -> None:
     links = root, leaf, other = zmq_links()
     assert isinstance(leaf, ZmqLeafLink)
-    strangers = [socket.create_connection(split(root.card), timeout=PATIENCE_S) for _ in range(20)]  # type: ignore[attr-defined]
+    strangers = [socket.create_connection(split(root.address), timeout=PATIENCE_S) for _ in range(20)]  # type: ignore[attr-defined]
     strangers += [
         socket.create_connection(split(leaf._liveness_listener.endpoint), timeout=PATIENCE_S) for _ in range(20)
     ]
@@ -197,7 +197,7 @@ def test_strangers_who_speak_as_peers_do_cost_the_root_few_descriptors(monkeypat
     before = descriptors()
     with contextlib.ExitStack() as stack:
         for number in range(300):
-            stranger = stack.enter_context(socket.create_connection(split(root.card), timeout=PATIENCE_S))
+            stranger = stack.enter_context(socket.create_connection(split(root.address), timeout=PATIENCE_S))
             stranger.sendall(STRANGERS["ZMTP 3 without a key"][:11])
             deadline = soon()
             while True:
@@ -225,7 +225,7 @@ def test_strangers_who_have_taken_all_descriptors_are_shown_out(monkeypatch: pyt
     with contextlib.ExitStack() as stack:
         strangers = []
         for _ in range(300):
-            strangers.append(stack.enter_context(socket.create_connection(split(root.card), timeout=PATIENCE_S)))
+            strangers.append(stack.enter_context(socket.create_connection(split(root.address), timeout=PATIENCE_S)))
             strangers[-1].sendall(STRANGERS["ZMTP 3 without a key"][:11])
         deadline = soon()
         while descriptors() < before + 2 * len(strangers):
@@ -251,12 +251,12 @@ def test_strangers_cost_no_descriptor_before_ranks_are_waited_for() -> None:
     before = descriptors()
     with contextlib.ExitStack() as stack:
         for number in range(100):
-            stranger = stack.enter_context(socket.create_connection(split(root.card), timeout=PATIENCE_S))
+            stranger = stack.enter_context(socket.create_connection(split(root.address), timeout=PATIENCE_S))
             stranger.sendall(STRANGERS["HTTP"])
             assert descriptors() == before + number + 1
     root.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(split(root.card), timeout=PATIENCE_S)
+        socket.create_connection(split(root.address), timeout=PATIENCE_S)
 
 
 def descriptors() -> int:

@@ -33,8 +33,8 @@ class Job3:
     def middleman(self) -> Middleman:
         return self.middlemen[0]
 
-    def _through(self, card: str) -> str:
-        self.middlemen.append(Middleman(card))
+    def _through(self, address: str) -> str:
+        self.middlemen.append(Middleman(address))
         return self.middleman.address
 
 

@@ -39,8 +39,8 @@ def tree() -> Iterator[Tree]:
     with LocalListener(first.key_for("listener")) as listener, ThreadPoolExecutor() as pool:
         root = ZmqRootLink(first, Settings())
         leaf = ZmqLeafLink(second, Settings())
-        joining = pool.submit(leaf.join, root.card, soon())
-        root.accept({1: leaf.card}, soon())
+        joining = pool.submit(leaf.join, root.address, soon())
+        root.accept({1: leaf.address}, soon())
         joining.result()
         below, within = UnixLink(third, Settings()), UnixLink(second, Settings())
         below.dial(listener.address, soon())

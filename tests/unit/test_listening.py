@@ -42,7 +42,7 @@ def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None
         first = taken.getsockname()[1]
         text = f"{first}-{first + 12}"
         links = zmq_links(port_range=text)
-        ports = [split(link.card.split()[-1])[1] for link in links]  # type: ignore[attr-defined]
+        ports = [split(link.address.split()[-1])[1] for link in links]  # type: ignore[attr-defined]
         assert len(set(ports)) == 3
         assert set(ports) <= set(range(first + 1, first + 13))
         close(links)

@@ -172,7 +172,7 @@ class Reconnector:
                 connector.tick(now)
             dues = (connector.due for connector in self._connectors)
             self._poller.sleep(min(self._acceptor.due, self._close_by, *dues))
-            self._report()
+            self._warn_of_resumed()
             with self._changed:
                 self._changed.notify_all()
             for connector in self._connectors:
@@ -192,7 +192,7 @@ class Reconnector:
                 )
             )
 
-    def _report(self) -> None:
+    def _warn_of_resumed(self) -> None:
         """Warns of re-established connections: the first, and then whenever their number has doubled."""
         resumed = self.resumed
         if resumed < max(1, 2 * self._told):
