@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,11 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def has_no_threads() -> bool:
+    """Whether all threads of hvdlite have ended."""
+    return not any(thread.name.startswith("hvdlite-") for thread in threading.enumerate())
 
 
 def ones(count: int = 4) -> DeviceArray:

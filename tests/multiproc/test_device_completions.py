@@ -15,7 +15,7 @@ from hvdlite.session import current
 from tests.harness import ProcessRanks, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.patience import NEVER_SILENT, PATIENCE_S, STALLED
-from tests.multiproc.on_device import begin, start, until, wait_until_given
+from tests.multiproc.on_device import begin, has_no_threads, start, until, wait_until_given
 
 
 def _go_on() -> None:
@@ -44,7 +44,7 @@ def _go_on() -> None:
     for result in (last, *map(hvd.synchronize, started[:-1])):
         np.testing.assert_array_equal(result.on_device(), hvd.size())
     hvd.shutdown()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("hvdlite-")]
+    until(has_no_threads)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -105,7 +105,7 @@ def _stall() -> None:
 
 
 def test_a_stall_ends_what_the_device_was_given() -> None:
-    for outcome in process_ranks(2, _stall, environ={"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "1"}):
+    for outcome in process_ranks(2, _stall, environ={"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "4"}):
         assert outcome.error == "Stalled"
         assert "rank 1 is missing missing" in outcome.message
 
@@ -127,7 +127,7 @@ def _shut_down(may_end: bool) -> str:
     thread.start()
     hvd.shutdown()
     thread.join()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("hvdlite-")]
+    until(has_no_threads)
     try:
         np.testing.assert_array_equal(hvd.synchronize(handle).on_device(), 2)
     except hvd.HorovodInternalError as error:
