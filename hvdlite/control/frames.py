@@ -33,29 +33,25 @@ class FrameSocket:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    @property
-    def has_unsent(self) -> bool:
-        """True if `flush` is due once the socket is writable."""
-        return bool(self._unsent)
-
-    def send(self, frame: bytes) -> None:
-        """Sends, or queues what does not fit. Does nothing once the peer is gone, which `receive` reports."""
+    def send(self, frame: bytes) -> bool:
+        """Queues ``frame``, and is what `flush` is. Does nothing once the peer is gone, which `receive` reports."""
         while len(frame) > _PIECE_BYTES:
             self._unsent.append(_MORE + frame[:_PIECE_BYTES])
             frame = frame[_PIECE_BYTES:]
         self._unsent.append(_LAST + frame)
-        self.flush()
+        return self.flush()
 
-    def flush(self) -> None:
-        """Sends as much of the queue as the kernel accepts."""
+    def flush(self) -> bool:
+        """Sends as much of the queue as the kernel accepts. False if that is not all: it is due when there is room."""
         try:
             while self._unsent:
                 self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
                 self._unsent.popleft()
         except BlockingIOError:
-            return
+            return False
         except OSError:  # the peer is gone; `receive` still gives what it sent before, then says so
             self._unsent.clear()
+        return True
 
     def may_receive(self) -> bool:
         """True if `receive` would find data or the end of the connection."""

@@ -54,8 +54,9 @@ class Inbox:
     def sleep(self, timeout_ms: int | None) -> None:
         """Returns when a descriptor is ready, `wake` is set, or the time is over. For the coordinator's thread."""
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
-        if any(fd == self.wake.fd for fd, _ in self._poll.poll(timeout_s)):
-            self.wake.clear()
+        for fd, _ in self._poll.poll(timeout_s):
+            if fd == self.wake.fd:
+                self.wake.clear()
 
     def pause(self) -> None:
         """Makes `sleep` wait for `wake` only."""

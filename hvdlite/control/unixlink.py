@@ -33,7 +33,7 @@ from hvdlite.settings import Settings
 _CLOSE_S = 2.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Peer:
     """The other end of one connection.
 
@@ -63,7 +63,8 @@ class UnixLink(ControlLink):
         self._heartbeat_s = options.heartbeat_interval
         self._patience_s = options.peer_timeout
         self._next_look = 0.0
-        self._peers: dict[int, _Peer] = {}  # by descriptor
+        self._all: list[_Peer] = []  # that are not lost
+        self._peers: dict[int, _Peer] = {}  # the same by descriptor, most of which have two
 
     def accept(self, listener: LocalListener, deadline: float) -> None:
         """At the leader: waits until all others of its host have connected to ``listener``.
@@ -104,9 +105,8 @@ class UnixLink(ControlLink):
     def send(self, message: Message) -> None:
         frame = encode(message, self._sent, self._session)
         self._sent += 1
-        for peer in self._all_peers():
-            peer.frames.send(frame)
-            if peer.frames.has_unsent:
+        for peer in self._all:
+            if not peer.frames.send(frame):
                 self.inbox.await_events(peer.frames.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def receive(self) -> Iterator[Received | Lost]:
@@ -117,33 +117,30 @@ class UnixLink(ControlLink):
             if fd == peer.pidfd:
                 yield from self._read_last(peer)
                 continue
-            if event & select.EPOLLOUT:
-                peer.frames.flush()
-                if not peer.frames.has_unsent:
-                    self.inbox.await_events(fd, select.EPOLLIN)
+            if event & select.EPOLLOUT and peer.frames.flush():
+                self.inbox.await_events(fd, select.EPOLLIN)
             if event & ~select.EPOLLOUT:
                 yield from self._read(peer)
-        yield from self._look_for_stopped()
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + self._heartbeat_s
+            yield from self._look_for_stopped(now)
 
     def close(self) -> None:
         deadline = time.monotonic() + _CLOSE_S
-        for peer in self._all_peers():
-            while peer.frames.has_unsent and time.monotonic() < deadline:
-                select.select((), (peer.frames,), (), deadline - time.monotonic())
-                peer.frames.flush()
+        for peer in self._all:
+            while not peer.frames.flush() and (left_s := deadline - time.monotonic()) > 0:
+                select.select((), (peer.frames,), (), left_s)
             self._close_peer(peer)
         self.inbox.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         pid = peer_of(connection).pid
         peer = _Peer(rank, pid, _pidfd_of(pid), FrameSocket(connection))
+        self._all.append(peer)
         for fd in (peer.frames.fileno(), peer.pidfd):
             if fd >= 0:
                 self._peers[fd] = peer
                 self.inbox.add(fd)
-
-    def _all_peers(self) -> list[_Peer]:
-        return [peer for fd, peer in self._peers.items() if fd != peer.pidfd]
 
     def _read(self, peer: _Peer) -> Iterator[Received | Lost]:
         frame = peer.frames.receive()
@@ -160,12 +157,8 @@ class UnixLink(ControlLink):
         if peer.frames.fileno() in self._peers:
             yield self._lose(peer, ENDED)
 
-    def _look_for_stopped(self) -> Iterator[Lost]:
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + self._heartbeat_s
-        for peer in self._all_peers():
+    def _look_for_stopped(self, now: float) -> Iterator[Lost]:
+        for peer in tuple(self._all):
             if not _is_stopped(peer.pid):
                 peer.stopped_at = None
             elif peer.stopped_at is None:
@@ -177,6 +170,8 @@ class UnixLink(ControlLink):
         for fd in (peer.frames.fileno(), peer.pidfd):
             if self._peers.pop(fd, None) is not None:
                 self.inbox.remove(fd)
+        if peer in self._all:
+            self._all.remove(peer)
         self._close_peer(peer)
         return Lost(peer.rank, cause)
 

@@ -85,7 +85,11 @@ class Coordinator:
             else:
                 self._take(*item)
         if new := self._in_flight.take_new():
-            self._tell_root(self._replica.submit(new))
+            ready = self._replica.submit(new)
+            if self._negotiator is None:
+                self._link.send(ready)
+            else:
+                self._hear(self._negotiator, 0, ready)
         if self._negotiator is not None and self._end is None:
             self._cut(self._negotiator)
             self._check_stalls(self._negotiator)
@@ -138,12 +142,6 @@ class Coordinator:
             return self._next_stall_check
         held_until = self._held_since + self._hold_s
         return held_until if self._next_stall_check is None else min(held_until, self._next_stall_check)
-
-    def _tell_root(self, ready: Ready) -> None:
-        if self._negotiator is None:
-            self._link.send(ready)
-        else:
-            self._hear(self._negotiator, 0, ready)
 
     def _take(self, sender: int, message: Message) -> None:
         if isinstance(message, Run) and self._negotiator is None:

@@ -186,7 +186,8 @@ def _decode_run(frame: bytes, offset: int) -> Run:
         end = offset + bits_length + responses_length
         _expect(end <= len(frame), "a batch is longer than its frame")
         bits = int.from_bytes(frame[offset : offset + bits_length], "little")
-        batches.append(Batch(bits, tuple(map(_response, _rows(frame[offset + bits_length : end])))))
+        responses = _rows(frame[offset + bits_length : end]) if responses_length else ()
+        batches.append(Batch(bits, tuple(map(_response, responses))))
         offset = end
     _expect(offset == len(frame), "RUN has bytes after its last batch")
     return Run(generation, tuple(batches))

@@ -220,7 +220,7 @@ class Overlap(Generic[T]):
                 except _FAILURES as error:
                     failures.append(error)
                 self._submitted.popleft()
-            if self._check.is_under_way:
+            if self._check.under_way is not None:
                 self._check.conclude()
         self.start_over()
         if failures:
@@ -263,7 +263,7 @@ class Overlap(Generic[T]):
         self._ready_bytes = 0
         failures: list[Exception] = []
         with group.burst():
-            if self._check.is_ready:
+            if self._check.ready is not None:
                 self._check.submit()  # before the gradients, so that it has come when they have
             while self._ready:
                 try:

@@ -48,6 +48,7 @@ _EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
 class ParameterCheck(Generic[P]):
     """Compares the parameters of one optimizer.
 
+    ``ready`` is what `read` has taken and `submit` is to send, and ``under_way`` what `conclude` is to look at.
     ``memory_of`` a parameter is None if it is not trained now, and ValueError if there is nothing to compare.
     """
 
@@ -57,9 +58,9 @@ class ParameterCheck(Generic[P]):
         self._members: list[tuple[str, P]] = []
         self._known_as = ""  # the first of the names that ranks use, which no other optimizer has
         self._first_step_in: tuple[weakref.ref[Group], int] | None = None
-        self._ready: Vector | None = None
+        self.ready: Vector | None = None
         self._names: list[str] = []  # of the parameters that were compared, in the optimizer's order
-        self._handle: Handle | None = None
+        self.under_way: Handle | None = None
         self._has_told = False
 
     def watch(self, members: Sequence[tuple[str, P]], known_as: Sequence[tuple[str, P]]) -> None:
@@ -67,45 +68,35 @@ class ParameterCheck(Generic[P]):
         self._members += members
         self._known_as = min([name for name, _ in known_as] + [self._known_as] * bool(self._known_as))
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether `read` has taken what `submit` is to send."""
-        return self._ready is not None
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether `conclude` has anything to look at."""
-        return self._handle is not None
-
     def read(self, group: Group) -> None:
         """Takes checksums if a step of ``group``, which begins before parameters change, is a first one."""
         begun = (weakref.ref(group), group.joins)
         if begun == self._first_step_in:
             return
         self._first_step_in = begun
-        self._ready = self._handle = None
+        self.ready = self.under_way = None
         if current().compares_parameters and _compares_after(group.joins):
             of = _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
             checksums = [(name, self._checksum(parameter, of)) for name, parameter in self._members]
             moving = [(name, checksum) for name, checksum in checksums if checksum is not None]
             self._names = [name for name, _ in moving]
-            self._ready = _packed([checksum for _, checksum in moving], group.rank, group.size)
+            self.ready = _packed([checksum for _, checksum in moving], group.rank, group.size)
 
     def submit(self) -> None:
         """Sends what `read` took, if it did, in the burst of the caller."""
-        if self._ready is not None:
-            vector, self._ready = self._ready, None
+        if self.ready is not None:
+            vector, self.ready = self.ready, None
             try:
                 name = f"checksum.{self._known_as}"
-                self._handle = arrays.allreduce_async_(vector, None, name, Sum, process_set=self._process_set)
+                self.under_way = arrays.allreduce_async_(vector, None, name, Sum, process_set=self._process_set)
             except (HvdError, ValueError):
                 pass  # the gradients, which matter, say what is wrong
 
     def conclude(self) -> None:
         """Warns about what has come from the other ranks, if it has."""
-        if self._handle is None or not self._handle.is_done:
+        if self.under_way is None or not self.under_way.is_done:
             return
-        handle, self._handle = self._handle, None
+        handle, self.under_way = self.under_way, None
         try:
             total = synchronize(handle)
         except HvdError:  # ranks have other parameters, or there is no session any more: as above

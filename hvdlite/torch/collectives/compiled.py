@@ -184,19 +184,14 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 barrier.__doc__ = ops.barrier.__doc__
 
-_FORMS = (
-    *(allgather, allreduce, allreduce_, alltoall, broadcast, broadcast_, gather, grouped_allreduce, grouped_allreduce_),
-    *(grouped_reducescatter, recv, recv_, reduce, reducescatter, scatter, send),
-)
-
 
 def with_graphs(collectives: Class) -> Class:
-    """The class itself, in whose methods dynamo finds the functions above, as far as these take a call."""
-    for form in _FORMS if HAS_OPERATORS else ():
-        name = form.__name__
-        eager = getattr(collectives, name)
-        made = _with_graph(eager, form)
-        setattr(collectives, name, _allreduce_(eager, made) if form is allreduce_ else made)
+    """The class itself. In its methods dynamo finds the functions above of the same names, if these take a call."""
+    for name, form in list(globals().items()) if HAS_OPERATORS else ():
+        eager = getattr(collectives, name, None)
+        if eager is not None and getattr(form, "__module__", "") == __name__:
+            made = _with_graph(eager, form)
+            setattr(collectives, name, _allreduce_(eager, made) if form is allreduce_ else made)
     return collectives
 
 

@@ -83,14 +83,14 @@ class DeltaReducer:
                 for parameter, copy in zip(parameters, copies, strict=True):
                     parameter.copy_(copy)
             raise
-        if self._check.is_under_way:
+        if self._check.under_way is not None:
             self._check.conclude()
         if failures:
             raise failures[0]
 
     def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
         with group_of(self._reduction.process_set).burst():
-            if self._check.is_ready:
+            if self._check.ready is not None:
                 self._check.submit()
             flights = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
         failures = []
