@@ -127,7 +127,7 @@ class Overlap(Generic[T]):
         self._ready: deque[Bucket[T]] = deque()  # complete, and not submitted
         self._ready_bytes = 0
         self._burst_bytes = 0  # until the first bucket of this step is submitted, at once
-        self._measured: Group | None = None  # the last, and what a burst is there
+        self._measured: weakref.ref[Group] | None = None  # the last group, and what a burst is there
         self._burst_bytes_here = 0
         self._submitted: deque[Bucket[T]] = deque()  # of this step, in the order in which they come back
         self._has_begun = False
@@ -256,8 +256,8 @@ class Overlap(Generic[T]):
             if not self._has_begun:
                 self.prepare()
                 self._has_begun = True
-            if group is not self._measured:
-                self._measured, self._burst_bytes_here = group, _burst_bytes()
+            if self._measured is None or self._measured() is not group:
+                self._measured, self._burst_bytes_here = weakref.ref(group), _burst_bytes()
             self._burst_bytes = self._burst_bytes_here
             self._check.read(group)
         self._ready_bytes = 0

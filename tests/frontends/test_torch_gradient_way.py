@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from types import FrameType
 
-import pytest
 import torch
 
 import hvdlite.torch as hvd
@@ -69,21 +68,16 @@ def _functions_of_steps() -> dict[Function, int]:
     return dict(counts)
 
 
-@pytest.fixture(scope="module")
-def way() -> set[Function]:
-    """The functions of rank 1 of 2, but for those of timers, and of threads that happened to meet in another order."""
+def test_the_way_of_a_gradient_is_short_and_the_page_follows_it() -> None:
+    """On rank 1 of 2, but for what timers call, and threads that happened to meet in another order."""
     _, outcome = process_ranks(2, _functions_of_steps, server=TORCH)
-    return {function for function, steps in outcome.result().items() if steps >= STEPS / 2}
-
-
-def test_the_way_of_a_gradient_is_short(way: set[Function]) -> None:
+    way = {function for function, steps in outcome.result().items() if steps >= STEPS / 2}
+    modules = {module for module, _ in way}
     assert len(way) <= MOST_FUNCTIONS, sorted(way)
-    assert len({module for module, _ in way}) <= MOST_MODULES, sorted({module for module, _ in way})
+    assert len(modules) <= MOST_MODULES, sorted(modules)
     assert ("training/overlap.py", "Overlap.count_pass") in way
     assert ("engine/executor.py", "Executor._run_first") in way
 
-
-def test_the_page_follows_it(way: set[Function]) -> None:
     page = (ROOT / "docs" / "gradient.md").read_text()
     told = page.partition("## On this rank: submit")[2].partition("## On the root")[0]
     told += page.partition("## On this rank: move")[2]
