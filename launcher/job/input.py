@@ -104,8 +104,8 @@ class Input:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno == errno.EIO and not _is_in_foreground(self._descriptor):
-                self.deadline = 0.0
+            if error.errno == errno.EIO and _has_foreground(self._descriptor):
+                self.deadline = 0.0  # it was in the background, whatever it is now
                 self._settle()
                 return
             data = b""  # such as a terminal that is gone, or what was not opened for reading
@@ -139,6 +139,14 @@ def _open_anew(descriptor: int) -> int:
         except OSError:
             pass  # the terminal of another user, as after su
     return os.dup(descriptor)
+
+
+def _has_foreground(terminal: int) -> bool:
+    """True if some process may read ``terminal``: it is there, and this process' controlling one."""
+    try:
+        return os.tcgetpgrp(terminal) != 0
+    except OSError:
+        return False
 
 
 def _is_in_foreground(terminal: int) -> bool:
