@@ -217,9 +217,10 @@ def _parameters() -> None:
     parameters = [("weight", ones()), ("bias", ones(2))]
     check = ParameterCheck[DeviceArray](hvd.global_process_set, lambda parameter: DeviceAdapter().buffer(parameter))
     check.watch(parameters, parameters)
-    check.read()
+    check.read(current().everyone)
     check.submit()
     hvd.barrier()
+    assert check.is_under_way
     check.conclude()
     hvd.shutdown()
 
