@@ -35,7 +35,9 @@ def run(work: Work, planes: Planes) -> Completion | None:
     """
     first = work.entries[0].request
     plane = planes[first.device.kind]
+    nbytes = 0
     for entry in work.entries:
+        nbytes += entry.nbytes
         owner = entry.owner
         # Arrays are not looked at, and most storages begin where their tensor does.
         if type(owner) is _ARRAY:
@@ -51,6 +53,7 @@ def run(work: Work, planes: Planes) -> Completion | None:
                 f"the storage of tensor {entry.name!r} was resized while it was in flight, or to fewer bytes than the "
                 "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
+    work.nbytes = nbytes
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from hvdlite.control.link import ControlLink, Left, Lost
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.observer import Observer
 from hvdlite.engine.report import report_end
 from hvdlite.errors import HvdError, Mismatch, PeerLost
 from hvdlite.log import logger
@@ -49,6 +50,7 @@ class Coordinator:
         planes: Planes,
         in_flight: InFlight,
         executor: Executor,
+        observer: Observer,
         on_end: Callable[[End], None],
     ) -> None:
         self._rank = membership.rank
@@ -60,6 +62,7 @@ class Coordinator:
         self._planes = planes
         self._in_flight = in_flight
         self._executor = executor
+        self._observer = observer
         self._replica = Replica(self._rank, in_flight)
         self.known = self._replica.cache.known
         self._negotiator = (
@@ -70,7 +73,7 @@ class Coordinator:
         warn_s = 0.0 if options.stall_check_disable else options.stall_check_time_seconds
         self._stall = StallWatch(warn_s, options.stall_shutdown_time_seconds)
         self._next_stall_check: float | None = None
-        self._stragglers = StragglerWatch(ranks, hosts, membership.leader_of)
+        self._stragglers = StragglerWatch(ranks, hosts)
         self._gone: set[int] = set()  # by their numbers in the job
         self._end: End | None = None
         self.has_ended = threading.Event()
@@ -86,10 +89,11 @@ class Coordinator:
                 self._take(*item)
         if new := self._in_flight.take_new():
             ready = self._replica.submit(new)
+            self._observer.told_at = now = time.monotonic()
             if self._negotiator is None:
                 self._link.send(ready)
             else:
-                self._hear(self._negotiator, 0, ready)
+                self._hear(self._negotiator, 0, ready, now)
         if self._negotiator is not None and self._end is None:
             self._cut(self._negotiator)
             self._check_stalls(self._negotiator)
@@ -145,9 +149,9 @@ class Coordinator:
 
     def _take(self, sender: int, message: Message) -> None:
         if isinstance(message, Run) and self._negotiator is None:
-            self._apply(message)
+            self._apply(message, time.monotonic())
         elif isinstance(message, Ready) and self._negotiator is not None:
-            self._hear(self._negotiator, sender, message)
+            self._hear(self._negotiator, sender, message, time.monotonic())
         elif isinstance(message, End):
             if message.kind in ORDERLY:
                 self._gone.add(message.rank)
@@ -158,18 +162,18 @@ class Coordinator:
         else:
             raise ProtocolError(f"rank {self._ranks[sender]} sent a message that is not its to send")
 
-    def _hear(self, negotiator: Negotiator, rank: int, ready: Ready) -> None:
+    def _hear(self, negotiator: Negotiator, rank: int, ready: Ready, now: float) -> None:
         if self._end is None:
             was_last = negotiator.receive(rank, ready)
-            self._stragglers.heard(rank, was_last, time.monotonic())
+            self._observer.heard(rank, was_last, now)
 
     # ---- batches
 
     def _cut(self, negotiator: Negotiator) -> None:
         if not negotiator.has_agreed or self._executor.backlog >= _MAX_BACKLOG:
             return
+        now = time.monotonic()
         if self._hold_s > 0:
-            now = time.monotonic()
             self._held_since = self._held_since or now
             if now - self._held_since < self._hold_s:
                 return
@@ -177,15 +181,21 @@ class Coordinator:
         run = negotiator.cut()
         if run is not None:
             self._link.send(run)
-            self._apply(run)
-            if warning := self._stragglers.ran(run, time.monotonic()):
+            warning = self._stragglers.ran(run.generation, negotiator.bits_cut, self._observer.arrival, now)
+            if warning:
                 logger.warning(warning)
+            self._apply(run, now)
+            self._observer.arrival = None
 
-    def _apply(self, run: Run) -> None:
+    def _apply(self, run: Run, now: float) -> None:
         works, mismatches = self._replica.apply(run)
         for entry, reason in mismatches:
             self._in_flight.finish((entry,), Mismatch(reason))
+        observer = self._observer
         for work in works:
+            work.arrival = observer.arrival
+            work.told_at = observer.told_at
+            work.agreed_at = now
             self._executor.put(work)
 
     # ---- waiting for ranks

@@ -12,16 +12,20 @@ One thread drives at a time; others that wait sleep until their handle is done.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from hvdlite.control.link import ControlLink
 from hvdlite.engine.coordinator import Coordinator
 from hvdlite.engine.deputy import Deputy
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.observer import Observer, Statistics
 from hvdlite.engine.parts import Parts
 from hvdlite.errors import HvdError, ShutDown
 from hvdlite.log import logger
@@ -75,8 +79,14 @@ class Engine:
         self.planes = planes
         self._in_flight = InFlight(self._inbox.wake.set)
         self.burst = self._in_flight.burst
-        self._executor = Executor(planes, self._in_flight, self._batches_are_done, self._batch_failed)
-        self._coordinator = Coordinator(membership, options, link, planes, self._in_flight, self._executor, on_end)
+        self._on_end = on_end
+        self._turns = 0
+        self._ended_in_turn = math.inf
+        self.observer = Observer(self._in_flight, membership.leader_of)
+        self._executor = Executor(planes, self._in_flight, self.observer, self._batches_are_done, self._batch_failed)
+        self._coordinator = Coordinator(
+            membership, options, link, planes, self._in_flight, self._executor, self.observer, self._end_came
+        )
         self.submit = self._in_flight.submit
         self.submit_all = self._in_flight.submit_all
         self.interrupted = self._in_flight.interrupted
@@ -88,12 +98,9 @@ class Engine:
         self._parts = Parts(self._in_flight, self.run)
         self.run_parts = self._parts.run
         self._main_thread = threading.main_thread().ident
-        self._turns = 0
         self._watches: list[None] = []  # one for each `watching_peers`
         self._is_alert = False  # the coordinator's thread looks after the peers every heartbeat
-        self._failure: HvdError | None = None  # of a batch, on its way from the thread that ran it to the next turn
-        self._posted: End | None = None  # what ended another group and is to end this one in the next turn
-        self._leaving: EndKind | None = None
+        self._mail: deque[Callable[[], None]] = deque()  # what other threads want done in a turn
         self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
         self._thread.start()
@@ -141,8 +148,7 @@ class Engine:
 
     def end(self, end: End) -> None:
         """Has the next turn end the group, for all its ranks, because of what ended another. Any thread may call it."""
-        self._posted = self._posted or end
-        self._inbox.wake.set()
+        self._post(partial(self._coordinator.end, end))
 
     @contextmanager
     def watching_peers(self) -> Iterator[None]:
@@ -154,6 +160,10 @@ class Engine:
         finally:
             self._watches.pop()
 
+    def statistics(self) -> Statistics:
+        """What this rank has counted in the group. Any thread may ask, at any time."""
+        return self.observer.statistics(self.planes)
+
     @property
     def ended_by(self) -> End | None:
         """What ended the group, if it has ended."""
@@ -164,8 +174,7 @@ class Engine:
 
         ``kind`` is the end that the others hear of, one of `ORDERLY`. ``deadline`` is on the monotonic clock.
         """
-        self._leaving = kind
-        self._inbox.wake.set()
+        self._post(partial(self._coordinator.leave, kind))
         self._coordinator.has_ended.wait(max(0.0, deadline - time.monotonic()))
         if not self._executor.close(deadline):
             self.planes.abort(ShutDown(self._rank, f"rank {self._rank} shut down while a batch was running"))
@@ -215,26 +224,28 @@ class Engine:
     def _turn(self) -> None:
         with self._turn_lock:
             self._turns += 1
-            had_ended = self._coordinator.has_ended.is_set()
             try:
-                if self._failure is not None:
-                    failure, self._failure = self._failure, None
-                    self._coordinator.batch_failed(failure)
                 self._coordinator.turn()
-                if self._posted is not None:
-                    self._coordinator.end(self._posted)
-                    self._posted = None
-                if self._leaving is not None:
-                    self._coordinator.leave(self._leaving)
+                while self._mail:
+                    self._mail.popleft()()
             except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
                 cause = str(error)
                 if not isinstance(error, ProtocolError):
                     logger.exception("the coordinator failed")
                     cause = f"its coordinator failed: {type(error).__name__}: {error}"
-                if had_ended:
+                if self._ended_in_turn < self._turns:
                     self._is_stopping = True  # not even the end can be told
                 else:
                     self._coordinator.fail(cause)
+
+    def _end_came(self, end: End) -> None:
+        self._ended_in_turn = self._turns
+        self._on_end(end)
+
+    def _post(self, act: Callable[[], None]) -> None:
+        """Has ``act`` done in the next turn, after what has come from other ranks."""
+        self._mail.append(act)
+        self._inbox.wake.set()
 
     def _milliseconds_to_sleep(self, is_alert: bool) -> int | None:
         timer = self._next_timer
@@ -258,8 +269,7 @@ class Engine:
     def _batch_failed(self, error: HvdError) -> None:
         is_leaving = isinstance(error, ShutDown)  # of this rank's own, which the others hear of without it
         if not (is_leaving or self._coordinator.has_ended.is_set()):
-            self._failure = error
-            self._inbox.wake.set()
+            self._post(partial(self._coordinator.batch_failed, error))
 
     # ---- a thread that waits
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from hvdlite.engine.batch import run
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.issued import Issued
+from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
@@ -36,11 +37,13 @@ class Executor:
         self,
         planes: Planes,
         in_flight: InFlight,
+        observer: Observer,
         on_done: Callable[[], None],
         on_failure: Callable[[HvdError], None],
     ) -> None:
         self._planes = planes
         self._in_flight = in_flight
+        self._observer = observer
         self._on_done = on_done
         self._on_failure = on_failure
         self._unfinished: deque[Work] = deque()
@@ -109,6 +112,7 @@ class Executor:
 
     def _run_first(self) -> None:
         work = self._unfinished[0]
+        work.moved_at = time.monotonic()
         completion: Completion | None = None
         error: Exception | None = None
         try:
@@ -119,9 +123,12 @@ class Executor:
         except Exception as raised:  # the edge of a thread: whatever it is, the waiting handles must hear of it
             error = raised
         if completion is not None:
+            self._observer.issued(work)
             self._issued_to(work.entries[0].request.device.kind).put(work, completion)
         elif error is None:
+            self._observer.done(work)
             self._in_flight.finish(work.entries)
+            work.entries = work.rows = ()  # the observer keeps the rest
         else:
             self._finish(work, error)
         self._unfinished.popleft()
@@ -136,7 +143,9 @@ class Executor:
         if raised is not None:
             error = raised if isinstance(raised, HvdError) else _failure(work, raised)
             self._on_failure(error)  # first: whoever wakes may shut down, and the other ranks must hear of it before
+        self._observer.done(work)
         self._in_flight.finish(work.entries, error)
+        work.entries = work.rows = ()
 
 
 def _failure(work: Work, cause: Exception) -> HvdError:

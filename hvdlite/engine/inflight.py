@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -27,14 +28,19 @@ from hvdlite.negotiation.unnamed import Unnamed
 
 
 class InFlight:
-    """Entries by name, the new ones in order of submission, and the error that ended the session, if one did."""
+    """Entries by name, the new ones in order of submission, and the error that ended the session, if one did.
+
+    ``waiters`` are those who wait for a handle, which somebody does without a break since ``waited_since``; after an
+    interrupted wait until its handle is done.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._by_name: dict[str, Entry] = {}
         self._new: list[Entry] = []
         self._behind: list[Sequence[Entry]] = []  # calls to submit once interrupted ones of their names are done
-        self._waiters: dict[Handle, list[Waiter]] = {}
+        self.waiters: dict[Handle, list[Waiter]] = {}
+        self.waited_since = 0.0
         self._is_awake = False  # the coordinator was woken and has not taken the new ones yet
         self._bursts: list[None] = []  # one for each that is open
         self._error: HvdError | None = None
@@ -248,15 +254,15 @@ class InFlight:
                     freed.append(entry.allocate)
                     entry.allocate = None
         freed.clear()
-        if self._waiters:  # looked at after `is_done` was set, while those who come to wait look the other way round
-            for handle in list(self._waiters):  # few: one for each thread
+        if self.waiters:  # looked at after `is_done` was set, while those who come to wait look the other way round
+            for handle in list(self.waiters):  # few: one for each thread
                 if handle.is_done:
                     self._release(handle)
         if self._behind:
             self._wake()
 
     def _release(self, handle: Handle) -> None:
-        for waiter in self._waiters.pop(handle, ()):
+        for waiter in self.waiters.pop(handle, ()):
             waiter.release()
 
     def end(self, error: HvdError) -> None:
@@ -284,7 +290,9 @@ class InFlight:
 
     def watch(self, handle: Handle, waiter: Waiter) -> bool:
         """Has ``waiter`` released when ``handle`` is done; False if it is done already."""
-        self._waiters.setdefault(handle, []).append(waiter)
+        if not self.waiters:
+            self.waited_since = time.monotonic()
+        self.waiters.setdefault(handle, []).append(waiter)
         if handle.is_done:
             self._release(handle)  # whoever finished it may have looked before
             return False
@@ -293,7 +301,7 @@ class InFlight:
     def unwatch(self, entry: Entry) -> None:
         """Takes back each `watch` of ``entry``, if it was not submitted."""
         if not self._has(entry):
-            self._waiters.pop(entry, None)
+            self.waiters.pop(entry, None)
 
     def wait(self, handle: Handle) -> None:
         """Sleeps until ``handle`` is done. Not for the main thread, which must see signals."""

@@ -36,6 +36,7 @@ class Negotiator:
     """The root's state for a group. Feed it with `receive`, take decisions with `cut`.
 
     Ranks count within the group here; ``ranks`` are the numbers that users know them by, for what they read.
+    ``bits_cut`` are the bits of the latest run, those of tensors that are remembered from it on among them.
     """
 
     def __init__(self, ranks: Sequence[int], cache_capacity: int, fusion_threshold: int) -> None:
@@ -52,6 +53,7 @@ class Negotiator:
         self._asked: dict[str, dict[int, Request]] = {}
         self._joined: list[int] = []
         self._runs_cut = 0
+        self.bits_cut = 0
         self._agreed_bits = 0
         self._agreed: list[Agreed] = []
         self._errors: list[Response] = []
@@ -98,6 +100,7 @@ class Negotiator:
         batches = [Batch(0, tuple(self._errors))] if self._errors else []
         batches += fuse(self._agreed_bits, self._definitions, self._agreed, self._threshold)
         run = Run(self._generation, tuple(batches))
+        self.bits_cut = run.bits if self._agreed or self._errors else self._agreed_bits
         self._runs_cut += 1
         self._agreed_bits = 0
         self._agreed = []

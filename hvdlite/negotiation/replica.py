@@ -7,10 +7,12 @@ same batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from hvdlite.negotiation.bits import members, set_of
 from hvdlite.negotiation.cache import Cache
+from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.entry import Entry, of_joined
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Ready, Request, Response, Run
 from hvdlite.negotiation.rows import Rows
@@ -18,11 +20,25 @@ from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import ProtocolError
 
 
-class Work(NamedTuple):
-    """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`)."""
+@dataclass(slots=True, eq=False, repr=False)
+class Work:
+    """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`).
+
+    ``number`` counts from 1, and is the same on all ranks. Those who run it fill in the rest, for
+    `hvdlite.engine.observer.BatchRecord`.
+    """
 
     entries: Sequence[Entry]
     rows: Sequence[Rows]
+    number: int
+    nbytes: int = 0
+    tensors: int = field(init=False)
+    arrival: Arrival | None = field(init=False)
+    told_at: float = field(init=False)
+    agreed_at: float = field(init=False)
+    moved_at: float = field(init=False)
+    done_at: float = field(init=False)
+    waited_s: float = field(init=False)
 
 
 class Mismatched(NamedTuple):
@@ -52,6 +68,7 @@ class Replica:
     def __init__(self, rank: int, in_flight: InFlight) -> None:
         self._rank = rank
         self._in_flight = in_flight
+        self._batches = 0
         self.cache = Cache()
         self.by_bit: dict[int, Entry] = {}
 
@@ -94,7 +111,8 @@ class Replica:
                 entries.append(entry)
                 rows.append(response.rows)
             if entries:
-                works.append(Work(entries, rows))
+                self._batches += 1
+                works.append(Work(entries, rows, self._batches))
         return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:

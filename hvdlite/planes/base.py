@@ -20,7 +20,7 @@ empty. Reading and writing address of one row are equal or do not overlap; rows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,6 +52,11 @@ class DataPlane(ABC):
     size: int
     _error: HvdError | None = None
     """The first failure, or what `abort` was given: every later collective raises it."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What it counts, by name. Any thread may ask, at any time."""
+        return {}
 
     @abstractmethod
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Completion | None:

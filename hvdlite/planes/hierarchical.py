@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -82,6 +83,14 @@ class HierarchicalPlane(DataPlane):
         self._ring = ring
         self._parts = [local, ring] if lane is None else [local, lane, ring]
         self._lock = threading.Lock()  # guards _error: `abort` comes from any thread
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Those of its parts together."""
+        total: Counter[str] = Counter()
+        for part in self._parts:
+            total.update(part.counters)
+        return total
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         with self._failing_for_good():

@@ -163,8 +163,8 @@ HVD_API hvd_status hvd_shm_alltoall(hvd_shm* shm, const hvd_span* sends, const u
                                     const hvd_span* receives, const uint64_t* receive_counts, const uint64_t* matrix);
 HVD_API hvd_status hvd_shm_barrier(hvd_shm* shm);
 
-// The bytes that this rank's collectives have copied so far: into slots, out of them, and from span to span. Not to be
-// called while a collective runs.
+// The bytes that this rank's collectives have copied so far: into slots, out of them, and from span to span. Any
+// thread, at any time.
 HVD_API uint64_t hvd_shm_copied_bytes(const hvd_shm* shm);
 
 // Ends the running and all later calls of this rank with HVD_ABORTED. Any thread.

@@ -54,9 +54,9 @@ class Plane {
   // How collectives copy what tensors hold: into slots, out of them, and from tensor to tensor.
   void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) noexcept {
     std::memcpy(to, from, bytes);
-    copied_bytes_ += bytes;
+    copied_bytes_.store(copied_bytes() + bytes, std::memory_order_relaxed);  // one thread runs collectives
   }
-  uint64_t copied_bytes() const noexcept { return copied_bytes_; }
+  uint64_t copied_bytes() const noexcept { return copied_bytes_.load(std::memory_order_relaxed); }
 
   // A plane that failed once stays failed: its ranks no longer agree on where they are.
   hvd_status record(hvd_status status) noexcept;
@@ -72,7 +72,7 @@ class Plane {
   Arena* arena_ = nullptr;
   std::unique_ptr<int32_t[]> regions_;  // of each rank
   uint64_t next_chunk_ = 0;
-  uint64_t copied_bytes_ = 0;
+  std::atomic<uint64_t> copied_bytes_{0};
   hvd_status failure_ = HVD_OK;
   std::atomic<uint32_t> aborted_{0};
 };

@@ -37,7 +37,7 @@ def test_resets_every_50_ms_change_no_sum(encrypt: bool) -> None:
         mischief.start()
         reduce_until(planes, is_enough)
         mischief.join()
-        wait_until(lambda: min(plane.counters.resumed for plane in planes) >= 3)
+        wait_until(lambda: min(plane.counters["resumed"] for plane in planes) >= 3)
 
 
 @ENCRYPTED
@@ -47,15 +47,15 @@ def test_flipped_bits_change_no_sum(encrypt: bool) -> None:
         is_enough = threading.Event()
 
         def wait_for_damage() -> None:
-            wait_until(lambda: planes[1].counters.corrupt >= 5)
+            wait_until(lambda: planes[1].counters["corrupt"] >= 5)
             is_enough.set()
 
         watcher = threading.Thread(target=wait_for_damage)
         watcher.start()
         reduce_until(planes, is_enough)
         watcher.join()
-        wait_until(lambda: planes[1].counters.resumed >= 5)
-        assert planes[0].counters.corrupt == 0
+        wait_until(lambda: planes[1].counters["resumed"] >= 5)
+        assert planes[0].counters["corrupt"] == 0
 
 
 @ENCRYPTED
@@ -88,7 +88,7 @@ def test_what_a_finished_rank_sent_arrives_over_a_new_connection() -> None:
         meddler.reset()
         planes[1].allgather(streams[1])
         assert array.tolist() == [[1, 2, 3], [1, 2, 3]]
-        wait_until(lambda: planes[0].counters.resumed == 1)
+        wait_until(lambda: planes[0].counters["resumed"] == 1)
 
 
 def test_an_idle_connection_is_made_again() -> None:
@@ -96,7 +96,7 @@ def test_an_idle_connection_is_made_again() -> None:
         for resumed in range(1, 4):
             assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
             meddler.reset()
-            wait_until(lambda least=resumed: min(plane.counters.resumed for plane in planes) >= least)
+            wait_until(lambda least=resumed: min(plane.counters["resumed"] for plane in planes) >= least)
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
 
 
@@ -106,7 +106,7 @@ def test_connections_that_were_replaced_are_closed() -> None:
         for turn in range(10):
             meddler.reset()
             assert thread_ranks(2, lambda rank: allreduce(planes[rank], 10_000)) == [True, True]
-            wait_until(lambda least=turn: min(plane.counters.resumed for plane in planes) > least)
+            wait_until(lambda least=turn: min(plane.counters["resumed"] for plane in planes) > least)
             descriptors = len(os.listdir("/proc/self/fd"))
             before = before or descriptors
             assert descriptors <= before + 4
@@ -154,6 +154,6 @@ def test_who_closes_first_tells_its_left_neighbour_what_it_has_over_another_conn
     with meddled() as (planes, meddler):
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 300_000)) == [True, True]
         meddler.reset()
-        wait_until(lambda: planes[1]._reconnector._acceptor.is_cut_off or planes[1].counters.resumed > 0)  # type: ignore[union-attr]
+        wait_until(lambda: planes[1]._reconnector._acceptor.is_cut_off or planes[1].counters["resumed"] > 0)  # type: ignore[union-attr]
         planes[1].close()
-        wait_until(lambda: planes[0].counters.resumed == 1)
+        wait_until(lambda: planes[0].counters["resumed"] == 1)

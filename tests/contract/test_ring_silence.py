@@ -35,7 +35,7 @@ def test_a_connection_that_carries_nothing_any_more_is_replaced(end: str, connec
         drop(f"tcp {end} {caller}")  # what one side sends, for good
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 100_000)) == [True, True]
         assert time.monotonic() - begun > 2.0
-        wait_until(lambda: [plane.counters.resumed for plane in planes] == [1, 1])
+        wait_until(lambda: [plane.counters["resumed"] for plane in planes] == [1, 1])
 
 
 @in_private_network
@@ -68,4 +68,4 @@ def test_a_neighbour_that_takes_nothing_for_a_while_is_not_taken_for_a_silent_on
             return allreduce(planes[rank], 8 << 20)
 
         assert thread_ranks(2, work) == [True, True]
-        assert [plane.counters.resumed for plane in planes] == [0, 0]
+        assert [plane.counters["resumed"] for plane in planes] == [0, 0]

@@ -49,10 +49,10 @@ def test_a_batch_is_copied_through_the_slots_and_nowhere_else(size: int) -> None
     def work(plane: DataPlane) -> tuple[int, int]:
         assert isinstance(plane, ShmPlane)
         tensors = [np.ones(9_999 + index, np.float32) for index in range(50)]
-        before = plane.copied_bytes
+        before = plane.counters["copied_bytes"]
         plane.allreduce(spans_of(*((tensor, tensor) for tensor in tensors)), DType.FLOAT32, Sum, 1.0, 1.0)
         assert all((tensor == size).all() for tensor in tensors)
-        return sum(tensor.nbytes for tensor in tensors), plane.copied_bytes - before
+        return sum(tensor.nbytes for tensor in tensors), plane.counters["copied_bytes"] - before
 
     with PLANE.open(size, PATIENCE_S) as planes:
         nbytes, copied = zip(*Group(PLANE, planes).run(work), strict=True)

@@ -59,11 +59,11 @@ def _called_again(folder: str) -> dict[str, list[float]]:
     """Rank 0 is interrupted in each call, which rank 1 makes only then, and makes it again."""
     hvd.init()
     signal.signal(signal.SIGUSR1, _raise)
-    engine = current().everyone.engine
+    group = current().everyone
     results = {}
 
     def interrupt() -> None:
-        while not engine._in_flight:
+        while not group.statistics().in_flight:
             os.sched_yield()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 

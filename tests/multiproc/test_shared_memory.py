@@ -41,7 +41,7 @@ def _ones(count: int) -> npt.NDArray[Any]:
 
 
 def _copied_bytes(process_set: hvd.ProcessSet = hvd.global_process_set) -> int:
-    return session.current().group_of(process_set).engine._plane.copied_bytes  # type: ignore[attr-defined,no-any-return]
+    return session.current().group_of(process_set).statistics().counters["copied_bytes"]
 
 
 def _reduce_arrays_and_views() -> tuple[int, list[float]]:

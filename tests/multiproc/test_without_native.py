@@ -87,7 +87,7 @@ def _collectives(lacking: tuple[int, ...], hosts: str) -> dict[str, str]:
                 np.testing.assert_array_equal(
                     hvd.allreduce(np.full(9, rank), op=hvd.Sum, process_set=members), sum(ranks)
                 )
-                planes[" ".join(map(str, ranks))] = current().group_of(members).engine._plane.name
+                planes[" ".join(map(str, ranks))] = current().group_of(members).statistics().planes["cpu"]
     for _ in range(rank + 1):
         hvd.allreduce(np.ones(3), op=hvd.Sum, name="until joined")
     assert hvd.join() == size - 1

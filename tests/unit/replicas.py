@@ -47,6 +47,7 @@ class Leaf:
         self.in_flight = InFlight()
         self.replica = Replica(rank, self.in_flight)
         self.ran: list[tuple[str, ...]] = []
+        self.batches = 0
         self.errors: dict[str, str] = {}
         self.last_rows: tuple[int, ...] = ()
         self.up: deque[bytes] = deque()
@@ -65,11 +66,13 @@ class Leaf:
         for entry, reason in mismatches:
             self._finish(entry)
             self.errors[entry.name] = reason
-        for entries, rows in works:
-            for entry in entries:
+        for work in works:
+            for entry in work.entries:
                 self._finish(entry)
-            self.ran.append(tuple(entry.name for entry in entries))
-            self.last_rows = rows[-1]
+            self.ran.append(tuple(entry.name for entry in work.entries))
+            self.last_rows = work.rows[-1]
+            self.batches += 1
+            assert work.number == self.batches
 
     def _finish(self, entry: Entry) -> None:
         if self.in_flight.get(entry.name) is entry:  # or it stands in for what this rank did not submit

@@ -46,7 +46,7 @@ def test_messages_go_up_with_their_sender_and_down_to_all(links: list[ControlLin
     root, *leaves = links
     for rank, leaf in enumerate(leaves, 1):
         leaf.send(Ready(0, rank, ()))
-    assert {next_from(root) for _ in leaves} == {(1, Ready(0, 1, ())), (2, Ready(0, 2, ()))}
+    assert dict(next_from(root) for _ in leaves) == {1: Ready(0, 1, ()), 2: Ready(0, 2, ())}
     root.send(LEFT)
     assert [next_from(leaf) for leaf in leaves] == [(0, LEFT), (0, LEFT)]
 

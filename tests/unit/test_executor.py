@@ -6,6 +6,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_a_batch_that_a_driver_leaves_behind_is_run_although_the_end_has_come(mo
     monkeypatch.setattr(executor, "run", lambda work, _: ran.append(work.entries[0].name))
     plane: Any = SimpleNamespace()
     in_flight: Any = SimpleNamespace(finish=finish)
-    executed = Executor(plane, in_flight, lambda: None, lambda error: None)
+    executed = Executor(plane, in_flight, Mock(), lambda: None, lambda error: None)
     executed.put(of_first := work("first"))
     (first,) = of_first.entries
     assert executed.run_here(until=first)
@@ -64,7 +65,9 @@ class _Device:
         monkeypatch.setattr(executor, "run", lambda work, _: self if work.entries[0].name == "issued" else None)
         in_flight: Any = SimpleNamespace(finish=self._finish)
         planes: Any = {}
-        self.executor = Executor(planes, in_flight, lambda: None, lambda error: self.failures.append(str(error)))
+        self.executor = Executor(
+            planes, in_flight, Mock(), lambda: None, lambda error: self.failures.append(str(error))
+        )
 
     def wait(self) -> None:
         self.may_end.wait(PATIENCE_S)
@@ -73,7 +76,7 @@ class _Device:
 
     def put(self, name: str, kind: Kind = Kind.ALLREDUCE) -> Entry:
         entry = Entry(request(name, kind=kind, device=Device("toy")), None)
-        self.executor.put(Work((entry,), ((),)))
+        self.executor.put(Work((entry,), ((),), 1))
         return entry
 
     def _finish(self, entries: Any, error: Any = None) -> None:

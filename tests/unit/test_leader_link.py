@@ -52,9 +52,9 @@ def tree() -> Iterator[Tree]:
 
 
 def _coordinator(link: LeaderLink, plane: Mock) -> Coordinator:
-    in_flight, executor = Mock(), Mock()
+    in_flight, executor, observer = Mock(), Mock(), Mock()
     in_flight.take_new.return_value = in_flight.all.return_value = executor.entries.return_value = []
-    return Coordinator(member(1, "abb"), Settings(), link, plane, in_flight, executor, on_end=Mock())
+    return Coordinator(member(1, "abb"), Settings(), link, plane, in_flight, executor, observer, on_end=Mock())
 
 
 def test_a_member_that_leaves_is_not_lost_although_the_root_is_gone_before_it(tree: Tree) -> None:

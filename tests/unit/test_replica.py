@@ -48,7 +48,7 @@ def test_what_has_no_name_gets_one_on_its_way_up_unless_that_is_in_flight() -> N
     unnamed = [request(Unnamed(partial(str, name)), cacheable=False) for name in ("free", "taken")]
     assert rank.submit(request("taken"), *unnamed) == Ready(0, 0, (request("taken"), request("free", cacheable=False)))
     works, _ = rank.replica.apply(Run(0, (Batch(0, (Response("free", "", (), -1),)),)))
-    assert works == [([rank.entries["free"]], [()])]
+    assert [(work.entries, work.rows, work.number) for work in works] == [([rank.entries["free"]], [()], 1)]
 
 
 def test_a_batch_has_the_remembered_tensors_by_their_bits_and_then_the_new_ones() -> None:

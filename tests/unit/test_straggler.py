@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.observer import Observer
 from hvdlite.negotiation.delays.straggler import StragglerWatch
-from hvdlite.negotiation.messages import Batch, Response, Run
 
 GRADIENT, BARRIER = 0b01, 0b10
 STEP_S = 0.15  # of computing, on every rank
@@ -21,11 +22,8 @@ class Job:
         self.size = size
         self.now = 100.0
         self.warnings: list[str] = []
-        self.watch = StragglerWatch(
-            range(10, 10 + size),
-            ["a"] * leader + ["b"] * on_b,
-            [*range(leader), *[leader] * on_b],
-        )
+        self.observer = Observer(InFlight(lambda: None), [*range(leader), *[leader] * on_b])
+        self.watch = StragglerWatch(range(10, 10 + size), ["a"] * leader + ["b"] * on_b)
 
     def step(self, late_s: dict[int, float], length_s: float = STEP_S) -> None:
         """Computing, a gradient for which some ranks are late, and a barrier."""
@@ -38,10 +36,14 @@ class Job:
         began, order = self.now, sorted(range(self.size), key=lambda rank: late_s.get(rank, 0.0))
         for rank in order:
             self.now = began + late_s.get(rank, 0.0)
-            self.watch.heard(rank, rank == order[-1], self.now)
-        batch = Batch(bits, ()) if bits else Batch(0, (Response("allreduce.noname.7", "", (), -1),))
-        if warning := self.watch.ran(Run(generation, (batch,)), self.now):
+            self.observer.heard(rank, rank == order[-1], self.now)
+        self.decide(bits, generation)
+
+    def decide(self, bits: int, generation: int = 0) -> None:
+        """The root lets them run."""
+        if warning := self.watch.ran(generation, bits, self.observer.arrival, self.now):
             self.warnings.append(warning)
+        self.observer.arrival = None
 
 
 def test_a_straggler_is_named_after_20_steps_and_again_when_they_are_twice_as_many() -> None:
@@ -75,10 +77,9 @@ def test_a_wait_while_others_go_on_is_counted_from_the_last_that_they_said() -> 
     job = Job(2)
     for _ in range(22):
         for moment, rank, was_last in [(0.0, 0, False), (0.1, 0, False), (0.12, 1, True), (0.2, 1, True)]:
-            job.watch.heard(rank, was_last, job.now + moment)
+            job.observer.heard(rank, was_last, job.now + moment)
         job.now += 0.2
-        if warning := job.watch.ran(Run(0, (Batch(GRADIENT, ()),)), job.now):
-            job.warnings.append(warning)
+        job.decide(GRADIENT)
     assert len(job.warnings) == 1
     assert "100 ms on average, 50% of the time" in job.warnings[0]
 

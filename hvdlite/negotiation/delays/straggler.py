@@ -14,7 +14,7 @@ k)``. A rank is named when that is below one in half a million, where a wait for
 when it was the last in half of 20 steps or more. (A rank that has too little of a processor is not late in every step:
 some of its pauses fall into a batch.) So a rank that is late now and then, as one that writes checkpoints is, is not.
 
-The news of another host come through its leader; for its ranks, the others are those of other hosts.
+The observer of the group measures the waits (`hvdlite.engine.observer`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdlite.negotiation.messages import Run
+from hvdlite.negotiation.delays.arrival import Arrival
 
 _MIN_STEPS = 20
 _MIN_BITS = 19  # of evidence: -log2 of the chance
@@ -59,18 +59,14 @@ class _Suspect:
 
 
 class StragglerWatch:
-    """The root's for a group. Feed it with `heard` and `ran`, with the time on a clock that never goes back.
+    """The root's for a group. Feed it with each decision, with the time on a clock that never goes back.
 
     Ranks count within the group; ``ranks`` are their numbers for what users read, and ``hosts`` their hosts' names.
-    ``leader_of`` has for each rank the one through which its news come. Costs nothing for each tensor.
     """
 
-    def __init__(self, ranks: Sequence[int], hosts: Sequence[str], leader_of: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], hosts: Sequence[str]) -> None:
         self._ranks = ranks
         self._hosts = hosts
-        self._leader_of = leader_of
-        self._leader = -1
-        self._heard_at = self._others_heard_at = math.inf
         self._waited_s = 0.0  # the longest wait of this step, and the rank that caused it
         self._last = -1
         self._began = -math.inf
@@ -81,22 +77,13 @@ class StragglerWatch:
         self._named: int | None = None  # the latest warning's rank, and how often it was the last
         self._named_times = 0
 
-    def heard(self, rank: int, was_last: bool, now: float) -> None:
-        """News of ``rank`` came, and with them the last submission of something that all other ranks had submitted."""
-        leader = self._leader_of[rank]
-        if leader != self._leader:
-            self._leader = leader
-            self._others_heard_at = self._heard_at
-        self._heard_at = now
-        if was_last and now - self._others_heard_at > self._waited_s:
-            self._waited_s = now - self._others_heard_at
-            self._last = rank
-
-    def ran(self, run: Run, now: float) -> str:
-        """The root let ``run`` run. Returns what to warn of, or an empty text."""
-        bits = run.bits
-        if run.generation != self._generation:
-            self._generation = run.generation
+    def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> str:
+        """The root lets ``bits`` of ``generation`` run. Returns what to warn of, or an empty text."""
+        if arrival is not None and arrival.late_s > self._waited_s:
+            self._waited_s = arrival.late_s
+            self._last = arrival.last_rank
+        if generation != self._generation:
+            self._generation = generation
             self._ran = 0
         elif (bits & self._ran or not bits) and now - self._began >= (_MIN_STEP_S if bits else _NAMELESS_STEP_S):
             self._ran = bits

@@ -16,8 +16,8 @@ import errno
 import importlib
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +37,6 @@ _NO_LIBCRYPTO: Final = (
     "tensors cannot be encrypted: this Python has no OpenSSL 1.1 or newer in a shared library, which its module "
     "_hashlib uses on most systems; use another Python on all hosts, or leave out --encrypt-data (HVDLITE_ENCRYPT_DATA)"
 )
-
-
-class Counters(NamedTuple):
-    """Counts connections that replaced one that ended, and damaged frames that arrived."""
-
-    resumed: int
-    corrupt: int
 
 
 class RingPlane(NeighbourPlane):
@@ -130,11 +123,12 @@ class RingPlane(NeighbourPlane):
             raise self._error or failure from None
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> Mapping[str, int]:
+        """Connections that took the place of one that ended, and damaged frames that came."""
         with self._lock:
             if self._reconnector is None or self._ring is None:
-                return Counters(0, 0)
-            return Counters(self._reconnector.resumed, self._reconnector.corrupt)
+                return {"resumed": 0, "corrupt": 0}
+            return {"resumed": self._reconnector.resumed, "corrupt": self._reconnector.corrupt}
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         reduction = native.Reduction(int(dtype), op, prescale, postscale)

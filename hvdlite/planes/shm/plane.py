@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -168,9 +168,11 @@ class ShmPlane(HostPlane):
         self._check(self._library.hvd_shm_barrier(self._usable_handle("barrier")), "barrier")
 
     @property
-    def copied_bytes(self) -> int:
-        """The bytes that this rank's collectives have copied so far. No collective may be running."""
-        return int(self._library.hvd_shm_copied_bytes(self._usable_handle("copied_bytes")))
+    def counters(self) -> Mapping[str, int]:
+        """What this rank's collectives have copied so far, through the slots and between spans."""
+        with self._handle_lock:
+            is_ours = self._handle is not None and os.getpid() == self._owner_pid
+            return {"copied_bytes": self._library.hvd_shm_copied_bytes(self._handle) if is_ours else 0}
 
     def abort(self, error: HvdError) -> None:
         with self._handle_lock:

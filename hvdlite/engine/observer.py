@@ -1,0 +1,193 @@
+"""What happened to the latest batches of a group on this rank: a record of a fixed size for each.
+
+The `Work` of a batch exists anyway, and is the record: a turn and the executor write the times into it on their way.
+It is published when it is done, and not changed again but for letting go of its entries. So a reader in any thread
+needs no lock and sees complete records only, and what it has missed it knows by their numbers, which are the same on
+all ranks. Rank 0 also knows when the news of each rank came, since all submit to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from itertools import cycle
+from time import monotonic
+from typing import Final, NamedTuple
+
+from hvdlite.engine.inflight import InFlight
+from hvdlite.log import logger
+from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
+from hvdlite.negotiation.replica import Work
+from hvdlite.planes.base import Planes
+
+CAPACITY: Final = 512  # records
+_UNFINISHED: Final = 8  # decisions of the root whose batches are not done: it makes none while two batches are not
+
+
+class BatchRecord(NamedTuple):
+    """One batch that is done, ``number`` from 1. Times are in seconds on this rank's monotonic clock.
+
+    The arrivals (see `Arrival`) are known on rank 0; elsewhere both ranks are UNKNOWN. This rank told at ``told_at``
+    what it had submitted, knew at ``agreed_at`` that the batch would run, and moved its bytes from ``moved_at`` to
+    ``done_at``. ``waited_s`` is for how long of the time since the batch before was done some thread did nothing but
+    wait for the group: what the batch cost the program. ``nbytes`` are those that this rank submitted.
+    """
+
+    number: int
+    tensors: int
+    nbytes: int
+    first_rank: int
+    first_at: float
+    last_rank: int
+    last_at: float
+    late_s: float
+    told_at: float
+    agreed_at: float
+    moved_at: float
+    done_at: float
+    waited_s: float
+
+
+class Statistics(NamedTuple):
+    """One group on this rank, since it was connected.
+
+    The bytes of ``batches``, which are done or have failed, moved for ``moved_s`` in all, and the program waited for
+    ``waited_s``. ``in_flight`` tensors are submitted and not done. ``planes`` has the name of the data plane for each
+    kind of device, and ``counters`` what all of them count.
+    """
+
+    planes: Mapping[str, str]
+    batches: int
+    moved_s: float
+    waited_s: float
+    in_flight: int
+    counters: Mapping[str, int]
+
+
+Subscriber = Callable[[Work], None]
+"""Hears of each batch when it is done, in the thread that ran it, before those who wait for it do. Must not wait."""
+
+
+class Observer:
+    """The observer of one group on this rank.
+
+    A turn keeps ``told_at``, when this rank last told what it had submitted, and reads ``arrival``, which is of what is
+    decided next, or None while nothing of that is known. ``leader_of`` has for each rank the one through which its news
+    come.
+    """
+
+    def __init__(self, in_flight: InFlight, leader_of: Sequence[int]) -> None:
+        self.told_at = 0.0
+        self._leader_of = leader_of
+        self._leader = UNKNOWN
+        self._heard_at = self._others_heard_at = math.inf
+        self._following = cycle([Arrival() for _ in range(CAPACITY + _UNFINISHED)]).__next__
+        self.arrival: Arrival | None = None
+        self._in_flight = in_flight
+        self._latest: deque[Work] = deque(maxlen=CAPACITY)
+        self._publish = self._latest.append
+        self._batches = 0
+        self._moved_s = self._waited_s = self._done_at = 0.0
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def heard(self, rank: int, was_last: bool, now: float) -> None:
+        """On rank 0: news of ``rank`` came, and if ``was_last``, completed what all other ranks had submitted."""
+        leader = self._leader_of[rank]
+        if leader != self._leader:
+            self._leader = leader
+            self._others_heard_at = self._heard_at
+        self._heard_at = now
+        arrival = self.arrival
+        if arrival is None:
+            arrival = self._following()
+            arrival.first_rank = rank
+            arrival.first_at = now
+            arrival.last_rank = UNKNOWN
+            arrival.late_s = 0.0
+            self.arrival = arrival
+        if was_last:
+            late_s = now - self._others_heard_at
+            if arrival.last_rank < 0 or late_s > arrival.late_s:
+                arrival.last_rank = rank
+                arrival.last_at = now
+                arrival.late_s = late_s if late_s > 0 else 0.0
+
+    def issued(self, work: Work) -> None:
+        """A device works on ``work`` by itself, perhaps while many others are decided."""
+        work.arrival = copy(work.arrival)
+
+    def done(self, work: Work) -> None:
+        """``work`` ran, or failed. For the threads that finish entries, before they do.
+
+        Two may meet here where there are devices; a statement without a call is not interrupted, so no sum misses one.
+        """
+        work.done_at = now = monotonic()
+        waited_s = 0.0
+        if self._in_flight.waiters:
+            since = self._in_flight.waited_since
+            waited_s = now - (since if since > self._done_at else self._done_at)
+            self._waited_s += waited_s
+        work.waited_s = waited_s
+        work.tensors = len(work.entries)
+        self._done_at = now
+        self._batches += 1
+        self._moved_s += now - work.moved_at
+        self._publish(work)
+        if self._subscribers:
+            self._tell(work)
+
+    def _tell(self, work: Work) -> None:
+        for subscriber in self._subscribers:
+            try:
+                subscriber(work)
+            except Exception:
+                logger.exception("a subscriber to the batches of a group failed and hears of no more")
+                self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+
+    # ---- for any thread
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Has ``subscriber`` hear of each batch from now on, until it raises."""
+        self._subscribers += (subscriber,)
+
+    def latest(self, after: int = 0) -> list[BatchRecord]:
+        """The records with larger numbers than ``after`` that are still there, in the order in which they were done."""
+        return [_record(work) for work in self._latest.copy() if work.number > after]
+
+    def statistics(self, planes: Planes) -> Statistics:
+        """The numbers so far, each of which is right at some moment of the call."""
+        counters: Counter[str] = Counter()
+        for plane in planes.values():
+            counters.update(plane.counters)
+        return Statistics(
+            {kind: plane.name for kind, plane in planes.items()},
+            self._batches,
+            self._moved_s,
+            self._waited_s,
+            len(self._in_flight.all()),
+            counters,
+        )
+
+
+_NOT_KNOWN: Final = Arrival()
+
+
+def _record(work: Work) -> BatchRecord:
+    arrival = work.arrival or _NOT_KNOWN
+    return BatchRecord(
+        work.number,
+        work.tensors,
+        work.nbytes,
+        arrival.first_rank,
+        arrival.first_at,
+        arrival.last_rank,
+        arrival.last_at,
+        arrival.late_s,
+        work.told_at,
+        work.agreed_at,
+        work.moved_at,
+        work.done_at,
+        work.waited_s,
+    )

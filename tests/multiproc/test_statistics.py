@@ -1,0 +1,124 @@
+"""What real ranks read of their groups: the same batches on all of them, and on rank 0 who came last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite.engine.observer import BatchRecord, Observer, Statistics
+from hvdlite.negotiation.delays.arrival import UNKNOWN
+from hvdlite.session import current
+from tests.harness import process_ranks
+
+_COUNTED = (10, 11, 12)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        threading.Event().wait(0.001)
+
+
+def _until_heard(observer: Observer, rank: int) -> None:
+    """Returns when rank 0, which is this one, has heard of ``rank`` for what it decides next."""
+    _until(lambda: (arrival := observer.arrival) is not None and arrival.first_rank == rank)
+
+
+def _take_turns(folder: str) -> tuple[list[BatchRecord], list[BatchRecord]]:
+    """In some batches rank 0 waits until it has heard of rank 1, and in others rank 1 until rank 0 has of itself."""
+    hvd.init()
+    rank, array, observer = hvd.rank(), np.ones(1000, np.float32), current().everyone.engine.observer
+    hvd.allreduce_(array, name="x")
+    begin = observer.latest()[-1].number
+    for _ in range(3):
+        if rank == 0:
+            _until_heard(observer, 1)
+        hvd.allreduce_(array, name="x")
+    middle = observer.latest()[-1].number
+    for step in range(3):
+        heard = Path(folder, str(step))
+        if rank == 0:
+            handle = hvd.allreduce_async_(array, name="x")
+            _until_heard(observer, 0)
+            heard.touch()
+            hvd.synchronize(handle)
+        else:
+            _until(heard.exists)
+            hvd.allreduce_(array, name="x")
+    records = observer.latest(after=begin)
+    hvd.shutdown()
+    return records[: middle - begin], records[middle - begin :]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_rank_0_knows_who_came_last_and_all_ranks_number_batches_alike(hosts: str, tmp_path: Path) -> None:
+    environ = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
+    root, other = (
+        outcome.result() for outcome in process_ranks(2, _take_turns, str(tmp_path), environ_by_rank=environ)
+    )
+    for last, (of_root, of_other) in enumerate(zip(root, other, strict=True)):
+        assert len(of_root) == 3
+        assert [record.number for record in of_root] == [record.number for record in of_other]
+        for record in of_root:
+            assert (record.first_rank, record.last_rank) == (1 - last, last)
+            assert record.late_s == record.last_at - record.first_at > 0
+            assert record.first_at < record.last_at <= record.agreed_at
+        for record in of_other:
+            assert (record.first_rank, record.last_rank, record.late_s) == (UNKNOWN, UNKNOWN, 0.0)
+        for record in of_root + of_other:
+            assert (record.tensors, record.nbytes) == (1, 4000)
+            assert record.told_at <= record.agreed_at <= record.moved_at < record.done_at
+            assert record.waited_s >= 0
+
+
+def _count() -> tuple[Statistics, Statistics, Statistics, list[BatchRecord], list[float], list[float]]:
+    members = hvd.ProcessSet([0, 1])
+    hvd.init(process_sets=[members])
+    group = current().everyone
+    hvd.barrier()
+    before = group.statistics()
+    arrays = [np.ones(count, np.float64) for count in _COUNTED]
+    handles = [hvd.allreduce_async_(array, name=str(number)) for number, array in enumerate(arrays)]
+    for handle in handles:
+        hvd.synchronize(handle)
+    after, records = group.statistics(), group.engine.observer.latest(after=before.batches)
+    number = group.engine.observer.latest()[-1].number
+    for _ in range(20):
+        hvd.allreduce_(arrays[0], name="waited for")
+    waited = [record.waited_s for record in group.engine.observer.latest(after=number)]
+    number += len(waited)
+    for _ in range(3):
+        handle = hvd.allreduce_async_(arrays[0], name="polled")
+        while not hvd.poll(handle):  # nobody waits for it
+            threading.Event().wait(0.001)
+        hvd.synchronize(handle)
+    polled = [record.waited_s for record in group.engine.observer.latest(after=number)]
+    if members.included():
+        hvd.allreduce_(arrays[2], name="in the set", process_set=members)
+        of_set = current().group_of(members).statistics()
+    else:
+        of_set = before
+    hvd.barrier()
+    hvd.shutdown()
+    return before, after, of_set, records, waited, polled
+
+
+def test_statistics_are_those_of_one_group() -> None:
+    for rank, outcome in enumerate(process_ranks(3, _count)):
+        before, after, of_set, records, waited, polled = outcome.result()
+        assert 1 <= after.batches - before.batches == len(records) <= len(_COUNTED)
+        assert sum(record.tensors for record in records) == len(_COUNTED)
+        assert sum(record.nbytes for record in records) == 8 * sum(_COUNTED)
+        assert after.in_flight == before.in_flight == 0
+        assert after.moved_s > before.moved_s
+        assert after.planes == {"cpu": "shm"}
+        assert after.counters["copied_bytes"] > before.counters["copied_bytes"]
+        assert len(waited) == 20
+        assert any(waited)  # not all, as a batch may be done before its caller gets to wait
+        assert polled == [0.0] * 3
+        if rank < 2:
+            assert of_set.batches == 1

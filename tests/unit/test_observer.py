@@ -1,0 +1,262 @@
+"""What the observer of a group makes of news, decisions and batches, with times that the test chooses."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from hvdlite.engine import observer as module
+from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.observer import CAPACITY, BatchRecord, Observer
+from hvdlite.negotiation.delays.arrival import UNKNOWN
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.replica import Work
+from hvdlite.planes.base import Planes
+from hvdlite.planes.local import LocalPlane
+from hvdlite.tensors.dtypes import DType, Sum
+
+
+class Job:
+    """Rank 0 of a group, whose clock the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, leader_of: tuple[int, ...] = (0, 1, 2)) -> None:
+        self.now = 100.0
+        self.in_flight = InFlight(lambda: None)
+        self.observer = Observer(self.in_flight, leader_of)
+        self._numbers = count(1)
+        monkeypatch.setattr(module, "monotonic", lambda: self.now)
+
+    def hear(self, rank: int, at: float, was_last: bool = False) -> None:
+        self.observer.heard(rank, was_last, at)
+
+    def decide(self, *tensors: int) -> list[Work]:
+        """A decision about batches of so many tensors."""
+        works = [Work([_entry() for _ in range(each)], [()] * each, next(self._numbers)) for each in tensors]
+        for work in works:
+            work.arrival, work.told_at, work.agreed_at = self.observer.arrival, self.observer.told_at, self.now
+        self.observer.arrival = None
+        return works
+
+    def run(self, work: Work, moved_s: float = 1.0) -> None:
+        work.moved_at = self.now
+        work.nbytes = sum(entry.nbytes for entry in work.entries)
+        self.now += moved_s
+        self.observer.done(work)
+        work.entries = work.rows = ()
+
+    def latest(self) -> BatchRecord:
+        return self.observer.latest()[-1]
+
+
+def _entry() -> Entry:
+    return Entry(Request("x", Kind.ALLREDUCE, DType.FLOAT32, (3,), Sum, 1.0, 1.0, 0, True), None, nbytes=12)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(monkeypatch)
+
+
+def test_a_record_says_who_was_first_and_last_and_by_how_much(job: Job) -> None:
+    job.hear(2, 50.0)
+    job.hear(0, 51.0)
+    job.hear(1, 53.0, was_last=True)
+    job.observer.told_at = 51.0
+    (work,) = job.decide(2)
+    job.run(work)
+    assert job.latest() == BatchRecord(1, 2, 24, 2, 50.0, 1, 53.0, 2.0, 51.0, 100.0, 100.0, 101.0, 0.0)
+
+
+def test_the_last_is_for_whom_the_others_waited_longest(job: Job) -> None:
+    job.hear(0, 50.0)
+    job.hear(1, 55.0, was_last=True)
+    job.hear(0, 55.5, was_last=True)
+    (work,) = job.decide(1)
+    job.run(work)
+    assert (job.latest().last_rank, job.latest().last_at, job.latest().late_s) == (1, 55.0, 5.0)
+
+
+def test_while_others_go_on_nobody_waits(job: Job) -> None:
+    job.hear(0, 50.0)
+    job.hear(0, 54.0)
+    job.hear(1, 55.0, was_last=True)
+    (work,) = job.decide(1)
+    job.run(work)
+    assert (job.latest().first_at, job.latest().late_s) == (50.0, 1.0)
+
+
+def test_for_ranks_of_another_host_the_others_are_those_of_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, leader_of=(0, 1, 1))
+    job.hear(0, 50.0)
+    job.hear(1, 54.0)
+    job.hear(2, 54.0, was_last=True)
+    (work,) = job.decide(1)
+    job.run(work)
+    assert (job.latest().last_rank, job.latest().late_s) == (2, 4.0)
+
+
+def test_alone_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, leader_of=(0,))
+    for at in (50.0, 60.0):
+        job.hear(0, at, was_last=True)
+        (work,) = job.decide(1)
+        job.run(work)
+        assert (job.latest().first_rank, job.latest().last_rank, job.latest().late_s) == (0, 0, 0.0)
+
+
+def test_news_are_of_one_decision_only(job: Job) -> None:
+    """A decision of two batches, one of errors, and one of which nobody was the last."""
+    job.hear(0, 50.0)
+    job.hear(1, 55.0, was_last=True)
+    for work in job.decide(1, 1):
+        job.run(work)
+    job.hear(2, 60.0)
+    job.hear(0, 61.0, was_last=True)
+    job.decide()
+    job.hear(1, 70.0)
+    (work,) = job.decide(1)
+    job.run(work)
+    records = job.observer.latest()
+    assert [(record.first_rank, record.last_rank, record.late_s) for record in records] == [
+        (0, 1, 5.0),
+        (0, 1, 5.0),
+        (1, UNKNOWN, 0.0),
+    ]
+    assert records[-1].first_at == 70.0
+
+
+def test_what_a_batch_cost_is_how_long_somebody_waited_since_the_one_before(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = job.decide(1, 1, 1, 1)
+    monkeypatch.setattr("time.monotonic", lambda: job.now)
+    job.run(works[0])
+    job.now += 3.0
+    handle = _entry()
+    assert job.in_flight.watch(handle, threading.Lock())
+    job.now += 2.0
+    job.run(works[1], moved_s=1.0)  # somebody has waited for 3 s
+    job.run(works[2], moved_s=4.0)  # and still does
+    job.in_flight.waiters.clear()
+    job.run(works[3], moved_s=8.0)
+    assert [record.waited_s for record in job.observer.latest()] == [0.0, 3.0, 4.0, 0.0]
+    statistics = job.observer.statistics(Planes(cpu=LocalPlane()))
+    assert (statistics.waited_s, statistics.moved_s) == (7.0, 14.0)
+
+
+def test_statistics_are_of_every_batch_also_when_one_decision_has_more_than_there_are_records(job: Job) -> None:
+    told: list[int] = []
+    job.observer.subscribe(lambda work: told.append(work.number))
+    works = job.decide(*[2] * (3 * CAPACITY))
+    for work in works:
+        job.run(work)
+    statistics = job.observer.statistics(Planes(cpu=LocalPlane()))
+    assert (statistics.planes, statistics.batches, statistics.moved_s) == (
+        {"cpu": "local"},
+        3 * CAPACITY,
+        3.0 * CAPACITY,
+    )
+    assert told == [*range(1, 3 * CAPACITY + 1)]
+    assert [record.number for record in job.observer.latest()] == told[-CAPACITY:]
+    assert [record.number for record in job.observer.latest(after=told[-3])] == told[-2:]
+
+
+def test_a_record_keeps_its_arrivals_as_long_as_it_is_there(job: Job) -> None:
+    for rank in range(2 * CAPACITY):
+        job.hear(rank % 3, float(rank), was_last=True)
+        (work,) = job.decide(1)
+        job.run(work)
+        assert all(
+            record.first_at == record.last_at == record.number - 1 for record in job.observer.latest()[:: CAPACITY // 2]
+        )
+
+
+def test_what_a_device_works_on_keeps_its_arrivals_while_others_are_decided(job: Job) -> None:
+    job.hear(2, 50.0, was_last=True)
+    (given,) = job.decide(1)
+    job.observer.issued(given)
+    for _ in range(2 * CAPACITY):
+        job.hear(0, 60.0, was_last=True)
+        (work,) = job.decide(1)
+        job.run(work)
+    job.run(given)
+    assert (job.latest().number, job.latest().first_rank, job.latest().last_at) == (1, 2, 50.0)
+
+
+def test_a_subscriber_that_fails_hears_of_no_more(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    told: dict[str, list[int]] = {"fails": [], "stays": []}
+
+    def subscriber(name: str) -> Callable[[Work], None]:
+        def hear(work: Work) -> None:
+            told[name].append(len(work.entries))
+            if name == "fails":
+                raise RuntimeError("disk full")
+
+        return hear
+
+    for name in told:
+        job.observer.subscribe(subscriber(name))
+    for work in job.decide(3, 4):
+        job.run(work)
+    assert told == {"fails": [3], "stays": [3, 4]}
+    assert len(job.observer.latest()) == 2
+
+
+def test_batches_leave_no_objects_behind(job: Job) -> None:
+    """Once there are all records: neither what a batch was of, nor anything beside its record."""
+    entries = [_entry()]
+
+    def run_some(batches: int) -> None:
+        for number in range(batches):
+            work = Work(entries, [()], number)
+            job.hear(0, job.now, was_last=True)
+            work.arrival, work.told_at, work.agreed_at = job.observer.arrival, job.now, job.now
+            job.observer.arrival = None
+            job.run(work)
+
+    run_some(2 * CAPACITY)
+    gc.collect()
+    before = len(gc.get_objects()), sys.getallocatedblocks()
+    run_some(CAPACITY)
+    gc.collect()
+    after = len(gc.get_objects()), sys.getallocatedblocks()
+    assert after[0] <= before[0]
+    assert after[1] - before[1] < CAPACITY // 4
+    assert sys.getrefcount(entries) == 2  # that of this function, and of the question
+
+
+def test_readers_need_no_lock(job: Job) -> None:
+    """While batches run in one thread, others find complete records with numbers without a gap."""
+    is_over = threading.Event()
+    found: list[Any] = []
+
+    def read() -> None:
+        while not is_over.is_set():
+            records = job.observer.latest()
+            numbers = [record.number for record in records]
+            is_whole = all(record.done_at == record.moved_at + 1.0 and record.nbytes == 12 for record in records)
+            if not is_whole or (numbers and numbers != [*range(numbers[0], numbers[-1] + 1)]):
+                found.append(records)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        for _ in range(2000):
+            (work,) = job.decide(1)
+            job.run(work)
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+    for reader in readers:
+        reader.join()
+    assert found == []
