@@ -1,1 +1,1 @@
-"""What the ranks agree on and how: pure code with no thread, socket, file, clock or environment in it."""
+"""The negotiation between ranks: pure code, without threads, sockets, files, clocks or environment variables."""

@@ -1,4 +1,4 @@
-"""What the first rank of a host makes of its host's news before the root hears of it.
+"""Combines the news of a host's ranks, in its first rank, before they go to the root.
 
 A tensor that every rank knows is ready on a host once all ranks there have said so, and one message says it for all of
 them. What only some of them have is *held*: the root could do nothing with it, since it waits for the others too. After
@@ -35,11 +35,11 @@ class Aggregator:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is held."""
+        """True if something is held."""
         return any(self._held.values())
 
     def receive(self, rank: int, ready: Ready) -> list[News]:
-        """Takes the news of ``rank``, and gives what the root must hear now."""
+        """Takes the news of ``rank`` and returns the news to send to the root now."""
         news = []
         if ready.generation != self._generations[rank]:
             news = self._release(rank)
@@ -58,11 +58,11 @@ class Aggregator:
         return news
 
     def release(self) -> list[News]:
-        """All that is held."""
+        """Returns everything that is held."""
         return [news for rank in self._ranks for news in self._release(rank)]
 
     def decide(self, run: Run) -> None:
-        """Takes a decision of the root: what runs does not wait any more."""
+        """Applies a decision of the root: tensors that run no longer wait."""
         ran = run.bits
         for response in (response for batch in run.batches for response in batch.responses):
             self._asked.discard(response.name)
@@ -88,7 +88,7 @@ class Aggregator:
         ranks = (*(rank for rank in self._ranks if rank != last), last)
         news = [News(ranks, Ready(generation, whole, ()))] if whole else []
         for rank in ranks:
-            rest = self._held[rank] & common & ~whole  # of what was released for others
+            rest = self._held[rank] & common & ~whole  # bits of tensors released for other ranks
             self._held[rank] &= ~common
             if rest:
                 news.append(News((rank,), Ready(generation, rest, ())))

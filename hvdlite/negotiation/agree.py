@@ -1,4 +1,4 @@
-"""Can a rank have meant its request, and do the requests of several ranks for one name fit together?
+"""Checks a single request, and compares the requests of several ranks for one name.
 
 The text for a mismatch groups the ranks by what they submitted, so that the odd one out is seen at once.
 """
@@ -21,7 +21,7 @@ _ALWAYS = (
 
 
 def is_well_formed(request: Request, rank: int, size: int) -> bool:
-    """Whether ``rank`` of a group of ``size`` can have meant ``request``: what the wire's checks cannot know."""
+    """True if ``request`` is valid for ``rank`` in a group of ``size``; covers what decoding alone cannot check."""
     row = KINDS[request.kind]
     if request.root >= size or (request.peer != -1) != row.has_peer:
         return False
@@ -53,7 +53,7 @@ def _is_in_group(request: Request) -> bool:
 
 
 def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -> str:
-    """Why ``requests``, each of the rank in the same place of ``submitters``, cannot run together; empty if they can.
+    """Explains why ``requests``, in the order of ``submitters``, cannot run together; empty if they can.
 
     ``ranks`` are those of the whole group.
     """
@@ -70,7 +70,7 @@ def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -
 
 
 def differ_in_length(requests: Sequence[Request]) -> bool:
-    """Whether they belong to groups of different lengths, so that other tensors have no counterpart on some ranks."""
+    """True if the groups differ in length, so that some of their tensors have no counterpart on some ranks."""
     return any(request.group_length != requests[0].group_length for request in requests)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks remember about tensors, so that a known one costs a bit.
+"""The response cache: a tensor that all ranks remember costs one bit on the wire.
 
 Every rank keeps a `Cache` from names to bits and its own last request; the root also keeps `Definitions`, from bits to
 what all ranks agreed. Both change only where a response is processed, and every rank processes the same responses in
@@ -20,7 +20,7 @@ from hvdlite.tensors.dtypes import Average, ElementType, Sum
 
 
 class FuseKey(NamedTuple):
-    """Tensors with equal keys may run in one batch: what of their requests the plane's call depends on."""
+    """The part of a request that the call of the plane depends on. Tensors with equal keys may share a batch."""
 
     runs_as: Kind
     device: str = CPU.kind
@@ -32,7 +32,6 @@ class FuseKey(NamedTuple):
 
 
 def fuse_key(request: Request) -> FuseKey:
-    """The key of a tensor."""
     row, device = KINDS[request.kind], request.device.kind
     if row.reduces:
         return FuseKey(row.runs_as, device, request.dtype, request.op, request.prescale, request.postscale)
@@ -42,18 +41,18 @@ def fuse_key(request: Request) -> FuseKey:
 
 
 def runs_with_joined_ranks(key: FuseKey) -> bool:
-    """Whether ranks that have joined can take part in what has this fuse key: zeros change no sum."""
+    """True if joined ranks can take part with zeros, which change no sum."""
     return KINDS[key.runs_as].zeros_for_joined and key.op in (Sum, Average)
 
 
 class Definition(NamedTuple):
-    """What all ranks agreed about a tensor: the request of one of them, and the rows (`hvdlite.negotiation.rows`)."""
+    """An agreed tensor: the request of one rank, and the rows of all (`hvdlite.negotiation.rows`)."""
 
     request: Request
     rows: Rows
 
     def of_rank(self, rank: int) -> Request:
-        """The request that ``rank`` made."""
+        """Returns the request that ``rank`` made."""
         return KINDS[self.request.kind].extents.of_rank(self.request, self.rows, rank)
 
     @property
@@ -119,7 +118,7 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What one rank knows of a tensor: the bit that stands for exactly the request, its bytes, and everybody's rows."""
+    """A remembered tensor on one rank: the bit for exactly this request, its bytes, and the rows of all ranks."""
 
     bit: int
     request: Request
@@ -130,7 +129,7 @@ class Known:
 class Cache:
     """One rank's memory: ``known`` tensors by name, and the same ones by bit.
 
-    Submitters look at ``known`` in any thread, to ask again with the very same request.
+    Any thread that submits may read ``known``, to reuse the same request object.
     """
 
     def __init__(self) -> None:
@@ -144,11 +143,11 @@ class Cache:
         return -1 if known is None else known.bit
 
     def remember(self, bit: int, request: Request, rows: Rows) -> None:
-        """From now on ``bit`` stands for ``request``, with everybody's ``rows``."""
+        """Makes ``bit`` stand for ``request``, with the ``rows`` of all ranks."""
         self.known[request.name] = self.by_bit[bit] = Known(bit, request, request.nbytes, rows)
 
     def begin(self, generation: int) -> bool:
-        """Forgets everything if ``generation`` is a new one, and says so."""
+        """Forgets everything if ``generation`` is new. Returns True if it was."""
         if generation == self.generation:
             return False
         self.generation = generation

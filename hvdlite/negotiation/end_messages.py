@@ -1,4 +1,4 @@
-"""The end of a group in words: the error that every waiting and later call raises, and what became of the culprit."""
+"""Error messages for the end of a group: the error that calls raise, and what became of the rank that caused it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hvdlite.negotiation.messages import End, EndKind
 
 
 def error_of(end: End) -> HvdError:
-    """The error that tells a user about ``end``."""
+    """Returns the error that calls raise after ``end``."""
     if end.kind is EndKind.LOST:
         return PeerLost(end.rank, end.host, end.cause)
     if end.kind is EndKind.STALLED:
@@ -30,7 +30,7 @@ def error_of(end: End) -> HvdError:
 
 
 def fate_of(end: End) -> str:
-    """What became of the rank that caused ``end``, as in "was lost: its process ended"; empty if it merely left."""
+    """Describes the rank that caused ``end``, as in "was lost: its process ended"; empty if it merely left."""
     if end.kind is EndKind.LOST:
         return f"was lost: {end.cause}"
     if end.kind is EndKind.STALLED:

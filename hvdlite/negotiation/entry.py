@@ -1,6 +1,6 @@
-"""One submitted tensor on its own rank: what was asked for, and where its bytes are.
+"""A submitted tensor on its own rank: its request, and the addresses of its bytes.
 
-An entry is the handle of its caller, too: one object for each tensor to make, and to be collected, instead of two.
+An entry is also its caller's handle: each tensor then costs one object to allocate and free instead of two.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Entry(Handle[R]):
 
 
 class Converted(Entry[R]):
-    """An entry whose result ``convert`` makes of the output."""
+    """An entry whose result is ``convert`` of the output."""
 
     __slots__ = ("convert",)
 
@@ -95,8 +95,8 @@ _held: Any = Handle.__dict__["output"]
 
 
 def of_joined(request: Request) -> Entry[Any]:
-    """The entry of a rank that did not submit what the others run.
+    """Makes the entry of a rank that did not submit what the others run.
 
-    It has no memory: what is reduced has ``nbytes`` of zeros, which the plane makes where it moves them.
+    It has no memory. For a reduction the plane supplies ``nbytes`` of zeros.
     """
     return Entry(request, None, nbytes=request.nbytes if KINDS[request.kind].zeros_for_joined else 0)

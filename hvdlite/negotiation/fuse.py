@@ -1,8 +1,8 @@
 """Packs agreed tensors into batches.
 
-Tensors of one fuse class run together up to ``threshold`` bytes; a larger tensor runs alone. Nothing is copied for it:
+Tensors of one fuse class run together up to ``threshold`` bytes; a larger tensor runs alone. Nothing is copied:
 a batch is a list of spans. Cached tensors come first in the order of their bits, then new ones in the order in which
-they were agreed. If all of a class fits, which is usual, no tensor is looked at.
+they were agreed. If a whole class fits, as it usually does, its tensors are not visited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Agreed(NamedTuple):
 
 
 def fuse(bits: int, definitions: Definitions, agreed: Sequence[Agreed], threshold: int) -> Iterator[Batch]:
-    """Batches of at most ``threshold`` bytes that hold each of ``bits`` and each of ``agreed`` once."""
+    """Returns batches of at most ``threshold`` bytes that hold each of ``bits`` and ``agreed`` once."""
     new_by_class: dict[FuseKey, list[Agreed]] = {}
     for item in agreed:
         new_by_class.setdefault(fuse_key(item.definition.request), []).append(item)

@@ -9,7 +9,7 @@ from hvdlite.errors import DuplicateName, HvdError
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    R = TypeVar("R", default=Any)  # so that a handle of anything is just a Handle
+    R = TypeVar("R", default=Any)  # covariant, so that a handle of any result is a Handle
 else:
     from typing import TypeVar
 
@@ -17,14 +17,14 @@ else:
 
 
 class Waiter(Protocol):
-    """What a thread sleeps on, a locked lock for one."""
+    """Something a thread can sleep on, such as a locked lock."""
 
     def release(self) -> None:
         """Wakes the thread."""
 
 
 class InFlightIn(Protocol):
-    """What a handle is in flight in, a group of ranks."""
+    """The group of ranks in which a handle is in flight."""
 
     def submit(self, entry: Any) -> Any:
         """Puts ``entry`` in flight, and returns it."""
@@ -36,7 +36,7 @@ class InFlightIn(Protocol):
         """Returns when ``handle`` is done."""
 
     def count_anew(self) -> None:
-        """Begins all counts of automatic names again."""
+        """Restarts all counters of automatic names."""
 
 
 class Handle(Generic[R]):

@@ -1,6 +1,6 @@
-"""What a kind of collective is: one row a kind, which all that treats kinds differently reads.
+"""The table of kinds: one row for each. Code that treats kinds differently reads it here.
 
-What a front end needs to know of its own, such as derivatives, is in a table of that front end.
+Properties that only a front end needs, such as derivatives, are in a table of that front end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ranks = Sequence[int]
 
 
 class Check(NamedTuple):
-    """Something that the requests of all ranks must have alike: what it is called, and what a user sees of it."""
+    """A property that must be equal in the requests of all ranks: its name, and its value as users see it."""
 
     what: str
     value_of: Callable[[Request, Ranks], Any]
@@ -66,12 +66,12 @@ class Collective:
 
     @property
     def reduces(self) -> bool:
-        """Whether it calculates with elements. All others move bytes."""
+        """True if it calculates with elements. All others move bytes."""
         return self.runs_as in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 
     @property
     def has_tensor(self) -> bool:
-        """Whether anything moves. Otherwise ranks only meet."""
+        """True if anything moves. Otherwise ranks only meet."""
         return self.runs_as not in (Kind.BARRIER, Kind.JOIN)
 
 

@@ -1,4 +1,4 @@
-"""A rank's side of the negotiation: what it says to the root, and what follows from the answers.
+"""A rank's side of the negotiation: its messages to the root, and the effect of the answers.
 
 Every rank of a group applies the same answers in the same order, so all replicas remember the same tensors and run the
 same batches.
@@ -52,10 +52,10 @@ class InFlight(Protocol):
     """The entries that this rank has submitted and not finished."""
 
     def find(self, name: str) -> Entry | None:
-        """The entry of this name."""
+        """Returns the entry of this name."""
 
     def count(self, entry: Entry) -> bool:
-        """Gives ``entry`` a name in place of an `Unnamed`. False if that is taken, and ``entry`` in flight no more."""
+        """Replaces an `Unnamed` by a name. False if the name is taken; then ``entry`` is no longer in flight."""
 
 
 class Replica:
@@ -73,7 +73,7 @@ class Replica:
         self.by_bit: dict[int, Entry] = {}
 
     def submit(self, entries: Sequence[Entry]) -> Ready:
-        """Takes entries that are in flight from now on. The caller sends the message to the root."""
+        """Puts entries in flight and returns the message, which the caller sends to the root."""
         bits: list[int] = []
         requests: list[Request] = []
         known, by_bit = self.cache.known, self.by_bit
@@ -89,9 +89,9 @@ class Replica:
         return Ready(self.cache.generation, set_of(bits), tuple(requests))
 
     def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
-        """Takes a decision of the root: the batches that this rank runs, in this order, and the entries that fail.
+        """Applies a decision of the root. Returns the batches to run, in this order, and the entries that fail.
 
-        Raises ProtocolError if it is about what this rank did not submit.
+        Raises ProtocolError if it names something that this rank did not submit.
         """
         if self.cache.begin(run.generation):
             self.by_bit.clear()
@@ -116,7 +116,7 @@ class Replica:
         return works, mismatches
 
     def _known(self, batch: Batch) -> tuple[list[Entry], list[Rows]]:
-        """The entries of the remembered tensors of ``batch``, and the rows of each."""
+        """Returns the entries of the remembered tensors of ``batch``, with the rows of each."""
         if not batch.bits:
             return [], []
         bits = members(batch.bits)

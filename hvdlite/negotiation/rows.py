@@ -1,4 +1,4 @@
-"""Which rows of a tensor go where, in collectives whose ranks give or get different numbers of them.
+"""Distribution of rows in collectives whose ranks contribute or receive different numbers of them.
 
 Two things have numbers of rows. What ranks *agree* about, `Rows`, is by rank what each gives for an allgather and a
 gather, what each gets for a scatter, and for an alltoall what each sends to each, the ranks' splits one after the
@@ -21,15 +21,15 @@ class Alike:
     """All ranks have tensors of one shape, which may have no dimensions."""
 
     def agreed(self, requests: Sequence[Request]) -> Rows:
-        """What the ``requests`` of all ranks, which fit together, amount to."""
+        """Returns the agreed rows of all ranks' ``requests``, which have been found to match."""
         return ()
 
     def of_rank(self, request: Request, rows: Rows, rank: int) -> Request:
-        """What ``rank`` asked for, given the request of any rank and what was agreed."""
+        """Reconstructs the request of ``rank`` from that of any rank and the agreed rows."""
         return request
 
     def fit(self, request: Request, rank: int, size: int) -> bool:
-        """Whether ``rank`` of ``size`` can have meant the shape and the splits of ``request``."""
+        """True if the shape and the splits of ``request`` are valid for ``rank`` of ``size``."""
         return not request.splits
 
 
@@ -41,7 +41,7 @@ class AlikeInRows(Alike):
 
 
 class Given(AlikeInRows):
-    """Each rank gives as many rows as it likes."""
+    """Each rank contributes any number of rows."""
 
     def agreed(self, requests: Sequence[Request]) -> Rows:
         return tuple(request.shape[0] for request in requests)
@@ -88,7 +88,7 @@ def _with_splits(request: Request, splits: Rows) -> Request:
 
 
 def as_agreed(request: Request, rows: Rows, size: int) -> Rows:
-    """What was agreed."""
+    """The agreed rows, unchanged."""
     return rows
 
 
@@ -130,7 +130,7 @@ def even_splits(rows: int, size: int) -> Rows:
 
 
 def _length(request: Request) -> int:
-    """The number of rows; what has no dimensions is one."""
+    """Returns the number of rows: one for a tensor without dimensions."""
     return math.prod(request.shape[:1])
 
 

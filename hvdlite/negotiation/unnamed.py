@@ -1,4 +1,4 @@
-"""Names of calls that have none from the user: ranks tell these calls apart by counting them.
+"""Automatic names for calls that the user gave none: each rank counts such calls.
 
 A call is counted in the turn that takes it up, which no signal handler interrupts. So it is counted on a rank if, and
 only if, it was submitted there.
@@ -14,9 +14,9 @@ _serial: Final = itertools.count()  # this rank's alone
 
 
 class Unnamed(str):
-    """Stands for the name of a tensor until its call is counted, and is like no other. ``+`` adds to that name.
+    """A placeholder for a tensor's name until its call is counted, equal only to itself. ``+`` adds a suffix.
 
-    ``count`` gives the name of the call, once for all of its tensors.
+    ``count`` returns the name of the call, once for all of its tensors.
     """
 
     __slots__ = ("_call", "_suffix")
@@ -37,7 +37,6 @@ class Unnamed(str):
         return other
 
     def counted(self) -> str:
-        """The name."""
         name = self._call[0]
         if not isinstance(name, str):
             name = self._call[0] = name()

@@ -8,7 +8,7 @@ number. Then, by type::
     END     JSON
     GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, what follows the header of a READY
 
-The other types are no messages but about a connection: `hvdlite.control.greeting` has their bodies.
+Frames of other types concern the connection: `hvdlite.control.greeting` defines their bodies.
 
 A step whose tensors are all known is a READY and a RUN of a few bytes for each eight tensors. `decode` trusts nothing:
 lengths are compared with what is there, numbers with their ranges, and anything else raises `ProtocolError`.
@@ -56,7 +56,7 @@ Message = Ready | Run | End | Gathered
 
 
 class ProtocolError(HorovodInternalError):
-    """A peer sent bytes that no rank of this version sends."""
+    """A peer sent bytes that no correct rank of this version sends."""
 
 
 class Type(IntEnum):
@@ -73,7 +73,7 @@ class Type(IntEnum):
 
 
 class Header(NamedTuple):
-    """What a frame says of itself: its number counts messages only, and so does what its sender has received."""
+    """The header of a frame. Its number, and the count of received frames, count messages only."""
 
     kind: int
     number: int
@@ -81,13 +81,13 @@ class Header(NamedTuple):
 
 
 def encode(message: Message, number: int, session: int) -> bytes:
-    """The frame of ``message`` on a link that counts but never resumes."""
+    """Encodes ``message`` for a link that counts frames but never resumes."""
     kind, body = body_of(message)
     return _HEADER.pack(b"hv", _VERSION, kind, number, 0, session) + body
 
 
 def decode(frame: bytes, number: int, session: int) -> Message:
-    """The message in ``frame``, which must have this ``number`` and ``session``. Raises ProtocolError."""
+    """Decodes ``frame``. Raises ProtocolError if it is malformed or has another ``number`` or ``session``."""
     kind, got, _ = _fields_of(frame, session)
     if got != number:
         raise ProtocolError(f"control frame {got} came instead of {number}")
@@ -95,12 +95,11 @@ def decode(frame: bytes, number: int, session: int) -> Message:
 
 
 def frame_of(header: Header, session: int, body: bytes) -> bytes:
-    """The bytes of a frame."""
     return _HEADER.pack(b"hv", _VERSION, *header, session) + body
 
 
 def body_of(message: Message) -> tuple[Type, bytes]:
-    """``message`` without the header, which differs from peer to peer."""
+    """Encodes ``message`` without the header, which differs from peer to peer."""
     if isinstance(message, Ready):
         return Type.READY, _ready_body(message)
     if isinstance(message, Run):
@@ -136,12 +135,12 @@ def _fields_of(frame: bytes, session: int) -> tuple[int, int, int]:
 
 
 def rest_of(frame: bytes) -> bytes:
-    """What follows the header."""
+    """Returns everything after the header."""
     return frame[_HEADER.size :]
 
 
 def message_of(header: Header, frame: bytes) -> Message:
-    """The message in ``frame``. Raises ProtocolError if it is none, or malformed."""
+    """Decodes the message in ``frame``. Raises ProtocolError if it is malformed or not a message."""
     return _message(header.kind, frame)
 
 

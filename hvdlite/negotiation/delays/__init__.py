@@ -1,1 +1,1 @@
-"""Who keeps the others waiting: ranks that have not submitted a tensor, and a rank that is always the last."""
+"""Warnings about delays: tensors that some ranks never submit, and a rank that is always the last."""

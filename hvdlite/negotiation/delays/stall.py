@@ -13,7 +13,7 @@ _MAX_NAMES_SHOWN = 6
 
 
 class StallReport(NamedTuple):
-    """What to do: a warning to print (or empty), and the (rank, name) pairs that are fatal by now (or none)."""
+    """A warning to print, or an empty text, and the (rank, name) pairs that have become fatal."""
 
     warning: str
     fatal: tuple[tuple[int, str], ...]
