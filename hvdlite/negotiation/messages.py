@@ -1,4 +1,4 @@
-"""What ranks tell each other: requests go up to the root, responses come down from it.
+"""Messages between ranks: requests go up to the root, responses come down from it.
 
 What each step makes anew has slots: a named tuple takes longer to make, and to take each field from. Nobody changes it.
 """
@@ -65,17 +65,17 @@ class Request(NamedTuple):
 
     @property
     def group_name(self) -> str:
-        """The name of the list, for a tensor that was submitted in one."""
+        """The name of the list in which the tensor was submitted."""
         return self.name.rpartition("[")[0]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Response(NamedTuple):
-    """What all ranks agreed about one name.
+    """The root's answer for one name.
 
     ``error`` is empty or why the ranks disagree. ``rows`` are the rows that move, as in `Definition`. ``bit`` is the
     number under which every rank remembers the tensor from now on, or -1. ``request`` is there for ranks that did not
@@ -92,7 +92,7 @@ class Response(NamedTuple):
     request: Request | None = None
 
     def fails(self, rank: int) -> bool:
-        """Whether ``rank`` submitted what has an error."""
+        """True if this is an error and ``rank`` submitted the tensor."""
         return self.request is None or rank in self.rows
 
 
@@ -114,7 +114,7 @@ class Ready:
 
 
 class News(NamedTuple):
-    """What several ranks of one host have to say alike. The last of them is the one that was ready last."""
+    """News that several ranks of one host have in common. The last of these ranks was ready last."""
 
     ranks: tuple[int, ...]
     ready: Ready

@@ -35,7 +35,7 @@ from hvdlite.negotiation.wire import ProtocolError
 class Negotiator:
     """The root's state for a group. Feed it with `receive`, take decisions with `cut`.
 
-    Ranks count within the group here; ``ranks`` are the numbers that users know them by, for what they read.
+    Ranks count within the group here; ``ranks`` are their numbers in the job, for messages to users.
     ``bits_cut`` are the bits of the latest run, those of tensors that are remembered from it on among them.
     """
 
@@ -63,18 +63,18 @@ class Negotiator:
 
     @property
     def has_agreed(self) -> bool:
-        """Whether `cut` has anything to give."""
+        """True if `cut` would return batches."""
         return bool(self._agreed_bits or self._agreed or self._errors)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some ranks submitted what others did not."""
+        """True if some ranks submitted a tensor that others did not."""
         return bool(self._asked) or any(self._ready)
 
     def receive(self, rank: int, ready: Ready) -> bool:
-        """Takes the news of ``rank``: True if it was the last of all ranks to submit something.
+        """Takes the news of ``rank``. True if it was the last of all ranks to submit some tensor.
 
-        Raises ProtocolError when no correct rank could have sent it.
+        Raises ProtocolError if no correct rank could have sent it.
         """
         self._was_last = False
         if ready.bits:
@@ -86,7 +86,7 @@ class Negotiator:
                 self._receive_bits(rank, ready.bits)
         for request in ready.requests:
             if not is_well_formed(request, rank, self._size):
-                raise ProtocolError(f"rank {self._ranks[rank]} asked for {request.name!r} in a way that cannot be")
+                raise ProtocolError(f"rank {self._ranks[rank]} sent an invalid request for {request.name!r}")
             self._ask(rank, request)
         if self._unequal:
             self._answer_rest()
@@ -94,7 +94,7 @@ class Negotiator:
         return self._was_last
 
     def cut(self) -> Run | None:
-        """The batches of everything agreed so far, or None. The caller sends them to all ranks in this order."""
+        """Returns batches of everything agreed so far, or None. The caller sends them to all ranks in this order."""
         if not self.has_agreed:
             return None
         batches = [Batch(0, tuple(self._errors))] if self._errors else []
@@ -110,9 +110,9 @@ class Negotiator:
         return run
 
     def waiting(self) -> dict[str, tuple[int, ...]]:
-        """The names that some ranks submitted, each with the ranks, as users know them, that did not.
+        """Returns the names that only some ranks submitted, each with the numbers in the job of those that did not.
 
-        A join waits for as long as others have work, so its name changes whenever some was done.
+        A join waits for as long as others have work, so its name changes whenever something has run.
         """
         missing = {}
         for name, asked in self._asked.items():
@@ -176,7 +176,7 @@ class Negotiator:
                 self._answer([asked[rank] for rank in sorted(asked)], sorted(asked), absent)
 
     def _answer(self, requests: list[Request], ranks: list[int], absent: list[int]) -> None:
-        """Decides about one name: ``requests`` of ``ranks``, while the ranks of ``absent`` have joined."""
+        """Answers one name: ``requests`` of ``ranks``, while the ranks of ``absent`` have joined."""
         first = requests[0]
         bit = self._definitions.bit_of(first.name)
         if bit >= 0:
@@ -185,7 +185,7 @@ class Negotiator:
             told = None
             self._was_last = True
         else:
-            told = first  # ranks that did not submit it have to know what the others run
+            told = first  # joined ranks must learn what the others run
         error = disagreement(requests, self._named(ranks), self._ranks)
         if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
             error = self._why_not_without(first, absent)
@@ -264,7 +264,7 @@ class Negotiator:
         return [rank for rank in range(self._size) if rank not in self._joined]
 
     def _absent(self, asked: dict[int, Request]) -> list[int]:
-        """The ranks whose request for a name is still to come, those that have joined among them."""
+        """Returns the ranks that have not sent their request for a name, including those that have joined."""
         first = next(iter(asked.values()))
         takes_part = (first.root, first.peer) if KINDS[first.kind].has_peer else range(self._size)
         return [rank for rank in takes_part if rank not in asked]

@@ -99,7 +99,7 @@ def frame_of(header: Header, session: int, body: bytes) -> bytes:
 
 
 def body_of(message: Message) -> tuple[Type, bytes]:
-    """Encodes ``message`` without the header, which differs from peer to peer."""
+    """Encodes Encodes ``message`` without the header, which differs from peer to peer."""
     if isinstance(message, Ready):
         return Type.READY, _ready_body(message)
     if isinstance(message, Run):

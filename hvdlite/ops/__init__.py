@@ -1,6 +1,6 @@
 """The collectives, written once for every front end.
 
-`Collectives` knows tensors only through an `Adapter`, which turns one into a buffer and makes empty ones. A front end
+`Collectives` handles tensors only through an `Adapter`, which turns one into a buffer and makes empty ones. A front end
 makes an instance with its own adapter; `hvdlite.ops.arrays` is the one for numpy.
 """
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 class Collectives(Reductions[T], Movements[T]):
     """All collectives for the tensors of one front end.
 
-    Every function takes a ``name`` by which ranks find each other's tensors: without one, ranks must call functions of
+    Every function takes a ``name`` that identifies the tensor on all ranks: without one, ranks must call functions of
     the same kind in the same order. ``process_set`` names the ranks that take part, by default all. Asynchronous forms
     return a handle for `poll` and `synchronize`, and forms that end in ``_`` write into their input. All raise
-    ValueError for arguments that cannot be, DuplicateName while a tensor of this name is in flight, and from
+    ValueError for invalid arguments, DuplicateName while a tensor of this name is in flight, and from
     `synchronize` a HorovodInternalError if the collective did not happen: `Mismatch` when ranks disagree, `PeerLost`,
     `Stalled`, `ShutDown`.
     """

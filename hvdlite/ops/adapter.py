@@ -1,4 +1,4 @@
-"""What the collectives need to know of a front end: its tensors, and how they may be made smaller."""
+"""The interface of a front end to the collectives: its tensors, and their compression."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ class Adapter(Protocol[T]):
 
     @property
     def finish(self) -> Callable[[Any], T] | None:
-        """What makes a tensor of what `empty` gave, when that is full; None if tensors themselves can be written."""
+        """Turns the filled result of `empty` into a tensor; None if `empty` returns tensors."""
 
     def buffer(self, tensor: T, is_written: bool = False) -> Buffer:
-        """The memory of ``tensor``, or of a contiguous copy unless it ``is_written``.
+        """Returns the memory of ``tensor``, or of a contiguous copy unless it ``is_written``.
 
         Raises NotAnArray if it is no tensor, and ValueError if it has no memory, if its elements have no fixed size,
         and if it ``is_written`` and is read-only or not contiguous.
         """
 
     def of_number(self, value: Any) -> tuple[T, Callable[[T], Any]] | None:
-        """A tensor without dimensions of a number, and how to make a number of such a tensor; None for what is none.
+        """Converts a number to a tensor without dimensions, and returns the way back too; None if it is no number.
 
-        Raises ValueError for a number that is not taken.
+        Raises ValueError for an unsupported number.
         """
 
     def empty(self, shape: Sequence[int], like: T) -> tuple[Any, int]:
-        """A new contiguous tensor with the dtype of ``like``, or what becomes one, and where its memory begins.
+        """Makes a contiguous tensor with the dtype of ``like``, or input for `finish`. Returns it and its address.
 
         Called from any thread.
         """
 
     def counts(self, values: Sequence[int]) -> T:
-        """A new one-dimensional int32 tensor of ``values``; called from any thread."""
+        """Makes a one-dimensional int32 tensor of ``values``. Called from any thread."""
 
 
 class Compressor(Protocol):
-    """Makes a tensor smaller for its journey; `decompress` gets back what `compress` returned."""
+    """Makes tensors smaller for transport. `decompress` gets what `compress` returned."""
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """The tensor to send, and whatever `decompress` needs to know."""
+        """Returns the tensor to send, and a context for `decompress`."""
 
     def decompress(self, tensor: Any, context: Any) -> Any:
-        """The tensor as it was before."""
+        """Restores the form that the tensor had before `compress`."""

@@ -16,8 +16,6 @@ Array = npt.NDArray[Any]
 
 
 class _NumpyAdapter:
-    """Numpy arrays."""
-
     buffer = staticmethod(of_array)
     finish = None
 

@@ -1,4 +1,4 @@
-"""Pickles by value, with the package cloudpickle, what has no name to look up elsewhere, such as a lambda."""
+"""Pickling by value, with the package cloudpickle, for objects without an importable name, such as lambdas."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pickle
 from typing import Any, Final
 
 UNPICKLABLE: Final = (pickle.PicklingError, AttributeError, TypeError)
-"""What `pickle` raises for an object that cannot be pickled by name."""
+"""The errors of `pickle` for an object that cannot be pickled by name."""
 
 
 def dump_by_value(value: Any, reason: str) -> bytes:
     """Pickles ``value``, which could not be pickled by name for ``reason``.
 
-    Raises ValueError that says what cannot be sent and what to do.
+    Raises ValueError, which names the object and says what to do.
     """
     try:
         import cloudpickle

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Movements(Calls[T]):
-    """The collectives that hand out what the ranks have. Rows are along the first dimension."""
+    """The collectives that move data without calculating. Rows are along the first dimension."""
 
     # ---- allgather
 
@@ -31,7 +31,7 @@ class Movements(Calls[T]):
 
     @blocking(_allgather)
     def allgather(self) -> None:
-        """The tensors of all ranks joined along the first dimension, in rank order.
+        """Returns the tensors of all ranks concatenated along the first dimension, in rank order.
 
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
@@ -75,7 +75,7 @@ class Movements(Calls[T]):
 
     @blocking(_broadcast, is_in_place=False)
     def broadcast(self) -> None:
-        """The tensor of ``root_rank``, as a new tensor on every rank. Shape and dtype are the same on all ranks.
+        """Returns the tensor of ``root_rank`` as a new tensor. Shape and dtype are the same on all ranks.
 
         ``root_rank`` is a rank's number in the job, also in a process set.
         """
@@ -95,9 +95,9 @@ class Movements(Calls[T]):
     def broadcast_all_(
         self, named: Sequence[tuple[str, T]], root_rank: int, process_set: ProcessSet = global_process_set
     ) -> list[T]:
-        """`broadcast_` of several tensors, each under its own name. An interrupt finds all of them submitted, or none.
+        """`broadcast_` of several tensors, each under its own name. An interrupt leaves all submitted or none.
 
-        Raises ValueError for a tensor or a name that cannot be; then none is.
+        Raises ValueError for an invalid tensor or name; then none is submitted.
         """
         group, entries = group_of(process_set), []
         root = index_in(group, root_rank, "root_rank")
@@ -142,7 +142,7 @@ class Movements(Calls[T]):
     ) -> T | tuple[T, T]:
         """Sends rows of ``tensor`` to each rank, and returns what all ranks sent here, joined in rank order.
 
-        ``splits`` are the rows for each rank, in order from the first row on; rows that are left stay here. Without
+        ``splits`` are the rows for each rank, in order from the first row on; remaining rows are not sent. Without
         splits, rows are divided evenly. With splits, returns the tensor and the number of rows from each rank, int32.
         """
         output, received_splits = run(self._alltoall(tensor, splits, name, process_set))
@@ -197,7 +197,7 @@ class Movements(Calls[T]):
 
     @blocking(_scatter)
     def scatter(self) -> None:
-        """This rank's rows of the tensor of ``root_rank``.
+        """Returns this rank's rows of the tensor of ``root_rank``.
 
         ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
         come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
@@ -247,7 +247,7 @@ class Movements(Calls[T]):
 
     @blocking(_recv, is_in_place=False)
     def recv(self) -> None:
-        """What ``rank`` sends here, as a new tensor with the shape and dtype of ``tensor``."""
+        """Receives from ``rank``, which calls `send`, a new tensor with the shape and dtype of ``tensor``."""
 
     @asynchronous(_recv, is_in_place=False)
     def recv_async(self) -> None:
@@ -275,7 +275,7 @@ class Movements(Calls[T]):
 
 
 def _message(group: Group, sender: int, receiver: int, name: str | None, entry: Entry[T]) -> Entry[T]:
-    """Either side of a message: ``entry`` has the tensor of this side."""
+    """Makes the handle of either side of a message, whose tensor is in ``entry``."""
     source, target = group.ranks[sender], group.ranks[receiver]
     given, _ = named(group, Kind.SEND, name, (source, target))
     entry.rename(given + f" from {source} to {target}", is_cacheable=False)
@@ -284,7 +284,7 @@ def _message(group: Group, sender: int, receiver: int, name: str | None, entry: 
 
 
 def _part_of_call(group: Group, kind: Kind, name: str | None, part: str, entry: Entry[T]) -> Entry[T]:
-    """``entry`` under its name. Each part is counted by itself: that of an interrupted call may come late."""
+    """Names ``entry``. Each part is counted by itself, because that of an interrupted call may come late."""
     given, is_given = named(group, kind, name, part)
     entry.rename(given + f".{part}", is_given)
     return entry

@@ -79,7 +79,7 @@ def blocking(draft: Any, *, is_in_place: bool | None = None) -> Any:
 
 
 def drafted_by(draft: Callable[..., Any], is_in_place: bool | None = None) -> Callable[[Form], Form]:
-    """Says of a form that is written out, because it has more parameters, what its draft is."""
+    """Names the draft of a form that is written by hand because it has more parameters."""
     flags = () if is_in_place is None else (is_in_place,)
 
     def mark(form: Form) -> Form:
@@ -95,7 +95,7 @@ def draft_of(form: Callable[..., Any]) -> Callable[..., Handle[Any] | GroupHandl
     return found
 
 
-# What a form does with the handle of one tensor, and with that of several.
+# The functions that a form applies to the handle of one tensor, and of several.
 _ASYNCHRONOUS: Final = (
     "return handle.group.submit(handle)",
     "handle.group.submit_all(handle.handles); return handle",
@@ -111,7 +111,7 @@ def _compiled(
 ) -> Callable[..., Any]:
     """A function with the parameters of ``draft``, compiled as the standard library does for dataclasses.
 
-    To pass on ``*args`` and ``**kwargs`` takes a tenth of the instructions of a submit.
+    Passing on ``*args`` and ``**kwargs`` would cost a noticeable part of a submit.
     """
     _, *names = inspect.signature(draft).parameters
     annotations = dict(draft.__annotations__)

@@ -1,4 +1,4 @@
-"""What a caller does with the handle of an asynchronous collective: ask whether it is done, and wait for the result."""
+"""Operations on the handle of an asynchronous collective: poll it, and wait for its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GroupHandle(Generic[R]):
 
     @property
     def group(self) -> Any:
-        """Where they are in flight, or will be."""
+        """The group in which they are, or will be, in flight."""
         return self.handles[0].group
 
     @property
@@ -42,7 +42,7 @@ class GroupHandle(Generic[R]):
 
 
 def poll(handle: Handle[Any] | GroupHandle[Any]) -> bool:
-    """Whether `synchronize` would return at once. Raises ValueError for a handle that was synchronized already."""
+    """True if `synchronize` would return at once. Raises ValueError for a handle that was synchronized already."""
     if not isinstance(handle, (Handle, GroupHandle)) or handle.is_taken:
         raise ValueError(f"{handle!r} is not a handle in flight; each handle is synchronized once")
     return handle.is_done
@@ -57,18 +57,18 @@ def synchronize(handle: GroupHandle[R]) -> list[R]: ...
 
 
 def synchronize(handle: Handle[Any] | GroupHandle[Any]) -> Any:
-    """Waits for a handle and returns its result, or raises what made it fail. None if it was synchronized already.
+    """Waits for a handle and returns its result, or raises its error. None if it was synchronized already.
 
     If a signal handler raises meanwhile, the handle stays as it is and can be synchronized again.
     """
-    if type(handle) is not Entry and not isinstance(handle, Handle):  # most are, and to ask that is cheaper
+    if type(handle) is not Entry and not isinstance(handle, Handle):  # the usual case, and a cheaper test
         if not isinstance(handle, GroupHandle):
             raise ValueError(f"{handle!r} is not a handle; pass what an asynchronous collective returned")
         return None if handle.is_taken else _synchronize_group(handle.handles, handle.is_empty)
     if handle.is_taken:
         return None
     if not handle.is_done:
-        assert handle.group is not None  # only what no user has a handle of is in no group
+        assert handle.group is not None  # only handles that no user has seen are in no group
         handle.group.wait(handle)
     result = handle.output
     try:
@@ -95,7 +95,7 @@ def run(handle: GroupHandle[R]) -> list[R]: ...
 
 
 def run(handle: Handle[Any] | GroupHandle[Any]) -> Any:
-    """Submits what is not in flight yet, waits for it, and returns its result or raises what made it fail."""
+    """Submits a handle that is not in flight yet, waits for it, and returns its result or raises its error."""
     if isinstance(handle, GroupHandle):
         handle.group.run_all(handle.handles)
     else:
@@ -105,7 +105,7 @@ def run(handle: Handle[Any] | GroupHandle[Any]) -> Any:
 
 
 def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[Any]:
-    for each in handles:  # all of them first, because an interrupt must find none taken
+    for each in handles:  # before any is taken, so that an interrupted call can be repeated
         if not each.is_done:
             assert each.group is not None
             each.group.wait(each)
@@ -130,7 +130,7 @@ def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[A
 
 
 def synchronize_all(handles: Iterable[Handle[R]]) -> list[R]:
-    """The results of all handles, in order. If some fail, all are waited for before the first error is raised."""
+    """Returns the results of all handles, in order. If some fail, waits for all before it raises the first error."""
     results: list[R] = []
     errors: list[HvdError] = []
     for handle in handles:

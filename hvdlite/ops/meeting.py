@@ -1,4 +1,4 @@
-"""Where ranks meet without a tensor: the barrier, and the end of uneven data."""
+"""Collectives without a tensor: the barrier, and the join of ranks with uneven data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and waits until all ranks say so; returns the one that said it last.
+    """Declares that this rank has no more data and waits for all ranks to do so. Returns the last rank to join.
 
     Until then this rank takes part in every allreduce of the others with zeros. An average still divides by the number
     of all ranks. Only allreduce with op Average or Sum can run meanwhile; anything else is an error on the ranks that
-    call it. When the call is interrupted, this rank has joined all the same; called again, it goes on waiting.
-    ``device`` is there for scripts of Horovod.
+    call it. If the call is interrupted, this rank has still joined; called again, it resumes waiting.
+    ``device`` is accepted for Horovod scripts and ignored.
     """
     group = group_of(global_process_set)
     entry = group.interrupted(JOIN_NAME)

@@ -1,4 +1,4 @@
-"""Arrays in memory that all ranks of a host have mapped, which they reduce without copying."""
+"""Arrays in memory mapped by all ranks of a host, which reduce them without copying."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdlite.tensors.dtypes import from_numpy
 
 
 def shared_empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """An uninitialised array that an all-reduce, in place or from one such array to another, need not copy.
+    """Makes an uninitialised array that an all-reduce, in place or from one such array to another, need not copy.
 
     Whether ranks use such memory, and for the same tensors, makes a difference to the speed only. So it does before
     `init`, in a job of one rank, and with one rank on this host: then the memory is ordinary. Arrays stay valid after
@@ -30,7 +30,7 @@ def shared_empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) 
 
 
 def shared_bytes(shape: Sequence[int], itemsize: int) -> npt.NDArray[np.uint8]:
-    """The bytes of such an array. Raises ValueError for a shape that cannot be."""
+    """Returns the size of such an array in bytes. Raises ValueError for an invalid shape."""
     if any(size < 0 for size in shape):
         raise ValueError(f"shape {tuple(shape)} has a negative dimension")
     nbytes, arena = math.prod(shape) * itemsize, shared_arena()
@@ -49,9 +49,9 @@ def stream_copy(target: int, source: int, nbytes: int) -> None:
 
 
 def keep_freed(nbytes: int) -> None:
-    """Has the process keep ``nbytes`` more of freed memory than it would, for good, unless the user says otherwise.
+    """Makes the process keep ``nbytes`` more of freed memory from now on, unless the user has disabled it.
 
-    ``HVDLITE_KEEP_FREED=0`` says so, and so do glibc's own variables (``native/kernels/heap.cc``). Without the native
+    ``HVDLITE_KEEP_FREED=0`` disables it; so do glibc's own variables (``native/kernels/heap.cc``). Without the native
     library nothing changes. Raises HorovodInternalError outside of a session.
     """
     if current().options.keep_freed and not native.absence():

@@ -14,12 +14,12 @@ _DTYPES = {int: np.int64, float: np.float64, complex: np.complex128}
 
 
 def is_number(value: object) -> bool:
-    """Whether a number of Python's or of numpy's is in the place of a tensor."""
+    """True if ``value`` is a Python or numpy number instead of a tensor."""
     return isinstance(value, (*_DTYPES, np.generic))
 
 
 def array_of(value: Any) -> Array | None:
-    """The number as an array; None if it is none. Raises ValueError for a bool and for an int beyond 64 bits."""
+    """Converts a number to an array; None if it is none. Raises ValueError for a bool and an int beyond 64 bits."""
     if isinstance(value, np.generic):
         return np.array(value)
     if isinstance(value, bool):
@@ -34,7 +34,7 @@ def array_of(value: Any) -> Array | None:
 
 
 def as_it_was(value: Any) -> Callable[[Any], Any]:
-    """Makes a number of the type of ``value`` from an array. What has dimensions stays: where a result has no rows."""
+    """Converts an array to a number of the type of ``value``. Keeps one with dimensions: a result without rows."""
     is_of_numpy = isinstance(value, np.generic)
 
     def convert(result: Any) -> Any:

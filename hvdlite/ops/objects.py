@@ -1,7 +1,7 @@
-"""What every front end shares, knowing no framework: Python objects, which travel as bytes.
+"""Collectives of Python objects, for every front end. Objects travel as bytes.
 
-They are pickled by name where that is possible, because ranks run the same program: then a class is the same one on all
-of them. What has no name, such as a lambda, is pickled by value, which takes the package cloudpickle on every rank.
+They are pickled by name where possible: ranks run the same program, so a class is then the same one on all of them.
+Objects without a name, such as lambdas, are pickled by value, which needs the package cloudpickle on every rank.
 
 An object travels as two collectives, the length of its pickle and then the pickle (`hvdlite.engine.parts`). It is
 unpickled only from bytes that came over this job's own data plane: from a process that holds the job's key and runs the
@@ -30,9 +30,9 @@ _FAILED = -1  # sent instead of a length, so that the other ranks raise and do n
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of ``root_rank`` on every rank: on the root ``obj`` itself, elsewhere an unpickled copy.
+    """Returns the object of ``root_rank`` on every rank: on the root ``obj`` itself, elsewhere an unpickled copy.
 
-    A lambda, or what is defined inside a function, takes the package cloudpickle. Raises ValueError on the root for an
+    Lambdas and local definitions need the package cloudpickle. Raises ValueError on the root for an
     object that cannot be pickled, or what its own methods raised, and then HorovodInternalError on the other ranks.
     """
     data, is_own = broadcast_bytes(lambda: _dumps(obj), root_rank, name, process_set)
@@ -46,7 +46,7 @@ def broadcast_bytes(
     process_set: ProcessSet,
     and_then: Callable[[memoryview], None] = lambda _: None,
 ) -> tuple[memoryview, bool]:
-    """The bytes that ``dumps`` returns on the root, and whether this rank is that.
+    """Broadcasts the bytes that ``dumps`` returns on the root. Returns them, and whether this rank is the root.
 
     ``and_then`` is called with them, and may go on with collectives. An interrupt does not keep it from that, so it may
     run in another thread.
@@ -73,7 +73,7 @@ def broadcast_bytes(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all ranks in rank order, as unpickled copies.
+    """Returns unpickled copies of the objects of all ranks, in rank order.
 
     Raises as `broadcast_object` does: ValueError on the rank whose object cannot be pickled, HorovodInternalError on
     the others.

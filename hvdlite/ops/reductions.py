@@ -62,10 +62,10 @@ class Reductions(Calls[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """The reduction of ``tensor`` over all ranks, as a new tensor; by default the average.
+        """Reduces ``tensor`` over all ranks into a new tensor; by default to the average.
 
         The result is ``postscale_factor`` times the reduction of ``prescale_factor`` times each tensor. With
-        ``compression`` the tensor travels in a smaller form. ``average`` is Horovod's older way to say ``op``.
+        ``compression`` the tensor travels in a smaller form. ``average`` is Horovod's deprecated form of ``op``.
         """
         sent, context = _compressed(compression, tensor)
         handle = self._allreduce(False, sent, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -135,7 +135,7 @@ class Reductions(Calls[T]):
     def entries_of_allreduce(
         self, group: Group, is_in_place: bool, reduction: Reduction, name: str, tensors: Sequence[T]
     ) -> Sequence[Entry[T]]:
-        """What `Group.submit_all` takes to reduce ``tensors``, several of them as a group, for an optimizer."""
+        """Makes the entries with which an optimizer reduces ``tensors``, several of them as a group."""
         if len(tensors) == 1:
             return [self._alike(group, _ALLREDUCE, is_in_place, reduction, 0, name, tensors[0])]
         draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
@@ -166,7 +166,7 @@ class Reductions(Calls[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> T:
-        """This rank's rows of the reduction of ``tensor`` over all ranks.
+        """Returns this rank's rows of the reduction of ``tensor`` over all ranks.
 
         Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
         """
@@ -245,14 +245,14 @@ class Reductions(Calls[T]):
 
     @blocking(_reduce)
     def reduce(self) -> None:
-        """The reduction of ``tensor`` over all ranks, on ``root_rank``; elsewhere a tensor without rows."""
+        """Reduces ``tensor`` over all ranks, on ``root_rank``; elsewhere returns a tensor without rows."""
 
     @asynchronous(_reduce)
     def reduce_async(self) -> None:
         """Starts `reduce` and returns its handle."""
 
 
-_ALLREDUCE = Kind.ALLREDUCE  # to look a member of an Enum up takes 0.1 us
+_ALLREDUCE = Kind.ALLREDUCE  # spares a submit the lookup of an Enum's member
 
 
 def _reduction(average: bool | None, op: Any, prescale: float, postscale: float) -> Reduction:

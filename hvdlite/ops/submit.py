@@ -1,4 +1,4 @@
-"""From a call to a tensor in flight: what is checked, how tensors are named, and where results go.
+"""The way from a call to a tensor in flight: checks, names, and memory for results.
 
 A submit costs an entry, one lock, and one wake-up for a burst; no byte is copied.
 """
@@ -36,7 +36,7 @@ in its group, or 0."""
 
 
 class Calls(Generic[T]):
-    """What every collective does with a front end's tensors."""
+    """The steps that all collectives share."""
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter
@@ -56,11 +56,11 @@ class Calls(Generic[T]):
 
     @staticmethod
     def _many(group: Group, kind: Kind, name: str | None, tensors: Sequence[T], draft: Draft[T]) -> GroupHandle[T]:
-        """The handle of several tensors, which become ready together on every rank."""
+        """Makes the handle of several tensors, which become ready together on every rank."""
         tensors = list(tensors)
         count = len(tensors)
         if count and type(name) is str and len(name) <= _LONGEST_OF_GROUP and f"{name}[0]" in group.known:
-            # The group comes again, as most do: with their names, its tensors have their requests ready.
+            # Most groups are repeated: under their names, the requests of the tensors are still there.
             entries = list(map(draft, _kept_names_in(name, count), tensors, repeat(count)))
         else:
             entries = [draft("", tensor, count) for tensor in tensors]
@@ -82,7 +82,7 @@ class Calls(Generic[T]):
         tensor: T,
         length: int = 0,
     ) -> Entry[T]:
-        """The entry of a collective whose output has the shape and dtype of its input."""
+        """Makes the entry of a collective whose output has the shape and dtype of its input."""
         try:
             source = self._adapter.buffer(tensor, is_in_place)
         except NotAnArray as refusal:
@@ -97,14 +97,14 @@ class Calls(Generic[T]):
         return self._entry_of(group, name, kind, source, target, output, reduction, root, length)
 
     def _of_number(self, value: Any, refusal: NotAnArray) -> tuple[T, Callable[[T], Any]]:
-        """See `Adapter.of_number`; raises ``refusal`` for what is no number."""
+        """Calls `Adapter.of_number`; raises ``refusal`` if ``tensor`` is no number."""
         found = self._adapter.of_number(value)
         if found is None:
             raise refusal
         return found
 
     def _rows_buffer(self, tensor: T, kind: Kind) -> tuple[Buffer, tuple[int, ...]]:
-        """The memory and the shape of a tensor that is divided or joined along its first dimension."""
+        """Returns memory and shape of a tensor that is divided or joined along its first dimension."""
         source = self._adapter.buffer(tensor)
         _, _, shape, _, _ = source
         if not shape:
@@ -118,14 +118,14 @@ class Calls(Generic[T]):
         return allocate
 
 
-_LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # room for what is added in groups, for messages and for gradients
+_LONGEST_NAME = MAX_NAME_CHARACTERS - 64  # leaves room for suffixes of groups, messages and gradients
 _LONGEST_OF_GROUP = _LONGEST_NAME - 32  # so that it is still a user's name with a number
 
 UNCHANGED: Reduction = (Sum, 1.0, 1.0)
-"""For what is not reduced."""
+"""For collectives that do not reduce."""
 
 NOTHING: Buffer = (0, DType.UINT8, (), None, CPU)
-"""For what has no tensor."""
+"""For collectives without a tensor."""
 
 _NO_ELEMENTS: Buffer = (0, DType.UINT8, (0,), None, CPU)
 
@@ -134,7 +134,7 @@ def _names_in(base: str, count: int) -> tuple[str, ...]:
     return tuple(base + f"[{number}]" for number in range(count))  # of a name, or of one that is still to come
 
 
-_kept_names_in = lru_cache(maxsize=256)(_names_in)  # to make a name takes a sixth of the time of its tensor
+_kept_names_in = lru_cache(maxsize=256)(_names_in)  # making names is a noticeable part of a submit
 
 
 def entry_of(
@@ -150,13 +150,13 @@ def entry_of(
     allocate: Allocate | None = None,
     splits: tuple[int, ...] = (),
 ) -> Entry[Any]:
-    """The entry, with its request, of one tensor; see `Entry`.
+    """Makes the entry of one tensor, with its request; see `Entry`.
 
-    Raises ValueError if ``reduction`` or ``name`` cannot be.
+    Raises ValueError if ``reduction`` or ``name`` is invalid.
     """
     address, dtype, shape, owner, device = source
     op, prescale, postscale = reduction
-    # A tensor that comes again, as most do, has its request ready: it was checked, and compares at a glance.
+    # Most tensors are repeated: the request is reused, was checked before, and compares by identity.
     known = group.known.get(name) if type(name) is str else None
     asked: object = (name, kind, dtype, shape, op, prescale, postscale, root, True, splits, -1, group_length, device)
     if known is not None and (request := known.request) == asked:
@@ -181,9 +181,9 @@ def entry_of(
 
 
 def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:
-    """The user's name, or else what stands for the next one, and whether the user gave it: then it may come again.
+    """Returns the user's name, or an `Unnamed`, and whether the user gave it: then it may be repeated.
 
-    Raises ValueError for what can be no name.
+    Raises ValueError for an invalid name.
     """
     if name is None:
         return group.unnamed(kind, *between), False
@@ -195,7 +195,7 @@ def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[st
 
 
 def index_in(group: Group, rank: Any, what: str) -> int:
-    """The index in the group of ``rank``, a number in the job. Raises ValueError, naming ``what``, if it is none."""
+    """Converts ``rank``, a number in the job, to a group index. Raises ValueError, naming ``what``, if invalid."""
     number = whole_number(rank)
     index = None if number is None else group.index_of(number)
     if index is None:
@@ -206,7 +206,7 @@ def index_in(group: Group, rank: Any, what: str) -> int:
 
 
 def whole_number(value: Any) -> int | None:
-    """``value`` as an int if it is a whole number of any type."""
+    """Converts a whole number of any type to an int."""
     try:
         return operator.index(value)
     except TypeError:
@@ -214,7 +214,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def _checked(reduction: Reduction, kind: Kind, dtype: ElementType, device: Device) -> tuple[int, float, float]:
-    """The reduction in plain numbers.
+    """Checks a reduction and converts it to plain numbers.
 
     Raises ValueError if elements of ``dtype`` cannot be reduced so, and HorovodInternalError, as Horovod does, for
     Adasum in anything but an all-reduce.

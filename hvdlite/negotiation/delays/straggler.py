@@ -46,7 +46,7 @@ class _Suspect:
     lasted_s: float = 0.0
 
     def judge(self, last: int | None, waited_s: float, lasted_s: float) -> bool:
-        """Takes in a step in which the others waited for ``last``, if for anybody. False if the suspicion is gone."""
+        """Counts a step in which the others waited for ``last``, if for any. False if it is no longer suspected."""
         self.steps += 1
         self.lasted_s += lasted_s
         if last == self.rank:
