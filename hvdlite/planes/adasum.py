@@ -36,7 +36,7 @@ _STORED: dict[ElementType, np.dtype[Any]] = {
 
 def allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
     """Combines each tensor over all ranks of the plane. The entries share a floating-point dtype and scale factors."""
-    with np.errstate(all="ignore"):  # an overflow travels like any other value, whatever numpy is told to say of it
+    with np.errstate(all="ignore"):  # overflows propagate silently, whatever numpy's error settings are
         _allreduce(entries, plane)
 
 
@@ -52,13 +52,13 @@ def _allreduce(entries: Sequence[Entry], plane: DataPlane) -> None:
 
 
 def _divided(entry: Entry, size: int) -> list[int]:
-    """The bytes of each rank's part of one tensor."""
+    """Returns the size in bytes of each rank's part of one tensor."""
     itemsize = entry.request.dtype.itemsize
     return [count * itemsize for count in even_splits(entry.nbytes // itemsize, size)]
 
 
 def _exchanged(entries: Sequence[Entry], parts: Sequence[Sequence[int]], plane: DataPlane) -> list[Array]:
-    """For each tensor this rank's part of all ranks' vectors, shape ``(size, elements)``."""
+    """Returns this rank's part of all ranks' vectors, shape ``(size, elements)``, for each tensor."""
     stored = [
         np.empty((plane.size, part[plane.rank] // entry.request.dtype.itemsize), _STORED[entry.request.dtype])
         for entry, part in zip(entries, parts, strict=True)
@@ -74,7 +74,7 @@ def _exchanged(entries: Sequence[Entry], parts: Sequence[Sequence[int]], plane: 
 
 
 def _combined(vectors: list[list[Array]], plane: DataPlane) -> list[list[Array]]:
-    """One round: pairs of ranks' vectors, each a list of tensors, become one."""
+    """Runs one round: combines pairs of ranks' vectors, each a list of tensors."""
     pairs = list(zip(vectors[0::2], vectors[1::2], strict=False))
     products = np.zeros((len(pairs), len(vectors[0]), 3))
     for of_pair, (left, right) in zip(products, pairs, strict=True):
@@ -115,7 +115,7 @@ def _widened(values: Array, dtype: ElementType) -> Array:
 
 
 def _narrowed(values: Array, dtype: ElementType) -> Array:
-    """Rounded to nearest even, in the dtype that travels."""
+    """Rounds to nearest even, to the dtype that travels."""
     if dtype is not DType.BFLOAT16:
         return np.ascontiguousarray(values, _STORED[dtype])
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)

@@ -22,12 +22,12 @@ _FOLDS_OF_BOOL: Final = {Sum: np.maximum, Min: np.minimum, Max: np.maximum, Prod
 
 
 def folding(dtype: DType, op: int) -> Callable[[Array, Array], Array]:
-    """The function of two arrays of values that ``op`` is."""
+    """Returns ``op`` as a function of two arrays of values."""
     return (_FOLDS_OF_BOOL if dtype is DType.BOOL else _FOLDS)[op]
 
 
 def values_of(bits: Array, dtype: DType) -> Array:
-    """What ``bits`` stand for. A bfloat16 is the upper half of a float32."""
+    """Converts ``bits`` to values. A bfloat16 is the upper half of a float32."""
     if dtype is DType.FLOAT16:
         return bits.astype(np.float32)
     if dtype is DType.BFLOAT16:
@@ -36,7 +36,7 @@ def values_of(bits: Array, dtype: DType) -> Array:
 
 
 def bits_of(values: Array, dtype: DType) -> Array:
-    """``values`` rounded to ``dtype``, to nearest even; a NaN becomes a quiet one."""
+    """Rounds ``values`` to ``dtype``, to nearest even; a NaN becomes a quiet one."""
     if dtype is DType.FLOAT16:
         return values.astype(np.float16)
     if dtype is DType.BFLOAT16:
@@ -47,7 +47,7 @@ def bits_of(values: Array, dtype: DType) -> Array:
 
 
 def scaled(values: Array, dtype: DType, factor: float) -> Array:
-    """``values`` times ``factor``. Integers are scaled in double, truncated toward zero, and saturate."""
+    """Multiplies ``values`` by ``factor``. Integers are scaled in double, truncated toward zero, and saturate."""
     if factor == 1.0 or dtype is DType.BOOL:
         return values
     if dtype.is_floating:

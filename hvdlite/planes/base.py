@@ -1,4 +1,4 @@
-"""What every data plane promises.
+"""The interface and the guarantees of every data plane.
 
 A plane belongs to one group of ``size`` ranks and is one of them, ``rank``. Its collectives
 
@@ -38,7 +38,7 @@ class Completion(Protocol):
     """The rest of a collective that a device has been given."""
 
     def wait(self) -> None:
-        """Returns, or raises, when the collective is done on this rank, as one that blocks would. Releases the GIL."""
+        """Waits until the collective is done on this rank, and raises if it failed. Releases the GIL."""
 
 
 class DataPlane(ABC):
@@ -51,7 +51,7 @@ class DataPlane(ABC):
     rank: int
     size: int
     _error: HvdError | None = None
-    """The first failure, or what `abort` was given: every later collective raises it."""
+    """The first failure, or the error given to `abort`. Every later collective raises it."""
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -70,7 +70,7 @@ class DataPlane(ABC):
 
     @abstractmethod
     def allgather(self, streams: Sequence[Spans]) -> Completion | None:
-        """Copies what each rank contributes to every rank.
+        """Copies the contribution of each rank to every rank.
 
         ``streams[r]`` are the spans of rank ``r``'s contribution: for ``r == self.rank`` rows read and write local
         memory (equal addresses: nothing to copy), for others the reading address is 0 and ignored. Row ``i`` of
@@ -91,7 +91,7 @@ class DataPlane(ABC):
 
     @abstractmethod
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Completion | None:
-        """Gives every rank bytes of its own from each rank.
+        """Sends different bytes from each rank to each rank.
 
         ``sends[r]`` is what goes to rank ``r``: rows whose reading address and bytes count. ``receives[r]`` is where
         what rank ``r`` sends goes: rows whose writing address and bytes count. ``matrix[s, d]`` are the bytes from rank
@@ -101,23 +101,23 @@ class DataPlane(ABC):
 
     @abstractmethod
     def barrier(self) -> Completion | None:
-        """Is done after every rank has entered."""
+        """Returns after every rank has entered."""
 
     def zeros(self, nbytes: int) -> tuple[int, Any]:
-        """The address of ``nbytes`` zeros on the plane's device, and what keeps them; for the thread of collectives."""
+        """Returns the address of ``nbytes`` zeros on the plane's device, and their owner. Executor thread only."""
         zeros = np.zeros(nbytes, np.uint8)
         return address_of(zeros), zeros
 
     def use(self, regions: Regions) -> None:  # noqa: B027 - most planes have no way to
-        """Lets collectives reduce without a copy what lies in the ``regions`` that the ranks have in an arena."""
+        """Lets collectives reduce tensors in ``regions``, the ranks' parts of an arena, without copying."""
 
     @abstractmethod
     def abort(self, error: HvdError) -> None:
-        """Makes the running collective, on this rank, and all later ones raise ``error``. Any thread; never blocks."""
+        """Makes this rank's running collective and all later ones raise ``error``. Any thread; never blocks."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees memory, descriptors and sockets. Not while a collective runs."""
+        """Frees memory, descriptors and sockets. Must not be called while a collective runs."""
 
     def _refuse_if_aborted(self) -> None:
         if self._error is not None:
@@ -125,7 +125,7 @@ class DataPlane(ABC):
 
     @contextmanager
     def _failing_for_good(self) -> Iterator[None]:
-        """Refuses to begin after a failure, and aborts the plane with the first one."""
+        """Raises the error of an earlier failure, and aborts the plane at the first one."""
         self._refuse_if_aborted()
         try:
             yield
@@ -139,22 +139,22 @@ class Planes(dict[str, DataPlane]):
     """The planes of a group, by the kind of device whose memory each of them moves."""
 
     def abort(self, error: HvdError) -> None:
-        """`DataPlane.abort` of all."""
+        """Calls `DataPlane.abort` of all planes."""
         for plane in self.values():
             plane.abort(error)
 
     def close(self) -> None:
-        """`DataPlane.close` of all."""
+        """Calls `DataPlane.close` of all planes."""
         for plane in self.values():
             plane.close()
 
 
 class HostPlane(DataPlane):
-    """A plane of ranks of one host, whose reductions others can go on with."""
+    """A plane of the ranks of one host, whose partial reductions another plane can continue."""
 
     @abstractmethod
     def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
         """Reduces as `reducescatter` does, but writes this rank's part to ``partials``, neither postscaled nor rounded.
 
-        There its elements follow each other, those of float16 and bfloat16 as float32. Spans are read only.
+        The elements there are contiguous, those of float16 and bfloat16 as float32. Spans are only read.
         """

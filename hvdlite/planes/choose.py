@@ -1,4 +1,4 @@
-"""Which data plane a group has, by where its members are, and by what they have.
+"""Chooses a group's data plane by the hosts and the libraries of its members.
 
 A group with a member that lacks the native library has the one plane that needs none, `zmq`.
 
@@ -23,11 +23,11 @@ from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
 
 WITH_ARENA = ("shm", "hierarchical")
-WITHOUT_NATIVE = ("auto", "local", "zmq")  # what may be asked for where a rank lacks the library
+WITHOUT_NATIVE = ("auto", "local", "zmq")  # settings allowed where a rank lacks the library
 
 
 def choose(setting: str, membership: Membership) -> str:
-    """The name of the plane of these members. Raises ValueError when ``setting`` asks for an impossible one."""
+    """Returns the name of the members' plane. Raises ValueError if ``setting`` asks for an impossible one."""
     ranks, hosts = membership.size, len(membership.by_leader)
     if setting == "shm" and hosts > 1:
         raise ValueError(f"HVDLITE_PLANE=shm needs all ranks on one host, but there are {hosts}; use auto or ring")
@@ -49,22 +49,22 @@ def choose(setting: str, membership: Membership) -> str:
 
 
 def plane_part(membership: Membership, options: Settings) -> Part[DataPlane]:
-    """The part that becomes the plane of the members for the memory of CPUs."""
+    """Makes the part that becomes the members' plane for CPU memory."""
     return _PARTS[choose(options.plane, membership)](membership, options)
 
 
 BY_DEVICE: dict[str, Callable[[Membership, Settings], Part[DataPlane] | None]] = {CPU.kind: plane_part}
-"""By the kind of device: the part that becomes the plane for its memory, or None where this rank has no such device."""
+"""By kind of device: makes the part of the plane for its memory, or None where this rank has no such device."""
 
 
 def parts_by_device(membership: Membership, options: Settings) -> dict[str, Part[DataPlane]]:
-    """The parts that become the planes of the members, for the kinds of devices that this rank has."""
+    """Makes the parts that become the members' planes, for the kinds of devices that this rank has."""
     made = {kind: make(membership, options) for kind, make in BY_DEVICE.items()}
     return {kind: part for kind, part in made.items() if part is not None}
 
 
 class _LocalPart(Part[DataPlane]):
-    """Nobody to connect to."""
+    """The part of a group of one rank."""
 
     def bind(self) -> Address:
         return ""
@@ -77,7 +77,7 @@ class _LocalPart(Part[DataPlane]):
 
 
 class _HierarchicalPart(Part[DataPlane]):
-    """Shared memory within the host, a lane across hosts and a ring of all; an address has those of the three."""
+    """Shared memory within the host, a lane across hosts and a ring of all. An address joins those of the three."""
 
     def __init__(self, membership: Membership, options: Settings) -> None:
         self._rank = membership.rank

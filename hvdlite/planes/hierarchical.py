@@ -53,17 +53,17 @@ Hosts = Sequence[Sequence[int]]
 
 
 def lanes_of(hosts: Hosts) -> Hosts:
-    """The ranks of each lane, in the order of their hosts."""
+    """Returns the ranks of each lane, in the order of their hosts."""
     return list(zip(*hosts, strict=False))
 
 
 def in_ring_order(hosts: Hosts) -> Sequence[int]:
-    """All ranks, those of a host one after the other."""
+    """Returns all ranks, with those of a host adjacent."""
     return [rank for ranks in hosts for rank in ranks]
 
 
 class HierarchicalPlane(DataPlane):
-    """Rank ``rank`` of those on ``hosts``.
+    """The plane of rank ``rank`` among those on ``hosts``.
 
     It owns the planes that it is made of: ``local`` of the ranks of this host, ``lane`` of the ranks of this rank's
     lane, if it is in one, and ``ring`` of all ranks, host by host.
@@ -109,7 +109,7 @@ class HierarchicalPlane(DataPlane):
                 self._local.allgather([in_place(rows) for rows in slices])
 
     def _reduce_parts(self, slices: Sequence[Spans], parts: Sequence[Spans], reduction: native.Reduction) -> None:
-        """Steps 1 and 2 by way of partial results.
+        """Runs steps 1 and 2 with partial results.
 
         ``slices`` are by local rank what their lanes reduce; ``parts`` are those of this rank's slice that follow each
         other, by host. On each host the result of its part is rounded, scaled and written to the spans.
@@ -188,15 +188,15 @@ class HierarchicalPlane(DataPlane):
             part.close()
 
     def _by_local_rank(self, slices: Sequence[Spans]) -> list[Spans]:
-        """The slices of the lanes, and none for the local ranks without a lane."""
+        """Returns the slices of the lanes; local ranks without a lane get an empty one."""
         return [*slices, *[_NOTHING] * (len(self._neighbours) - len(slices))]
 
     def _to_others(self, spans: Sequence[Spans]) -> list[Spans]:
-        """``spans`` of each rank in the order of the ring, without those of this host."""
+        """Reorders the ``spans`` of the ranks to the ring's order and drops those of this host."""
         return [_NOTHING if rank in self._neighbours else spans[rank] for rank in self._order]
 
     def _between_hosts(self, matrix: Matrix) -> Matrix:
-        """``matrix`` in the order of the ring, without what stays on a host."""
+        """Reorders ``matrix`` to the ring's order and drops the bytes that stay on a host."""
         between = matrix.copy()
         for ranks in self._hosts:
             between[np.ix_(ranks, ranks)] = 0
@@ -207,7 +207,7 @@ class HierarchicalPlane(DataPlane):
             raise ValueError(f"{what} needs the spans of {self.size} ranks, got {len(spans)}")
 
     def _expect_bytes(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> None:
-        """Holds the spans to the matrix before anything is moved: either part would see a part of it only."""
+        """Checks the spans against the matrix before anything moves: each of the two planes sees only a part of it."""
         if matrix.shape != (self.size, self.size):
             raise ValueError(f"alltoall needs a matrix of shape {(self.size, self.size)}, not {matrix.shape}")
         for what, spans, expected in (("sent", sends, matrix[self.rank]), ("received", receives, matrix[:, self.rank])):
@@ -220,12 +220,12 @@ class HierarchicalPlane(DataPlane):
 
 
 def _pieces(spans: Spans) -> int:
-    """Into how many pieces a batch is cut."""
+    """Returns the number of pieces that a batch is cut into."""
     return max(1, -(-int(spans[:, 2].sum()) // _PIECE_BYTES))
 
 
 def _bytes_of_each(spans: Sequence[Spans]) -> npt.NDArray[np.float64]:
-    """The bytes of the rows of each rank: floats, which are exact for all sizes that there are."""
+    """Returns the bytes of the rows of each rank, as floats, which are exact for all possible sizes."""
     ranks = np.repeat(np.arange(len(spans)), [len(rows) for rows in spans])
     return np.asarray(np.bincount(ranks, np.concatenate(spans)[:, 2], len(spans)), np.float64)
 

@@ -1,4 +1,4 @@
-"""The plane of a group of one: scales and copies, talks to nobody."""
+"""The plane of a group of one rank: scales and copies, without communication."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LocalPlane(HostPlane):
 
     def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
         self._refuse_if_aborted()
-        assert self._library is not None  # or there would be no hierarchical plane, which alone asks for this
+        assert self._library is not None  # the hierarchical plane, the only caller, needs the library too
         reduction, rows = native.Reduction(int(dtype), op, prescale, 1.0), parts[0]
         status = self._library.hvd_open_partials(partials, rows.ctypes.data, len(rows), ctypes.byref(reduction))
         native.check(status, "reducescatter")
@@ -72,7 +72,7 @@ class LocalPlane(HostPlane):
 
 
 def _scale(spans: Spans, dtype: DType, prescale: float, postscale: float) -> None:
-    """An all-reduce of one rank, without the native library."""
+    """All-reduces one rank's tensors without the native library."""
     with np.errstate(all="ignore"):
         for read, write, nbytes in spans.tolist():
             if nbytes:

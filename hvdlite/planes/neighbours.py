@@ -1,4 +1,4 @@
-"""Rings: planes in which each rank connects to its right neighbour, and how they are connected."""
+"""Rings: planes in which each rank connects to its right neighbour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdlite.settings import Settings
 
 
 class NeighbourPlane(DataPlane):
-    """A plane whose ranks talk to their neighbours only; ``address`` is what the left one connects to."""
+    """A plane whose ranks talk only to their neighbours. The left neighbour connects to ``address``."""
 
     address: str
 
@@ -20,7 +20,7 @@ class NeighbourPlane(DataPlane):
     def connect(self, right_address: str, deadline: float) -> None:
         """Connects to the right neighbour and waits for the left one until ``deadline``, on the monotonic clock.
 
-        Raises HorovodInternalError if one of them does not come in time, and ValueError for what is no address.
+        Raises HorovodInternalError if either is not connected in time, and ValueError for an invalid address.
         """
 
 
@@ -34,7 +34,7 @@ class NeighbourPart(Part[DataPlane]):
 
     @abstractmethod
     def _open(self, members: Membership, options: Settings) -> NeighbourPlane:
-        """The plane of this rank, which listens and is not connected yet."""
+        """Opens the plane of this rank, which listens but is not connected yet."""
 
     def bind(self) -> Address:
         self._plane = self._open(self._membership, self._options)
@@ -42,7 +42,7 @@ class NeighbourPart(Part[DataPlane]):
 
     def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
         plane, members = self._plane, self._membership
-        assert plane is not None  # `bind` came first
+        assert plane is not None  # set by `bind`
         plane.connect(addresses[(members.rank + 1) % members.size], deadline)
         self._plane = None
         return plane

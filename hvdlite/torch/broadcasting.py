@@ -55,7 +55,7 @@ def broadcast_optimizer_state(
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    """What remains of the step on zeros by which Horovod makes the state of an optimizer."""
+    """Sets the zero gradients that Horovod leaves behind, which makes an optimizer's state by a step on zeros."""
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Embedding)] if model is not None else []
     sparse = {layer.weight for layer in layers if layer.sparse and isinstance(optimizer, torch.optim.SGD)}
     for group in optimizer.param_groups:
@@ -67,7 +67,7 @@ def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
 
 
 class _Tensors:
-    """Torch tensors, which are their own values."""
+    """The store of torch: a tensor is its own value."""
 
     kind = torch.Tensor
 
@@ -77,7 +77,7 @@ class _Tensors:
 
     @torch.no_grad()
     def write(self, variable: torch.Tensor, received: torch.Tensor) -> None:
-        """Copies into a tensor that may be expanded: elements that share memory are written once."""
+        """Copies into a tensor that may be expanded. Elements that share memory are written once."""
         target, source = variable, received
         for dimension in expanded(variable):
             target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)

@@ -1,4 +1,4 @@
-"""Compression for torch tensors: `hvdlite.training.compression` with torch's floats."""
+"""Compression of torch tensors, after `hvdlite.training.compression`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Compression:
 
 
 def wire_dtype(compression: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype in which ``compression`` sends tensors of ``dtype``. None if it is not one of ours: who knows."""
+    """Returns the dtype in which ``compression`` sends tensors of ``dtype``; None for a user's own compression."""
     if compression is NoneCompressor:
         return dtype
     found: torch.dtype | None = None

@@ -1,4 +1,4 @@
-"""Tensors in memory that all ranks of a host have mapped."""
+"""Tensors in memory mapped by all ranks of a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdlite.torch.collectives.adapter import dtype_of
 
 
 def shared_empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """As `hvdlite.shared_empty`, an uninitialised CPU tensor; arguments are those of `torch.empty`."""
+    """Makes an uninitialised CPU tensor as `hvdlite.shared_empty` does. Arguments are those of `torch.empty`."""
     shape = [each for part in size for each in (part if isinstance(part, Sequence) else [part])]
     kind = torch.get_default_dtype() if dtype is None else dtype
     memory = shared_bytes(shape, dtype_of(kind).itemsize)

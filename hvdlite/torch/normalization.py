@@ -24,7 +24,7 @@ from hvdlite.torch.collectives.tensors import collectives
 
 
 class Moments(NamedTuple):
-    """Of each feature, over the ``values`` that it has on all ranks; ``name`` is that of the collective for them."""
+    """The moments of each feature over its ``values`` on all ranks, and the ``name`` of their collective."""
 
     mean: torch.Tensor
     variance: torch.Tensor
@@ -33,7 +33,7 @@ class Moments(NamedTuple):
 
 
 def moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> Moments:
-    """The moments of the inputs of all ranks, which may have different numbers of values and none."""
+    """Computes the moments of the inputs of all ranks, which may have different numbers of values, or none."""
     features = input.shape[1]
     count = input.numel() // features
     own = torch.zeros(2 * features + 1, dtype=torch.float64)
@@ -51,12 +51,12 @@ def moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> Moments:
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in the type that its sums are taken in."""
+    """Converts ``tensor`` to the dtype in which its sums are formed."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 class Normalize(torch.autograd.Function):
-    """Normalizes with given moments, and knows in backward that they were taken from the input of all ranks."""
+    """Normalizes with given moments. Backward accounts for their dependence on the input of all ranks."""
 
     @staticmethod
     def forward(
@@ -113,7 +113,7 @@ def _with_moments_fixed(
     variance: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of input, weight and bias on this rank, if the moments did not depend on the input."""
+    """Returns the gradients of input, weight and bias on this rank as if the moments were constant."""
     if input.numel() == 0:  # torch divides by the number of elements here
         return torch.zeros_like(input), torch.zeros_like(scale), torch.zeros_like(scale)
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.native_batch_norm_backward(

@@ -33,7 +33,7 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """``module`` with every batch normalization in it replaced; if it is one itself, what replaces it.
+        """Replaces every batch normalization in ``module``. Returns ``module``, or its replacement if it is one itself.
 
         Parameters and running averages are shared with those that they replace, so optimizers that were made before
         keep them, and a layer that is in several places stays one layer. Layers of this class stay as they are. Hooks
@@ -65,7 +65,7 @@ class SyncBatchNorm(_BatchNorm):
         return converted.train(layer.training)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The normalized ``input``. Raises ValueError if all ranks together have fewer than two values a feature."""
+        """Normalizes ``input``. Raises ValueError if all ranks together have fewer than two values a feature."""
         self._check_input_dim(input)
         if not self.training or group_with_peers(self.process_set) is None:
             return super().forward(input)

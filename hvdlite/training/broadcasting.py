@@ -16,33 +16,33 @@ from hvdlite.ops.objects import broadcast_bytes
 from hvdlite.session import rank
 
 V = TypeVar("V")
-"""What a front end keeps values in: variables, or tensors themselves."""
+"""A front end's holder of a value: a variable, or a tensor itself."""
 
 T = TypeVar("T")
 
 
 class Store(Protocol[V, T]):
-    """How a front end's values are read, written and made."""
+    """Reads, writes and makes a front end's values."""
 
     kind: type[V]
 
     def read(self, variable: V) -> T:
-        """The value, as a tensor that can be written in place: ``variable`` itself, or a copy."""
+        """Returns the value as a tensor that can be written in place: ``variable`` itself, or a copy."""
 
     def write(self, variable: V, received: T) -> None:
-        """Gives ``variable`` the value that was received, where what was read was a copy."""
+        """Assigns the received value to ``variable``, where `read` returned a copy."""
 
     def description(self, variable: V) -> Any:
-        """What `make` needs to make another one; something that pickles."""
+        """Returns the argument of `make` for another variable like this one. It can be pickled."""
 
     def make(self, description: Any) -> V:
-        """A new variable, of any value."""
+        """Makes a variable, whose value does not matter."""
 
 
 def named(params: Any, kind: type[V]) -> list[tuple[str, V]]:
-    """The names and variables of a mapping, of pairs, or of variables alone; None is left out.
+    """Returns the names and variables of a mapping, of pairs, or of variables alone; None is left out.
 
-    Raises ValueError for what is not of ``kind``.
+    Raises ValueError for a variable that is not of ``kind``.
     """
     if isinstance(params, Mapping):
         pairs = [(key, params[key]) for key in sorted(params)]
@@ -80,7 +80,7 @@ def broadcast_state(
     collectives: Collectives[T],
     store: Store[V, T],
 ) -> Any:
-    """The ``state`` of ``root_rank``, which pickles but for the variables in it. That of other ranks does not count."""
+    """Returns the ``state`` of ``root_rank``; that of other ranks is ignored. All but its variables must pickle."""
     is_root = rank() == root_rank
     variables: list[V] = []
 
@@ -111,7 +111,7 @@ def _dump(state: Any, variables: list[V], store: Store[V, Any]) -> bytes:
 
 
 def _load(data: memoryview, variables: list[V], store: Store[V, Any]) -> Any:
-    """The state that was dumped, with new variables, which are appended to ``variables`` in the same order."""
+    """Restores a dumped state with new variables, which are appended to ``variables`` in the same order."""
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> V:

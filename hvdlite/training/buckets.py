@@ -1,4 +1,4 @@
-"""Which parameters of an optimizer are reduced together: what users ask for as ``groups``."""
+"""Buckets of parameters that are reduced together, as the user asks for with ``groups``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bucket = list[tuple[str, P]]
 
 
 def in_buckets(names: dict[P, str], groups: Groups[P], kind: type) -> list[Bucket[P]]:
-    """The named parameters, which are of a class ``kind``, in buckets.
+    """Divides the named parameters, which are of a class ``kind``, into buckets.
 
     ``groups`` is None for one bucket each, a number of buckets to cut the parameters into, or lists of parameters that
     are a bucket each and leave a bucket to each of the others. Raises ValueError for anything else, for a parameter
@@ -30,9 +30,9 @@ def in_buckets(names: dict[P, str], groups: Groups[P], kind: type) -> list[Bucke
 
 
 def merged(groups: Groups[P], num_groups: int) -> Groups[P]:
-    """``groups``, or else what its former name ``num_groups`` asks for, with a warning unless that is 0.
+    """Returns ``groups``, or else ``num_groups``, its former name, with a warning unless that is 0.
 
-    Raises ValueError for both together, and for a ``num_groups`` that is no number from 0.
+    Raises ValueError for both together, and for a ``num_groups`` that is not a whole number from 0.
     """
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
         raise ValueError(f"num_groups must be a number from 0, got {_shown(num_groups)}")

@@ -1,6 +1,6 @@
-"""Smaller tensors for the journey between ranks, at the price of precision.
+"""Compression of tensors for transport between ranks, at the cost of precision.
 
-Subclass `Compressor` for a compression of your own; the class itself is what is passed as ``compression``. The
+To add a compression, subclass `Compressor` and pass the class itself as ``compression``. The
 compressed tensors of all ranks are summed, so a compressed form must be one that sums.
 """
 
@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 
 class Compressor(ABC):
-    """Makes a tensor smaller before it is reduced, and what was reduced large again."""
+    """Makes a tensor smaller before it is reduced, and restores the result."""
 
     @staticmethod
     @abstractmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to reduce, ``tensor`` itself or a new one, and a context for `decompress`."""
+        """Returns the tensor to reduce, ``tensor`` itself or a new one, and a context for `decompress`."""
 
     @staticmethod
     @abstractmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """The reduced ``tensor`` in its first form; ``context`` is what `compress` returned with it."""
+        """Restores the original form of the reduced ``tensor``; ``context`` is from `compress`."""
 
 
 class NoneCompressor(Compressor):
@@ -39,7 +39,7 @@ class NoneCompressor(Compressor):
 class CastingCompressor(Compressor):
     """Sends floats wider than ``dtype`` in ``dtype`` and gives them back in the dtype that they had.
 
-    A front end says what its floats are and how they are converted.
+    A front end defines which of its dtypes are floats and how they are converted.
     """
 
     dtype: ClassVar[Any]
@@ -47,12 +47,12 @@ class CastingCompressor(Compressor):
     @staticmethod
     @abstractmethod
     def cast(tensor: Any, dtype: Any) -> Any:
-        """``tensor`` in ``dtype``."""
+        """Converts ``tensor`` to ``dtype``."""
 
     @staticmethod
     @abstractmethod
     def float_bytes(dtype: Any) -> int:
-        """The bytes of a number of ``dtype``; 0 if that is no type of floats."""
+        """Returns the size of a number of ``dtype`` in bytes; 0 if it is not a float type."""
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
@@ -60,7 +60,7 @@ class CastingCompressor(Compressor):
 
     @classmethod
     def wire_dtype(cls, dtype: Any) -> Any:
-        """The dtype in which tensors of ``dtype`` travel."""
+        """Returns the dtype in which tensors of ``dtype`` travel."""
         return cls.dtype if cls.float_bytes(dtype) > cls.float_bytes(cls.dtype) else dtype
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Names for parameters, equal on all ranks and in every step: a name is how ranks find each other's gradients."""
+"""Names for parameters, equal on all ranks and in every step, by which ranks match their gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdlite.session import current
 
 
 class Parameter(Protocol):
-    """What a front end trains: an object that is equal to itself only, and has a shape."""
+    """A trained variable of a front end: an object that is equal only to itself, and has a shape."""
 
     def __hash__(self) -> int: ...
 
@@ -26,9 +26,9 @@ P = TypeVar("P", bound=Parameter)
 
 
 def names_of(by_place: Mapping[P, str], named_parameters: Iterable[tuple[str, Any]] | None) -> dict[P, str]:
-    """The name of every parameter of an optimizer, in the optimizer's order: a given one, or else that by its place.
+    """Returns the name of every parameter of an optimizer, in its order: the given one, or one made of its position.
 
-    Raises ValueError if ``named_parameters`` are not pairs, name something twice, or leave a parameter out.
+    Raises ValueError if ``named_parameters`` are not pairs, repeat a name, or leave a parameter out.
     """
     if named_parameters is None:
         return dict(by_place)
@@ -45,7 +45,7 @@ def names_of(by_place: Mapping[P, str], named_parameters: Iterable[tuple[str, An
 
 
 def known_as(process_set: ProcessSet, kind: str, members: Iterable[tuple[str, P]]) -> list[tuple[str, P]]:
-    """The members with the names by which ranks find each other: ``gradient.weight``, then ``gradient.weight#2``.
+    """Pairs the members with their names on the wire: ``gradient.weight``, then ``gradient.weight#2``.
 
     Optimizers may share parameters' names, so the uses of each are counted, from the time that the process set is
     there. Ranks need only make the optimizers that share a name in the same order.

@@ -1,4 +1,4 @@
-"""The gradients of a set of parameters on their way between ranks, while backward still computes others.
+"""Reduction of gradients while backward still computes others.
 
 A front end calls `Overlap.count_pass` as soon as a gradient was computed. The last gradient of a *bucket*, one
 parameter or those that the user grouped, makes it ready; `synchronize` makes the rest ready, waits for all and puts the
@@ -7,8 +7,8 @@ rank without a gradient contributes zeros.
 
 What is ready is submitted in bursts of many megabytes, and the first of a step at once. Each burst wakes two threads
 on every rank, and where cores are few these take their time from backward; so bursts are longer there. In the middle of
-backward a gradient is only settled while the cache has it, and the rest is done once a burst: backward throws our code
-out of the caches, so that each line of it takes four times as long as in a loop.
+backward a gradient is only settled, while it is in the cache, and the rest is done once a burst: backward evicts this
+code from the caches, so that it runs several times slower there than in a loop.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from hvdlite.training.reduction import Flight, Reduction
 
 T = TypeVar("T")
 
-# Overhead of a step with 75 gradients, 2 ranks on 2 cores, in ms of a core: 45 in bursts of 4 MiB, 34 of 16, 32 of all.
-# The coordinator takes 41, 14 and 4 turns; with each gradient alone it was 122.
+# Fewer, larger bursts save turns of the coordinator; beyond this size they hide less of the reduction.
 _BURST_BYTES: Final = 16 << 20
-# Where the cores that compute must also reduce, an early reduction hides nothing. 2 ranks on 2 cores, in turns: 44 ms
-# in bursts of 16 MiB, 37 of 64.
+# Where the cores that compute must also reduce, an early reduction hides nothing, and larger bursts cost less.
 _BURST_BYTES_WITHOUT_SPARE_CORES: Final = 64 << 20
 
 _FAILURES: Final = (HvdError, ValueError, AssertionError)
@@ -63,22 +61,22 @@ class Gradient(ABC, Generic[T]):
     @property
     @abstractmethod
     def is_wanted(self) -> bool:
-        """Whether the parameter gets gradients; those that are frozen do not."""
+        """True if the parameter gets gradients, which frozen ones do not."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Remembers the gradient, which is complete, as it is now: it is ``settled``."""
+        """Remembers the complete gradient as it is now, in ``settled``."""
 
     @abstractmethod
     def value(self) -> T:
-        """The gradient to reduce: zeros, which become the parameter's, if there is none.
+        """Returns the gradient to reduce. If there is none, zeros become the parameter's gradient.
 
-        Raises ValueError for one that cannot be reduced.
+        Raises ValueError for a gradient that cannot be reduced.
         """
 
     @abstractmethod
     def has_changed(self) -> bool:
-        """Whether the parameter's gradient is not what it was when it was settled."""
+        """True if the parameter's gradient has changed since it was settled."""
 
     @abstractmethod
     def put(self, value: T, reduced: T) -> None:
@@ -104,7 +102,7 @@ class Bucket(Generic[T]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more is to come in this step; frozen parameters get no gradient."""
+        """True if no gradient is still to come in this step; frozen parameters get none."""
         return not any(gradient.is_wanted for gradient in self.waiting)
 
 
@@ -131,7 +129,7 @@ class Overlap(Generic[T]):
         self._burst_bytes_here = 0
         self._submitted: deque[Bucket[T]] = deque()  # of this step, in the order in which they come back
         self._has_begun = False
-        self._thread = 0  # in which this step's gradients are computed
+        self._thread = 0  # the thread in which this step's gradients are computed
         self._torn: tuple[Group | None, str] = (None, "")  # the group and the gradient whose submit was interrupted
         _overlaps.add(self)
 
@@ -151,19 +149,19 @@ class Overlap(Generic[T]):
 
     @property
     def is_reducing(self) -> bool:
-        """Whether a bucket is ready or in flight."""
+        """True if a bucket is ready or in flight."""
         return bool(self._ready) or any(bucket.flight is not None for bucket in self._buckets)
 
     @property
     def has_begun(self) -> bool:
-        """Whether a backward pass has added to a gradient since the last `synchronize`."""
+        """True if a backward pass has added to a gradient since the last `synchronize`."""
         return any(gradient.passes_left < self._passes for gradient in self._gradients.values())
 
     def prepare(self) -> None:
-        """Called once, before anything is submitted. Raises ValueError to refuse that."""
+        """Called once, before anything is submitted. Raises ValueError to prevent that."""
 
     def count_pass(self, gradient: Gradient[T], *_: object) -> None:
-        """To be called when a backward pass has added to ``gradient``. Raises AssertionError for one pass too many."""
+        """Records that a backward pass has added to ``gradient``. Raises AssertionError for one pass too many."""
         if gradient.passes_left == 0:
             raise AssertionError(
                 f"{gradient.name!r} was computed more than backward_passes_per_step = {self._passes} times before "
@@ -211,7 +209,7 @@ class Overlap(Generic[T]):
             self._ready = deque(ready)
             if self._ready:
                 failures += self._submit_ready()
-            for other in tuple(_overlaps):  # before waiting, because ranks may step their optimizers in another order
+            for other in tuple(_overlaps):  # before waiting: ranks may step their optimizers in different orders
                 if other is not self and other._thread == threading.get_ident():
                     other._flush()
             while self._submitted:
@@ -290,16 +288,16 @@ class Overlap(Generic[T]):
             self._submitted.append(bucket)
         except ValueError as error:
             for gradient in sent:
-                gradient.settled = None  # the user may mend it, and step
+                gradient.settled = None  # the user may fix the gradient, and step
             raise ValueError(f"cannot reduce {name!r}: {error}") from error
         except Exception:
             raise
-        except BaseException:  # out of a signal handler: it may have been submitted or not
+        except BaseException:  # raised by a signal handler: the bucket may or may not have been submitted
             self._torn = (group, name)
             raise
 
     def _flush(self) -> None:
-        """Submits what is ready where that can be done. What cannot be submitted is for `synchronize` to tell."""
+        """Submits the ready buckets where possible. Errors are left for `synchronize` to raise."""
         with contextlib.suppress(HvdError, ValueError):  # there may be no session any more
             if self._ready and group_of(self._process_set) is self._group:  # or another one
                 self._submit_ready()
@@ -328,7 +326,7 @@ def _burst_bytes() -> int:
 
 
 def _raise_first(failures: list[Exception]) -> None:
-    """Leaves no cycle of the error and the frames that it passes, which would keep a dropped optimizer's hooks."""
+    """Raises without a cycle of the error and its frames, which would keep a dropped optimizer's hooks alive."""
     try:
         raise failures[0]
     finally:

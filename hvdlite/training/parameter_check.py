@@ -1,4 +1,4 @@
-"""Notices that ranks begin to train with different parameters: ``broadcast_parameters`` was forgotten.
+"""Warns if ranks begin to train with different parameters: ``broadcast_parameters`` was forgotten.
 
 Each rank sends a checksum of every parameter in the burst that carries the first gradients of its first step, and
 looks at the sum over all ranks when it has come, without ever waiting for it. Whoever submits gradients submits
@@ -48,8 +48,8 @@ _EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
 class ParameterCheck(Generic[P]):
     """Compares the parameters of one optimizer.
 
-    ``ready`` is what `read` has taken and `submit` is to send, and ``under_way`` what `conclude` is to look at.
-    ``memory_of`` a parameter is None if it is not trained now, and ValueError if there is nothing to compare.
+    ``ready`` goes from `read` to `submit`, and ``under_way`` from `submit` to `conclude`.
+    ``memory_of`` a parameter returns None if it is not trained now, and raises ValueError if it cannot be compared.
     """
 
     def __init__(self, process_set: ProcessSet, memory_of: Callable[[P], Buffer | None]) -> None:
@@ -83,7 +83,7 @@ class ParameterCheck(Generic[P]):
             self.ready = _packed([checksum for _, checksum in moving], group.rank, group.size)
 
     def submit(self) -> None:
-        """Sends what `read` took, if it did, in the burst of the caller."""
+        """Sends the checksums that `read` took, if any, in the burst of the caller."""
         if self.ready is not None:
             vector, self.ready = self.ready, None
             try:
@@ -93,7 +93,7 @@ class ParameterCheck(Generic[P]):
                 pass  # the gradients, which matter, say what is wrong
 
     def conclude(self) -> None:
-        """Warns about what has come from the other ranks, if it has."""
+        """Compares the checksums of all ranks if they have come, and warns if they differ."""
         if self.under_way is None or not self.under_way.is_done:
             return
         handle, self.under_way = self.under_way, None
@@ -110,7 +110,7 @@ class ParameterCheck(Generic[P]):
                 logger.warning("%s", _warning(self._names, differ, models, group.ranks))
 
     def _checksum(self, parameter: P, of: Callable[[int, int, int], int]) -> int | None:
-        """The checksum of the parameter's memory: 0 for what the host cannot read, None for what rests."""
+        """Returns the checksum of the parameter's memory: 0 if the host cannot read it, None if it is not trained."""
         try:
             memory = self._memory_of(parameter)
         except ValueError:
@@ -121,7 +121,7 @@ class ParameterCheck(Generic[P]):
         if device.kind != CPU.kind:
             return 0
         checksum = of(0, address, math.prod(shape) * dtype.itemsize)
-        del owner, memory  # until here they kept the memory, which may be that of a copy
+        del owner, memory  # kept alive until here: it may own a copy's memory
         return checksum
 
 
@@ -130,7 +130,7 @@ def _compares_after(joins: int) -> bool:
 
 
 def _zlib_crc32(begun: int, address: int, nbytes: int) -> int:
-    """What all ranks of a group take of their parameters if one of them lacks the native library."""
+    """The checksum for groups in which some rank lacks the native library."""
     return zlib.crc32((ctypes.c_ubyte * nbytes).from_address(address), begun) if nbytes else begun
 
 
@@ -143,14 +143,14 @@ def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:
 
 
 def _unpacked(total: Vector, size: int, count: int) -> tuple[Vector, npt.NDArray[np.bool_]]:
-    """The number of each rank's parameters, 0 for a rank that has joined, and which parameters differ."""
+    """Returns the number for each rank's parameters, 0 for a joined rank, and the parameters that differ."""
     models, sums = total[:size], total[size:].astype(np.uint64)
     live = np.uint64(np.count_nonzero(models))
     return models, live * sums[count:] != sums[:count] * sums[:count]  # both sides modulo 2 ** 64
 
 
 def _bits(size: int) -> int:
-    """How many bits of a checksum may travel, so that ``size`` squares still have a sum of 63."""
+    """Returns how many bits of a checksum may travel so that the sum of ``size`` squares fits into 63 bits."""
     return (63 - size.bit_length()) // 2
 
 

@@ -1,4 +1,4 @@
-"""Who takes part with this rank."""
+"""The group with which a rank trains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvdlite.ops import group_of
 
 
 def group_with_peers(process_set: ProcessSet) -> Group | None:
-    """The group of ``process_set``; None if this rank is not in it, or alone there.
+    """Returns the group of ``process_set``; None if this rank is not in it, or alone there.
 
     Raises HorovodInternalError before ``init`` and after ``shutdown``, and ValueError for a set that is not registered,
     so that nobody trains alone without noticing.

@@ -1,4 +1,4 @@
-"""How the gradients of one bucket travel: each compressed, all of them in one collective."""
+"""Reduction of a bucket's gradients: each compressed, all of them in one collective."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class Flight(Protocol[T]):
-    """A reduction on its way."""
+    """A reduction in flight."""
 
     @property
     def tensors(self) -> Sequence[T]:
-        """What was started."""
+        """The tensors with which it was started."""
 
     def finish(self) -> list[T]:
-        """Waits, and gives the reduced tensors: for each of ``tensors`` itself, or else a new one.
+        """Waits, and returns the reduced tensors: each of ``tensors`` itself, or a new one.
 
-        It may be called again, above all when a signal handler has interrupted it.
+        It may be called again, in particular after a signal handler has interrupted it.
         """
 
 
@@ -68,11 +68,11 @@ class Reduction(Generic[T]):
         return _Flight(self, tensors, contexts, entries)
 
     def pack(self, tensor: T, place: Any) -> tuple[T, Any]:
-        """What travels for ``tensor``, and what `unpack` needs to know."""
+        """Returns the tensor that travels for ``tensor``, and a context for `unpack`."""
         return self.compression.compress(tensor)
 
     def unpack(self, tensor: T, reduced: T, context: Any) -> T:
-        """What has arrived for ``tensor``, from the reduction of what travelled."""
+        """Converts the reduction of what `pack` returned to the result for ``tensor``."""
         found: T = self.compression.decompress(reduced, context)
         return found
 
@@ -89,7 +89,7 @@ class _Flight(Generic[T]):
         self._reduction = reduction
         self._contexts = contexts
         self._entries = entries
-        self._reduced: list[T] | None = None  # kept because an interrupted caller comes again
+        self._reduced: list[T] | None = None  # kept for an interrupted caller, which calls again
 
     def finish(self) -> list[T]:
         entries = self._entries

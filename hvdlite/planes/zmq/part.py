@@ -10,7 +10,7 @@ from hvdlite.settings import Settings
 
 
 class ZmqPart(NeighbourPart):
-    """Over TCP, also within a host."""
+    """The part of a `ZmqPlane`, which uses TCP within a host too."""
 
     def _open(self, members: Membership, options: Settings) -> ZmqPlane:
         return ZmqPlane(

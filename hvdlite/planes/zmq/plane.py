@@ -1,12 +1,12 @@
-"""The plane that is easy to read, and that runs where there is no native library: a ring over ZeroMQ.
+"""A ring over ZeroMQ: the plane for ranks without the native library, and the one to read first.
 
 Each rank receives from its left neighbour and sends to its right one, over a PULL and a PUSH socket with CURVE, which
-admits nobody without the key of the group. A vector travels in pieces, so that a rank folds one while ZeroMQ's own
+admits only holders of the group's key. A vector travels in pieces, so that a rank folds one while ZeroMQ's own
 thread moves others. Reduce-scatter takes N - 1 steps: a part begins at the right neighbour of the rank that gets it,
 and every rank on the way folds its own values into it. All-reduce is a reduce-scatter, then an all-gather of the parts
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 
-A connection that ends is final: there is no second one, and its rank is lost.
+Connections are never re-established: when one ends, its rank is lost.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from hvdlite.tensors.dtypes import DType
 Array = npt.NDArray[Any]
 
 _PIECE_BYTES: Final = 512 << 10
-_OF_CURVE_BYTES: Final = 64  # what encryption adds to a message
+_OF_CURVE_BYTES: Final = 64  # bytes that encryption adds to a message
 _HELLO: Final = struct.Struct("<II")
-_EVENT: Final = struct.Struct("=hi")  # of a monitor, as libzmq documents it
+_EVENT: Final = struct.Struct("=hi")  # the format of a monitor's events, as libzmq documents it
 _LINGER_MS: Final = 2000
 _VERDICT_MS: Final = 1000
 
 
 class ZmqPlane(NeighbourPlane):
-    """One rank of a ring. Usable after `connect`; `address` is what the left neighbour connects to.
+    """One rank of a ring. Usable after `connect`; the left neighbour connects to `address`.
 
     All ranks give the same ``key``, 32 bytes that no other group has. A rank listens on the IP address ``address`` at
     one of ``ports`` (None: any port). Errors call the ranks by the numbers ``labels``, on ``hosts``. Raises
@@ -100,12 +100,12 @@ class ZmqPlane(NeighbourPlane):
     def connect(self, right_address: str, deadline: float) -> None:
         """Connects to the right neighbour and waits for the left one until ``deadline``, on the monotonic clock.
 
-        Raises HorovodInternalError if it does not come in time, and ValueError for what is no address.
+        Raises HorovodInternalError if either is not connected in time, and ValueError for an invalid address.
         """
         split(right_address)
         with self._failing_for_good():
             self._right.connect(right_address)
-            with suppress(zmq.Again):  # it has refused this rank already, and nobody comes from the left either
+            with suppress(zmq.Again):  # the right one has refused this rank, and the left one will not connect either
                 self._right.send(_HELLO.pack(self.rank, self.size), zmq.NOBLOCK)
             left = (self.rank - 1) % self.size
             hello = self._next(deadline - time.monotonic(), f"rank {self._labels[left]} did not connect to it in time")
@@ -147,7 +147,7 @@ class ZmqPlane(NeighbourPlane):
                 raise ValueError(f"alltoall: the matrix says {expected.tolist()} bytes, but {found} are {what}")
         with self._failing_for_good():
             _write(receives[self.rank], _read(sends[self.rank]))
-            # What a rank sends travels the ring in the order of the ranks that get it, and each keeps what is its own.
+            # A rank's data travels the ring in the order of the receiving ranks, and each keeps its own part.
             load = np.concatenate([_read(sends[(self.rank + step) % self.size]) for step in range(1, self.size)])
             for step in range(1, self.size):
                 sender = (self.rank - step) % self.size
@@ -165,7 +165,7 @@ class ZmqPlane(NeighbourPlane):
                 self._receive(0)
 
     def _reduced(self, parts: Sequence[Array], dtype: DType, op: int, prescale: float, postscale: float) -> Array:
-        """This rank's part of the reduction of all ranks' ``parts``, as bits."""
+        """Returns this rank's part of the reduction of all ranks' ``parts``, as bits."""
         fold = folding(dtype, op)
 
         def values(number: int) -> Iterator[Array]:
@@ -184,7 +184,7 @@ class ZmqPlane(NeighbourPlane):
         return np.concatenate(done) if done else np.empty(0, BITS[dtype])
 
     def _circulate(self, blocks: Sequence[Array]) -> None:
-        """Sends this rank's block round the ring, and fills those of the others."""
+        """Sends this rank's block round the ring, and receives those of the others."""
         for step in range(self.size - 1):
             self._exchange(blocks[(self.rank - step) % self.size], blocks[(self.rank - step - 1) % self.size])
 
@@ -199,8 +199,8 @@ class ZmqPlane(NeighbourPlane):
 
     def _send(self, piece: Array) -> None:
         try:
-            self._right.send(piece.data, zmq.NOBLOCK)  # copied: the caller may reuse its memory before it is on its way
-        except zmq.Again:  # there is no limit to what is queued, so there is nobody to queue it for
+            self._right.send(piece.data, zmq.NOBLOCK)  # copied: the caller may reuse its memory first
+        except zmq.Again:  # the queue is unlimited, so this means that the peer is gone
             raise self._lost((self.rank + 1) % self.size) from None
 
     def _receive(self, nbytes: int) -> Array:
@@ -223,7 +223,7 @@ class ZmqPlane(NeighbourPlane):
                 return self._left.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 pass
-            if self._has_left:  # and nothing of what it had sent before is left
+            if self._has_left:  # and all that it had sent has been read
                 raise self._lost((self.rank - 1) % self.size)
             if not (events := self._poller.poll(max(0, int((until - time.monotonic()) * 1000) + 1))):
                 raise HorovodInternalError(silence)
@@ -232,9 +232,9 @@ class ZmqPlane(NeighbourPlane):
                 self._has_left = self._has_left or (kind == zmq.EVENT_DISCONNECTED and fd == self._left_fd)
 
     def _lost(self, rank: int) -> HvdError:
-        """What the group says of the end of the connection with ``rank``, if it says it soon; else that rank is lost.
+        """Returns the group's error for the lost connection to ``rank`` if it comes soon, else `PeerLost`.
 
-        Whoever raised at once might end before the group has heard of the loss, and would be taken for the lost rank.
+        A rank that raised at once might exit before the group heard of the loss, and be taken for the lost rank.
         """
         if (wake := self._wake) is not None:
             told = select.poll()
@@ -261,7 +261,7 @@ class ZmqPlane(NeighbourPlane):
 
 
 def _pieces(array: Array) -> Iterator[Array]:
-    """``array`` in pieces that, widened to four bytes an element or not, fit into a message."""
+    """Cuts ``array`` into pieces that fit into a message even when widened to four bytes an element."""
     step = _PIECE_BYTES // max(4, array.itemsize)
     return (array[begin : begin + step] for begin in range(0, len(array), step))
 
@@ -271,7 +271,7 @@ def _memory(address: int, nbytes: int) -> Array:
 
 
 def _read(spans: Spans) -> Array:
-    """A copy of what ``spans`` read."""
+    """Copies the memory that ``spans`` read."""
     rows = [_memory(read, nbytes) for read, _, nbytes in spans.tolist() if nbytes]
     return np.concatenate(rows) if rows else np.empty(0, np.uint8)
 

@@ -2,7 +2,7 @@
 
 A tensor's memory is not always what `data_ptr` says: its values may be the negatives or conjugates of what lies there,
 it may wrap other tensors, or have no memory at all. Most tensors are plain, and found to be in a few looks. All others
-go the long way: copies are made for forms that only read, and what has no meaning here is refused.
+take the slow path: forms that only read get copies, and unsupported tensors are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = frozenset({_Tensor, _Parameter})
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """Raises ValueError for a dtype that collectives do not calculate with."""
+    """Returns hvdlite's dtype for one of torch. Raises ValueError for an unsupported one."""
     if dtype not in _DTYPES:
         raise ValueError(f"dtype {dtype} is not supported; hvdlite takes {', '.join(map(str, _DTYPES))}")
     return _DTYPES[dtype]
@@ -47,7 +47,7 @@ class TensorAdapter:
                 if address and not (address & 7 and address % dtype.itemsize):
                     return address, dtype, tensor.shape, tensor.untyped_storage(), CPU
         except (KeyError, RuntimeError):
-            pass  # what is raised below is not to be raised in the course of this
+            pass  # errors below are raised without this one as their context
         return _looked_at(tensor, is_written)
 
     def of_number(self, value: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]] | None:
@@ -87,9 +87,9 @@ class TensorAdapter:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` itself if its memory has its values, contiguous and aligned, or else a copy.
+    """Returns ``tensor`` itself if its memory holds its values, contiguous and aligned, or else a copy.
 
-    What has no memory is left to be refused.
+    A tensor without memory is returned as it is, to be refused later.
     """
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor
@@ -98,7 +98,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def expanded(tensor: torch.Tensor) -> list[int]:
-    """The dimensions along which elements share memory, as after `expand`."""
+    """Returns the dimensions along which elements share memory, as after `expand`."""
     return [index for index, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[index] > 1]
 
 
@@ -156,13 +156,13 @@ def _buffer(tensor: torch.Tensor, is_written: bool) -> Buffer:
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether planes can add the tensor's elements where they are; no matter for what has none."""
+    """True if planes can add the tensor's elements in place; irrelevant for a tensor without elements."""
     parts = added_as(_element_type(tensor.dtype))
     return parts is None or not _has_memory(tensor) or tensor.data_ptr() % parts.itemsize == 0
 
 
 def _refusal(tensor: torch.Tensor) -> str:
-    """Why ``tensor`` has no memory to send; empty if it has."""
+    """Explains why ``tensor`` has no memory to send; empty if it has."""
     if _is_wrapper(tensor):
         return f"a tensor {_advice_on_wrapper(tensor)}"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -181,7 +181,7 @@ def _refusal(tensor: torch.Tensor) -> str:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a class of the user's, or of torch's, says what the tensor is, and there is no memory behind it."""
+    """True for subclasses, of the user or of torch, that define their tensors without memory of their own."""
     dispatch = getattr(type(tensor), "__torch_dispatch__", None)
     if dispatch is None or dispatch is torch.Tensor.__torch_dispatch__:
         return False
@@ -211,7 +211,7 @@ def _advice_on_wrapper(tensor: torch.Tensor) -> str:
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    """Asked by name, because to import the class takes a second."""
+    """True for a DTensor. Compares names, because importing the class is slow."""
     return any(each.__name__ == "DTensor" for each in type(tensor).__mro__)
 
 
@@ -231,7 +231,7 @@ def _empty_in_memory(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Te
 
 @contextmanager
 def _in_memory() -> Iterator[None]:
-    """Has torch make tensors in memory also where it would make others: in FakeTensorMode, or in `torch.func`."""
+    """Makes torch allocate real tensors even in FakeTensorMode and in `torch.func`."""
     with _disable_current_modes():
         if torch._C._functorch.peek_interpreter_stack() is None:
             yield

@@ -37,19 +37,19 @@ Form = TypeVar("Form", bound=Callable[..., Any])
 
 
 class Receipt(Protocol):
-    """What is known of a tensor that went forward: a `Handle` has it."""
+    """The properties of a tensor that went forward. A `Handle` has them."""
 
     @property
     def name(self) -> str:
-        """By which ranks found it."""
+        """The name by which ranks matched it."""
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """From each rank, if ranks had any number of them."""
+        """The rows from each rank, if their numbers may differ."""
 
 
 class Call(NamedTuple):
-    """A collective that ran forward: what a rule needs to know of it."""
+    """A collective that ran forward, as the rules see it."""
 
     collectives: Collectives[torch.Tensor]
     arguments: dict[str, Any]
@@ -57,13 +57,13 @@ class Call(NamedTuple):
     handles: Sequence[Receipt]
 
     def of(self, members: Sequence[int]) -> Call:
-        """The same call of some tensors of a group."""
+        """Returns the same call of some tensors of a group."""
         shapes = [self.shapes[index] for index in members]
         return self._replace(shapes=shapes, handles=[self.handles[index] for index in members])
 
     @property
     def meeting(self) -> dict[str, Any]:
-        """Where ranks meet for the gradient: the arguments that every collective has."""
+        """The arguments that every collective takes, for that of the gradient."""
         return {"name": f"{self.handles[0].name}.backward", "process_set": self.arguments["process_set"]}
 
     @property
@@ -73,12 +73,12 @@ class Call(NamedTuple):
 
     @property
     def root(self) -> dict[str, Any]:
-        """Where ranks meet, and with which root."""
+        """The arguments that every collective takes, and the root."""
         return {"root_rank": self.arguments["root_rank"], **self.meeting}
 
     @property
     def is_root(self) -> bool:
-        """Whether this rank is the root."""
+        """True on the root."""
         return bool(self.arguments["root_rank"] == rank())
 
     @property
@@ -93,13 +93,13 @@ Rule = Callable[[Call, Tensors], Sequence[torch.Tensor | None]]
 def run_draft(
     collectives: Collectives[torch.Tensor], form: str, tensors: Any, **arguments: Any
 ) -> tuple[Handle | GroupHandle, Any]:
-    """Runs a blocking form without its gradient and its compression: its handle, and the handle's result."""
+    """Runs a blocking form without gradient and compression. Returns its handle, and the handle's result."""
     handle = draft_of(getattr(Collectives, form))(collectives, tensors, **arguments)
     return handle, run(handle)
 
 
 def differentiable(blocking: Form, rule: Rule) -> Form:
-    """``blocking``, a method of `Collectives`, with a gradient by ``rule``.
+    """Gives ``blocking``, a method of `Collectives`, a gradient by ``rule``.
 
     Compression, if there is any, is undone by the derivatives of ``compress`` and ``decompress``.
     """
@@ -110,7 +110,7 @@ def differentiable(blocking: Form, rule: Rule) -> Form:
     @functools.wraps(blocking)
     def collective(self: Collectives[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         given = args[0] if args else kwargs.get(subject)
-        if is_grouped and not isinstance(given, (list, tuple)):  # an iterator, which could be looked at only once
+        if is_grouped and not isinstance(given, (list, tuple)):  # an iterator, which can be read only once
             given = list(given or ())
             args, kwargs = (given, *args[1:]), {key: value for key, value in kwargs.items() if key != subject}
         if not torch.is_grad_enabled() or not _requires_grad(given):
@@ -172,7 +172,7 @@ class _Crossing(torch.autograd.Function):
 
 
 def gradients_of(call: Call, rule: Rule, gradients: Tensors) -> list[torch.Tensor | None]:
-    """The gradients of a call's inputs by ``rule``, from those of its results."""
+    """Returns the gradients of a call's inputs by ``rule``, from those of its results."""
     contiguous = tuple(gradient.contiguous() for gradient in gradients)
     floating = [index for index in range(len(call.shapes)) if _has_gradient(contiguous[index])]
     if len(floating) == len(call.shapes):

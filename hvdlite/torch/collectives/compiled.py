@@ -1,4 +1,4 @@
-"""Blocking collectives as `torch.compile` sees them: calls of the operators of torch that `operators` makes.
+"""Blocking collectives for `torch.compile`: calls of the torch operators that `operators` registers.
 
 This is the only code of ours that dynamo traces. Each function here has the parameters of a collective and returns its
 result, or None for what a graph does not take: process sets, compression, ``average``, and arguments that are not
@@ -186,7 +186,7 @@ barrier.__doc__ = ops.barrier.__doc__
 
 
 def with_graphs(collectives: Class) -> Class:
-    """The class itself. In its methods dynamo finds the functions above of the same names, if these take a call."""
+    """Returns the class itself. For its methods dynamo traces the functions above of the same names."""
     for name, form in list(globals().items()) if HAS_OPERATORS else ():
         eager = getattr(collectives, name, None)
         if eager is not None and getattr(form, "__module__", "") == __name__:
@@ -209,7 +209,7 @@ def _with_graph(eager: Callable[..., Any], in_graph: Callable[..., Any]) -> Call
 
 
 def _allreduce_(eager: Callable[..., Any], with_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """The shortest of calls, with its parameters: to pass on whatever comes takes 2 % of it."""
+    """Spells out the parameters, because passing on ``*args`` is a noticeable part of this shortest call."""
 
     @functools.wraps(eager)
     def form(
@@ -254,7 +254,7 @@ def _are_plain(
 
 
 def _everyone() -> Any:
-    """The group of all ranks, whose size and whose rank become guards of the graph; None if there is no session."""
+    """Returns the group of all ranks, whose size and rank become guards of the graph; None without a session."""
     current = session._current
     return None if current is None else current.everyone
 
@@ -312,7 +312,7 @@ def _run(call: Any, shapes: Any, tensors: Any) -> tuple[list[torch.Tensor], torc
 
 
 def _receipt(name: str | None) -> torch.Tensor:
-    """A tensor that holds the name under which a collective goes, given the user's name for it."""
+    """Makes a tensor that holds the name of a collective, given the user's name for it."""
     return torch.empty(AUTOMATIC_NAME_BYTES + 4 * len(name or ""), dtype=torch.uint8, device="cpu")
 
 
@@ -325,7 +325,7 @@ def _exchanged(form: str, tensor: Any, splits: Any, name: Any, process_set: Any,
 
 
 class _Known(torch.autograd.Function):
-    """The node of a collective whose results have known shapes."""
+    """The autograd node of a collective whose results have known shapes."""
 
     @staticmethod
     def forward(context: Any, call: Any, shapes: Any, *tensors: torch.Tensor) -> Any:

@@ -17,14 +17,14 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 def _of_allreduce(call: Call, gradients: Tensors) -> Gradients:
-    """The same reduction of the gradients."""
+    """Reduces the gradients in the same way."""
     _refuse_without_gradient(call.arguments["op"])
     same = {key: call.arguments[key] for key in ("average", "op", "prescale_factor", "postscale_factor")}
     return call.collectives.grouped_allreduce(gradients, **same, **call.meeting)
 
 
 def _of_allgather(call: Call, gradients: Tensors) -> Gradients:
-    """The average over ranks, of which each takes the rows that it gave."""
+    """Averages over ranks; each takes the rows that it contributed."""
     averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
     index = call.own_index
     return [
@@ -33,19 +33,19 @@ def _of_allgather(call: Call, gradients: Tensors) -> Gradients:
 
 
 def _of_broadcast(call: Call, gradients: Tensors) -> Gradients:
-    """The average over ranks on the root, and zeros elsewhere."""
+    """Averages over ranks on the root; zeros elsewhere."""
     averages = call.collectives.grouped_allreduce(gradients, op=Average, **call.meeting)
     return averages if call.is_root else [torch.zeros_like(average) for average in averages]
 
 
 def _of_alltoall(call: Call, gradients: Tensors) -> Gradients:
-    """Every row back where it came from. Rows that were not sent have a gradient of zero."""
+    """Sends every row back to its origin. Rows that were not sent have a gradient of zero."""
     returned = call.collectives.alltoall(gradients[0], splits=call.rows[0], **call.meeting)
     return [_filled_up(returned[0], call.shapes[0])]
 
 
 def _of_reducescatter(call: Call, gradients: Tensors) -> Gradients:
-    """The rows of all ranks, times the scale factors, and for a Sum times the number of ranks."""
+    """Gathers the rows of all ranks, times the scale factors, and for a Sum times the number of ranks."""
     scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
     if call.arguments["op"] == Sum:
         scale *= call.arguments["process_set"].size()
@@ -54,7 +54,7 @@ def _of_reducescatter(call: Call, gradients: Tensors) -> Gradients:
 
 
 def _of_reduce(call: Call, gradients: Tensors) -> Gradients:
-    """The root's gradient, scaled as the tensor was."""
+    """Broadcasts the root's gradient, scaled as the tensor was."""
     _refuse_without_gradient(call.arguments["op"])
     scale = call.arguments["prescale_factor"] * call.arguments["postscale_factor"]
     if call.arguments["op"] == Average:
@@ -64,24 +64,24 @@ def _of_reduce(call: Call, gradients: Tensors) -> Gradients:
 
 
 def _of_gather(call: Call, gradients: Tensors) -> Gradients:
-    """To every rank the gradient of its rows, from the root."""
+    """Scatters the root's gradient: each rank gets that of its rows."""
     return [call.collectives.scatter(gradients[0], splits=call.rows[0], **call.root)]
 
 
 def _of_scatter(call: Call, gradients: Tensors) -> Gradients:
-    """On the root the gradients of all rows, and zeros elsewhere."""
+    """Gathers the gradients of all rows on the root; zeros elsewhere."""
     gathered = call.collectives.gather(gradients[0], **call.root)
     return [_filled_up(gathered, call.shapes[0])]
 
 
 def _of_send(call: Call, gradients: Tensors) -> Gradients:
-    """What the receiver sends back. The gradient of what `send` returns, which is zero, is nothing."""
+    """Receives the gradient from the receiver. The result of `send` is a constant zero, whose gradient is ignored."""
     like = gradients[0].new_empty(call.shapes[0])
     return [call.collectives.recv_(like, call.arguments["rank"], **call.meeting)]
 
 
 def _of_recv(call: Call, gradients: Tensors) -> Gradients:
-    """Nothing for the tensor that said what to receive; its gradient goes to the sender."""
+    """Sends the gradient to the sender. The tensor that gave shape and dtype has none."""
     call.collectives.send(gradients[0], call.arguments["rank"], **call.meeting)
     return [None]
 
@@ -92,7 +92,7 @@ def _refuse_without_gradient(op: Any) -> None:
 
 
 def _filled_up(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """``rows`` followed by zeros, in ``shape``."""
+    """Fills up ``rows`` with zeros to ``shape``."""
     if rows.shape == shape:
         return rows
     return torch.cat([rows, rows.new_zeros(shape[0] - rows.shape[0], *shape[1:])])
@@ -113,4 +113,4 @@ RULES: Final[Mapping[str, Rule]] = {
     "send": _of_send,
     "recv": _of_recv,
 }
-"""By the name of the form that is differentiable."""
+"""The rule of each differentiable form, by its name."""

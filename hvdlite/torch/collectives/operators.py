@@ -32,7 +32,7 @@ from hvdlite.torch.collectives.derivatives import RULES
 # in between were not tried, and calls that end a graph are right with all of them.
 HAS_OPERATORS: Final = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 
-AUTOMATIC_NAME_BYTES: Final = 96  # a name that the user did not give, and what is added to any
+AUTOMATIC_NAME_BYTES: Final = 96  # room for an automatic name, and for suffixes
 
 order = torch.zeros((), device="cpu")
 
@@ -46,7 +46,7 @@ class _Receipt(NamedTuple):
 
 
 def register(collectives: Collectives[torch.Tensor]) -> None:
-    """Makes the operators, ``torch.ops.hvdlite``, out of ``collectives``."""
+    """Registers operators for ``collectives`` as ``torch.ops.hvdlite``."""
     arguments = "str form, str? name, SymInt op, float prescale, float postscale, SymInt rank"
     define = torch.library.custom_op
 
@@ -128,7 +128,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
         rank: int,
         splits: Sequence[int] | None = None,
     ) -> tuple[Handle, list[torch.Tensor]]:
-        """The handle of the first tensor, and the results."""
+        """Runs the form. Returns the handle of the first tensor, and the results."""
         tensors = list(inputs) if form.startswith("grouped_") else inputs[0]
         arguments = _arguments(form, reduction, rank, splits)
         handle, result = run_draft(collectives, form, tensors, name=name, **arguments)
@@ -154,7 +154,7 @@ def register(collectives: Collectives[torch.Tensor]) -> None:
 
 
 def _arguments(form: str, reduction: Sequence[Any], rank: int, splits: Sequence[int] | None = None) -> dict[str, Any]:
-    """What the form takes of these, and the process set."""
+    """Returns the arguments that the form takes of these, and the process set."""
     values = {"root_rank": rank, "rank": rank, "splits": splits, **dict(zip(_REDUCTION, reduction, strict=False))}
     return {"process_set": global_process_set, **{key: values[key] for key in _parameters(form) & values.keys()}}
 

@@ -78,7 +78,7 @@ def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> t
 
 
 def _divided(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """``tensor / count`` in its dtype; whole numbers are truncated toward zero."""
+    """Computes ``tensor / count`` in its dtype; integers are truncated toward zero."""
     values = tensor.values()
     quotient = values / count if values.is_floating_point() else torch.div(values, count, rounding_mode="trunc")
     return torch.sparse_coo_tensor(tensor.indices(), quotient, tensor.shape, is_coalesced=True, check_invariants=False)

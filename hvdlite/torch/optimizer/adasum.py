@@ -27,11 +27,11 @@ from hvdlite.training.parameter_check import ParameterCheck
 from hvdlite.training.peers import group_with_peers
 
 Start = tuple[str, list[torch.Tensor], list[torch.Tensor]]
-"""The name of a bucket, its parameters, and copies of them from which a step is measured."""
+"""The name of a bucket, its parameters, and their copies from before the step."""
 
 
 class DeltaReducer:
-    """Combines the steps of the parameters that it was told to `watch`."""
+    """Combines the steps of the parameters that were added with `watch`."""
 
     def __init__(self, reduction: TensorReduction) -> None:
         self._reduction = reduction
@@ -46,7 +46,7 @@ class DeltaReducer:
             self._check.watch(members, self._buckets[-1])
 
     def starts(self) -> list[Start]:
-        """Where the next step starts. Empty if there is nobody to combine it with."""
+        """Copies the parameters before the next step. Empty if this rank has no peers."""
         starts: list[Start] = []
         if not self._buckets or (group := group_with_peers(self._reduction.process_set)) is None:
             return starts
@@ -65,7 +65,7 @@ class DeltaReducer:
 
     @torch.no_grad()
     def combine(self, starts: Sequence[Start]) -> None:
-        """Makes the steps that were taken since ``starts`` those of all ranks.
+        """Replaces the steps taken since ``starts`` by those combined over all ranks.
 
         If some fail, their parameters are back where they started, and the others are combined before the first
         HorovodInternalError is raised.
@@ -77,7 +77,7 @@ class DeltaReducer:
             return
         try:
             failures = self._reduce(starts)
-        except BaseException:  # out of a signal handler, say: the other ranks go on with this rank's step
+        except BaseException:  # for example from a signal handler: the other ranks go on with this rank's step
             self._torn_in = group_of(self._reduction.process_set)
             for _, parameters, copies in starts:
                 for parameter, copy in zip(parameters, copies, strict=True):
@@ -106,7 +106,7 @@ class DeltaReducer:
 
 
 class AdasumStep(DistributedStep):
-    """What ``op=hvd.Adasum`` puts before the user's class."""
+    """The front class of a wrapped optimizer with ``op=hvd.Adasum``."""
 
     _deltas: DeltaReducer
     _passes: int
@@ -121,14 +121,14 @@ class AdasumStep(DistributedStep):
         self._passes = positive_passes(passes)
 
     def synchronize(self) -> None:
-        """Does nothing: what is reduced is the step."""
+        """Does nothing: ranks combine steps, not gradients."""
 
     def skip_synchronize(self) -> NoReturn:
         """Raises AssertionError: there are no reduced gradients that could be changed before the step."""
         raise AssertionError("skip_synchronize() cannot be used with op=hvd.Adasum, which reduces in step()")
 
     def step(self, closure: Closure | None = None) -> Any:
-        """The user's step on this rank's gradients, combined with those of the other ranks."""
+        """Takes the user's step on this rank's gradients, and combines it with those of the other ranks."""
         starts = self._deltas.starts()
         result = super().step(closure)
         self._deltas.combine(starts)

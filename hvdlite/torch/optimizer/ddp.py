@@ -1,4 +1,4 @@
-"""Notices parameters whose gradients torch's ``DistributedDataParallel`` reduces, too.
+"""Detects parameters whose gradients torch's ``DistributedDataParallel`` reduces as well.
 
 It leaves no mark on parameters, and its hooks are in C++. So its modules are looked for among all objects, at the two
 times when that may cost something, and only in processes that use torch.distributed.
@@ -15,7 +15,7 @@ from hvdlite.torch.optimizer.names import Named
 
 
 def refuse_ddp(members: Iterable[Named]) -> None:
-    """Raises ValueError if a parameter is one of a ``DistributedDataParallel`` module."""
+    """Raises ValueError if a parameter belongs to a ``DistributedDataParallel`` module."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return

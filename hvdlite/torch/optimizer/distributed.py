@@ -33,7 +33,7 @@ _GRAD_SCALERS = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
 
 
 class _GradientStep(DistributedStep):
-    """What stands before the user's class when gradients are reduced."""
+    """The front class of an optimizer that reduces gradients."""
 
     _reducer: GradientReducer
     _is_synchronized: bool
@@ -86,10 +86,10 @@ class _GradientStep(DistributedStep):
             self._skips_synchronize = skipped_before
 
     def step(self, closure: Closure | None = None) -> Any:
-        """The user's step on the reduced gradients; with a closure, on those of each time that it is called.
+        """Takes the user's step on the reduced gradients; with a closure, on those of each of its calls.
 
         In `skip_synchronize` the gradients are taken as they are: `synchronize` has reduced them, or the closure calls
-        it. Raises AssertionError where nobody did.
+        it. Raises AssertionError if neither did.
         """
         if closure is not None:
             evaluate = self._evaluate_synchronized if self._skips_synchronize else self._evaluate
@@ -175,7 +175,7 @@ def DistributedOptimizer(
     """An optimizer of the same class and state whose ``step`` first reduces the gradients over all ranks.
 
     Gradients are reduced while backward computes others. ``named_parameters`` gives them names that mean something in
-    messages. With ``backward_passes_per_step`` the gradients of so many passes are summed before they are reduced.
+    messages. With ``backward_passes_per_step`` the gradients of that many passes are summed before they are reduced.
     ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it.
     ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
     of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
@@ -185,7 +185,7 @@ def DistributedOptimizer(
     of a host reduce it without copies.
 
     The object that was wrapped shares everything with the new one and must not step any more. Learning-rate schedulers
-    take either. Raises ValueError for arguments that cannot be, and before ``init``.
+    take either. Raises ValueError for invalid arguments, and before ``init``.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
     given = None if named_parameters is None else list(named_parameters)

@@ -1,4 +1,4 @@
-"""The gradients of torch parameters: when autograd has computed them, and where they are reduced."""
+"""Hooks on torch parameters, and the memory in which their gradients are reduced."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TensorGradient(Gradient[torch.Tensor]):
         return self.parameter.requires_grad
 
     def settle(self) -> None:
-        """Moves the gradient to its place, and remembers it as it is now."""
+        """Moves the gradient to its place, and remembers its version."""
         value = self.parameter.grad
         if value is None:  # another hook has taken it
             return
@@ -86,7 +86,7 @@ class TensorGradient(Gradient[torch.Tensor]):
 
 
 class GradientReducer(Overlap[torch.Tensor]):
-    """Reduces the gradients of the parameters that it was told to `watch`, from their hooks on, until `close`.
+    """Reduces the gradients of the parameters that were added with `watch`, until `close`.
 
     With ``has_places`` gradients are put where ranks of a host reduce them without copies, see `places`.
     """
@@ -128,14 +128,14 @@ class GradientReducer(Overlap[torch.Tensor]):
         super().synchronize()
 
     def close(self) -> None:
-        """Removes the hooks, and lets the places go; gradients that lie there keep their memory."""
+        """Removes the hooks and releases the places. Gradients in places keep their memory."""
         for gradient in self._all:
             gradient.place = None
             if gradient.hook is not None:
                 gradient.hook.remove()
 
     def _hook(self) -> None:
-        """Puts hooks on the parameters that get gradients and have no hook."""
+        """Adds hooks to the parameters that get gradients and have no hook yet."""
         for gradient in self._frozen:
             if gradient.is_wanted:
                 hook = functools.partial(self.count_pass, gradient)
@@ -146,7 +146,7 @@ class GradientReducer(Overlap[torch.Tensor]):
 
 
 def memory_of(parameter: torch.Tensor) -> Buffer | None:
-    """What `ParameterCheck` compares."""
+    """Returns the memory that `ParameterCheck` compares."""
     return _ADAPTER.buffer(parameter.detach()) if parameter.requires_grad else None
 
 

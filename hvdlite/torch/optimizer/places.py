@@ -25,7 +25,7 @@ _CACHED_BYTES: Final = 1 << 18
 
 
 class Place:
-    """Where one gradient is reduced; it takes memory when it is used first, and again in a later session."""
+    """Memory in which one gradient is reduced, allocated at its first use, and again in a later session."""
 
     __slots__ = ("_tensor",)
 
@@ -33,7 +33,7 @@ class Place:
         self._tensor: torch.Tensor | None = None
 
     def settle(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """``tensor`` in ``dtype`` and shared memory: itself if it lies in such memory, or else a contiguous copy.
+        """Returns ``tensor`` in ``dtype`` and shared memory: itself if it lies there, or else a contiguous copy.
 
         The copy has the memory of the copy before. None where there is no shared memory, or nothing to put there.
         """
@@ -58,7 +58,7 @@ class Place:
             place = self._tensor = None  # first, so that its memory may be used again
             try:
                 place = self._tensor = shared_empty(tensor.shape, dtype=dtype)
-            except (MemoryError, ValueError):  # ordinary memory does as well; what ranks cannot send is refused later
+            except (MemoryError, ValueError):  # ordinary memory will do; unsupported tensors are refused later
                 return None
             target = place.data_ptr()
         if is_alike and (nbytes := tensor.nbytes) > _CACHED_BYTES:
@@ -69,7 +69,7 @@ class Place:
 
 
 def keep_what_is_freed(nbytes: int) -> None:
-    """To be called for gradients of ``nbytes`` in all that will have places.
+    """Keeps freed memory in the process, for gradients of ``nbytes`` in all that will have places.
 
     Without places they would stay in the heap until the next step. Now they leave it in the middle of backward, and the
     allocator would return their pages to the system, which then clears a page for each page fault of the next step.

@@ -1,4 +1,4 @@
-"""How gradients that are torch tensors travel.
+"""Reduction of torch gradients.
 
 A tensor is reduced in its own memory if that is contiguous and not compressed. Otherwise a copy travels, because ranks
 may lay the same parameter out differently; it is made in the tensor's *place*, if it has one.
@@ -27,7 +27,7 @@ from hvdlite.training.reduction import Flight, Reduction
 class TensorReduction(Reduction[torch.Tensor]):
     """The choices that hold for all gradients of an optimizer.
 
-    What one of our compressions made smaller arrives in the dtype that travelled, for the caller to copy into the
+    With one of our compressions the result has the dtype that travelled, and the caller copies it into the
     tensor. Sparse gradients stay sparse. Places are those of `hvdlite.torch.optimizer.places`.
     """
 
@@ -93,5 +93,5 @@ class _SparseFlight:
 
 
 def _with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The coalesced ``tensor`` with other values."""
+    """Returns the coalesced ``tensor`` with other values."""
     return torch.sparse_coo_tensor(tensor.indices(), values, tensor.shape, is_coalesced=True, check_invariants=False)

@@ -21,14 +21,14 @@ Front = TypeVar("Front", bound="DistributedStep")
 
 
 class DistributedStep(torch.optim.Optimizer):
-    """What stands before the user's class in the order of inheritance."""
+    """The base of front classes, which precede the user's class in the order of inheritance."""
 
     _parameter_names: dict[torch.Tensor, str]  # as in Horovod, whose scripts read it
 
     @property
     @abstractmethod
     def backward_passes_per_step(self) -> int:
-        """Backward passes whose gradients are summed on their rank for one step."""
+        """Backward passes whose gradients are summed locally for one step."""
 
     @abstractmethod
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -36,7 +36,7 @@ class DistributedStep(torch.optim.Optimizer):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits until gradients are as all ranks see them."""
+        """Waits until the gradients are reduced."""
 
     @abstractmethod
     def skip_synchronize(self) -> AbstractContextManager[None]:
@@ -50,7 +50,7 @@ class DistributedStep(torch.optim.Optimizer):
 
 
 def wrap(optimizer: torch.optim.Optimizer, front: type[Front], choices: Mapping[str, Any], **attributes: Any) -> Front:
-    """An optimizer that is a ``front`` and of the class of ``optimizer``, shares its attributes, and has more.
+    """Makes an optimizer of ``front`` and the class of ``optimizer`` that shares all attributes of ``optimizer``.
 
     ``choices`` are attributes of its class, so that the user's optimizer may have others of these names.
     """
@@ -68,7 +68,7 @@ def wrap(optimizer: torch.optim.Optimizer, front: type[Front], choices: Mapping[
 
 
 def positive_passes(passes: int) -> int:
-    """``passes``. Raises ValueError unless it is positive."""
+    """Returns ``passes``. Raises ValueError unless it is positive."""
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step must be positive, got {passes}")
     return passes
