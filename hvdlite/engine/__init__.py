@@ -1,1 +1,1 @@
-"""The threads of a rank: the coordinator negotiates, the executor moves bytes, and both sleep when there is nothing."""
+"""The threads of a rank: the coordinator negotiates, the executor moves bytes, and both sleep when idle."""

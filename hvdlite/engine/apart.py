@@ -1,4 +1,4 @@
-"""Runs what must not stop in the middle in a thread in which no signal handler raises."""
+"""Runs uninterruptible work in a thread in which no signal handler raises."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LOOK_S = 0.2  # as in `hvdlite.engine.deputy`
 
 
 class Interruption:
-    """Why the caller of `run_apart` no longer waits, if it does not. Any thread may look."""
+    """The reason why the caller of `run_apart` stopped waiting, if it did. Any thread may read it."""
 
     cause = ""
 
 
 def is_seen(is_over: threading.Lock) -> bool:
-    """Waits a moment for ``is_over`` to be released; whether it was. Signal handlers run meanwhile."""
+    """Waits a moment for ``is_over`` to be released. True if it was. Signal handlers run meanwhile."""
     return is_over.acquire(timeout=_LOOK_S)
 
 
@@ -29,7 +29,7 @@ def run_apart(
     is_vain: Callable[[], BaseException | None] | None = None,
     patience_s: float = 0.0,
 ) -> T:
-    """What ``function`` returns or raises. The main thread has another one call it, and waits.
+    """Returns or raises what ``function`` does. The main thread waits while another thread calls it.
 
     When a signal handler raises meanwhile, the wait ends, and ``function``, which goes on, can see that: ``what`` was
     interrupted. It has ``patience_s`` to end before the caller hears of it. The wait also ends, in any thread, with
@@ -46,7 +46,7 @@ def run_apart(
     def run() -> None:
         try:
             results.append(function(interruption))
-        except BaseException as error:  # the edge of a thread; the caller raises it
+        except BaseException as error:  # the caller raises it
             errors.append(error)
         finally:
             is_over.release()
@@ -56,16 +56,16 @@ def run_apart(
     def start() -> None:
         try:
             thread.start()
-        except RuntimeError:  # there are too many
+        except RuntimeError:  # too many threads
             run()
 
     try:
         try:
-            _thread.start_new_thread(start, ())  # one step; `Thread.start` is many, which an interrupt would tear
+            _thread.start_new_thread(start, ())  # atomic; an interrupt could stop `Thread.start` halfway
         except RuntimeError as error:
-            if _has_passed_a_function(error):  # a signal handler's
+            if _has_passed_a_function(error):  # raised by a signal handler
                 raise
-            run()  # Python is ending
+            run()  # the interpreter is shutting down
         end = None
         while not is_seen(is_over):
             if end is not None:
@@ -82,6 +82,6 @@ def run_apart(
 
 
 def _has_passed_a_function(error: BaseException) -> bool:
-    """Whether it was raised in a function of Python, and not by what is caught here itself."""
+    """True if the error passed a Python function, and was not raised by the wait here itself."""
     trace = error.__traceback__
     return trace is not None and trace.tb_next is not None

@@ -39,11 +39,11 @@ def run(work: Work, planes: Planes) -> Completion | None:
     for entry in work.entries:
         nbytes += entry.nbytes
         owner = entry.owner
-        # Arrays are not looked at, and most storages begin where their tensor does.
+        # Arrays need no check, and most storages begin where their tensor does.
         if type(owner) is _ARRAY:
             continue
         if owner is None:
-            if entry.group is None and entry.nbytes:  # of a rank that has joined
+            if entry.group is None and entry.nbytes:  # the rank has joined
                 entry.source, entry.owner = plane.zeros(entry.nbytes)
                 entry.target = entry.source
         elif (owner.data_ptr() != entry.source or len(owner) < entry.nbytes) and not holds(
@@ -66,13 +66,13 @@ def _allreduce(work: Work, plane: DataPlane) -> Completion | None:
     words: list[int] = []
     for entry in work.entries:
         words += (entry.source, entry.target, entry.nbytes)
-    # Packed: half the time of an array that numpy makes of the list, and an all-reduce may have thousands of spans.
+    # Packed: faster than an array made of the list, and an all-reduce may have thousands of spans.
     spans = np.frombuffer(struct.pack(f"{len(words)}Q", *words), np.uint64).reshape(-1, 3)
     return plane.allreduce(spans, dtype, op, request.prescale, postscale)
 
 
 def _arithmetic(request: Request, plane: DataPlane) -> tuple[DType, int, float]:
-    """The elements, the operation and the postscale with which a plane does what ``request`` asks for.
+    """Returns the elements, the operation and the postscale that make a plane compute ``request``.
 
     Integers are truncated, and 49 times the double that is next to 1/49 is less than 1. Where that is so, the next
     larger one does it right.
@@ -130,12 +130,12 @@ def _alltoall(work: Work, plane: DataPlane) -> Completion | None:
 
 
 def _moved(entry: Entry, rows: Rows, plane: DataPlane) -> Rows:
-    """The rows that move, as `hvdlite.negotiation.rows` has them."""
+    """Returns the rows that move; see `hvdlite.negotiation.rows`."""
     return KINDS[entry.request.kind].moves(entry.request, rows, plane.size)
 
 
 def _target(entry: Entry, rows: Rows) -> int:
-    """The address to write to, of an output made for ``rows`` from each rank where it is not there yet."""
+    """Returns the address to write to. Allocates the output for ``rows`` from each rank if it does not exist yet."""
     if entry.allocate is not None:
         entry.rows = rows
         entry.output, entry.target = entry.allocate((sum(rows), *entry.request.shape[1:]), rows)
@@ -147,11 +147,11 @@ def _barrier(work: Work, plane: DataPlane) -> Completion | None:
 
 
 def _join(work: Work, plane: DataPlane) -> None:
-    """Nothing moves: what the ranks wait for is that everything before was run."""
+    """Moves nothing: ranks wait only until everything before has run."""
     for entry, rows in zip(work.entries, work.rows, strict=True):
         entry.output = rows[0]
         if entry.group is not None:
-            entry.group.count_anew()  # here, because the call may have been interrupted
+            entry.group.count_anew()  # done here, because the call may have been interrupted
 
 
 _RUNNERS: dict[Kind, Callable[[Work, DataPlane], Completion | None]] = {

@@ -1,8 +1,8 @@
 """Connects the ranks of a group, the world or a process set: bind, exchange, connect, commit.
 
 Every rank opens what it needs to be reached, and all ranks exchange the addresses, once. Then they connect, and tell
-each other how it went, once: all of them have the group, or all raise an error. A rank that cannot bind says so in the
-place of its addresses.
+each other how it went, once: all of them have the group, or all raise an error. A rank that cannot bind sends its
+error in place of its addresses.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from hvdlite.tensors.device import CPU
 Exchange = Callable[[Any], Sequence[Any]]
 """Publishes something (JSON) and returns what each member published, in rank order."""
 
-_TOLD = 3  # of the ranks that cannot go on, in a message
+_TOLD = 3  # ranks named in one error message
 _REFUSED = (HvdError, OSError, ValueError, zmq.ZMQError)
 
 
 class NotConnected(HorovodInternalError):
-    """The ranks of a group could not be connected. All of them raise it."""
+    """The ranks of a group could not be connected. Raised on all of them."""
 
 
 class Connections(NamedTuple):
-    """What one rank of a group talks to the others with. ``regions`` are theirs in the arena of this host, if any.
+    """The link and the planes of one rank of a group. ``regions`` are the ranks' in the arena of this host, if any.
 
     There is a plane for each kind of device that all members have.
     """
@@ -73,7 +73,7 @@ class Connecting:
         self._undo = ExitStack()
 
     def bind(self) -> list[Any]:
-        """Opens what others connect to, and returns the addresses. Raises OSError, ZMQError or HorovodInternalError."""
+        """Opens listeners and shared memory. Returns addresses. Raises OSError, ZMQError or HorovodInternalError."""
         if self._membership.size > 1:
             check_descriptors(len(self._membership.on_this_host), len(self._membership.by_leader))
         of_planes = {kind: part.bind() for kind, part in self._planes.items()}
@@ -82,7 +82,7 @@ class Connecting:
     def connect(self, addresses: Sequence[Sequence[Any]], deadline: float) -> Connections:
         """Connects with all other members, which do the same; ``addresses`` are those that each has bound.
 
-        ``deadline`` is on the monotonic clock. Raises HorovodInternalError if they do not come in time.
+        ``deadline`` is on the monotonic clock. Raises HorovodInternalError if they are not connected in time.
         """
         of_arena, of_control, of_planes = zip(*addresses, strict=True)
         with ExitStack() as undo:
@@ -100,7 +100,7 @@ class Connecting:
         return Connections(link, planes, regions)
 
     def close(self) -> None:
-        """Closes what was bound and is not part of the connections."""
+        """Closes everything that was bound and did not become part of the connections."""
         for part in (*self._planes.values(), self._control, self._arena):
             if part is not None:
                 part.close()
@@ -113,7 +113,7 @@ def connect(
     interrupted: Callable[[], str] = str,
     leave: Callable[[str], str] | None = None,
 ) -> Connections:
-    """Connects one rank of a group. All members call it together, and then have the group, or all raise.
+    """Connects one rank of a group. All members call it together; either all are connected or all raise.
 
     Raises NotConnected that names the ranks which cannot go on and says why, the same on all ranks.
     ``interrupted`` says why this rank does not want the group any more; empty if it does. Where there is ``leave``, a
@@ -137,7 +137,7 @@ def connect(
         except _REFUSED as error:
             cause, failure = error, str(error)
         except BaseException as error:
-            if leave is not None:  # before anything closes, which others would take for the cause
+            if leave is not None:  # before closing anything, which others would take for the cause
                 leave(str(error))
             raise
         if cause is not None and leave is not None:
@@ -150,7 +150,7 @@ def connect(
 
 
 def look_on(ranks: Sequence[int], exchange: Exchange) -> None:
-    """Takes part in what the members, ``ranks``, `connect` for a rank that is none. Raises as they do."""
+    """Takes part in the exchanges of `connect` for a rank outside ``ranks``. Raises as the members do."""
     _refuse_failures(exchange(None), ranks)
     _refuse_failures(exchange(None), ranks)
 

@@ -1,4 +1,4 @@
-"""A rank's part in the negotiation: tells the root what became ready here, and queues what was agreed for the executor.
+"""A rank's part in the negotiation: sends new requests to the root, and queues agreed batches for the executor.
 
 A *turn* takes what has come, submits, and on the root decides: there it also runs the negotiator, and cuts a batch as
 soon as at most one batch waits behind the running one, so that readiness accumulates, and fuses, exactly while bytes
@@ -79,7 +79,7 @@ class Coordinator:
         self.has_ended = threading.Event()
 
     def turn(self) -> None:
-        """One turn. Raises ProtocolError when the root or a peer sent what it must not."""
+        """Takes a turn. Raises ProtocolError if the root or a peer sent an invalid message."""
         for item in self._link.receive():
             if isinstance(item, Lost):
                 self._lose(item)
@@ -105,12 +105,12 @@ class Coordinator:
         self._gone.add(self._ranks[self._rank])
         left = self._own_end(kind, "it left")
         if self._end is not None:
-            self._announce(left)  # so that others do not take the end of its links for a loss
+            self._announce(left)  # so that others do not take its closed links for a loss
         else:
             self.end(left)
 
     def fail(self, cause: str) -> None:
-        """Ends the group for all its ranks because of something that happened on this one."""
+        """Ends the group for all its ranks because of a failure on this one."""
         self._announce(self._own_end(EndKind.FAILED, cause))
 
     def batch_failed(self, error: HvdError) -> None:
@@ -131,17 +131,17 @@ class Coordinator:
 
     @property
     def ended_by(self) -> End | None:
-        """What ended the group, if it has ended."""
+        """Returns what ended the group, if it has ended."""
         return self._end
 
     @property
     def has_agreed(self) -> bool:
-        """Whether a turn would cut a batch, if there is room for one."""
+        """True if a turn would cut a batch, given room for one."""
         return self._negotiator is not None and self._end is None and self._negotiator.has_agreed
 
     @property
     def next_timer(self) -> float | None:
-        """When a turn is due even if nothing comes, on the monotonic clock."""
+        """Returns when a turn is due even if no message comes, on the monotonic clock."""
         if self._held_since is None:
             return self._next_stall_check
         held_until = self._held_since + self._hold_s
@@ -205,7 +205,7 @@ class Coordinator:
             self._next_stall_check = None
             return
         now = time.monotonic()
-        if self._next_stall_check is None:  # most waits end at once: nothing is looked at until one has lasted
+        if self._next_stall_check is None:  # most waits end at once, so only long ones are examined
             self._next_stall_check = now + self._stall.interval_s
         if now < self._next_stall_check:
             return
@@ -229,7 +229,7 @@ class Coordinator:
         return End(kind, self._ranks[self._rank], self._hosts[self._rank], cause)
 
     def _announce(self, end: End) -> None:
-        """Ends the group here and tells all its ranks."""
+        """Ends the group here and on all other ranks."""
         self._finish(end)
         self._link.send(end)
 

@@ -19,11 +19,11 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.negotiation.handle import Handle
 from hvdlite.net.wake import Bell
 
-_LOOK_S = 0.2  # a signal that another thread of the process received does not end the system call of this one
+_LOOK_S = 0.2  # a signal received by another thread does not interrupt this thread's system call
 
 
 class Deputy:
-    """The thread, until `stop`.
+    """The thread that drives for the main thread, until `stop`.
 
     ``drive`` is called in it with each handle that the main thread waits for, and ``wake`` in the main thread when it
     waits while ``drive`` is busy with what is not done: because that wait was interrupted, or a handler waits, too.
@@ -33,13 +33,13 @@ class Deputy:
         self._in_flight = in_flight
         self._drive = drive
         self._wake = wake
-        self._asked: deque[Handle] = deque()  # the next to drive for
-        self._driven: Handle | None = None  # what it drives for, or will next
+        self._asked: deque[Handle] = deque()  # the next handle to drive for
+        self._driven: Handle | None = None  # the handle it drives for, or will next
         self._call = Bell()
         self._bells = [Bell()]  # that no wait uses; the first is there even when descriptors have run out
         self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-deputy", daemon=True)
-        self._thread.start()  # not in the first wait, where an interrupt could leave it half started
+        self._thread.start()  # here, because an interrupt of the first wait could leave it half started
 
     def wait(self, handle: Handle) -> None:
         """Returns when ``handle`` is done. For the main thread; a wait may be nested in another one."""
@@ -47,14 +47,14 @@ class Deputy:
         try:
             if not self._in_flight.watch(handle, bell):
                 return
-            # It is busy; asked in this order, see `_serve`.
+            # It is busy. The order of these checks matters, see `_serve`.
             if self._asked or ((driven := self._driven) is not None and not driven.is_done):
                 self._wake()
             self._asked.append(handle)
             self._call.release()
             while not handle.is_done:
                 bell.wait(_LOOK_S)
-            if self._asked:  # it is busy with another one, perhaps for ever
+            if self._asked:  # it is busy with another handle, perhaps for ever
                 self._forget(handle)
         finally:
             self._bells.append(bell)
@@ -70,7 +70,7 @@ class Deputy:
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Gives the descriptors back, but that of a wait which a signal handler has not yet returned to."""
+        """Closes the descriptors, except that of a wait to which a signal handler has not returned yet."""
         self._bells.clear()
         self._call.close()
 

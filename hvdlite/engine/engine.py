@@ -1,4 +1,4 @@
-"""Which thread does what on a rank, from the first submit to the shutdown.
+"""The threads of a rank and their work, from the first submit to the shutdown.
 
 The coordinator's thread sleeps until a message comes or something was submitted, and takes a turn; the executor's
 thread runs the batches. That is how tensors move beside a computation. A thread that has nothing to do but wait for a
@@ -38,11 +38,11 @@ from hvdlite.net.wake import Wake
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 
-_STOP_S = 5.0  # for a thread that has nothing left to do
+_STOP_S = 5.0  # for a thread that is about to end
 
 
 class _Driver:
-    """What a handle's end rings while its waiter drives: a wake, but only if the driver may be asleep."""
+    """The waiter of a handle whose thread drives: releasing it wakes the driver if it may be asleep."""
 
     def __init__(self) -> None:
         self.wake = Wake()
@@ -57,7 +57,7 @@ class Engine:
     """A rank's threads in one group and the state that they share, until `shut_down`.
 
     ``submit``, ``submit_all``, ``interrupted`` and ``burst`` are those of `InFlight`, and ``run_parts`` is
-    `Parts.run`. ``known`` has what the cache knows of each name, and ``planes`` are those of the group.
+    `Parts.run`. ``known`` is the cache's entry for each name, and ``planes`` are those of the group.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Engine:
         self.run_parts = self._parts.run
         self._main_thread = threading.main_thread().ident
         self._watches: list[None] = []  # one for each `watching_peers`
-        self._is_alert = False  # the coordinator's thread looks after the peers every heartbeat
-        self._mail: deque[Callable[[], None]] = deque()  # what other threads want done in a turn
+        self._is_alert = False  # the coordinator's thread checks the peers every heartbeat
+        self._mail: deque[Callable[[], None]] = deque()  # actions of other threads, done in a turn
         self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
         self._thread.start()
@@ -113,21 +113,21 @@ class Engine:
     def run_all(self, entries: Sequence[Entry]) -> None:
         """Submits ``entries``, all or none, and returns when they are done.
 
-        If a signal handler raises meanwhile, they are in flight to nobody, or were not submitted.
+        If a signal handler raises meanwhile, they are in flight without a waiter, or were not submitted.
         """
         try:
             self._in_flight.submit_all(entries, will_wait=True)
             for entry in entries:
                 if not entry.is_done:
                     self.wait(entry)
-        except BaseException:  # perhaps before anybody has seen what was submitted
+        except BaseException:  # perhaps before any thread has seen the entries
             self._inbox.wake.set()
             raise
 
     def wait(self, handle: Handle) -> None:
-        """Returns when ``handle`` is done. It ends: peers that die or stall end the session, which ends the handle.
+        """Waits until ``handle`` is done. Always ends: peers that die or stall end the session, and so the handle.
 
-        What a signal handler raises in the main thread ends the wait, and changes nothing else.
+        An exception of a signal handler in the main thread ends the wait, and changes nothing else.
         """
         if threading.get_ident() == self._main_thread:
             self._deputy.wait(handle)
@@ -147,12 +147,12 @@ class Engine:
             self._in_flight.wait(handle)
 
     def end(self, end: End) -> None:
-        """Has the next turn end the group, for all its ranks, because of what ended another. Any thread may call it."""
+        """Makes the next turn end the group, for all its ranks, because another group ended. Any thread may call it."""
         self._post(partial(self._coordinator.end, end))
 
     @contextmanager
     def watching_peers(self) -> Iterator[None]:
-        """A context in which this rank looks after its peers although nothing is in flight here."""
+        """A context in which this rank watches its peers although nothing is in flight here."""
         self._watches.append(None)
         self._inbox.wake.set()
         try:
@@ -161,16 +161,16 @@ class Engine:
             self._watches.pop()
 
     def statistics(self) -> Statistics:
-        """What this rank has counted in the group. Any thread may ask, at any time."""
+        """Returns this rank's statistics of the group. Any thread may call it, at any time."""
         return self.observer.statistics(self.planes)
 
     @property
     def ended_by(self) -> End | None:
-        """What ended the group, if it has ended."""
+        """Returns what ended the group, if it has ended."""
         return self._coordinator.ended_by
 
     def shut_down(self, deadline: float, kind: EndKind = EndKind.LEFT) -> None:
-        """Leaves the group: what is not agreed yet fails on all ranks, what is agreed is still run.
+        """Leaves the group: tensors not agreed yet fail on all ranks, agreed ones still run.
 
         ``kind`` is the end that the others hear of, one of `ORDERLY`. ``deadline`` is on the monotonic clock.
         """
@@ -188,13 +188,13 @@ class Engine:
             self._deputy.close()
 
     def forget(self, error: HvdError) -> None:
-        """Makes all that is in flight fail with ``error``, in a forked child, which has none of the threads."""
+        """Fails everything in flight with ``error``, in a forked child, which has none of the threads."""
         self._in_flight.forget(error)
 
     def stop_at_exit(self, deadline: float) -> None:
-        """Ends the threads of a process that is about to end, and tells nobody: its end will.
+        """Ends the threads of a process that is about to exit. Sends no message: peers notice the exit.
 
-        Batches that were agreed may still finish, and what they sent is delivered.
+        Agreed batches may still finish, and their data is delivered.
         """
         is_idle = self._executor.close(deadline)
         if not is_idle:
@@ -228,7 +228,7 @@ class Engine:
                 self._coordinator.turn()
                 while self._mail:
                     self._mail.popleft()()
-            except Exception as error:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+            except Exception as error:  # whatever it is, the waiting handles must fail with it
                 cause = str(error)
                 if not isinstance(error, ProtocolError):
                     logger.exception("the coordinator failed")
@@ -243,7 +243,7 @@ class Engine:
         self._on_end(end)
 
     def _post(self, act: Callable[[], None]) -> None:
-        """Has ``act`` done in the next turn, after what has come from other ranks."""
+        """Calls ``act`` in the next turn, after the messages of other ranks."""
         self._mail.append(act)
         self._inbox.wake.set()
 
@@ -256,7 +256,7 @@ class Engine:
 
     @property
     def _next_timer(self) -> float | None:
-        """When a turn is due even if nothing comes, on the monotonic clock."""
+        """Returns when a turn is due even if no message comes, on the monotonic clock."""
         ours, of_link = self._coordinator.next_timer, self._link.due
         if ours is None or of_link is None:
             return of_link if ours is None else ours

@@ -1,7 +1,7 @@
 """Moves bytes: runs batches in the order in which they were agreed, one native call each, one at a time.
 
-A thread of its own does it, unless a thread that waits for a result does it in passing (`run_here`), which saves two
-switches between threads. Whoever has the lock runs what is queued, and looks again after it let the lock go; so a batch
+They run in a thread of its own, or in a thread that waits for a result (`run_here`), which saves two switches
+between threads. Whoever has the lock runs what is queued, and looks again after it let the lock go; so a batch
 that is queued while somebody runs others is never forgotten. What a plane has only been given is out of the way of what
 follows; `Issued` finishes it.
 """
@@ -47,7 +47,7 @@ class Executor:
         self._on_done = on_done
         self._on_failure = on_failure
         self._unfinished: deque[Work] = deque()
-        self._issued: dict[str, Issued] = {}  # by the kind of device of the plane
+        self._issued: dict[str, Issued] = {}  # by kind of device
         self._is_running = threading.Lock()
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: the end
         self._thread = threading.Thread(target=self._serve, name="hvdlite-executor", daemon=True)
@@ -55,12 +55,12 @@ class Executor:
 
     @property
     def backlog(self) -> int:
-        """Batches that are running or waiting to run, but for what a device works on by itself."""
+        """Number of batches that run or wait to run, without those that a device works on by itself."""
         return len(self._unfinished)
 
     def entries(self) -> set[Entry]:
-        """The entries of all batches that are not finished."""
-        works = list(self._unfinished)  # first: from here a batch goes to those that are issued
+        """Returns the entries of all unfinished batches."""
+        works = list(self._unfinished)  # first, because batches move from here to the issued ones
         for issued in list(self._issued.values()):
             works += issued.works()
         return {entry for work in works for entry in work.entries}
@@ -70,12 +70,12 @@ class Executor:
         self._unfinished.append(work)
 
     def wake(self) -> None:
-        """Has the executor's thread run what is queued, if anything is."""
+        """Wakes the executor's thread if a batch is queued."""
         if self._unfinished:
             self._tokens.put(True)
 
     def run_here(self, until: Handle | None = None) -> bool:
-        """Runs what is queued, in this thread, until ``until`` is done. False if there was nothing for it to do."""
+        """Runs queued batches, in this thread, until ``until`` is done. False if there were none."""
         has_run = False
         while self._unfinished and self._is_running.acquire(blocking=False):
             try:
@@ -105,7 +105,7 @@ class Executor:
         while self._tokens.get():
             if self.run_here():
                 self._on_done()
-        while self._unfinished:  # whoever ran batches when this thread looked may leave the last ones to it
+        while self._unfinished:  # a thread that ran batches at the last look may have left some to this one
             with self._is_running:
                 pass
             self.run_here()
@@ -120,7 +120,7 @@ class Executor:
                 for issued in self._issued.values():
                     issued.drain()
             completion = run(work, self._planes)
-        except Exception as raised:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+        except Exception as raised:  # whatever it is, the waiting handles must fail with it
             error = raised
         if completion is not None:
             self._observer.issued(work)

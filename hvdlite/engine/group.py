@@ -55,13 +55,13 @@ class Group:
         self._names: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
 
     def index_of(self, rank: int) -> int | None:
-        """The index in the group of the rank with this number in the job; None if it is no member."""
+        """Converts a rank's number in the job to its index in the group; None if it is no member."""
         return self._index_of.get(rank)
 
     def unnamed(self, kind: Kind, *between: Any) -> Unnamed:
-        """Stands for the next name of calls that the user did not name.
+        """Returns a placeholder for the next automatic name.
 
-        They are counted for each kind of collective, and where only some ranks take part, for each choice of them.
+        Calls are counted for each kind of collective, and for each set of ranks where only some take part.
         """
         return Unnamed(partial(self._next_name, kind, *between))
 
@@ -70,7 +70,7 @@ class Group:
         return f"{kind}.noname.{self.joins}.{number}" if self.joins else f"{kind}.noname.{number}"
 
     def count_anew(self) -> None:
-        """Begins all counts of automatic names again, because ranks had different numbers of tensors up to here.
+        """Restarts all counters of automatic names, because ranks had different numbers of tensors until now.
 
         Every rank calls it with the same batch. Names that are still in flight do not come again.
         """
@@ -78,9 +78,9 @@ class Group:
         self._names.clear()
 
     def swap(self, purpose: str, card: Any) -> list[Any]:
-        """The cards (JSON) of all ranks in rank order, once every rank has given one for the same ``purpose``.
+        """Exchanges JSON cards: returns those of all ranks, in rank order, for the same ``purpose``.
 
-        Raises the error of the collective that did not happen.
+        Raises the error of the collective if it fails.
         """
         name = Unnamed(lambda: f"{purpose}.{self._next_name(Kind.ALLGATHER, purpose)}")
         line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)

@@ -30,7 +30,7 @@ from hvdlite.negotiation.unnamed import Unnamed
 class InFlight:
     """Entries by name, the new ones in order of submission, and the error that ended the session, if one did.
 
-    ``waiters`` are those who wait for a handle, which somebody does without a break since ``waited_since``; after an
+    ``waiters`` wait for a handle, and some thread has done so without a break since ``waited_since``; after an
     interrupted wait until its handle is done.
     """
 
@@ -41,13 +41,13 @@ class InFlight:
         self._behind: list[Sequence[Entry]] = []  # calls to submit once interrupted ones of their names are done
         self.waiters: dict[Handle, list[Waiter]] = {}
         self.waited_since = 0.0
-        self._is_awake = False  # the coordinator was woken and has not taken the new ones yet
-        self._bursts: list[None] = []  # one for each that is open
+        self._is_awake = False  # the coordinator was woken and has not yet taken the new entries
+        self._bursts: list[None] = []  # one item for each open burst
         self._error: HvdError | None = None
-        self._lock = threading.Lock()  # for those who finish entries
+        self._lock = threading.Lock()  # for threads that finish entries
 
     def __bool__(self) -> bool:
-        """Whether anything is in flight."""
+        """True if anything is in flight."""
         return bool(self._by_name)
 
     def submit(self, entry: Entry) -> Handle:
@@ -65,7 +65,7 @@ class InFlight:
                 self._new.append(entry)
             else:
                 self._put_behind((entry,))
-            if self._error is not None:  # it ended meanwhile, perhaps without this entry
+            if self._error is not None:  # the session ended meanwhile, perhaps without this entry
                 self._withdraw((entry,))
                 self.end(self._error)
                 raise self._refusal()
@@ -82,7 +82,7 @@ class InFlight:
     def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
         """Puts all of ``entries`` in flight or none, like `submit`.
 
-        With ``will_wait`` the caller waits next, and nobody is woken, also not if an interrupt keeps it from that.
+        With ``will_wait`` the caller waits next, so no thread is woken, even if an interrupt prevents that wait.
         """
         by_name = self._by_name
         try:
@@ -115,7 +115,7 @@ class InFlight:
     def _put_behind(self, entries: Sequence[Entry]) -> None:
         """Has `take_new` submit ``entries`` when their names are free, if interrupted calls of this thread have them.
 
-        Raises DuplicateName if others do.
+        Raises DuplicateName if other calls have them.
         """
         self._withdraw(entries)
         caller, names = threading.get_ident(), {entry.name for entry in entries}
@@ -129,7 +129,7 @@ class InFlight:
         self._behind.append(entries)
 
     def _withdraw(self, entries: Iterable[Entry]) -> None:
-        """Takes back what no turn has seen."""
+        """Withdraws entries that no turn has seen."""
         for entry in entries:
             if self._by_name.get(entry.name) is entry:
                 self._by_name.pop(entry.name, None)
@@ -147,7 +147,7 @@ class InFlight:
         self._wake()
 
     def _has(self, entry: Entry) -> bool:
-        """Whether ``entry`` was submitted, looking in the order in which an entry moves on."""
+        """True if ``entry`` was submitted. Searches in the order in which entries move, so as not to miss one."""
         return any(entry in call for call in self._behind) or entry in self._new or entry.was_taken_up
 
     def _refusal(self, name: str = "") -> HvdError | DuplicateName:
@@ -161,7 +161,7 @@ class InFlight:
 
     @contextmanager
     def burst(self) -> Iterator[None]:
-        """A context in which what is submitted, by any thread, wakes the coordinator once, at the end."""
+        """A context in which submits, of any thread, wake the coordinator once, at the end."""
         try:
             self._bursts.append(None)
             yield
@@ -171,7 +171,7 @@ class InFlight:
                 self._wake()
 
     def take_new(self) -> list[Entry]:
-        """What was submitted since the last call, in order. For a turn."""
+        """Takes the entries submitted since the last call, in order. Called in a turn."""
         self._is_awake = False
         if self._behind:
             self._submit_freed()
@@ -184,7 +184,7 @@ class InFlight:
         return new
 
     def _submit_freed(self) -> None:
-        """Submits what was behind calls that are done now; calls of one name in their order."""
+        """Submits calls that waited behind interrupted ones that are done now; calls of one name in order."""
         waiting: set[str] = set()
         for call in self._behind[:]:
             names = {entry.name for entry in call}
@@ -206,16 +206,16 @@ class InFlight:
                 self._new.remove(entry)
 
     def _before_join(self, new: list[Entry]) -> list[Entry]:
-        """``new`` without what another thread submitted just as this one joined."""
+        """Returns ``new`` without entries that another thread submitted just as this one joined."""
         join = self._by_name[JOIN_NAME]
         kept = new[: new.index(join) + 1] if join in new else []
         self.finish(new[len(kept) :], _has_joined())
         return kept
 
     def count(self, entry: Entry) -> bool:
-        """Gives ``entry``, which this turn has taken up, its name in place of an `Unnamed`.
+        """Replaces the `Unnamed` of ``entry``, which this turn has taken, by its name.
 
-        False if the user has just that name in flight: then the entry is done, with DuplicateName.
+        False if the user has the same name in flight: then the entry fails with DuplicateName.
         """
         unnamed = entry.name
         assert isinstance(unnamed, Unnamed)
@@ -228,17 +228,17 @@ class InFlight:
         return True
 
     def find(self, name: str) -> Entry | None:
-        """The entry of this name."""
+        """Returns the entry of this name."""
         return self._by_name.get(name)
 
     def interrupted(self, name: str) -> Entry | None:
-        """The entry of this name, if it was submitted by a blocking call of this thread, which has been interrupted."""
+        """Returns the entry of this name, if an interrupted blocking call of this thread submitted it."""
         entry = self._by_name.get(name)
         return entry if entry is not None and entry.caller == threading.get_ident() else None
 
     def finish(self, entries: Sequence[Entry], error: HvdError | DuplicateName | None = None) -> None:
-        """Makes ``entries`` done, lets go of their memory, and wakes whoever waits for them. For our threads only."""
-        freed = []  # without the lock: whatever is freed may take its time, or submit
+        """Marks ``entries`` done, releases their memory, and wakes their waiters. For hvdlite's threads only."""
+        freed = []  # without the lock: freeing may take long, or run code that submits
         with self._lock:
             by_name = self._by_name
             for entry in entries:
@@ -254,7 +254,7 @@ class InFlight:
                     freed.append(entry.allocate)
                     entry.allocate = None
         freed.clear()
-        if self.waiters:  # looked at after `is_done` was set, while those who come to wait look the other way round
+        if self.waiters:  # read after `is_done` was set; waiters do it the other way round
             for handle in list(self.waiters):  # few: one for each thread
                 if handle.is_done:
                     self._release(handle)
@@ -277,7 +277,7 @@ class InFlight:
                     self._release(entry)
 
     def forget(self, error: HvdError) -> None:
-        """Makes every entry done with ``error`` where nobody will finish it. Takes no lock: a fork may copy one."""
+        """Fails every entry with ``error`` where no thread will finish it. Takes no lock: a fork may copy it locked."""
         self.end(error)
         for entry in self.all():
             entry.error = error
@@ -285,21 +285,21 @@ class InFlight:
         self._by_name.clear()
 
     def all(self) -> list[Entry]:
-        """Every entry that is not finished."""
+        """Returns every unfinished entry."""
         return list(self._by_name.values())
 
     def watch(self, handle: Handle, waiter: Waiter) -> bool:
-        """Has ``waiter`` released when ``handle`` is done; False if it is done already."""
+        """Releases ``waiter`` when ``handle`` is done. False if it is done already."""
         if not self.waiters:
             self.waited_since = time.monotonic()
         self.waiters.setdefault(handle, []).append(waiter)
         if handle.is_done:
-            self._release(handle)  # whoever finished it may have looked before
+            self._release(handle)  # the finishing thread may have looked before
             return False
         return True
 
     def unwatch(self, entry: Entry) -> None:
-        """Takes back each `watch` of ``entry``, if it was not submitted."""
+        """Undoes each `watch` of ``entry``, if it was not submitted."""
         if not self._has(entry):
             self.waiters.pop(entry, None)
 

@@ -1,6 +1,6 @@
-"""Finishes the batches that a device does after its plane was given them.
+"""Finishes batches that a device completes after its plane has taken them.
 
-Who negotiates or runs batches never waits for a device. The executor goes on as soon as the plane has taken a batch,
+Threads that negotiate and run batches never wait for a device. The executor goes on once the plane has a batch,
 and a thread here waits in its place.
 """
 
@@ -18,7 +18,7 @@ from hvdlite.planes.base import Completion
 
 
 class Issued:
-    """What one plane has been given and has not done yet, in this order.
+    """The batches that one plane has taken and its device has not completed, in order.
 
     ``finish`` is called with each batch and None, or what its completion raised.
     """
@@ -31,16 +31,16 @@ class Issued:
         self._thread.start()
 
     def put(self, work: Work, completion: Completion) -> None:
-        """Has ``work`` finished when ``completion`` is."""
+        """Finishes ``work`` when ``completion`` is done."""
         self._works.append(work)
         self._due.put(partial(self._wait, completion))
 
     def works(self) -> list[Work]:
-        """The batches that are not finished."""
+        """Returns the unfinished batches."""
         return list(self._works)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Waits until all that was put before is finished, and says whether it is."""
+        """Waits until all batches put before are finished. True if they are."""
         is_drained = threading.Event()
         self._due.put(is_drained.set)
         return is_drained.wait(timeout_s)
@@ -61,7 +61,7 @@ class Issued:
         error: Exception | None = None
         try:
             completion.wait()
-        except Exception as raised:  # the edge of a thread: whatever it is, the waiting handles must hear of it
+        except Exception as raised:  # whatever it is, the waiting handles must fail with it
             error = raised
         self._finish(self._works[0], error)
         self._works.popleft()

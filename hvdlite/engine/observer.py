@@ -1,4 +1,4 @@
-"""What happened to the latest batches of a group on this rank: a record of a fixed size for each.
+"""Records of the latest batches of a group on this rank, of a fixed size each.
 
 The `Work` of a batch exists anyway, and is the record: a turn and the executor write the times into it on their way.
 It is published when it is done, and not changed again but for letting go of its entries. So a reader in any thread
@@ -67,7 +67,7 @@ class Statistics(NamedTuple):
 
 
 Subscriber = Callable[[Work], None]
-"""Hears of each batch when it is done, in the thread that ran it, before those who wait for it do. Must not wait."""
+"""Called with each batch when it is done, in the thread that ran it, before its waiters wake. Must not wait."""
 
 
 class Observer:
@@ -93,7 +93,7 @@ class Observer:
         self._subscribers: tuple[Subscriber, ...] = ()
 
     def heard(self, rank: int, was_last: bool, now: float) -> None:
-        """On rank 0: news of ``rank`` came, and if ``was_last``, completed what all other ranks had submitted."""
+        """Records, on rank 0, that news of ``rank`` came. ``was_last``: they completed a tensor of all other ranks."""
         leader = self._leader_of[rank]
         if leader != self._leader:
             self._leader = leader
@@ -115,11 +115,11 @@ class Observer:
                 arrival.late_s = late_s if late_s > 0 else 0.0
 
     def issued(self, work: Work) -> None:
-        """A device works on ``work`` by itself, perhaps while many others are decided."""
+        """Records that a device works on ``work`` by itself, perhaps while many others are decided."""
         work.arrival = copy(work.arrival)
 
     def done(self, work: Work) -> None:
-        """``work`` ran, or failed. For the threads that finish entries, before they do.
+        """Records that ``work`` ran, or failed. For the threads that finish entries, before they do.
 
         Two may meet here where there are devices; a statement without a call is not interrupted, so no sum misses one.
         """
@@ -149,15 +149,15 @@ class Observer:
     # ---- for any thread
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Has ``subscriber`` hear of each batch from now on, until it raises."""
+        """Calls ``subscriber`` with each batch from now on, until it raises."""
         self._subscribers += (subscriber,)
 
     def latest(self, after: int = 0) -> list[BatchRecord]:
-        """The records with larger numbers than ``after`` that are still there, in the order in which they were done."""
+        """Returns the records numbered above ``after`` that are still there, in the order of completion."""
         return [_record(work) for work in self._latest.copy() if work.number > after]
 
     def statistics(self, planes: Planes) -> Statistics:
-        """The numbers so far, each of which is right at some moment of the call."""
+        """Returns the numbers so far, each of them correct at some moment of the call."""
         counters: Counter[str] = Counter()
         for plane in planes.values():
             counters.update(plane.counters)

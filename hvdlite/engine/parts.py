@@ -30,7 +30,7 @@ class Parts:
         self._due: queue.SimpleQueue[_Rest | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None  # from the first call on
         self._is_stopping = False
-        self._lock = threading.Lock()  # never taken by the main thread, but to stop
+        self._lock = threading.Lock()  # the main thread takes it only to stop
 
     def run(self, first: Entry, rest: Callable[[], T]) -> T:
         """Submits ``first``, waits for it, and returns what ``rest`` returns or raises then.
@@ -79,7 +79,7 @@ class Parts:
 
 
 class _Rest:
-    """What follows a first part: a waiter for it."""
+    """The rest of a call, as the waiter of its first part."""
 
     def __init__(self, function: Callable[[], Any], put: Callable[[_Rest], None]) -> None:
         self._function = function
@@ -95,7 +95,7 @@ class _Rest:
     def do(self) -> None:
         try:
             self.result = self._function()
-        except BaseException as error:  # the edge of a thread; the caller raises it
+        except BaseException as error:  # the caller raises it
             self.error = error
         finally:
             self.is_over.release()

@@ -1,4 +1,4 @@
-"""Tells hvdrun because of which rank a session ended, so that it does not take a victim for the culprit.
+"""Reports to hvdrun which rank caused the end of a session, so that it does not blame a victim.
 
 hvdrun gives every rank a pipe. The rank writes a line before any call can raise the error, and so before it can end
 because of it; whoever starts ranks reads the pipe when the process is over. A program between the two may have closed
@@ -19,7 +19,7 @@ _MAX_FATE = 500  # characters: a line is written in one piece, and some thousand
 
 
 def report_end(end: End, pipe: str) -> None:
-    """Writes which rank caused ``end``, and its fate, to the ``pipe`` of `Settings.report`. Waits for nobody."""
+    """Writes which rank caused ``end``, and its fate, to the ``pipe`` of `Settings.report`. Never blocks."""
     descriptor, _, inode = pipe.partition(":")
     with suppress(OSError, ValueError):  # nobody to tell: hvdrun then shows the rank that ended first
         found = os.fstat(int(descriptor))

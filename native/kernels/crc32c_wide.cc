@@ -31,7 +31,7 @@ constexpr uint64_t kBlock = kFolded + 3 * kStream;
 // Multiplying reflected polynomials of 32 and 64 bits is off by one bit; the CRC instruction multiplies by x^32.
 constexpr uint64_t kExcess = 33;
 
-// What moves the two halves of 16 bytes by `bytes`.
+// The constant that moves the two halves of 16 bytes by `bytes`.
 HVD_WIDE inline __m128i mover(uint64_t low, uint64_t high) noexcept {
   return _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
 }

@@ -1,7 +1,7 @@
-// How the caller's memory becomes the payload of a frame.
+// Conversion of the caller's memory to the payload of a frame, and back.
 //
 // A payload that lies within one row is sent from where it is. One that spans rows, or that is small, is copied into
-// the message. What comes goes the same ways.
+// the message. Received payloads are handled the same way.
 
 #include "ring/ring.h"
 

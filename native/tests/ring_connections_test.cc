@@ -18,7 +18,7 @@ struct Three : Neighbours {
   explicit Three(std::chrono::milliseconds timeout = std::chrono::seconds(5))
       : Neighbours(timeout, true, kConnections) {}
 
-  // What the right neighbour gets over this connection, until it has so many bytes.
+  // Receives `bytes` bytes at the right neighbour over this connection.
   std::string comes_over(size_t connection, size_t bytes) {
     std::string got;
     while (got.size() < bytes) {

@@ -30,7 +30,7 @@ class Fuzzer {
 
   uint64_t below(uint64_t limit) { return random_() % limit; }
 
-  // What is not `good`, in one of several ways. Most are refused at a glance; the sealed ones have a perfect checksum.
+  // Damages `good` in one of several ways. Most are refused at once; the sealed ones have a valid checksum.
   std::string damaged(const std::string& good) {
     switch (below(4)) {
       case 0:

@@ -45,7 +45,7 @@ struct Neighbours {
     CHECK(send(left[connection].ends[1], bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
   }
 
-  // What the right neighbour has got.
+  // The bytes that the right neighbour has received.
   std::string went(size_t connection = 0) {
     std::string bytes(1 << 20, 0);
     const ssize_t n = recv(right[connection].ends[1], bytes.data(), bytes.size(), MSG_DONTWAIT);

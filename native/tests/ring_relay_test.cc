@@ -1,4 +1,4 @@
-// What is built on the relay, reduce-scatter and all-to-all, over links that hold no more than it needs.
+// Reduce-scatter and all-to-all, which use the relay, over links that hold no more than it needs.
 
 #include <random>
 #include <string>

@@ -51,7 +51,7 @@ void test_waiting_ends_at_the_timeout() {
   CHECK(std::chrono::steady_clock::now() - began >= std::chrono::milliseconds(100));
 }
 
-// What rank 0 of 2 may not ask for. Each call returns at once: nobody answers.
+// Invalid arguments on rank 0 of 2. Each call returns at once, although rank 1 never answers.
 void check_arguments(hvd_shm* shm) {
   float value = 1;
   const hvd_span uneven = span_of(&value, &value, 3), whole = span_of(&value, &value, 4);

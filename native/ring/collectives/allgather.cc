@@ -4,7 +4,7 @@
 // neighbour, from the one beyond, and so on, all but the right neighbour's own. Streams are cut into frames, and a
 // frame is passed on as soon as it is here, so the streams move at the speed of one link however many ranks there are.
 //
-// What arrives is written to its place at once and sent from there, so receiving never waits for sending: that makes
+// Frames are written to their place on arrival and sent from there, so receiving never waits for sending: that makes
 // deadlock impossible without any rule about who may send how much. The links' windows bound the memory.
 //
 // Cost: every rank receives all streams but its own; the last byte of a stream arrives size - 2 frames later at the

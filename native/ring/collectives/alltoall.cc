@@ -109,7 +109,7 @@ bool Ring::alltoall(const hvd_span* sends, const uint64_t* send_counts, const Sp
   Cells cells(this, stream, receives, receive_counts, matrix);
   if (!Relay(this, &cells).run()) return false;
 
-  // What stays here is copied while the last frames are on their way.
+  // This rank's own rows are copied while the last frames are in flight.
   const SpanList own(sends + count_rows(send_counts, rank), send_counts[rank]);
   uint64_t place = receives.begin_of(count_rows(receive_counts, rank));
   own.for_each_piece(0, own.bytes(), [&](const char* in, char*, uint64_t bytes) {

@@ -7,7 +7,7 @@
 namespace hvd::ring {
 namespace {
 
-// What is folded is check-summed while it is in the first-level cache.
+// Elements folded at once: a block is check-summed while it is in the first-level cache.
 constexpr uint64_t kBlockElements = 4096;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What came from the left folded with this rank's memory: the arithmetic of a reduction on its way round the ring.
+// Folds data from the left with this rank's memory: the arithmetic of a reduction on its way round the ring.
 
 #ifndef HVDLITE_RING_FOLD_H_
 #define HVDLITE_RING_FOLD_H_
@@ -9,7 +9,7 @@
 
 namespace hvd::ring {
 
-// What travels is raw as it leaves the first rank, and a partial result, float32 for 16-bit floats, from the second on.
+// The first rank sends raw elements; from the second on partial results travel, float32 for 16-bit floats.
 class Fold {
  public:
   Fold(Link* link, const SpanList& spans, const hvd_reduction& reduction);

@@ -7,7 +7,7 @@
 namespace hvd::ring {
 namespace {
 
-// What is read at once and then check-summed: as much as stays in the second-level cache.
+// Bytes read at once and then check-summed: few enough to stay in the second-level cache.
 constexpr uint64_t kBlockBytes = 128 << 10;
 
 }  // namespace
@@ -57,7 +57,7 @@ bool Receiver::read(uint64_t bytes) noexcept {
   return true;
 }
 
-// What the next call may fill.
+// The memory that the next call may fill.
 Pieces Receiver::next_pieces(uint64_t bytes) noexcept {
   Pieces pieces;
   pieces.add(&header_, sizeof header_);

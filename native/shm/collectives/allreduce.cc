@@ -18,7 +18,7 @@
 // Short vectors take one round instead: everybody copies all of it in, waits once, and reduces all of it. It costs n
 // times the arithmetic and half the synchronisation.
 //
-// What all ranks have in the arena takes neither way, see direct.h.
+// Batches that all ranks have in the arena take neither way, see direct.h.
 //
 // The reduce-scatter/all-gather split is Rabenseifner's; see Thakur, Rabenseifner and Gropp, "Optimization of
 // Collective Communication Operations in MPICH" (2005).

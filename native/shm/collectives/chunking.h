@@ -1,4 +1,4 @@
-// How many bytes of a vector move at once.
+// The number of bytes of a vector that move at once.
 
 #ifndef HVDLITE_SHM_CHUNKING_H_
 #define HVDLITE_SHM_CHUNKING_H_

@@ -8,7 +8,7 @@
 namespace hvd::shm {
 namespace {
 
-// What is folded at once: a block of the own output stays in the first-level cache until all others have it.
+// Bytes folded at once: a block of the own output stays in the first-level cache until it is copied to the others.
 constexpr uint64_t kBlockBytes = 16 << 10;
 
 // A rank tells the others that it moves after so many bytes of the vector.

@@ -41,7 +41,7 @@ class ReduceScatter {
     uint64_t slice;   // bytes of each slice but the last
     uint64_t offset;  // of a slice in its row
   };
-  // What one chunk has of one part: positions [begin, end) of the part, from `offset` on in the slot.
+  // The piece of one part in one chunk: positions [begin, end) of the part, from `offset` on in the slot.
   struct Piece {
     uint64_t begin;
     uint64_t end;

@@ -36,7 +36,7 @@ class Arena {
   int32_t count() const noexcept { return count_; }
   uint64_t region_bytes() const noexcept { return region_bytes_; }
 
-  // Whether what peers write into the own region is seen. Falls once; never rises.
+  // True while this rank sees what peers write into its region. Goes from true to false once.
   bool is_shared() const noexcept { return is_shared_.load(std::memory_order_acquire); }
   void stop_sharing() noexcept { is_shared_.store(false, std::memory_order_release); }
 

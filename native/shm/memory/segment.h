@@ -26,7 +26,7 @@ constexpr uint64_t kCacheLine = 64;  // also a multiple of every element size
 
 constexpr uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
-// What a rank does with a chunk, in this order. `kFinished`: it will not look at anybody's slots of this chunk again.
+// The stages of a chunk on a rank, in order. `kFinished`: the rank will not read any slot of this chunk again.
 enum Stage { kFilled, kReduced, kFinished, kStages };
 
 struct Geometry {
