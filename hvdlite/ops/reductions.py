@@ -46,9 +46,10 @@ class Reductions(Calls[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[T]:
-        group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
-        return self._alike(group, _ALLREDUCE, is_in_place, reduction, 0, name, tensor)
+        if average is not None:
+            op = _op_of(average, op)
+        reduction = (Average if op is None else op, prescale_factor, postscale_factor)
+        return self._alike(group_of(process_set), _ALLREDUCE, is_in_place, reduction, 0, name, tensor)
 
     @drafted_by(_allreduce, is_in_place=False)
     def allreduce(
@@ -97,7 +98,9 @@ class Reductions(Calls[T]):
         process_set: ProcessSet = global_process_set,
     ) -> GroupHandle[T]:
         group = group_of(process_set)
-        reduction = _reduction(average, op, prescale_factor, postscale_factor)
+        if average is not None:
+            op = _op_of(average, op)
+        reduction = (Average if op is None else op, prescale_factor, postscale_factor)
         draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
         return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
 
@@ -255,13 +258,11 @@ class Reductions(Calls[T]):
 _ALLREDUCE = Kind.ALLREDUCE  # spares a submit the lookup of an Enum's member
 
 
-def _reduction(average: bool | None, op: Any, prescale: float, postscale: float) -> Reduction:
-    if average is not None:
-        if op is not None:
-            raise ValueError("pass either op or average, not both; op is the one to keep")
-        warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
-        op = Average if average else Sum
-    return Average if op is None else op, prescale, postscale
+def _op_of(average: bool, op: Any) -> int:
+    if op is not None:
+        raise ValueError("pass either op or average, not both; op is the one to keep")
+    warnings.warn("average=... is deprecated; pass op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
+    return Average if average else Sum
 
 
 def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:
