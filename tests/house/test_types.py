@@ -82,9 +82,11 @@ def test_tensors_come_back_with_their_types(tmp_path: Path) -> None:
     for name, script in scripts.items():
         body = [f"    reveal_type({call})" for call, _ in ROWS] + [f"    {call}" for call in WRONG]
         script.write_text("\n".join([*FRONT_ENDS[name].head, *body, ""]))
-    cache = ROOT / ".mypy_cache" / "rows"  # of its own, for another run of mypy may be under way
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), "--no-error-summary"]
-    told = subprocess.run([*command, *map(str, scripts.values())], cwd=ROOT, capture_output=True, text=True).stdout
+    # A cache that an earlier run left may be of other code, or half written.
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "--no-error-summary"]
+    ended = subprocess.run([*command, *map(str, scripts.values())], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stderr == ""
+    told = ended.stdout
     for name, script in scripts.items():
         answers = _by_row(script, len(FRONT_ENDS[name].head), told)
         tensor = FRONT_ENDS[name].tensor
