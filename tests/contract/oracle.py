@@ -74,7 +74,7 @@ def scale(values: Array, dtype: DType, factor: float) -> Array:
 
 
 def half_a_unit(values: Array, dtype: DType) -> Array | float:
-    """What rounding to a 16-bit ``dtype`` can have changed; nothing for accumulators that are the result."""
+    """Returns the error that rounding to a 16-bit ``dtype`` may cause; zero for accumulators that are the result."""
     if dtype not in (DType.FLOAT16, DType.BFLOAT16):
         return 0.0
     digits, lowest = (11, -24) if dtype is DType.FLOAT16 else (8, -133)
@@ -86,7 +86,7 @@ Inputs = Sequence[Array | Sequence[Array]]
 
 
 def allreduce(inputs: Inputs, dtype: DType, op: int, prescale: float = 1.0, postscale: float = 1.0) -> Array:
-    """What every rank must get from ``inputs``."""
+    """Returns the result of ``inputs`` on every rank."""
     fold = _FOLD_BOOL[op] if dtype is DType.BOOL else _FOLD[op]
 
     def folded(inputs: Array | Inputs) -> Array:

@@ -1,4 +1,4 @@
-"""What the contract suite needs to know of a plane, and how tests run it."""
+"""The planes in the contract suite, and how tests run them."""
 
 from __future__ import annotations
 

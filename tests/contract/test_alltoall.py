@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 def cell(sender: int, receiver: int, nbytes: int) -> Array:
-    """What one rank sends to another: bytes that no other pair has."""
+    """The bytes that one rank sends to another, different for each pair."""
     return np.random.default_rng((sender, receiver)).integers(0, 256, nbytes, dtype=np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""What the hierarchical plane does beyond the contract: its parts, waits in different ones, sums of large halves."""
+"""The hierarchical plane beyond the contract: its parts, waits in different ones, sums of large halves."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_ranks_that_have_registered_and_that_have_not_reduce_together(stages: tu
 
 
 def test_a_program_of_both_kinds_keeps_the_ranks_together() -> None:
-    """Which ranks have registered changes with every batch, and other collectives come between."""
+    """The registered ranks change with every batch, and other collectives come between."""
     rng = np.random.default_rng(6)
     with open_staging(3, PATIENCE_S) as planes:
         group = Group(PLANE, planes)

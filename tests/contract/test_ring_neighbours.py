@@ -1,4 +1,4 @@
-"""What the ring does beyond the contract: strangers, neighbours that are wrong or missing, and the end of a plane."""
+"""The ring beyond the contract: strangers, neighbours that are wrong or missing, and the end of a plane."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_crowd_of_silent_strangers_neither_keeps_the_neighbour_out_nor_stays()
 
 
 def test_a_stranger_cannot_take_the_place_of_the_neighbour() -> None:
-    """Who has heard a whole handshake cannot repeat it, and is not told a proof that is worth anything."""
+    """A listener to a whole handshake cannot replay it, and gets no proof that it could use."""
     with two_planes(address="127.0.0.1") as planes:
         assert connect(planes) == ["", ""]
         caller, callee = Caller(SECRET, 1, 0, 1), Callee(SECRET, 1, 1, 0)

@@ -1,4 +1,4 @@
-"""How a segment gets from the rank that made it to the others, and who does not get it."""
+"""The way of a segment from the rank that made it to the others, and to nobody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to the shared-memory plane: its geometry, its waiting, its life across forks."""
+"""The shared-memory plane beyond the contract: its geometry, its waiting, its life across forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to the ring over ZeroMQ: who may join it, and what becomes of it when a connection ends."""
+"""The ring over ZeroMQ beyond the contract: who may join it, and the end of a connection."""
 
 from __future__ import annotations
 

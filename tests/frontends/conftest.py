@@ -1,4 +1,4 @@
-"""What the tests of front ends share: a process with torch that ranks are forked from, and the run of scenarios."""
+"""Fixtures of the front ends: a process with torch that ranks are forked from, and the run of scenarios."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def report(request: pytest.FixtureRequest) -> Report:
-    """What each scenario of the module raised, by its name."""
+    """The error of each scenario of the module, by its name."""
     return launch(request.param, request.module.__name__)

@@ -53,7 +53,7 @@ class Frozen:
 
 
 class Variable:
-    """What has a tensor, and may be given another."""
+    """Holds a tensor, and may be assigned another."""
 
     def __init__(self, value: npt.ArrayLike) -> None:
         self.value = Frozen(value)

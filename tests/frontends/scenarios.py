@@ -41,7 +41,7 @@ class Scenarios:
         return list(self._functions)
 
     def run(self) -> Report:
-        """What each scenario raised on this rank, as text; empty if it passed."""
+        """Returns the error of each scenario on this rank, as text; empty if it passed."""
         hvd.init()
         report = {}
         for name, scenario in self._functions.items():

@@ -1,4 +1,4 @@
-"""What the functions and collectives of Horovod do, one behaviour each, where hvdlite stands for it.
+"""The functions and collectives of Horovod, one behaviour each, where hvdlite stands for it.
 
 The names of the scenarios are the table of the behaviour that scripts, test suites and recipes rely on, and every row
 is right here. What differs on purpose has its line in docs/horovod.md.

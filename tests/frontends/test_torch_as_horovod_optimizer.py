@@ -1,4 +1,4 @@
-"""What Horovod's optimizer, broadcasts of state and compression do, one behaviour each, where hvdlite stands for it.
+"""Horovod's optimizer, broadcasts of state and compression, one behaviour each, where hvdlite stands for it.
 
 The names of the scenarios are the table of the behaviour that scripts, test suites and recipes rely on, and every row
 is right here. What differs on purpose has its line in docs/horovod.md.

@@ -22,7 +22,7 @@ def own_input(*shape: int) -> torch.Tensor:
 
 
 def over_ranks(weights: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """What every rank weighs its result with, summed."""
+    """Sums the weights that all ranks give to their results."""
     return torch.stack([weights(rank) for rank in range(hvd.size())]).sum(dim=0)
 
 

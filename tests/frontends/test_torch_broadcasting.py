@@ -29,7 +29,7 @@ def last_rank() -> int:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two state dicts are equal to the last bit."""
+    """True if two state dicts are equal to the last bit."""
     if isinstance(ours, torch.Tensor):
         return torch.equal(ours, theirs) and ours.dtype == theirs.dtype
     if isinstance(ours, dict):

@@ -347,7 +347,7 @@ PART = (
 
 
 def cells(names: Sequence[str]) -> tuple[int, dict[str, str]]:
-    """How many rows dynamo compiled at all, and those that are not *right*, with what they gave."""
+    """Counts the rows that dynamo compiled, and returns those that are not *right*, with their results."""
     hvd.init()
     wrong: dict[str, str] = {}
     compiled = 0
@@ -369,7 +369,7 @@ def cells(names: Sequence[str]) -> tuple[int, dict[str, str]]:
 
 
 def outcome(function: Function, x: torch.Tensor) -> str:
-    """What ``function`` does, as text that compares to the last bit."""
+    """Runs ``function`` and returns its outcome as text that compares to the last bit."""
     try:
         return shown(function(x.clone()))
     except Exception as error:

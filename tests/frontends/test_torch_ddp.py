@@ -38,7 +38,7 @@ def test_a_script_of_ddp_runs_under_hvdrun() -> None:
 
 
 def both(store: str) -> list[str]:
-    """What DistributedOptimizer says about a DDP module that is there already, and about one that comes later."""
+    """Returns the errors of DistributedOptimizer for a DDP module made before it, and for one made after it."""
     hvd.init()
     messages = []
     hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))  # there is no torch.distributed

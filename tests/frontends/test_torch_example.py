@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(ranks: int, example: str, *options: str) -> str:
-    """What hvdrun shows of the example."""
+    """Runs the example under hvdrun and returns its output."""
     hvdrun = [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks)]
     arguments = [*hvdrun, sys.executable, f"examples/{example}.py", *options]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of a small model cost more than they do
@@ -28,7 +28,7 @@ def command(ranks: int, example: str, *options: str) -> str:
 
 
 def forked(ranks: int, example: str, *options: str) -> str:
-    """What the example prints on all ranks, which import torch and scikit-learn only once."""
+    """Returns the example's output on all ranks, which import torch and scikit-learn only once."""
     return output_of(ranks, ROOT / f"examples/{example}.py", *options, cwd=ROOT)
 
 

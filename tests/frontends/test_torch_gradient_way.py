@@ -1,4 +1,4 @@
-"""How many functions a gradient comes by in a warm step, from its hook to the end of `step()`, in all threads."""
+"""The functions that a gradient passes in a warm step, from its hook to the end of `step()`, in all threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Recorder:
 
 
 def _functions_of_steps() -> dict[Function, int]:
-    """How many of the STEPS each function was called in."""
+    """Counts in how many of the STEPS each function was called."""
     recorder = _Recorder()
     hvd.init()
     parameter = torch.nn.Parameter(torch.ones(256))

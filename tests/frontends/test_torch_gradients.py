@@ -1,4 +1,4 @@
-"""What `DistributedOptimizer` reduces, when, and how it fails, on two ranks."""
+"""`DistributedOptimizer` on two ranks: the gradients it reduces, when, and how it fails."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_torch_graphs(reports: dict[str, str], name: str) -> None:
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, str]:
-    """What each scenario raised on a rank, by its name."""
+    """The error of each scenario on a rank, by its name."""
     found = [outcome.result() for outcome in process_ranks(2, run, __name__, server=TORCH)]
     return {name: "\n".join(each[name] for each in found if each[name]) for name in found[0]}
 

@@ -27,7 +27,7 @@ def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class Strategy:
-    """What it does around the user's model and optimizers."""
+    """Stands for Lightning's strategy: its work around the user's model and optimizers."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], passes: int = 1) -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -83,7 +83,7 @@ def _joined(each: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _turned(each: list[torch.Tensor]) -> torch.Tensor:
-    """What an all-to-all with even splits gives."""
+    """Returns the result of an all-to-all with even splits."""
     return _joined([_part(tensor) for tensor in each])
 
 
@@ -176,7 +176,7 @@ FORMS: dict[str, Form] = {
 
 
 def _cell(kind: Odd, form: Form) -> str:
-    """What is wrong with one cell of the table; empty if nothing is."""
+    """Describes the fault of one cell of the table; empty if there is none."""
     tensor = kind.make(hvd.rank())
     expected = _refused(kind, form, tensor)
     try:

@@ -35,7 +35,7 @@ class _Heard(logging.Handler):
 
 @contextmanager
 def warnings_of_all_ranks() -> Iterator[Callable[[], list[list[str]]]]:
-    """What each rank has warned about since the beginning of the context."""
+    """Collects the warnings of each rank within the context."""
     heard = _Heard()
     logger = logging.getLogger("hvdlite")
     logger.addHandler(heard)
@@ -348,7 +348,7 @@ def test_torch_parameter_check(report: Report, name: str) -> None:
 
 
 def steps_with_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What rank 0 warns about when ranks have these settings and other parameters, and the checksums that it sends."""
+    """Returns rank 0's warnings, and its checksums, when ranks have these settings and different parameters."""
     rank = int(os.environ["HVDLITE_RANK"])
     os.environ["HVDLITE_CHECK_PARAMETERS"] = settings[rank]
     heard, sent = _Heard(), []

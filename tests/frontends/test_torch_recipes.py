@@ -1,4 +1,4 @@
-"""What users do between backward and step of a `DistributedOptimizer`, on two ranks."""
+"""Users' code between backward and step of a `DistributedOptimizer`, on two ranks."""
 
 from __future__ import annotations
 

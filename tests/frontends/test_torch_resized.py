@@ -46,7 +46,7 @@ def _submit(form: str, tensor: torch.Tensor, change: Callable[[torch.Tensor], An
 
 
 def _resized() -> dict[str, str]:
-    """What each rank reads, a session for each case: every one of them ends its own."""
+    """Returns the values that each rank reads. Every case ends its session, so each has its own."""
     texts = {}
     for form in FORMS:
         for change, resize in RESIZES.items():
@@ -116,7 +116,7 @@ def test_after_set_the_collective_has_the_storage_that_was_submitted() -> None:
 
 
 def _cut_between_calls() -> dict[str, str]:
-    """What each rank reads of a tensor that is known by its name, and of which rank 0 has cut the storage since."""
+    """Returns the values that each rank reads of a known tensor whose storage rank 0 has cut since."""
     texts = {}
     for form in FORMS:
         for offset in (0, 8):

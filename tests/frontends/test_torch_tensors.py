@@ -1,4 +1,4 @@
-"""What is taken for a tensor, and what comes back, beyond the table of odd tensors."""
+"""Accepted tensors, and their results, beyond the table of odd tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dynamo traces while a test compiles: the code of every frame that it compiles, and of every call it inlines."""
+"""Records dynamo's work while a test compiles: the code of every frame it compiles, and of every call it inlines."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Call:
 
 
 def is_possible(call: Call, size: int) -> bool:
-    """Whether ``size`` members can make the call; what cannot be is tested as an error."""
+    """True if ``size`` members can make the call; impossible calls are tested as errors."""
     if call.kind == "send" and size == 1:
         return False
     for dtype, shape in call.parts:

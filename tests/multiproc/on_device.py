@@ -1,4 +1,4 @@
-"""What a rank with the device of `tests.harness.device` does in tests."""
+"""The code of a rank with the device of `tests.harness.device`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def has_no_threads() -> bool:
-    """Whether all threads of hvdlite have ended."""
+    """True if all threads of hvdlite have ended."""
     return not any(thread.name.startswith("hvdlite-") for thread in threading.enumerate())
 
 

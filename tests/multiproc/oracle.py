@@ -1,4 +1,4 @@
-"""What a collective must give each member of a set, in numpy, from the tensors of all members."""
+"""The expected result of a collective on each member of a set, in numpy, from the tensors of all members."""
 
 from __future__ import annotations
 

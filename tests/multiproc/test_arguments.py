@@ -1,4 +1,4 @@
-"""What is wrong with one call is said at that call, and the session goes on."""
+"""An invalid argument is reported by the call that has it, and the session goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the grid of cases has no room for: large tensors, many at once, more ranks, and two hosts."""
+"""Cases too large for the grid: large tensors, many at once, more ranks, and two hosts."""
 
 from __future__ import annotations
 

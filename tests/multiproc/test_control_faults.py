@@ -60,7 +60,7 @@ def test_resets_of_the_control_links_lose_nothing_and_nobody() -> None:
 
 
 def _dropped(*directions: tuple[int, int]) -> list[str]:
-    """What drops all between two ranks in these directions: to the ports of one, and from the ports of the other."""
+    """Returns matches for all packets in these directions: to the ports of one rank, from those of the other."""
     return [
         match
         for source, target in directions

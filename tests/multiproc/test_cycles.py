@@ -23,7 +23,7 @@ TWO_HOSTS = {rank: {"HVDLITE_HOSTID": f"host {rank // 2}"} for rank in range(4)}
 
 
 def descriptors() -> Counter[str]:
-    """How many there are of each kind."""
+    """Counts the open descriptors of each kind."""
     found = Counter[str]()
     for name in os.listdir("/proc/self/fd"):
         if os.path.islink(path := f"/proc/self/fd/{name}"):
@@ -52,7 +52,7 @@ def test_twenty_sessions_leave_no_descriptor(count: int, hosts: dict[int, dict[s
 
 
 class _Told(Exchanges):
-    """What three ranks publish that differ in their hosts and network namespaces only."""
+    """The cards of three ranks that differ only in their hosts and network namespaces."""
 
     def __init__(self, meeting: Meeting, hosts: str) -> None:
         super().__init__(meeting, 0, 3, 0.0)

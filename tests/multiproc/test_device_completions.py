@@ -1,4 +1,4 @@
-"""What a device was given and has not done yet: what goes on meanwhile, and how it ends.
+"""Collectives that a device has not finished: other work that goes on meanwhile, and how they end.
 
 The test holds the device, and so decides when it does something.
 """

@@ -23,7 +23,7 @@ GROUPED = ["grouped_allreduce", "grouped_reducescatter", "grouped_allgather"]
 
 
 class Row(NamedTuple):
-    """What the last member of a set calls and what all others call, and how the message tells the two apart."""
+    """The call of the last member of a set, that of all others, and how the message tells the two apart."""
 
     what: str
     ours: Call
@@ -59,7 +59,7 @@ def rows(members: Sequence[int]) -> Iterator[Row]:
 
 
 def _disagree(members: list[int]) -> list[list[str]]:
-    """What each row is refused with: under a new name, again, under a known one, and one known as something else."""
+    """Returns the errors of each row: under a new name, again, under a known one, and one known as something else."""
     hvd.init()
     process_set = hvd.global_process_set
     if len(members) < hvd.size():

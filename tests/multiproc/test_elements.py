@@ -1,4 +1,4 @@
-"""What collectives take besides plain arrays: other element types, strides, and numbers; for 1 to 3 ranks."""
+"""Inputs besides plain arrays: other element types, strides, and numbers; for 1 to 3 ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _bytes_of(rank: int, dtype: Any, *shape: int) -> Any:
 
 
 def _joined(each: Any) -> Any:
-    """What numpy's own concatenate is, but for the byte order."""
+    """Concatenates as numpy does, but keeps the byte order."""
     joined = np.frombuffer(b"".join(part.tobytes() for part in each), each[0].dtype)
     return joined.reshape(-1, *each[0].shape[1:])
 

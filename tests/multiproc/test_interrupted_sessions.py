@@ -1,4 +1,4 @@
-"""What a signal handler raises in ``init`` and in ``shutdown``, wherever these are, leaves nothing behind.
+"""Signal handlers that raise anywhere in ``init`` and in ``shutdown`` leave nothing behind.
 
 An ``init`` that was interrupted leaves no session, and a ``shutdown`` is finished by the next one, or by ``init``.
 """
@@ -34,7 +34,7 @@ def _use() -> None:
 
 
 def _warm_up() -> Any:
-    """What the process holds once all that is made only once is there."""
+    """Returns the resources of the process once everything that is made only once exists."""
     signal.signal(signal.SIGUSR1, raise_interrupt)
     for _ in range(2):
         hvd.init()
@@ -44,7 +44,7 @@ def _warm_up() -> Any:
 
 
 def _init(step: int) -> int:
-    """How many bytecodes there were. ``init`` is interrupted before each ``step``-th of them."""
+    """Interrupts ``init`` before each ``step``-th bytecode. Returns the number of bytecodes."""
     before = _warm_up()
     number = 0
     while True:
@@ -151,7 +151,7 @@ class _InTheThread:
 
 
 def _meet(is_last: bool) -> bool:
-    """Whether all ranks say that it is the last time. Calls ``init`` until a session has worked."""
+    """Calls ``init`` until a session has worked. True if all ranks say that it is the last time."""
     while True:
         try:
             hvd.init()

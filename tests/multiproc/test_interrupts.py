@@ -1,4 +1,4 @@
-"""What a signal handler raises while a rank waits reaches the caller, and that is all.
+"""A signal handler that raises while a rank waits reaches the caller, and changes nothing else.
 
 The handler runs before every bytecode in turn, in every function of hvdlite that the main thread enters on its way to a
 result. Python itself runs handlers at some of these places only.

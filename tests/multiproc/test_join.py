@@ -124,7 +124,7 @@ def test_random_epochs(size: int, plane: str, cache: int, seeds: list[int]) -> N
 
 
 def _others_join_early(ends: list[int]) -> list[str]:
-    """What the ranks of ``ends`` try meanwhile, first under new names and then under known ones, is refused."""
+    """Calls of the ranks of ``ends`` are refused meanwhile, first under new names and then under known ones."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     collectives = {

@@ -111,7 +111,7 @@ def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> No
 
 
 def _door(job: str, number: int = 0) -> tuple[str, bytes]:
-    """Where rank 0 of this user's ``job`` waits for the others in its ``number``-th init, and the token."""
+    """Returns the address of rank 0 of this user's ``job`` in its ``number``-th init, and the token."""
     name = hashlib.blake2b(f"{os.geteuid()} {number} {job}".encode(), digest_size=16)
     return f"hvdlite-meeting-{name.hexdigest()}", name.digest()
 
@@ -133,7 +133,7 @@ def test_a_rank_of_another_size_is_refused(job: dict[str, str]) -> None:
 
 
 def _refused_while_rank_0_waits(environ: dict[str, str], by_rank: dict[int, dict[str, str]]) -> str:
-    """What rank 1 of two is told."""
+    """Returns the error of rank 1 of two."""
     with ProcessRanks(2, _init_when_told, environ=environ, environ_by_rank=by_rank) as ranks:
         ranks.wait_for_end(1)
         assert ranks.is_running(0)

@@ -1,4 +1,4 @@
-"""What hvdlite takes of a rank's memory: little, and not more for larger tensors."""
+"""The memory that hvdlite takes of a rank: little, and not more for larger tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _grow() -> tuple[int, list[int]]:
     import hvdlite as hvd
 
     def peak(count: int, size: int) -> int:
-        """How far memory grew at most while ``count`` tensors of ``size`` bytes were reduced as one group."""
+        """Measures the peak growth of memory while ``count`` tensors of ``size`` bytes are reduced as one group."""
         tensors = [np.ones(size, np.uint8) for _ in range(count)]
         before = _status_bytes("VmRSS")
         with open("/proc/self/clear_refs", "w") as peaks:

@@ -31,7 +31,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def _has_descriptor(name: str) -> bool:
-    """Whether this process has a file of this name open. Other threads may open and close files meanwhile."""
+    """True if this process has a file of this name open. Other threads may open and close files meanwhile."""
     for each in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
             if name in os.readlink(each):
@@ -47,7 +47,7 @@ def _child_of_init(told: list[str]) -> None:
 
 
 def _children() -> list[str]:
-    """What children say while this rank is in init, in a session, and after it; the last meet those of the others."""
+    """Returns the results of children of init, of a session, and after it; the last meet those of other ranks."""
     told: list[str] = []
     early = threading.Thread(target=_child_of_init, args=(told,))
     if os.environ["HVDLITE_RANK"] == "1":

@@ -1,4 +1,4 @@
-"""What `shared_empty` returns, within a session and outside of one, for numpy and for PyTorch."""
+"""`shared_empty` within a session and outside of one, for numpy and for PyTorch."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_process_set_reduces_in_the_memory_of_its_ranks_only() -> None:
 
 
 def _reduce(count: int) -> tuple[bool, float]:
-    """Whether ranks of this host share memory, and what the sum over all ranks is."""
+    """Returns whether ranks of this host share memory, and the sum over all ranks."""
     hvd.init()
     array = _ones(count)
     hvd.allreduce_(array, op=hvd.Sum)
@@ -175,7 +175,7 @@ def test_ten_thousand_allocations_and_frees_return_all_memory() -> None:
 
 
 def _huge_bytes() -> int:
-    """What this process has mapped by huge pages of an array of 16 MiB."""
+    """Returns the bytes of an array of 16 MiB that are mapped by huge pages."""
     hvd.init()
     array = _ones(4 * MIB)  # of four bytes
     hvd.barrier()
@@ -187,7 +187,7 @@ def _huge_bytes() -> int:
 
 
 def _gives_huge_pages() -> bool:
-    """Whether this system has `MADV_COLLAPSE`, and an administrator has not forbidden it for shared memory."""
+    """True if this system has `MADV_COLLAPSE`, and the administrator allows it for shared memory."""
     version = tuple(int(number) for number in os.uname().release.split(".")[:2])
     setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     return version >= (6, 1) and setting.exists() and "[deny]" not in setting.read_text()

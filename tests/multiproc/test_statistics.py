@@ -1,4 +1,4 @@
-"""What real ranks read of their groups: the same batches on all of them, and on rank 0 who came last."""
+"""Statistics of real ranks: the same batches on all of them, and on rank 0 the rank that came last."""
 
 from __future__ import annotations
 

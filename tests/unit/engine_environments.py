@@ -1,4 +1,4 @@
-"""What engines leave in the environment of a rank, as recorded; what tells nothing of the ranks is left out."""
+"""Recorded environments of ranks under other engines, without variables that say nothing of the ranks."""
 
 from __future__ import annotations
 

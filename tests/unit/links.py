@@ -50,7 +50,7 @@ def close(links: Sequence[ControlLink]) -> None:
 
 
 def receive(link: ControlLink) -> list[Received | Lost]:
-    """What has come to ``link``, which hears of its connections while it sleeps."""
+    """Returns the messages that have come to ``link``, which learns of its connections while it sleeps."""
     link.inbox.sleep(0)
     return list(link.receive())
 
@@ -59,7 +59,7 @@ _came: WeakKeyDictionary[ControlLink, deque[Received | Lost]] = WeakKeyDictionar
 
 
 def next_from(link: ControlLink, *others: ControlLink, within_s: float = PATIENCE_S) -> Received | Lost:
-    """What comes next to ``link``, while ``others`` are looked after too."""
+    """Returns the next message to ``link``, while ``others`` are served too."""
     came = _came.setdefault(link, deque())
     deadline = soon(within_s)
     while not came:

@@ -1,4 +1,4 @@
-"""What is told of the memory of a numpy array, and which arrays are refused."""
+"""The description of a numpy array's memory, and the arrays that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a bell that rings too late."""
+"""Bells that ring too late."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from tests.unit.links import HOSTS, SESSION, close, next_from, receive, soon, zm
 
 
 def answer_to(liar: ZmqLeafLink, root: ZmqRootLink, within_s: float = PATIENCE_S) -> BaseException | None:
-    """What a process hears that dials the root."""
+    """Returns the answer to a process that connects to the root."""
     with ThreadPoolExecutor() as pool:
         joining = pool.submit(liar.join, root.address, soon(within_s))
         while not joining.done():

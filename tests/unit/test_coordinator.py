@@ -1,4 +1,4 @@
-"""Where rank 0 of a job on several hosts is looked for, where it listens, and which addresses the links get."""
+"""The address of rank 0 of a job on several hosts, its listeners, and the addresses of the links."""
 
 from __future__ import annotations
 

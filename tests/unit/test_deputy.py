@@ -1,4 +1,4 @@
-"""What becomes of waits while the deputy drives for one that was given up."""
+"""Waits while the deputy drives for one that was given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a process is by the environment that an engine left it: recorded ones, mixtures, and what cannot be told."""
+"""The identity of a process by the environment of an engine: recorded ones, mixtures, and undecidable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in where ranks of a host listen, and what is left when descriptors run out."""
+"""Access to the listeners of a host's ranks, also when descriptors run out."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def descriptors() -> int:
 
 
 def at_the_limit(open_entrance: Callable[[], Entrance]) -> list[str]:
-    """What becomes of callers while this process has no descriptor left, and once it has."""
+    """Returns the fate of callers while this process has no descriptor left, and once it has."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     seen, hoard = [], list[int]()
     with closing(open_entrance()) as entrance, ExitStack() as stack:

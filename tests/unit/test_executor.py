@@ -1,4 +1,4 @@
-"""Who runs batches when a driver and the end of the executor meet, and who finishes what a device does by itself."""
+"""Batches when a driver and the end of the executor meet, and those that a device does by itself."""
 
 from __future__ import annotations
 

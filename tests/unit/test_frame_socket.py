@@ -1,4 +1,4 @@
-"""What a peer sent before it closed is read, however it closed."""
+"""All that a peer sent before it closed is read, however it closed."""
 
 from __future__ import annotations
 

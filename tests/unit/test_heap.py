@@ -1,4 +1,4 @@
-"""What the C library's allocator keeps of what a process frees."""
+"""The memory that the C library's allocator keeps of what a process frees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When submits wake the coordinator, and what is left of a tensor that is done."""
+"""Submits that wake the coordinator, and the remains of a tensor that is done."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_is_freed_with_a_tensor_may_submit(in_flight: InFlight) -> None:
 
 
 class _Refused(list[Any]):
-    """What is behind, when the session ends just before ``function`` of the list."""
+    """The calls behind others, when the session ends just before ``function`` of the list."""
 
     def __init__(self, in_flight: InFlight, function: str) -> None:
         super().__init__(in_flight._behind)

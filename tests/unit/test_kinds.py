@@ -39,7 +39,7 @@ def _splits(rank: int, size: int) -> tuple[int, ...]:
 
 
 def _asked(kind: Kind, size: int, root: int) -> list[Request]:
-    """What the ranks of a group ask for, with two numbers in each row."""
+    """Makes the requests of a group's ranks, with two numbers in each row."""
     changes: dict[Kind, Callable[[int], dict[str, object]]] = {
         Kind.ALLGATHER: lambda rank: dict(shape=(_rows(rank), 2)),
         Kind.GATHER: lambda rank: dict(shape=(_rows(rank), 2)),

@@ -1,4 +1,4 @@
-"""What the first rank of a host makes of what comes from the others of its host, with all ends in one process."""
+"""The first rank of a host combines the messages of its host's ranks; all ends are in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ranks listen: addresses as they are written, port ranges, and links over IPv6."""
+"""Listeners of ranks: addresses as they are written, port ranges, and links over IPv6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found out about a peer whose connection has ended, and when."""
+"""Verdicts on a peer whose connection has ended, and when they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a membership says of a group, and that nothing derived from one is that of another group or epoch."""
+"""The properties of a membership; nothing derived from one is that of another group or epoch."""
 
 from __future__ import annotations
 

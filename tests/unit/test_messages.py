@@ -1,4 +1,4 @@
-"""What messages say of themselves."""
+"""The properties of messages."""
 
 from __future__ import annotations
 

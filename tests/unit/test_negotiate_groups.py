@@ -23,7 +23,7 @@ KNOWN = {
 
 
 def _errors(ranks: Ranks) -> list[dict[str, str]]:
-    """What every rank has been told since the last call; nothing may be left in flight, or at the root."""
+    """Returns the errors of every rank since the last call; nothing may be left in flight, or at the root."""
     told = [dict(leaf.errors) for leaf in ranks.leaves]
     for leaf in ranks.leaves:
         assert not leaf.in_flight

@@ -1,4 +1,4 @@
-"""What the observer of a group makes of news, decisions and batches, with times that the test chooses."""
+"""The observer of a group, with news, decisions, batches and times that the test chooses."""
 
 from __future__ import annotations
 

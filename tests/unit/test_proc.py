@@ -1,4 +1,4 @@
-"""What Linux shows of a process."""
+"""Properties of a process, as Linux shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel is told about a connection of a ring."""
+"""The options of a ring's sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a rank spins before it sleeps, and how a driver waits on the control link."""
+"""The time that a rank spins before it sleeps, and how a driver waits on the control link."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def inbox_and_wake() -> Iterator[tuple[Inbox, Wake]]:
 
 
 def _spins(inbox: Inbox, wake: Wake) -> bool:
-    """Whether a wait spins for which something has come already: only a spin counts as one that was enough."""
+    """True if a wait spins for something that has come already: only a spin counts as one that was enough."""
     inbox.spin.vain = max(inbox.spin.vain, 1)
     wake.set()
     inbox.sleep_as_driver(None, wake)

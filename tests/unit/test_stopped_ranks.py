@@ -1,4 +1,4 @@
-"""Which stopped processes of a host are ranks of a job, and which rank tells of them."""
+"""Stopped processes of a host that are ranks of a job, and the rank that reports them."""
 
 from __future__ import annotations
 

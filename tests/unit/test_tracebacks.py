@@ -1,4 +1,4 @@
-"""Which frames an error that ends a program is shown with."""
+"""The frames that are shown of an error that ends a program."""
 
 from __future__ import annotations
 

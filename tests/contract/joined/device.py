@@ -21,7 +21,7 @@ _LINE = 64
 
 
 class _Staged(NamedTuple):
-    """Where ``nbytes`` on the device, in ``array`` from ``begin`` on, go in the host's memory; ``source`` is kept."""
+    """The host address for ``nbytes`` of ``array``, from ``begin`` on; ``source`` is kept alive."""
 
     write: int
     nbytes: int
