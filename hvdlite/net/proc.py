@@ -1,4 +1,4 @@
-"""Facts about any process, of any user, from ``/proc``."""
+"""Facts about this host and about any process on it, of any user, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -24,3 +24,10 @@ def stat_of(pid: int) -> Stat:
     if len(fields) < 4:
         raise ProcessLookupError(f"process {pid} has ended")
     return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def memory() -> dict[str, int]:
+    """The host's memory in bytes, by the names that ``/proc/meminfo`` has. Raises OSError if it cannot be read."""
+    with open("/proc/meminfo") as lines:
+        rows = [line.split() for line in lines]
+    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if row[-1] == "kB"}

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from hvdlite import cgroups
+from hvdlite.net import proc
 
 _GPU_QUERY: Final = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _GPU_DEADLINE_S: Final = 10.0
@@ -20,7 +20,11 @@ _GPU_DEADLINE_S: Final = 10.0
 
 def describe_machine() -> dict[str, Any]:
     """The facts, ready for JSON."""
-    memory, shm = _memory(), os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
+    try:
+        memory = proc.memory()
+    except OSError:
+        memory = {}
+    shm = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return {
@@ -38,13 +42,6 @@ def describe_machine() -> dict[str, Any]:
         "infiniband": _listed(Path("/sys/class/infiniband")),
         "gpus": _gpus(),
     }
-
-
-def _memory() -> dict[str, int]:
-    with suppress(OSError, ValueError):
-        rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-        return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if row[-1] == "kB"}
-    return {}
 
 
 def _limit(value: int) -> int | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hvdlite.net.proc import memory
 from hvdlite.version import NATIVE_ABI, __version__
 
 from .frames import FrameError
@@ -83,8 +85,6 @@ def _minor(version: str) -> list[str]:
 
 
 def _free_memory_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return 0
+    with suppress(OSError):
+        return memory().get("MemAvailable", 0)
+    return 0

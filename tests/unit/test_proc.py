@@ -8,7 +8,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from hvdlite.net.proc import stat_of
+from hvdlite.net.proc import memory, stat_of
 
 
 def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
@@ -26,3 +26,8 @@ def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
             child.kill()
     with pytest.raises(OSError, match=str(child.pid)):
         stat_of(child.pid)
+
+
+def test_memory_is_in_bytes() -> None:
+    assert memory()["MemTotal"] == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
+    assert 0 < memory()["MemAvailable"] < memory()["MemTotal"]

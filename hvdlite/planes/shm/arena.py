@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite import native
 from hvdlite.log import logger
+from hvdlite.net.proc import memory
 from hvdlite.planes.shm.free_list import FreeList
 from hvdlite.planes.shm.segment import create_sparse
 
@@ -125,7 +126,7 @@ class Arena:
     def _reserve(self, offset: int, rounded: int, nbytes: int) -> None:
         begin, end = self._pages_of(offset, rounded)
         try:
-            if rounded > _STEP_BYTES and rounded > _available_bytes():
+            if rounded > _STEP_BYTES and rounded > memory().get("MemAvailable", sys.maxsize):
                 raise _no_memory(nbytes)  # before the system ends some process for it
             for step in range(begin, end, _STEP_BYTES):
                 step_bytes = min(_STEP_BYTES, end - step)
@@ -201,11 +202,6 @@ class Regions(NamedTuple):
 
 def _physical_bytes() -> int:
     return mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES")
-
-
-def _available_bytes() -> int:
-    with open("/proc/meminfo", "rb") as lines:
-        return next((int(line.split()[1]) << 10 for line in lines if line.startswith(b"MemAvailable:")), sys.maxsize)
 
 
 def _page_down(nbytes: int) -> int:
