@@ -113,7 +113,7 @@ class InFlight:
             raise
 
     def _put_behind(self, entries: Sequence[Entry]) -> None:
-        """Has `take_new` submit ``entries`` when their names are free, if interrupted calls of this thread have them.
+        """Makes `take_new` submit ``entries`` once their names are free, if interrupted calls of this thread have them.
 
         Raises DuplicateName if other calls have them.
         """
@@ -313,6 +313,6 @@ class InFlight:
 
 def _has_joined() -> HorovodInternalError:
     return HorovodInternalError(
-        "this rank has joined, so it submits nothing until hvd.join() returns; "
+        "this rank has joined, so it cannot submit until hvd.join() returns; "
         "join once all threads have submitted what they have"
     )

@@ -1,1 +1,1 @@
-"""Who is in a group, and where each member runs."""
+"""The members of a group, and the hosts they run on."""

@@ -12,7 +12,7 @@ from hvdlite.members.topology import by_host
 
 
 class Host(NamedTuple):
-    """Where a member runs. Members with equal ``id`` share memory; messages call the host ``name``.
+    """The host of a member. Members with equal ``id`` share memory; messages call the host ``name``.
 
     ``has_native`` is true if the member there could load the native library.
     """

@@ -146,7 +146,7 @@ class Run:
 
 
 class EndKind(IntEnum):
-    """Why a group ends."""
+    """The reason why a group ends."""
 
     LEFT = 0  # a rank called shutdown
     LOST = 1  # a rank died or went silent

@@ -103,18 +103,18 @@ def all_of_root(request: Request, rows: Rows, size: int) -> Rows:
 
 
 def to_root(request: Request, rows: Rows, size: int) -> Rows:
-    """From each rank to the root."""
+    """The rows of each rank, sent to the root."""
     return tuple(count for given in rows for count in _only(request.root, given, size))
 
 
 def from_root(request: Request, rows: Rows, size: int) -> Rows:
-    """From the root to each rank."""
+    """The rows of the root, divided among the ranks."""
     before, behind = request.root * size, (size - 1 - request.root) * size
     return (0,) * before + rows + (0,) * behind
 
 
 def to_peer(request: Request, rows: Rows, size: int) -> Rows:
-    """From one rank to one other."""
+    """The rows of one rank, sent to one other."""
     return _only(request.root * size + request.peer, _length(request), size * size)
 
 

@@ -128,7 +128,7 @@ def _fields_of(frame: bytes, session: int) -> tuple[int, int, int]:
     except struct.error:
         raise ProtocolError(f"a control frame of {len(frame)} bytes is too short") from None
     if magic != b"hv" or version != _VERSION:
-        raise ProtocolError("a control frame is not of this protocol version; install one hvdlite on all hosts")
+        raise ProtocolError("a control frame has another protocol version; install the same hvdlite on all hosts")
     if got_session != session:
         raise ProtocolError(f"a control frame is of session {got_session:x} instead of {session:x}")
     return kind, number, received
@@ -169,7 +169,7 @@ def _json_of(rows: tuple[Any, ...]) -> bytes:
 def _decode_ready(frame: bytes, offset: int) -> Ready:
     generation, bits_length, requests_length = _READY.unpack_from(frame, offset)
     offset += _READY.size
-    _expect(len(frame) == offset + bits_length + requests_length, "READY has another length than it says")
+    _expect(len(frame) == offset + bits_length + requests_length, "the length of READY differs from its header")
     bits = int.from_bytes(frame[offset : offset + bits_length], "little")
     return Ready(generation, bits, tuple(map(_request, _rows(frame[offset + bits_length :]))))
 

@@ -299,7 +299,7 @@ def _checked_splits(splits: Any, rows: int, size: int) -> tuple[int, ...]:
     if len(counts) != size:
         raise ValueError(f"splits must be {size} numbers, one for each rank, but there are {len(counts)}")
     if any(count is None or count < 0 for count in counts):
-        raise ValueError(f"splits must be whole numbers from 0 on, not {list(listed)}")
+        raise ValueError(f"splits must be non-negative integers, not {list(listed)}")
     whole = cast(list[int], counts)
     if sum(whole) > rows:
         raise ValueError(f"splits add up to {sum(whole)} rows, but the tensor has {rows}")

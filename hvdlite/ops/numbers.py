@@ -23,7 +23,7 @@ def array_of(value: Any) -> Array | None:
     if isinstance(value, np.generic):
         return np.array(value)
     if isinstance(value, bool):
-        raise ValueError("a bool is not taken as a number; pass int(x), or numpy.bool_(x) for op=hvd.Min or Max")
+        raise ValueError("a bool is not accepted as a number; pass int(x), or numpy.bool_(x) for op=hvd.Min or Max")
     for kind, dtype in _DTYPES.items():
         if isinstance(value, kind):
             try:

@@ -117,7 +117,7 @@ def _loads(data: Any) -> Any:
         if error.name != "cloudpickle":
             raise
         raise HorovodInternalError(
-            "the object was pickled by value, which takes the package cloudpickle on every rank; install it here"
+            "the object was pickled by value, which needs the package cloudpickle on every rank; install it here"
         ) from error
 
 

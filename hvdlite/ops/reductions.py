@@ -271,7 +271,7 @@ def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:
     if is_number(tensor):
         return tensor, _AS_IT_WAS
     if not hasattr(compression, "compress"):
-        raise ValueError(f"compression is one of hvd.Compression, or a class like these, not {compression!r:.60}")
+        raise ValueError(f"compression must be one of hvd.Compression or a class like them, not {compression!r:.60}")
     return compression.compress(tensor)
 
 

@@ -55,7 +55,7 @@ class DataPlane(ABC):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What it counts, by name. Any thread may ask, at any time."""
+        """Its counters by name. Any thread may read them, at any time."""
         return {}
 
     @abstractmethod

@@ -35,7 +35,7 @@ def merged(groups: Groups[P], num_groups: int) -> Groups[P]:
     Raises ValueError for both together, and for a ``num_groups`` that is not a whole number from 0.
     """
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
-        raise ValueError(f"num_groups must be a number from 0, got {_shown(num_groups)}")
+        raise ValueError(f"num_groups must be a non-negative integer, got {_shown(num_groups)}")
     if num_groups == 0:
         return groups
     warnings.warn("num_groups is deprecated; pass groups instead", DeprecationWarning, stacklevel=3)

@@ -57,7 +57,7 @@ class Meddler:
             thread.join()
 
     def refuse(self) -> None:
-        """From now on nobody listens at ``name``."""
+        """Stops listening at ``name``."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._server.join()

@@ -63,7 +63,7 @@ def alltoall(plane: DataPlane, count: int, root: int) -> None:
 
 
 def message(plane: DataPlane, count: int, root: int) -> None:
-    """From the root to its right neighbour."""
+    """Sends a message from the root to its right neighbour."""
     target = (root + 1) % plane.size
     sent, received = np.full(count, root, np.uint8), np.full(count, 99, np.uint8)
     sends = [sending(sent) if (plane.rank, rank) == (root, target) else spans_of() for rank in range(plane.size)]

@@ -210,7 +210,7 @@ class DistributedOptimizer:
         check.watch(named_variables, [(each.name, each.variable) for each in self.gradients.values()])
 
     def computed(self, variable: Variable, values: npt.ArrayLike) -> None:
-        """To be called with each gradient, as soon as it is there."""
+        """Records a gradient. Called as soon as it is there."""
         gradient = self.gradients[variable]
         before = 0 if gradient.current is None else gradient.current.numpy()
         gradient.current = Frozen(before + np.asarray(values))

@@ -27,7 +27,7 @@ def over_ranks(weights: Callable[[int], torch.Tensor]) -> torch.Tensor:
 
 
 def backward(result: torch.Tensor, seed: int = 100) -> None:
-    """Of a loss whose gradient with respect to ``result`` is ``weights_of(rank)``."""
+    """Runs backward of a loss whose gradient with respect to ``result`` is ``weights_of(rank)``."""
     (result * data(seed + hvd.rank(), *result.shape)).sum().backward()
 
 

@@ -70,4 +70,4 @@ def test_ddp_and_distributed_optimizer_refuse_each_other(ranks: int, tmp_path: P
         before, later = outcome.result()
         for message in (before, later):
             assert re.search(r"parameter '(weight|bias)' is in a DistributedDataParallel module", message)
-            assert "One of the two has to go" in message
+            assert "Use only one of the two" in message

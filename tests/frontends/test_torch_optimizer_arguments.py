@@ -124,8 +124,8 @@ def test_groups_that_cannot_be(model: nn.Module, groups: Callable[[nn.Module], A
 def test_num_groups_is_the_former_name_of_groups(model: nn.Module) -> None:
     bare = torch.optim.SGD(model.parameters(), lr=0.1)
     for options, complaint in (
-        ({"num_groups": -1}, "num_groups must be a number from 0, got -1"),
-        ({"num_groups": "2"}, "num_groups must be a number from 0, got '2'"),
+        ({"num_groups": -1}, "num_groups must be a non-negative integer, got -1"),
+        ({"num_groups": "2"}, "num_groups must be a non-negative integer, got '2'"),
         ({"num_groups": 2, "groups": 2}, "either groups or num_groups, not both"),
     ):
         with warnings.catch_warnings(action="ignore"), pytest.raises(ValueError, match=complaint):

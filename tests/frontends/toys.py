@@ -53,7 +53,7 @@ def assert_gradients(model: nn.Module, expected: list[torch.Tensor], tolerance: 
 
 
 def assert_averages(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Has ``optimizer`` reduce the gradients of a backward pass; nothing of an earlier step is left in them."""
+    """Checks the gradients of a backward pass after ``optimizer`` reduced them: nothing of earlier steps is left."""
     expected = averaged_gradients(model)
     own_loss(model).backward()
     optimizer.synchronize()

@@ -36,7 +36,7 @@ def alone() -> Any:
         (lambda: hvd.allreduce_(1.0), "a number cannot be written in place"),
         (lambda: hvd.recv_(np.float32(1), 0), "rank 0 is this rank itself"),
         (lambda: hvd.allgather(1.0), r"expected a numpy array, got float; numpy.array\(\[x\]\) makes one of one row"),
-        (lambda: hvd.allreduce(np.ones(3), compression=1), "compression is one of hvd.Compression, .* not 1"),
+        (lambda: hvd.allreduce(np.ones(3), compression=1), "compression must be one of hvd.Compression .* not 1"),
         *(
             (lambda op=op: hvd.allreduce(np.ones(3, complex), op=op), f"op {name} of complex numbers is not supported")
             for op, name in ((hvd.Min, "Min"), (hvd.Max, "Max"), (hvd.Product, "Product"), (hvd.Adasum, "Adasum"))
@@ -53,11 +53,11 @@ def alone() -> Any:
         (lambda: hvd.gather(np.array(1.0), 0), "gather needs a tensor with at least one dimension"),
         (lambda: hvd.scatter(np.array(1.0), 0), "scatter needs a tensor with at least one dimension"),
         (lambda: hvd.alltoall(np.ones(3), splits=3), "splits must be 1 numbers, one for each rank, not 3"),
-        (lambda: hvd.alltoall(np.ones(3), splits=np.array([1.5])), "whole numbers from 0 on"),
+        (lambda: hvd.alltoall(np.ones(3), splits=np.array([1.5])), "non-negative integers"),
         (lambda: hvd.scatter(np.ones(3), 0, splits=[2, 1]), "splits must be 1 numbers"),
         (lambda: hvd.alltoall(np.ones(3), splits=[4]), "splits add up to 4 rows, but the tensor has 3"),
         (lambda: hvd.alltoall(np.ones(3), splits=[1, 1]), "splits must be 1 numbers"),
-        (lambda: hvd.alltoall(np.ones(3), splits=[-1]), "whole numbers from 0 on"),
+        (lambda: hvd.alltoall(np.ones(3), splits=[-1]), "non-negative integers"),
         (lambda: hvd.send(np.ones(3), 0), "rank 0 is this rank itself"),
         (lambda: hvd.recv(np.ones(3), 7), "rank 7 is not a rank"),
         (lambda: hvd.gather(np.ones(3), -1), "root_rank -1 is not a rank"),
@@ -128,7 +128,7 @@ def _splits_that_do_not_fit() -> str:
         (None, "7 rows are not a multiple of 2 ranks; pass splits"),
         ([7], "splits must be 2 numbers, one for each rank, but there are 1"),
         ([4, 4], "splits add up to 8 rows, but the tensor has 7"),
-        ([8, -1], "whole numbers from 0 on"),
+        ([8, -1], "non-negative integers"),
     ):
         with pytest.raises(ValueError, match=hint):
             hvd.alltoall(np.ones(7), splits=splits)

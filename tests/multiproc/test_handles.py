@@ -92,7 +92,7 @@ def _poll_and_group() -> str:
 
 
 def _freed(thing: Any) -> threading.Event:
-    """Is set when ``thing`` is freed, by whichever thread lets go of it last."""
+    """Returns an event that is set when ``thing`` is freed, in whichever thread drops it last."""
     event = threading.Event()
     weakref.finalize(thing, event.set)
     return event

@@ -297,7 +297,7 @@ def test_a_rank_that_has_joined_submits_nothing_more() -> None:
         ranks.wait_for("refused", 0)
         ranks.release(1)
         refusal, _ = (outcome.result() for outcome in ranks.join())
-    assert "this rank has joined, so it submits nothing until hvd.join() returns" in refusal
+    assert "this rank has joined, so it cannot submit until hvd.join() returns" in refusal
 
 
 def _a_set_is_added_too_early() -> list[Any]:

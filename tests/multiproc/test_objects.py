@@ -67,7 +67,7 @@ def _without_cloudpickle() -> None:
         _show(loaded)
         assert hvd.broadcast_object(lambda: 1, last)() == 1
     else:
-        with pytest.raises(hvd.HorovodInternalError, match="takes the package cloudpickle on every rank"):
+        with pytest.raises(hvd.HorovodInternalError, match="needs the package cloudpickle on every rank"):
             hvd.broadcast_object(None, last)
     assert hvd.broadcast_object([hvd.rank()], 0) == [0]
     hvd.shutdown()

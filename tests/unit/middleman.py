@@ -14,7 +14,7 @@ _RESET = struct.pack("ii", 1, 0)  # struct linger: a close sends a reset
 
 
 class Middleman:
-    """Between those who dial `address` and ``target``, both as ZeroMQ writes them. A context manager."""
+    """Relays between clients of `address` and ``target``, both in ZeroMQ's notation. A context manager."""
 
     def __init__(self, target: str) -> None:
         self._target = split(target)

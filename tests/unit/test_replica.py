@@ -28,7 +28,7 @@ class Rank:
         return self.replica.submit([self.entries[each.name] for each in requests])
 
     def remember(self, *requests: Request, generation: int = 0) -> None:
-        """Has all ranks agree about ``requests``, whose bits count from 0."""
+        """Makes all ranks agree about ``requests``, whose bits count from 0."""
         self.submit(*requests)
         responses = tuple(Response(each.name, "", (), bit) for bit, each in enumerate(requests))
         works, _ = self.replica.apply(Run(generation, (Batch(0, responses),)))

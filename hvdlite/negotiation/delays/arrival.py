@@ -1,4 +1,4 @@
-"""Who was first and who was last to be ready for a decision of the root."""
+"""The first and the last rank to be ready for a decision of the root."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class ShmPlane(HostPlane):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What this rank's collectives have copied so far, through the slots and between spans."""
+        """The bytes that this rank has copied so far, through the slots and between spans."""
         with self._handle_lock:
             is_ours = self._handle is not None and os.getpid() == self._owner_pid
             return {"copied_bytes": self._library.hvd_shm_copied_bytes(self._handle) if is_ours else 0}

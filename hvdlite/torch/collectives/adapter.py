@@ -149,7 +149,7 @@ def _buffer(tensor: torch.Tensor, is_written: bool) -> Buffer:
     address = found.data_ptr()
     if not address and found.numel():
         raise ValueError(
-            "the tensor has no memory: its storage was resized to 0, or it is one of zeros that were never made; "
+            "the tensor has no memory: its storage was resized to 0, or it was never materialized; "
             "pass a tensor with values, such as torch.zeros_like(tensor)"
         )
     return address, dtype, found.shape, found.untyped_storage(), CPU

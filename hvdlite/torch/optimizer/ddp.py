@@ -26,6 +26,6 @@ def refuse_ddp(members: Iterable[Named]) -> None:
             if parameter.requires_grad and id(parameter) in names:
                 raise ValueError(
                     f"parameter {names[id(parameter)]!r} is in a DistributedDataParallel module, which averages its "
-                    "gradient already, and DistributedOptimizer would do so again. One of the two has to go: use the "
+                    "gradient already, and DistributedOptimizer would do so again. Use only one of the two: the "
                     "module as it is, without DistributedDataParallel, or the optimizer without DistributedOptimizer"
                 )

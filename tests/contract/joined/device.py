@@ -34,7 +34,7 @@ Staged = list[_Staged]
 
 
 class StagingPlane(DevicePlane):
-    """Does on the device what it is given in the host's memory, and waits for it."""
+    """Copies its input from the host's memory to the device, runs there, and waits."""
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:  # type: ignore[override]
         staged: Staged = []
