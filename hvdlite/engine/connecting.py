@@ -1,7 +1,7 @@
 """Connects the ranks of a group, the world or a process set: bind, exchange, connect, commit.
 
-Every rank opens what it needs to be reached, and all ranks exchange the addresses, once. Then they connect, and tell
-each other how it went, once: all of them have the group, or all raise an error. A rank that cannot bind sends its
+Every rank opens what it needs to be reached, and all ranks exchange the addresses, once. Then they connect, and
+exchange the outcome, once: all of them have the group, or all raise an error. A rank that cannot bind sends its
 error in place of its addresses.
 """
 
@@ -116,7 +116,7 @@ def connect(
     """Connects one rank of a group. All members call it together; either all are connected or all raise.
 
     Raises NotConnected that names the ranks which cannot go on and says why, the same on all ranks.
-    ``interrupted`` says why this rank does not want the group any more; empty if it does. Where there is ``leave``, a
+    ``interrupted`` returns why this rank has given up the group; empty if it has not. Where there is ``leave``, a
     rank that cannot connect tells the others with it, which need not wait for this one then.
     """
     cause: Exception | None = None

@@ -4,8 +4,8 @@ A handler may raise between any two steps of the main thread. In the middle of a
 this rank's state half changed. So the main thread never takes turns and never runs batches: while it waits, a thread of
 ours drives for it (`hvdlite.engine.engine`), and an exception ends the wait and nothing else.
 
-The price is one switch from thread to thread at the beginning of a wait and one at its end. Both let the GIL go before
-they wake the other thread, which otherwise would be woken twice.
+The price is one switch from thread to thread at the beginning of a wait and one at its end. Both release the GIL before
+they wake the other thread, which would otherwise be woken twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks a single request, and compares the requests of several ranks for one name.
 
-The text for a mismatch groups the ranks by what they submitted, so that the odd one out is seen at once.
+The text for a mismatch groups the ranks by their requests, so that the one that differs is easy to see.
 """
 
 from __future__ import annotations

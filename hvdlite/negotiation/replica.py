@@ -61,7 +61,7 @@ class InFlight(Protocol):
 class Replica:
     """The state of one rank.
 
-    ``cache`` has what all ranks remember, and ``by_bit`` the entries that were submitted as bits and are not answered
+    ``cache`` is the same on all ranks, and ``by_bit`` has the entries that were submitted as bits and are not answered
     yet.
     """
 

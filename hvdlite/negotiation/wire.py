@@ -1,4 +1,4 @@
-"""Messages as bytes: fixed little-endian structs, with JSON inside for what is rare, and never a pickle.
+"""Messages as bytes: fixed little-endian structs, with JSON inside for rare content, and never a pickle.
 
 Every frame begins with magic, version, type, its number, how many frames the sender has received, and the session's
 number. Then, by type::

@@ -21,8 +21,8 @@ def join(device: int = -1) -> int:
     """Declares that this rank has no more data and waits for all ranks to do so. Returns the last rank to join.
 
     Until then this rank takes part in every allreduce of the others with zeros. An average still divides by the number
-    of all ranks. Only allreduce with op Average or Sum can run meanwhile; anything else is an error on the ranks that
-    call it. If the call is interrupted, this rank has still joined; called again, it resumes waiting.
+    of all ranks. Only allreduce with op Average or Sum can run meanwhile; any other collective is an error on the ranks
+    that call it. If the call is interrupted, this rank has still joined; called again, it resumes waiting.
     ``device`` is accepted for Horovod scripts and ignored.
     """
     group = group_of(global_process_set)

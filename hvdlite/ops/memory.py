@@ -20,8 +20,8 @@ def shared_empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) 
 
     Whether ranks use such memory, and for the same tensors, makes a difference to the speed only. So it does before
     `init`, in a job of one rank, and with one rank on this host: then the memory is ordinary. Arrays stay valid after
-    `shutdown`, as ordinary memory. A forked child sees what its parent has in them, as long as it has them, and what it
-    writes there nobody else sees. Raises ValueError for a dtype that collectives do not take, and MemoryError if this
+    `shutdown`, as ordinary memory. A forked child sees its parent's contents as long as the parent keeps them, and its
+    own writes are private. Raises ValueError for a dtype that collectives do not take, and MemoryError if this
     host has no such memory left.
     """
     kind, sizes = np.dtype(dtype), shape if isinstance(shape, Sequence) else (shape,)
