@@ -1,1 +1,1 @@
-"""What the project holds itself against: run from its folder, and in no wheel. `hvdlite.bench` is what users run."""
+"""The benchmarks of the project itself: run from its folder, and in no wheel. `hvdlite.bench` is what users run."""

@@ -31,7 +31,7 @@ _MIB: Final = 1 << 20
 
 
 class Circumstances(NamedTuple):
-    """When and on what the rows were measured."""
+    """The date and the machine of the measurement."""
 
     date: str
     processor: str

@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind, no setting of the caller reaches it, and it may be alone.
+"""Rules for every test: it leaves nothing behind, no setting of the caller reaches it, and it may be alone.
 
 A run ends with a line about what was skipped.
 """

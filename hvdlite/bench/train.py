@@ -126,7 +126,7 @@ def _has_equal_weights(model: nn.Module, step: Callable[[], None]) -> Callable[[
 
 
 def overhead_us(row: Row, group: Group) -> float:
-    """How much longer than the bare step that of ``row`` takes, by the medians."""
+    """Returns by how much the step of ``row`` is longer than the bare step, by the medians."""
     return row.median_us - group["bare"].median_us
 
 

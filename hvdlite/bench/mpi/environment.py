@@ -20,7 +20,7 @@ _ENGINES: Final = ("HVDLITE_", "PMI", "OMPI_COMM_", "OMPI_UNIVERSE_", "PRTE_", "
 
 
 def folder_of(library: Library) -> Path:
-    """Where ``library`` is installed, for this Python."""
+    """Returns the folder in which ``library`` is installed, for this Python."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "hvdlite" / "bench" / f"{library.label}-python{sys.version_info.major}.{sys.version_info.minor}"
 

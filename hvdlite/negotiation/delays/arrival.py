@@ -10,7 +10,7 @@ UNKNOWN: Final = -1
 
 @dataclass(slots=True)
 class Arrival:
-    """When news came before a decision and after the one before it.
+    """The arrival of news between two decisions of the root.
 
     Those of ``first_rank`` were the first, at ``first_at``. Those of ``last_rank``, at ``last_at``, completed something
     for which the others had waited longest: for ``late_s``, since the latest of them was heard of. It is UNKNOWN where
