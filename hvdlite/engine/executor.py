@@ -123,7 +123,6 @@ class Executor:
         except Exception as raised:  # whatever it is, the waiting handles must fail with it
             error = raised
         if completion is not None:
-            self._observer.issued(work)
             self._issued_to(work.entries[0].request.device.kind).put(work, completion)
         elif error is None:
             self._observer.done(work)

@@ -11,19 +11,16 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from itertools import cycle
 from time import monotonic
 from typing import Final, NamedTuple
 
 from hvdlite.engine.inflight import InFlight
 from hvdlite.log import logger
-from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
+from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN, Arrival
 from hvdlite.negotiation.replica import Work
 from hvdlite.planes.base import Planes
 
 CAPACITY: Final = 512  # records
-_UNFINISHED: Final = 8  # decisions of the root whose batches are not done: it makes none while two batches are not
 
 
 class BatchRecord(NamedTuple):
@@ -83,7 +80,6 @@ class Observer:
         self._leader_of = leader_of
         self._leader = UNKNOWN
         self._heard_at = self._others_heard_at = math.inf
-        self._following = cycle([Arrival() for _ in range(CAPACITY + _UNFINISHED)]).__next__
         self.arrival: Arrival | None = None
         self._in_flight = in_flight
         self._latest: deque[Work] = deque(maxlen=CAPACITY)
@@ -101,22 +97,12 @@ class Observer:
         self._heard_at = now
         arrival = self.arrival
         if arrival is None:
-            arrival = self._following()
-            arrival.first_rank = rank
-            arrival.first_at = now
-            arrival.last_rank = UNKNOWN
-            arrival.late_s = 0.0
-            self.arrival = arrival
+            self.arrival = arrival = (rank, now, UNKNOWN, 0.0, 0.0)
         if was_last:
+            first_rank, first_at, last_rank, _, longest_s = arrival
             late_s = now - self._others_heard_at
-            if arrival.last_rank < 0 or late_s > arrival.late_s:
-                arrival.last_rank = rank
-                arrival.last_at = now
-                arrival.late_s = late_s if late_s > 0 else 0.0
-
-    def issued(self, work: Work) -> None:
-        """Records that a device works on ``work`` by itself, perhaps while many others are decided."""
-        work.arrival = copy(work.arrival)
+            if last_rank < 0 or late_s > longest_s:
+                self.arrival = (first_rank, first_at, rank, now, late_s if late_s > 0 else 0.0)
 
     def done(self, work: Work) -> None:
         """Records that ``work`` ran, or failed. For the threads that finish entries, before they do.
@@ -171,20 +157,12 @@ class Observer:
         )
 
 
-_NOT_KNOWN: Final = Arrival()
-
-
 def _record(work: Work) -> BatchRecord:
-    arrival = work.arrival or _NOT_KNOWN
     return BatchRecord(
         work.number,
         work.tensors,
         work.nbytes,
-        arrival.first_rank,
-        arrival.first_at,
-        arrival.last_rank,
-        arrival.last_at,
-        arrival.late_s,
+        *(work.arrival or NOT_KNOWN),
         work.told_at,
         work.agreed_at,
         work.moved_at,

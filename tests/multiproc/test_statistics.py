@@ -25,7 +25,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def _until_heard(observer: Observer, rank: int) -> None:
     """Returns when rank 0, which is this one, has heard of ``rank`` for what it decides next."""
-    _until(lambda: (arrival := observer.arrival) is not None and arrival.first_rank == rank)
+    _until(lambda: (arrival := observer.arrival) is not None and arrival[0] == rank)
 
 
 def _take_turns(folder: str) -> tuple[list[BatchRecord], list[BatchRecord]]:

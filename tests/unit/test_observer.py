@@ -178,10 +178,21 @@ def test_a_record_keeps_its_arrivals_as_long_as_it_is_there(job: Job) -> None:
         )
 
 
+def test_a_record_keeps_its_arrivals_while_decisions_run_no_batch(job: Job) -> None:
+    """Whatever their number: each of them may be of tensors that do not match."""
+    job.hear(2, 50.0, was_last=True)
+    (work,) = job.decide(1)
+    job.run(work)
+    before = job.latest()
+    for _ in range(2 * CAPACITY):
+        job.hear(0, 60.0, was_last=True)
+        job.decide()
+    assert job.latest() == before
+
+
 def test_what_a_device_works_on_keeps_its_arrivals_while_others_are_decided(job: Job) -> None:
     job.hear(2, 50.0, was_last=True)
     (given,) = job.decide(1)
-    job.observer.issued(given)
     for _ in range(2 * CAPACITY):
         job.hear(0, 60.0, was_last=True)
         (work,) = job.decide(1)

@@ -79,9 +79,11 @@ class StragglerWatch:
 
     def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> str:
         """The root lets ``bits`` of ``generation`` run. Returns what to warn of, or an empty text."""
-        if arrival is not None and arrival.late_s > self._waited_s:
-            self._waited_s = arrival.late_s
-            self._last = arrival.last_rank
+        if arrival is not None:
+            _, _, last_rank, _, late_s = arrival
+            if late_s > self._waited_s:
+                self._waited_s = late_s
+                self._last = last_rank
         if generation != self._generation:
             self._generation = generation
             self._ran = 0
