@@ -15,6 +15,8 @@ submitted yet. A form is declared by its name and its docstring, and has the par
 from __future__ import annotations
 
 import inspect
+import linecache
+import os
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
@@ -122,12 +124,14 @@ def _compiled(
     name, parameters = declaration.__name__, ", ".join(names)
     end = ends["tensors" in names]
     source = f"def {name}(self, {parameters}):\n    handle = draft(self, {flag}{parameters})\n    {end}\n"
-    scope: dict[str, Any] = {"draft": draft, "synchronize": synchronize, "__name__": declaration.__module__}
-    exec(compile(source, __file__, "exec"), scope)
+    file = os.path.join(os.path.dirname(__file__), f"<{declaration.__qualname__}>")  # one of ours, for tracebacks
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {**draft.__globals__, "draft": draft, "synchronize": synchronize}
+    exec(compile(source, file, "exec"), scope)
     form: Any = scope[name]
     form.__doc__, form.__qualname__ = declaration.__doc__, declaration.__qualname__
     form.__defaults__, form.__annotations__ = draft.__defaults__, annotations
     if ends is _BLOCKING:  # of Handle[T] the T, and of GroupHandle[T] a list of them
-        kind, _, result = annotations["return"].rstrip("]").partition("[")
+        kind, _, result = annotations["return"].removesuffix("]").partition("[")
         annotations["return"] = f"list[{result}]" if kind == "GroupHandle" else result
     return form  # type: ignore[no-any-return]

@@ -41,9 +41,14 @@ def test_hvdrun_starts_without_numpy_and_the_engine() -> None:
 
 
 def test_a_public_name_is_imported_when_it_is_first_used() -> None:
-    assert "numpy" not in _imported_by("import hvdlite; dir(hvdlite)")
+    assert "numpy" not in _imported_by("import hvdlite; from hvdlite import cgroups, errors, native")
     for use in ("import hvdlite; hvdlite.allreduce", "from hvdlite import rank", "from hvdlite import *; allreduce"):
         assert {"numpy", "hvdlite.ops.arrays"} <= _imported_by(use), use
+
+
+def test_a_public_name_that_the_user_replaces_stays_replaced() -> None:
+    program = "import hvdlite as hvd; hvd.allreduce = print; hvd.rank; assert hvd.allreduce is print"
+    assert "numpy" in _imported_by(program)
 
 
 def test_hvdrun_imports_the_doctor_only_when_it_is_called() -> None:

@@ -44,6 +44,7 @@ LAYERS = [
     {"launcher.job", "launcher.doctor"},
     {"launcher"},
     {"running"},
+    {"numpy_api"},
     {""},  # hvdlite/__init__.py, the numpy API
     {"torch.compression"},
     {"torch.collectives"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import typing
 
 import pytest
 
@@ -58,3 +60,13 @@ def test_dir_has_the_public_names_only(module: str) -> None:
 def test_another_name_is_an_error_of_the_usual_kind() -> None:
     with pytest.raises(AttributeError, match=r"^module 'hvdlite' has no attribute 'all_reduce'$"):
         importlib.import_module("hvdlite").all_reduce  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["hvdlite", "hvdlite.torch"])
+def test_tools_find_the_source_and_the_types_of_every_function(module: str) -> None:
+    loaded = importlib.import_module(module)
+    functions = [each for name in loaded.__all__ if inspect.isroutine(each := getattr(loaded, name))]
+    assert len(functions) > 60
+    for function in functions:
+        assert f"def {function.__name__}(" in inspect.getsource(function)
+        assert typing.get_type_hints(function)

@@ -1,4 +1,4 @@
-"""The public names, for type checkers and for `hvdlite.__getattr__`: with `hvdlite.public_names`, their one list."""
+"""The public names of ``hvdlite``: collectives for numpy arrays, and what every front end has."""
 
 # ruff: noqa: F403, I001 - one statement for each module
 
