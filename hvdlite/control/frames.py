@@ -11,6 +11,7 @@ import socket
 from collections import deque
 
 from hvdlite.negotiation.wire import MAX_FRAME_BYTES, ProtocolError
+from hvdlite.net.poll import comes
 
 _PIECE_BYTES = 64 << 10
 _LAST, _MORE = b"\0", b"\1"
@@ -55,7 +56,7 @@ class FrameSocket:
 
     def may_receive(self) -> bool:
         """True if `receive` would find data or the end of the connection."""
-        return bool(select.select((self,), (), (), 0)[0])
+        return comes(self._socket, select.POLLIN)
 
     def receive(self) -> bytes | None:
         """The next frame; None if it is incomplete. Raises ProtocolError for an invalid one."""

@@ -27,6 +27,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Message, decode, encode
 from hvdlite.net.entrance import peer_of
 from hvdlite.net.local_listener import LocalListener, say_hello
+from hvdlite.net.poll import comes
 from hvdlite.net.proc import stat_of
 from hvdlite.settings import Settings
 
@@ -129,7 +130,7 @@ class UnixLink(ControlLink):
         deadline = time.monotonic() + _CLOSE_S
         for peer in self._all:
             while not peer.frames.flush() and (left_s := deadline - time.monotonic()) > 0:
-                select.select((), (peer.frames,), (), left_s)
+                comes(peer.frames.fileno(), select.POLLOUT, left_s)
             self._close_peer(peer)
         self.inbox.close()
 

@@ -22,7 +22,7 @@ from hvdlite.net.giving_up import seconds_until, wait_readable
 from hvdlite.net.handshake import Callee, Caller, Refused
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.lobby import Lobby
-from hvdlite.net.poll import ENDED, Poller
+from hvdlite.net.poll import ENDED, Poller, comes
 from hvdlite.net.sockets import parse, prepare
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -166,7 +166,7 @@ class Pending:
 
     def has_come(self) -> bool:
         """True if an answer has begun to arrive or never will, so that `answer` will not wait long."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        return comes(self._socket, select.POLLIN)
 
     def answer(self, by: float) -> bytearray:
         """Waits for the answer until ``by``, on the monotonic clock. Raises Unanswered."""

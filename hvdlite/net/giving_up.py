@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from hvdlite.net.poll import comes
+
 _LOOK_S: Final = 0.1
 
 Told = Callable[[], object]
@@ -59,8 +61,8 @@ def seconds_until(deadline: float) -> float:
 
 def wait_readable(sock: socket.socket, deadline: float) -> None:
     """Returns when ``sock`` has data or has ended. Raises TimeoutError at ``deadline``, or GivenUp."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    while not (poll.poll(0) or poll.poll(int(seconds_until(deadline) * 1000) + 1)):  # what has come is not given up
+    while not comes(sock, select.POLLIN):  # what has come is not given up
+        if comes(sock, select.POLLIN, seconds_until(deadline)):
+            return
         if time.monotonic() >= deadline:
             raise TimeoutError("timed out")

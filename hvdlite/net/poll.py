@@ -1,4 +1,4 @@
-"""A poll loop: descriptors, each with a handler, and deadlines."""
+"""Waits for events of one descriptor, and a poll loop: descriptors, each with a handler, and deadlines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from contextlib import suppress
 from typing import Final
 
 ENDED: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+def comes(watched: socket.socket | int, events: int, within_s: float = 0.0) -> bool:
+    """Waits for ``events`` of a descriptor or its end, ``within_s`` at most. Returns whether there are any.
+
+    `select.select` would do the same but refuses descriptors from 1,024 on, which any large program may have.
+    """
+    poll = select.poll()
+    poll.register(watched, events)
+    return bool(poll.poll(math.ceil(within_s * 1000)))
 
 
 class Poller:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hvdlite.control import unixlink
 from hvdlite.control.link import ControlLink, Lost
 from hvdlite.control.unixlink import UnixLink
 from hvdlite.control.zmqleaf import ZmqLeafLink
@@ -19,6 +20,7 @@ from hvdlite.negotiation.messages import Batch, Ready, Response, Run
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.settings import Settings
+from tests.harness.crowded import crowded
 from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 from tests.unit.links import LEFT, close, next_from, soon, zmq_links
@@ -26,9 +28,9 @@ from tests.unit.links import LEFT, close, next_from, soon, zmq_links
 BIG = Run(0, (Batch(1 << 5, tuple(Response(f"tensor {i}" * 20, "", (), i) for i in range(20_000))),))
 
 
-def unix_links() -> list[ControlLink]:
-    root, *leaves = links = [UnixLink(member(rank, "aaa"), Settings()) for rank in range(3)]
-    with LocalListener(member(0, "aaa").key_for("listener")) as listener:
+def unix_links(hosts: str = "aaa") -> list[ControlLink]:
+    root, *leaves = links = [UnixLink(member(rank, hosts), Settings()) for rank in range(len(hosts))]
+    with LocalListener(member(0, hosts).key_for("listener")) as listener:
         for leaf in leaves:
             leaf.dial(listener.address, soon())
         root.accept(listener, soon())
@@ -79,6 +81,17 @@ def test_what_a_peer_sent_last_comes_before_its_loss(links: list[ControlLink]) -
     assert isinstance(next_from(other), Lost)
     other.send(LEFT)  # to nobody, without an error
     links[:] = [other]
+
+
+def test_a_link_that_closes_waits_until_a_long_message_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unixlink, "_CLOSE_S", PATIENCE_S)
+    with crowded(), ThreadPoolExecutor() as pool:
+        root, leaf = unix_links("aa")
+        root.send(BIG)
+        closing = pool.submit(root.close)
+        assert next_from(leaf) == (0, BIG)
+        closing.result()
+        leaf.close()
 
 
 def test_the_wake_ends_the_sleep(links: list[ControlLink]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from hvdlite.control.frames import FrameSocket
 from hvdlite.negotiation.wire import ProtocolError
+from tests.harness.crowded import crowded
 
 
 @pytest.mark.parametrize("is_unread", [False, True], ids=["having read all", "with something unread"])
@@ -32,3 +33,12 @@ def test_a_frame_of_many_small_pieces_is_refused_at_the_first() -> None:
         far.send(b"\1")
         with pytest.raises(ProtocolError, match="short and not the last"):
             link.receive()
+
+
+def test_what_may_be_received_is_known_of_any_descriptor() -> None:
+    with crowded():
+        near, far = map(FrameSocket, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        with closing(near), closing(far):
+            assert not near.may_receive()
+            far.send(b"frame")
+            assert near.may_receive()
