@@ -30,6 +30,7 @@ _OF_THE_USER: Final = (
 _OURS: Final = os.path.dirname(__file__) + "/"  # as code objects have it: a link on the way stays one
 _PROGRAMS: Final = _OURS + "bench/"  # called by nobody
 _STANDARD: Final = os.path.dirname(os.__file__) + "/"
+_FRAMEWORKS: Final = ("torch",)
 _INSTALLED: Final = (_STANDARD + "site-packages/", _STANDARD + "dist-packages/")
 
 
@@ -87,17 +88,25 @@ def shorten(error: BaseException) -> None:
 
 
 def _cut(trace: TracebackType | None, may_wait_elsewhere: bool) -> None:
-    """Cuts ``trace`` below the user's call, even if it ends inside the standard library."""
+    """Cuts ``trace`` below the user's call, even if it ends inside the standard library.
+
+    A framework's frames between two of ours, such as those of ``torch.no_grad``, are not the user's either.
+    """
     last = None  # the last frame that is the user's, or another library's
+    between = None  # one of a framework since, which we called
     is_within = False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         is_ours = file.startswith(_OURS) and not file.startswith(_PROGRAMS)
-        if not is_ours and not (is_within and may_wait_elsewhere and _is_standard(file)):
-            last = trace
+        if is_ours:
+            between = None
+        elif is_within and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _FRAMEWORKS:
+            between = trace
+        elif not (is_within and may_wait_elsewhere and _is_standard(file)):
+            last, between = trace, None
         is_within = is_ours or (is_within and last is not trace)
         trace = trace.tb_next
-    if last is not None:
+    if (last := between or last) is not None:
         last.tb_next = None
 
 

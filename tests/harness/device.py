@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -56,18 +57,21 @@ class DeviceMemory:
         os.close(fd)
         self._used = np.frombuffer(self._pages, np.uint8)
         self._free = FreeList(_NBYTES)
+        self._freed: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int) -> int:
         """An address that the host has no access to."""
         with self._lock:
+            while self._freed:
+                self._free.give(*self._freed.popleft())
             at = self._free.take(max(nbytes, 1), _LINE)
         assert at is not None, "the device has no memory left"
         return int(self._seen) + at
 
     def free(self, address: int, nbytes: int) -> None:
-        with self._lock:
-            self._free.give(address - self._seen, max(nbytes, 1))
+        """Gives memory back at the next allocation: a finalizer may run in the middle of one."""
+        self._freed.append((address - self._seen, max(nbytes, 1)))
 
     def bytes_at(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """The bytes there, as the device sees them."""

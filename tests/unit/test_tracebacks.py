@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 
 import pytest
 
@@ -150,3 +152,15 @@ def test_a_notebook_shows_the_same_unless_its_user_shows_errors_otherwise(custom
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "call hvd.init() first" in told
     assert ("hvdlite/" in told) == (custom != "()")
+
+
+def test_frames_of_a_framework_between_ours_are_left_out() -> None:
+    torch = pytest.importorskip("torch")
+    passes_on = torch.no_grad()(hvd.rank)  # called by us, and calls us
+    ours = compile("def step(call): call()", os.path.join(os.path.dirname(hvd.__file__), "torch", "step.py"), "exec")
+    scope: dict[str, Callable[[object], None]] = {}
+    exec(ours, scope)
+    text = shown(caught(lambda: scope["step"](passes_on)))
+    assert "_contextlib.py" not in text
+    assert "step.py" not in text
+    assert text.endswith("call hvd.init() first\n")
