@@ -59,8 +59,8 @@ class PeerLost(HorovodInternalError):
         advice = "See that rank's own output for the reason"
         if cause == ENDED:
             advice += (
-                "; if it shows no error, that rank finished before the others: give all ranks equally many steps, or "
-                "call hvd.join() after the last one"
+                "; if it shows no error, that rank was killed or finished first: make every call on all ranks, equally "
+                "often, or call hvd.join() after the last one"
             )
         super().__init__(f"rank {rank} on {host} was lost: {cause}. {advice}.")
         self.rank = rank

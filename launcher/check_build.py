@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +40,9 @@ def describe_build() -> Iterator[str]:
     yield "Frameworks:"
     for name, module in FRAMEWORKS:
         version = found.get("frameworks", {}).get(module)
-        yield _line(version is not None, f"{name} {version or ''}".rstrip(), "not installed")
+        has_front_end = find_spec(f"hvdlite.{module}") is not None
+        reason = "not installed" if has_front_end else "hvdlite has no front end for it"
+        yield _line(has_front_end and version is not None, f"{name} {version or ''}".rstrip(), reason)
 
 
 def _line(is_available: bool, what: str, reason: str) -> str:

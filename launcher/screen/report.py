@@ -42,8 +42,8 @@ def describe_failure(
         yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
         yield f"| rank {failure.rank} on {failure.host} {failure.reason} because of that"
         if culprit.fate.endswith(ENDED):
-            yield f"| hint: if rank {culprit.rank} shows no error, it finished before the others: give all ranks"
-            yield "|   equally many steps, or call hvd.join() after the last one"
+            yield f"| hint: if rank {culprit.rank} shows no error, it was killed or finished first: make every"
+            yield "|   call on all ranks, equally often, or call hvd.join() after the last one"
     else:
         yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
         yield from _details(failure)

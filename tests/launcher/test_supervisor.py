@@ -126,7 +126,7 @@ def test_a_rank_that_merely_was_done_first_is_thought_of() -> None:
     supervisor.exited(2, 12, 0, time=4.9, now=5.1)
     assert supervisor.failure is not None
     box = list(describe_failure(supervisor.failure, [], None))
-    assert box[2].startswith("| hint: if rank 2 shows no error, it finished before the others: ")
+    assert box[2].startswith("| hint: if rank 2 shows no error, it was killed or finished first: ")
     lost, stopped = PeerLost(2, "here", ENDED), PeerLost(2, "here", "its process 12 has been stopped for 2.5 s")
     assert ["hvd.join()" in str(error) for error in (lost, stopped)] == [True, False]
 
