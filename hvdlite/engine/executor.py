@@ -120,22 +120,27 @@ class Executor:
                 for issued in self._issued.values():
                     issued.drain()
             completion = run(work, self._planes)
+            if completion is not None:
+                self._issue(work, completion)
         except Exception as raised:  # whatever it is, the waiting handles must fail with it
             error = raised
-        if completion is not None:
-            self._issued_to(work.entries[0].request.device.kind).put(work, completion)
-        elif error is None:
+        if error is not None:
+            self._finish(work, error)
+        elif completion is None:
             self._observer.done(work)
             self._in_flight.finish(work.entries)
             work.entries = work.rows = ()  # the observer keeps the rest
-        else:
-            self._finish(work, error)
         self._unfinished.popleft()
 
-    def _issued_to(self, kind: str) -> Issued:
+    def _issue(self, work: Work, completion: Completion) -> None:
+        kind = work.entries[0].request.device.kind
         if kind not in self._issued:
-            self._issued[kind] = Issued(self._finish)
-        return self._issued[kind]
+            try:
+                self._issued[kind] = Issued(self._finish)
+            except Exception:  # no thread can be started
+                completion.wait()  # the batch fails, and its tensors must not be freed while the device has them
+                raise
+        self._issued[kind].put(work, completion)
 
     def _finish(self, work: Work, raised: Exception | None) -> None:
         error = None

@@ -46,7 +46,12 @@ class Issued:
         return is_drained.wait(timeout_s)
 
     def close(self, deadline: float) -> bool:
-        """Ends the thread when all is finished. False if that is not so by ``deadline``, on the monotonic clock."""
+        """Ends the thread when all is finished. False if that is not so by ``deadline``, on the monotonic clock.
+
+        May be called again.
+        """
+        if not self._thread.is_alive():
+            return True
         if not self.drain(max(0.0, deadline - time.monotonic())):
             return False
         self._due.put(None)
@@ -56,6 +61,7 @@ class Issued:
     def _serve(self) -> None:
         while (step := self._due.get()) is not None:
             step()
+            step = None  # what its completion holds goes now, not when the next batch comes
 
     def _wait(self, completion: Completion) -> None:
         error: Exception | None = None

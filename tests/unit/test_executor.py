@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
 from hvdlite.engine import executor
 from hvdlite.engine.executor import Executor
+from hvdlite.engine.issued import Issued
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
@@ -118,3 +120,59 @@ def test_what_a_device_fails_in_fails_its_batch_and_is_told(monkeypatch: pytest.
     text = "running issued failed: ArithmeticError: a bug of the device"
     assert device.ended == [("issued", text)]
     assert device.failures == [text]
+
+
+class _Completion:
+    """Waits until ``may_end``."""
+
+    def __init__(self, may_end: threading.Event) -> None:
+        self._may_end = may_end
+
+    def wait(self) -> None:
+        self._may_end.wait(PATIENCE_S)
+
+
+def test_a_completion_is_let_go_with_its_batch_although_no_other_follows() -> None:
+    may_end, is_gone = threading.Event(), threading.Event()
+    issued = Issued(lambda work, error: None)
+    completion = _Completion(may_end)
+    weakref.finalize(completion, is_gone.set)
+    issued.put(Work((), (), 1), completion)
+    del completion
+    may_end.set()
+    assert is_gone.wait(PATIENCE_S)
+    assert issued.close(time.monotonic() + PATIENCE_S)
+
+
+def test_closing_again_waits_only_for_devices_that_have_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, one had ended when the deadline of the first close came."""
+    device = _Device(monkeypatch)
+    idle, wedged = Issued(lambda work, error: None), Issued(lambda work, error: None)
+    wedged.put(Work((), (), 1), _Completion(device.may_end))
+    device.executor._issued.update(idle=idle, wedged=wedged)
+    assert idle.close(time.monotonic() + PATIENCE_S)
+    assert not device.executor.close(time.monotonic())
+    device.may_end.set()
+    assert device.executor.close(time.monotonic() + PATIENCE_S)
+    assert device.executor.close(time.monotonic())
+
+
+def test_a_batch_whose_device_gets_no_thread_fails_and_does_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _Device(monkeypatch)
+    device.error = ArithmeticError("the device was waited for")
+    device.may_end.set()
+    device.put("issued")
+    device.put("next")
+    with patch.object(executor, "Issued", side_effect=RuntimeError("can't start new thread")):
+        assert device.executor.run_here()
+    text = "running issued failed: ArithmeticError: the device was waited for"
+    assert device.ended == [("issued", text), ("next", "")]
+    assert device.failures == [text]
+    device.error = None
+    device.put("issued")
+    with patch.object(executor, "Issued", side_effect=RuntimeError("can't start new thread")):
+        assert device.executor.run_here()
+    text = "running issued failed: RuntimeError: can't start new thread"
+    assert device.ended[2:] == [("issued", text)]
+    assert device.executor.backlog == 0
+    assert device.executor.close(time.monotonic() + PATIENCE_S)
