@@ -9,6 +9,7 @@ all ranks. Rank 0 also knows when the news of each rank came, since all submit t
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
@@ -87,6 +88,7 @@ class Observer:
         self._batches = 0
         self._moved_s = self._waited_s = self._done_at = 0.0
         self._subscribers: tuple[Subscriber, ...] = ()
+        self._subscribing = threading.Lock()  # held to replace the tuple, not to read it
 
     def heard(self, rank: int, was_last: bool, now: float) -> None:
         """Records, on rank 0, that news of ``rank`` came. ``was_last``: they completed a tensor of all other ranks."""
@@ -130,13 +132,15 @@ class Observer:
                 subscriber(work)
             except Exception:
                 logger.exception("a subscriber to the batches of a group failed and hears of no more")
-                self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+                with self._subscribing:
+                    self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
 
     # ---- for any thread
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Calls ``subscriber`` with each batch from now on, until it raises."""
-        self._subscribers += (subscriber,)
+        with self._subscribing:
+            self._subscribers += (subscriber,)
 
     def latest(self, after: int = 0) -> list[BatchRecord]:
         """Returns the records numbered above ``after`` that are still there, in the order of completion."""

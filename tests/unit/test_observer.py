@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -218,6 +218,34 @@ def test_a_subscriber_that_fails_hears_of_no_more(job: Job, caplog: pytest.LogCa
         job.run(work)
     assert told == {"fails": [3], "stays": [3, 4]}
     assert len(job.observer.latest()) == 2
+
+
+def test_who_subscribes_while_another_is_removed_hears_of_all_that_follows(job: Job) -> None:
+    told: list[int] = []
+    late = threading.Thread(target=job.observer.subscribe, args=[lambda work: told.append(work.number)])
+
+    class Subscribers(tuple[Callable[[Work], None], ...]):
+        """Starts ``late`` when it is read to be replaced, and lets it finish unless it is kept out meanwhile."""
+
+        def __iter__(self) -> Iterator[Callable[[Work], None]]:
+            if failed:
+                late.start()
+                if not job.observer._subscribing.locked():
+                    late.join()
+            return super().__iter__()
+
+    failed: list[int] = []
+
+    def fail(work: Work) -> None:
+        failed.append(work.number)
+        raise RuntimeError("disk full")
+
+    job.observer._subscribers = Subscribers([fail])
+    first, second = job.decide(1, 1)
+    job.run(first)
+    late.join()
+    job.run(second)
+    assert (failed, told) == ([1], [2])
 
 
 def test_batches_leave_no_objects_behind(job: Job) -> None:
