@@ -40,7 +40,7 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  PYTHON=python3.12 picks the interpreter of a new $(VENV); NP=4 the ranks of demo and bench."
 
-demo: $(VENV)/.for-demo native ## train on handwritten digits with $(NP) ranks
+demo: $(VENV)/.for-demo native ## train on handwritten digits with NP ranks
 	@$(SAY) 'training on handwritten digits with $(NP) ranks: some seconds'
 	$(IN_VENV) hvdrun -np $(NP) python examples/torch_digits.py
 
@@ -94,7 +94,7 @@ wheel: $(VENV)/.build-tools ## build dist/hvdlite-*.whl
 	HVDLITE_REQUIRE_NATIVE=1 $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 
-bench: $(VENV)/.for-demo native ## measure collectives with $(NP) ranks
+bench: $(VENV)/.for-demo native ## measure collectives with NP ranks
 	$(IN_VENV) hvdrun -np $(NP) python -m hvdlite.bench $(BENCH_ARGS)
 
 bench-table: $(VENV)/.for-demo native ## measure, and write the table of docs/performance.md
@@ -112,7 +112,7 @@ bench-targets: $(VENV)/.for-demo native ## hold all-reduce within this host agai
 bench-hosts: $(VENV)/.for-development native ## measure across two hosts made of namespaces; as root
 	$(BIN)/python -m tests.bench.hosts
 
-clean: ## remove everything that was built, except $(VENV)
+clean: ## remove everything that was built, except .venv
 	rm -rf build dist native/build hvdlite/_native *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find benchmarks hvdlite launcher tests examples -name __pycache__ -prune -exec rm -rf {} +
 
