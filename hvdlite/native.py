@@ -113,7 +113,7 @@ def library() -> Any:
     except OSError as error:
         raise NativeUnavailable(
             f"hvdlite's native library cannot be loaded ({error}); "
-            "reinstall it with 'pip install --force-reinstall hvdlite' on a machine that has g++, or from a wheel."
+            "run 'make native' in a checkout, or install hvdlite again from its folder where g++ is, or from a wheel."
         ) from None
     found = loaded.hvd_abi_version()
     if found != ABI_VERSION:
