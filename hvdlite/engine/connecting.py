@@ -91,9 +91,9 @@ class Connecting:
             undo.callback(link.close)
             planes = Planes()
             undo.callback(planes.close)
-            for kind, part in self._planes.items():
+            for kind in sorted(self._planes):  # all ranks in one order, because each waits for the others
                 if all(kind in bound for bound in of_planes):
-                    planes[kind] = part.connect([bound[kind] for bound in of_planes], deadline)
+                    planes[kind] = self._planes[kind].connect([bound[kind] for bound in of_planes], deadline)
             if regions is not None:
                 planes[CPU.kind].use(regions)
             undo.pop_all()
@@ -129,16 +129,14 @@ def connect(
             cause, offer = error, {"failure": str(error)}
         offers = _refuse_failures(exchange(offer), connecting.ranks, cause)
         try:
-            connections = connecting.connect([other["addresses"] for other in offers], deadline)
+            connections = connecting.connect(_addresses(offers, connecting.ranks), deadline)
             undo.callback(connections.close)
             failure = interrupted()
-        except (KeyError, TypeError, IndexError) as error:
-            cause, failure = error, f"a rank published no addresses: {error!r}"
         except _REFUSED as error:
             cause, failure = error, str(error)
         except BaseException as error:
             if leave is not None:  # before closing anything, which others would take for the cause
-                leave(str(error))
+                leave(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error))
             raise
         if cause is not None and leave is not None:
             raise NotConnected(leave(failure)) from cause
@@ -153,6 +151,17 @@ def look_on(ranks: Sequence[int], exchange: Exchange) -> None:
     """Takes part in the exchanges of `connect` for a rank outside ``ranks``. Raises as the members do."""
     _refuse_failures(exchange(None), ranks)
     _refuse_failures(exchange(None), ranks)
+
+
+def _addresses(offers: Sequence[Any], ranks: Sequence[int]) -> list[Sequence[Any]]:
+    """Returns what each member has bound. Raises HorovodInternalError if an offer has not the form of `bind`'s."""
+    for rank, offer in zip(ranks, offers, strict=True):
+        match offer:
+            case {"addresses": [None | str(), [str(), str()], dict()]}:
+                pass
+            case _:
+                raise HorovodInternalError(f"rank {rank} published no addresses; is its hvdlite the same as here?")
+    return [offer["addresses"] for offer in offers]
 
 
 def _refuse_failures(cards: Sequence[Any], ranks: Sequence[int], cause: Exception | None = None) -> Sequence[Any]:

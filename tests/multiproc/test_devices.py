@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite.planes.choose import BY_DEVICE
 from hvdlite.session import current
 from hvdlite.settings import Start
 from hvdlite.training.parameter_check import ParameterCheck
 from tests.harness import process_ranks
-from tests.harness.device import DEVICE, DeviceAdapter, DeviceArray, collectives, install
+from tests.harness.device import DEVICE, DeviceAdapter, DeviceArray, DevicePart, collectives, install
 from tests.harness.patience import STALLED
 from tests.multiproc import calls, oracle
 from tests.multiproc.on_device import begin, ones
@@ -172,6 +173,22 @@ def test_ranks_whose_tensors_are_on_different_devices_all_hear_which() -> None:
         kind, text = line.split(": ", 1)
         sides = f"ranks 0, 2 have cpu; rank 1 has {DEVICE.kind}"
         assert text == (f"ranks disagree about the device of tensor {kind!r}: {sides}. Submit the same on every rank.")
+
+
+def _in_another_order() -> list[str]:
+    kinds = ["one", "two"]
+    for kind in kinds if Start.read().rank == 0 else reversed(kinds):
+        BY_DEVICE[kind] = DevicePart
+    hvd.init()
+    pair = hvd.add_process_set([0, 2])
+    if pair.included():
+        assert list(current().group_of(pair).engine.planes) == ["cpu", *kinds]
+    return list(current().everyone.engine.planes)
+
+
+def test_ranks_register_their_devices_in_any_order() -> None:
+    outcomes = process_ranks(3, _in_another_order)
+    assert [outcome.result() for outcome in outcomes] == [["cpu", "one", "two"]] * 3
 
 
 def _only_on_one() -> list[str]:
