@@ -149,8 +149,9 @@ class Overlap(Generic[T]):
 
     @property
     def is_reducing(self) -> bool:
-        """True if a bucket is ready or in flight."""
-        return bool(self._ready) or any(bucket.flight is not None for bucket in self._buckets)
+        """True if a bucket is ready or in flight, in the group that there is now."""
+        has_any = bool(self._ready) or any(bucket.flight is not None for bucket in self._buckets)
+        return has_any and self._is_of_this_session()
 
     @property
     def has_begun(self) -> bool:
@@ -171,9 +172,7 @@ class Overlap(Generic[T]):
         if gradient.passes_left > 0:
             return
         if self._group is None:
-            group = group_of(self._process_set)
-            self._group, self._has_peers = group, group.size > 1
-            self._thread = threading.get_ident()
+            self._begin(group_of(self._process_set))
         if self._has_peers:
             gradient.settle()
             bucket = gradient.bucket
@@ -202,6 +201,8 @@ class Overlap(Generic[T]):
                     "about this optimizer's gradients; call hvd.shutdown() and hvd.init() on all ranks, broadcast "
                     "parameters and optimizer state, and go on with a new optimizer"
                 )
+            if self._group is None:
+                self._begin(group)
             ready = dict.fromkeys(self._ready)  # first, in their order, and then the rest
             for bucket in self._buckets:
                 if bucket.flight is None:
@@ -247,6 +248,16 @@ class Overlap(Generic[T]):
             for gradient in bucket.gradients:
                 gradient.passes_left = self._passes
                 gradient.settled = None
+
+    def _begin(self, group: Group) -> None:
+        self._group, self._has_peers = group, group.size > 1
+        self._thread = threading.get_ident()
+
+    def _is_of_this_session(self) -> bool:
+        try:
+            return group_of(self._process_set) is self._group
+        except (HvdError, ValueError):  # there is no session, or the process set is not registered
+            return False
 
     def _submit_ready(self) -> list[Exception]:
         group = group_of(self._process_set)
@@ -298,8 +309,8 @@ class Overlap(Generic[T]):
 
     def _flush(self) -> None:
         """Submits the ready buckets where possible. Errors are left for `synchronize` to raise."""
-        with contextlib.suppress(HvdError, ValueError):  # there may be no session any more
-            if self._ready and group_of(self._process_set) is self._group:  # or another one
+        if self._ready and self._is_of_this_session():
+            with contextlib.suppress(HvdError, ValueError):
                 self._submit_ready()
 
     def _finish(self, bucket: Bucket[T]) -> None:

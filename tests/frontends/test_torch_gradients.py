@@ -302,6 +302,25 @@ def what_was_ready_in_another_session_is_not_sent_in_this_one() -> None:
 
 
 @scenario
+def what_was_in_flight_in_another_session_does_not_keep_gradients_from_being_cleared() -> None:
+    """Neither in the next session, nor before it."""
+    model = two_layers()
+    optimizer = sgd(model)
+    for clears_between in (False, True):
+        own_loss(model).backward()
+        with pytest.raises(AssertionError, match=r"zero_grad\(\) was called while ranks are reducing"):
+            optimizer.zero_grad()
+        hvd.barrier()  # after it, no rank loses what it is about to submit
+        hvd.shutdown()
+        if clears_between:
+            optimizer.zero_grad()
+        hvd.init()
+        optimizer.zero_grad()
+        assert_averages(model, optimizer)
+        optimizer.zero_grad()
+
+
+@scenario
 def a_group_is_submitted_with_its_last_gradient() -> None:
     layers = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(4)), nn.Linear(2, 1 << 20, bias=False))
     *small, large = layers.parameters()
