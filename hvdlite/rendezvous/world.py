@@ -41,11 +41,13 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exch
             "hostid": start.hostid or (kernel_host_id() if start.size > 1 else ""),
             "network": network_namespace() if start.size > 1 else 0,
             "reach": meeting.reach,
+            "plane": options.plane,
             "check_parameters": options.check_parameters,
             "without_native": native.absence(),
         }
     )
-    _refuse_versions([card["version"] for card in cards])
+    _refuse_unlike("versions of hvdlite", [card["version"] for card in cards], "Install the same everywhere")
+    _refuse_unlike("values of HVDLITE_PLANE", [card["plane"] for card in cards], "Set it alike on all ranks")
     host_ids = [card["hostid"] for card in cards]
     _refuse_namespaces(host_ids, [card["network"] for card in cards])
     if start.rank == 0 and options.plane != "zmq":
@@ -61,10 +63,13 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exch
     return World(membership, address, _agreed_check(start.rank, [card["check_parameters"] for card in cards]))
 
 
-def _refuse_versions(versions: Sequence[str]) -> None:
-    if len(set(versions)) > 1:
-        told = ", ".join(f"rank {rank} has {version}" for rank, version in enumerate(versions))
-        raise HorovodInternalError(f"ranks have different versions of hvdlite: {told}. Install the same everywhere.")
+def _refuse_unlike(what: str, of_ranks: Sequence[str], remedy: str) -> None:
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(of_ranks):
+        ranks.setdefault(value, []).append(str(rank))
+    if len(ranks) > 1:
+        told = "; ".join(f"{value} on rank(s) {', '.join(having)}" for value, having in ranks.items())
+        raise HorovodInternalError(f"ranks have different {what}: {told}. {remedy}.")
 
 
 def _refuse_namespaces(host_ids: Sequence[str], networks: Sequence[int]) -> None:
