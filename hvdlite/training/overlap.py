@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from hvdlite.engine.group import Group
-from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
 from hvdlite.ops import group_of
 from hvdlite.session import local_size, size
 from hvdlite.training.parameter_check import ParameterCheck
@@ -36,6 +36,11 @@ T = TypeVar("T")
 _BURST_BYTES: Final = 16 << 20
 # Where the cores that compute must also reduce, an early reduction hides nothing, and larger bursts cost less.
 _BURST_BYTES_WITHOUT_SPARE_CORES: Final = 64 << 20
+
+_OTHER_OPTIMIZER: Final = (
+    ". An optimizer that was made before the last hvd.init() keeps its names, which one made after it may have, too: "
+    "make both in the same session, or give them different named_parameters"
+)
 
 _FAILURES: Final = (HvdError, ValueError, AssertionError)
 
@@ -300,7 +305,8 @@ class Overlap(Generic[T]):
         except ValueError as error:
             for gradient in sent:
                 gradient.settled = None  # the user may fix the gradient, and step
-            raise ValueError(f"cannot reduce {name!r}: {error}") from error
+            advice = _OTHER_OPTIMIZER if isinstance(error, DuplicateName) else ""
+            raise ValueError(f"cannot reduce {name!r}: {error}{advice}") from error
         except Exception:
             raise
         except BaseException:  # raised by a signal handler: the bucket may or may not have been submitted

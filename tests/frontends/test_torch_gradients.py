@@ -274,6 +274,22 @@ def a_gradient_that_could_not_be_sent_may_be_mended() -> None:
 
 
 @scenario
+def a_name_that_is_in_flight_already_may_be_that_of_an_optimizer_of_another_session() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("taken", weight)])
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(torch.ones(2), name="gradient.taken")
+        with pytest.raises(ValueError, match=r"'gradient.taken' is already in flight") as refused:
+            weight.sum().backward()
+        optimizer.load_state_dict(optimizer.state_dict())  # forgets this step
+    hvd.barrier()  # before it, rank 1 does not let the first of that name finish
+    if hvd.rank() == 1:
+        handle = hvd.allreduce_async(torch.ones(2), name="gradient.taken")
+    assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
+    assert hvd.rank() == 1 or "made before the last hvd.init()" in str(refused.value)
+
+
+@scenario
 def a_gradient_that_another_hook_takes_counts_as_zeros() -> None:
     def take(weight: torch.Tensor) -> None:
         weight.grad = None
