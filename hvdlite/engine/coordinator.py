@@ -229,9 +229,11 @@ class Coordinator:
         return End(kind, self._ranks[self._rank], self._hosts[self._rank], cause)
 
     def _announce(self, end: End) -> None:
-        """Ends the group here and on all other ranks."""
-        self._finish(end)
-        self._link.send(end)
+        """Ends the group on all other ranks and here."""
+        try:
+            self._link.send(end)  # first: who waits here may end the process as soon as it hears of it
+        finally:
+            self._finish(end)
 
     def _finish(self, end: End) -> None:
         error = error_of(end)
