@@ -7,10 +7,10 @@ makes an instance with its own adapter; `hvdlite.ops.arrays` is the one for nump
 from typing import TypeVar
 
 from hvdlite.ops.adapter import Adapter, Compressor
-from hvdlite.ops.exchanges import Movements
 from hvdlite.ops.handles import GroupHandle, poll, synchronize, synchronize_all
 from hvdlite.ops.meeting import barrier, join
 from hvdlite.ops.reductions import Reductions
+from hvdlite.ops.transfers import Transfers
 from hvdlite.session import group_of
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Collectives(Reductions[T], Movements[T]):
+class Collectives(Reductions[T], Transfers[T]):
     """All collectives for the tensors of one front end.
 
     Every function takes a ``name`` that identifies the tensor on all ranks: without one, ranks must call functions of

@@ -1,4 +1,4 @@
-"""Collectives that move rows as they are: all-gather, broadcast, all-to-all, gather, scatter, send and receive."""
+"""Collectives that move rows unchanged: all-gather, broadcast, all-to-all, gather, scatter, send and receive."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hvdlite.tensors.buffer import NotAnArray
 T = TypeVar("T")
 
 
-class Movements(Calls[T]):
-    """The collectives that move data without calculating. Rows are along the first dimension."""
+class Transfers(Calls[T]):
+    """The collectives that move rows unchanged. Rows are along the first dimension."""
 
     # ---- allgather
 
