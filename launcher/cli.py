@@ -41,8 +41,8 @@ from .options.of_python import check_target
 from .options.program import check_meaning, check_not_a_host, check_order, check_program
 from .options.spelling import misspelt
 from .options.table import horovod_options, typed_flags
-from .screen.report import describe_plan, describe_settings
 from .screen.screen import Screen
+from .screen.texts import describe_plan, describe_settings
 from .spawners import ways_to
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)

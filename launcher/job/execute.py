@@ -13,8 +13,8 @@ from ..agents.agents import Agents
 from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink
 from ..screen.output import Stream
-from ..screen.report import describe_failure
 from ..screen.screen import Screen
+from ..screen.texts import describe_failure
 from ..stream.frames import FrameError, Kind, unpack_message, unpack_output
 from ..stream.loop import WRITE
 from ..stream.sink import Sink
@@ -256,7 +256,7 @@ class _Execution:
     def _finish(self) -> int:
         for rank in range(self._plan.size):
             self._screen.end(rank)
-        self._screen.settle()
+        self._screen.flush()
         failure = self._supervisor.failure
         if failure and (self._on_failure is None or self._on_failure(failure, self._screen.tail(failure.rank))):
             rank = failure.to_look_at

@@ -52,7 +52,7 @@ class Input:
 
     def begin(self) -> None:
         """Reads from now on."""
-        self._settle()
+        self._watch_or_pause()
 
     def taken(self, rank: int, count: int) -> None:
         """The pipe of ``rank`` has taken ``count`` bytes. Raises ValueError if that is more than it got."""
@@ -60,18 +60,18 @@ class Input:
             if not 0 < count <= WINDOW_BYTES - self._room[rank]:
                 raise ValueError(f"rank {rank} has taken more of stdin than it got")
             self._room[rank] += count
-            self._settle()
+            self._watch_or_pause()
 
     def left(self, rank: int) -> None:
         """``rank`` reads no more."""
         self._room.pop(rank, None)
-        self._settle()
+        self._watch_or_pause()
 
     def tick(self, now: float) -> None:
         """Resumes reading if hvdrun is in the foreground again."""
         if self.deadline is not None and now >= self.deadline:
             self.deadline = None if _is_in_foreground(self._descriptor) else now + _LOOK_S
-            self._settle()
+            self._watch_or_pause()
 
     def close(self) -> None:
         """Reads no more."""
@@ -80,7 +80,7 @@ class Input:
             self._loop.unwatch(self._descriptor)
             os.close(self._descriptor)
 
-    def _settle(self) -> None:
+    def _watch_or_pause(self) -> None:
         """Reads when there is input, pauses, or stops for good."""
         if not self._is_open:
             return
@@ -106,7 +106,7 @@ class Input:
         except OSError as error:
             if error.errno == errno.EIO and _has_foreground(self._descriptor):
                 self.deadline = 0.0  # it was in the background, whatever it is now
-                self._settle()
+                self._watch_or_pause()
                 return
             data = b""  # such as a terminal that is gone, or what was not opened for reading
         for rank in self._room:

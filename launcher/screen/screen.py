@@ -102,7 +102,7 @@ class Screen:
                 self._print(rank, stream, assembler.end())
             self._print_some(stream, self._repeats[stream].end(rank, time.monotonic()))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Shows lines that were held back."""
         for stream, repeats in self._repeats.items():
             self._print_some(stream, repeats.flush(time.monotonic()))

@@ -9,7 +9,7 @@ import pytest
 
 from hvdlite.launcher.cli import main
 from hvdlite.launcher.job.supervisor import Failure
-from hvdlite.launcher.screen.report import describe_failure
+from hvdlite.launcher.screen.texts import describe_failure
 from hvdlite.settings import table
 from hvdlite.version import __version__
 

@@ -18,7 +18,7 @@ from hvdlite.launcher.job.supervisor import (
     Signal,
     Supervisor,
 )
-from hvdlite.launcher.screen.report import describe_failure
+from hvdlite.launcher.screen.texts import describe_failure
 
 INT, TERM, KILL = Signal(signal.SIGINT), Signal(signal.SIGTERM), Signal(signal.SIGKILL)
 
