@@ -146,7 +146,7 @@ class Registry:
 
     def _agree(self, wish: str) -> None:
         wishes: dict[str, list[int]] = {}
-        for rank, other in enumerate(self._swap(wish)):
+        for rank, other in enumerate(self._exchange(wish)):
             wishes.setdefault(str(other), []).append(rank)
         if len(wishes) > 1:
             told = "; ".join(f"rank(s) {', '.join(map(str, ranks))}: {other}" for other, ranks in wishes.items())
@@ -184,9 +184,9 @@ class Registry:
         told the others how it went, and PeerLost as any collective does.
         """
 
-        def exchange(card: Any) -> list[Any]:
-            cards = self._swap(card)
-            return [cards[member] for member in members]
+        def exchange(offer: Any) -> list[Any]:
+            offers = self._exchange(offer)
+            return [offers[member] for member in members]
 
         try:
             if membership is None:
@@ -199,8 +199,8 @@ class Registry:
         except NotConnected as error:
             raise HorovodInternalError(f"process set {list(members)} was not added: {error}") from error
 
-    def _swap(self, card: str | None) -> list[Any]:
-        return self.everyone.swap("hvdlite.process_set", card)
+    def _exchange(self, offer: str | None) -> list[Any]:
+        return self.everyone.exchange("hvdlite.process_set", offer)
 
     def _start(self, membership: Membership, connections: Connections, on_end: Callable[[End], None]) -> Group:
         return Group(membership, Engine(membership, self._options, connections.link, connections.planes, on_end))

@@ -164,13 +164,13 @@ def _addresses(offers: Sequence[Any], ranks: Sequence[int]) -> list[Sequence[Any
     return [offer["addresses"] for offer in offers]
 
 
-def _refuse_failures(cards: Sequence[Any], ranks: Sequence[int], cause: Exception | None = None) -> Sequence[Any]:
+def _refuse_failures(offers: Sequence[Any], ranks: Sequence[int], cause: Exception | None = None) -> Sequence[Any]:
     failures = [
-        f"rank {rank}: {card['failure']}"
-        for rank, card in zip(ranks, cards, strict=True)
-        if card and card.get("failure")
+        f"rank {rank}: {offer['failure']}"
+        for rank, offer in zip(ranks, offers, strict=True)
+        if offer and offer.get("failure")
     ]
     if failures:
         more = [f"and {len(failures) - _TOLD} more"] if len(failures) > _TOLD else []
         raise NotConnected("; ".join(failures[:_TOLD] + more)) from cause
-    return cards
+    return offers

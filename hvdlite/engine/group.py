@@ -77,13 +77,13 @@ class Group:
         self.joins += 1
         self._names.clear()
 
-    def swap(self, purpose: str, card: Any) -> list[Any]:
-        """Exchanges JSON cards: returns those of all ranks, in rank order, for the same ``purpose``.
+    def exchange(self, purpose: str, offer: Any) -> list[Any]:
+        """Publishes ``offer`` (JSON) and returns the offers of all ranks, in rank order, for the same ``purpose``.
 
         Raises the error of the collective if it fails.
         """
         name = Unnamed(lambda: f"{purpose}.{self._next_name(Kind.ALLGATHER, purpose)}")
-        line = np.frombuffer(json.dumps(card).encode() + b"\n", np.uint8)
+        line = np.frombuffer(json.dumps(offer).encode() + b"\n", np.uint8)
 
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
             output = np.empty(shape, np.uint8)

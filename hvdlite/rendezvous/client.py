@@ -1,4 +1,4 @@
-"""A rank's side of the rendezvous: it hands in a card and gets those of all ranks."""
+"""A rank's side of the rendezvous: it hands in an offer and gets those of all ranks."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ class Exchanges:
         if self._size > 1 and self.epoch != NEXT_EPOCH and not is_alike:
             self.leave(str(error) or type(error).__name__)
 
-    def __call__(self, card: Any) -> list[Any]:
-        """Publishes this rank's ``card`` (JSON) and returns the cards of all ranks in rank order.
+    def __call__(self, offer: Any) -> list[Any]:
+        """Publishes this rank's ``offer`` (JSON) and returns the offers of all ranks in rank order.
 
         Raises HorovodInternalError that names the ranks that did not come in time, or says that the server does not
         answer.
         """
         if self._size == 1:
             self.epoch = 0
-            return [card]
+            return [offer]
         timeout_s = max(0.0, self._deadline - time.monotonic())
         self._is_asking = True
         try:
-            with self._put(self._round, card, self._deadline) as pending:
+            with self._put(self._round, offer, self._deadline) as pending:
                 answer = self._answer(pending, self._deadline + GRACE_S)
         finally:
             self._is_asking = False
@@ -93,8 +93,8 @@ class Exchanges:
         refuse(answer, self._rank, timeout_s, is_first=self._round == 0)
         self.epoch = answer["epoch"]
         self._round += 1
-        cards: list[Any] = answer["cards"]
-        return cards
+        offers: list[Any] = answer["offers"]
+        return offers
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -139,14 +139,14 @@ class Exchanges:
             return str(self._answer(pending, by).get("error", why))
         return why
 
-    def _put(self, number: int, card: Any, start_by: float) -> Pending:
+    def _put(self, number: int, offer: Any, start_by: float) -> Pending:
         request = {
             "epoch": self.epoch,
             "round": number,
             "rank": self._rank,
             "size": self._size,
             "timeout_s": max(0.0, self._deadline - time.monotonic()),
-            "card": card,
+            "offer": offer,
         }
         try:
             return put(

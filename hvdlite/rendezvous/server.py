@@ -1,13 +1,13 @@
-"""Collects one card from every rank and sends all cards to each: the only service of a launcher to its ranks.
+"""Collects one offer from every rank and sends all offers to each: the only service of a launcher to its ranks.
 
 If hvdrun did not start the job, rank 0 runs the server while it is in ``init``.
 
 Each time that all ranks come together begins an epoch, which the server numbers, and which has a few rounds. A rank
-sends ``{"epoch", "round", "rank", "size", "timeout_s", "card"}`` and gets ``{"epoch", "cards": [...]}`` in rank order
+sends ``{"epoch", "round", "rank", "size", "timeout_s", "offer"}`` and gets ``{"epoch", "offers": [...]}`` in rank order
 once all ranks of the round have come, ``{"missing": [ranks]}`` when the timeout of one passes first, or
 ``{"error": text}``. A rank that begins asks for NEXT_EPOCH. ``{"over": epoch}`` tells it that this server serves only
 one, which has begun. A rank that no longer waits for its answer counts as not come. A rank that leaves the epoch says
-why in place of a card, in the round LEAVING, or asks for the next epoch; ranks that wait in a round of this epoch, or
+why in place of an offer, in the round LEAVING, or asks for the next epoch; ranks that wait in a round of this epoch, or
 come to one, are told so. WATCHING is a round in which a rank waits for nothing else. Questions and answers are capped
 JSON in `hvdlite.net.calls`, which require the job's key.
 """
@@ -33,14 +33,14 @@ _MAX_TIMEOUT_S: Final = 1e6
 
 
 class Request(NamedTuple):
-    """One rank's request. ``card`` stays JSON, as it goes to the others."""
+    """One rank's request. ``offer`` stays JSON, as it goes to the others."""
 
     epoch: int
     round: int
     rank: int
     size: int
     timeout_s: float
-    card: str
+    offer: str
 
 
 def read_request(question: bytes | bytearray) -> Request:
@@ -51,7 +51,7 @@ def read_request(question: bytes | bytearray) -> Request:
         timeout_s = message["timeout_s"]
         if not (all(type(each) is int for each in numbers) and 0 <= timeout_s <= _MAX_TIMEOUT_S):
             raise ValueError("a number is invalid")
-        return Request(epoch, number, rank, size, timeout_s, json.dumps(message["card"]))
+        return Request(epoch, number, rank, size, timeout_s, json.dumps(message["offer"]))
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
@@ -60,7 +60,7 @@ def read_request(question: bytes | bytearray) -> Request:
 class _Waiting:
     """A rank that has come, and the time at which it gives up."""
 
-    card: str
+    offer: str
     call: Call
     deadline: float
 
@@ -123,7 +123,7 @@ class RendezvousServer:
 
     def _receive(self, call: Call, question: bytearray) -> None:
         try:
-            epoch, number, rank, size, timeout_s, card = read_request(question)
+            epoch, number, rank, size, timeout_s, offer = read_request(question)
         except ValueError:
             _reply(call, {"error": "the request is malformed"})
             return
@@ -140,7 +140,7 @@ class RendezvousServer:
             _reply(call, {"error": f"epoch {epoch} of this job is over; call init() again on all ranks"})
             return
         elif number == LEAVING:
-            self._leave(f"rank {rank} has left: {json.loads(card)!s:.200}")
+            self._leave(f"rank {rank} has left: {json.loads(offer)!s:.200}")
             _reply(call, {"error": self._left})
             return
         elif self._left:
@@ -150,7 +150,7 @@ class RendezvousServer:
         if rank in current and not current[rank].call.has_ended:
             _reply(call, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
             return
-        current[rank] = _Waiting(card, call, time.monotonic() + timeout_s)
+        current[rank] = _Waiting(offer, call, time.monotonic() + timeout_s)
         if len(current) == self._size and number != WATCHING:
             self._finish(epoch, number)
 
@@ -159,8 +159,8 @@ class RendezvousServer:
         if epoch == self._next:
             self._next += 1
             self._left = ""
-        cards = ", ".join(current[rank].card for rank in range(self._size))
-        roster = f'{{"epoch": {epoch}, "cards": [{cards}]}}'.encode()
+        offers = ", ".join(current[rank].offer for rank in range(self._size))
+        roster = f'{{"epoch": {epoch}, "offers": [{offers}]}}'.encode()
         for waiting in current.values():
             waiting.call.answer(roster)
 

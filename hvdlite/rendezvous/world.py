@@ -34,7 +34,7 @@ class World(NamedTuple):
 
 def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exchanges) -> World:
     """Forms the world of the next epoch. Raises HorovodInternalError on all ranks if some do not match."""
-    cards = exchange(
+    offers = exchange(
         {
             "version": __version__,
             "host": start.hostname or socket.gethostname(),
@@ -46,21 +46,21 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exch
             "without_native": native.absence(),
         }
     )
-    _refuse_unlike("versions of hvdlite", [card["version"] for card in cards], "Install the same everywhere")
-    _refuse_unlike("values of HVDLITE_PLANE", [card["plane"] for card in cards], "Set it alike on all ranks")
-    host_ids = [card["hostid"] for card in cards]
-    _refuse_namespaces(host_ids, [card["network"] for card in cards])
+    _refuse_unlike("versions of hvdlite", [offer["version"] for offer in offers], "Install the same everywhere")
+    _refuse_unlike("values of HVDLITE_PLANE", [offer["plane"] for offer in offers], "Set it alike on all ranks")
+    host_ids = [offer["hostid"] for offer in offers]
+    _refuse_namespaces(host_ids, [offer["network"] for offer in offers])
     if start.rank == 0 and options.plane != "zmq":
-        _warn_of_absences([card["without_native"] for card in cards])
+        _warn_of_absences([offer["without_native"] for offer in offers])
     membership = Membership(
         start.rank,
-        tuple(range(len(cards))),
-        tuple(Host(card["hostid"], card["host"], not card["without_native"]) for card in cards),
+        tuple(range(len(offers))),
+        tuple(Host(offer["hostid"], offer["host"], not offer["without_native"]) for offer in offers),
         exchange.epoch,
         meeting.job.key("world"),
     )
-    address = options.address or own_address(start.rank, host_ids, [card["reach"] for card in cards])
-    return World(membership, address, _agreed_check(start.rank, [card["check_parameters"] for card in cards]))
+    address = options.address or own_address(start.rank, host_ids, [offer["reach"] for offer in offers])
+    return World(membership, address, _agreed_check(start.rank, [offer["check_parameters"] for offer in offers]))
 
 
 def _refuse_unlike(what: str, of_ranks: Sequence[str], remedy: str) -> None:

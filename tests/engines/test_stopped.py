@@ -32,10 +32,10 @@ def stop():
         os.kill(os.getpid(), signal.SIGSTOP)
 
 class StopAndExchange(client.Exchanges):
-    def __call__(self, card):
+    def __call__(self, offer):
         if self._round == int(sys.argv[1]):
             stop()
-        return super().__call__(card)
+        return super().__call__(offer)
 
 if sys.argv[1] == "before":
     stop()

@@ -26,10 +26,10 @@ def stop():
         os.kill(os.getpid(), signal.SIGSTOP)
 
 class StopAndExchange(client.Exchanges):
-    def __call__(self, card):
+    def __call__(self, offer):
         if self._round == {round}:
             stop()
-        return super().__call__(card)
+        return super().__call__(offer)
 
 if {round} < 0:
     stop()

@@ -52,15 +52,15 @@ def test_twenty_sessions_leave_no_descriptor(count: int, hosts: dict[int, dict[s
 
 
 class _Told(Exchanges):
-    """The cards of three ranks that differ only in their hosts and network namespaces."""
+    """The offers of three ranks that differ only in their hosts and network namespaces."""
 
     def __init__(self, meeting: Meeting, hosts: str) -> None:
         super().__init__(meeting, 0, 3, 0.0)
         self._hosts = hosts
 
-    def __call__(self, card: dict[str, Any]) -> list[Any]:
+    def __call__(self, offer: dict[str, Any]) -> list[Any]:
         return [
-            {**card, "hostid": host, "network": network} for host, network in zip(self._hosts, (1, 1, 2), strict=True)
+            {**offer, "hostid": host, "network": network} for host, network in zip(self._hosts, (1, 1, 2), strict=True)
         ]
 
 

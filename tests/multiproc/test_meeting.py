@@ -176,13 +176,13 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
     host, port = coordinator.split(":")
     starts = [Start(rank=rank, size=2, secret=KEY, coordinator=coordinator) for rank in range(2)]
 
-    def card_of_both(rank: int) -> list[str]:
+    def offer_of_both(rank: int) -> list[str]:
         with meet_across_hosts(starts[1], 0) as meeting:
-            return Exchanges(meeting, rank, 2, time.monotonic() + PATIENCE_S)(f"card {rank}")
+            return Exchanges(meeting, rank, 2, time.monotonic() + PATIENCE_S)(f"offer {rank}")
 
     with meet_across_hosts(starts[0], 0), socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
-        stranger.sendall(b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 9, "card": {}}' * 100)
-        assert thread_ranks(2, card_of_both) == [["card 0", "card 1"]] * 2
+        stranger.sendall(b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 9, "offer": {}}' * 100)
+        assert thread_ranks(2, offer_of_both) == [["offer 0", "offer 1"]] * 2
         said = b""
         with suppress(ConnectionResetError):
             said = stranger.recv(4096)

@@ -59,7 +59,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     End(EndKind.STALLED, 2, "node7", "it hangs", 4.5, ((1, "loss"), (3, "weight"))),
 )
-REQUEST = {"epoch": 3, "round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "card": {"host": "node7", "port": 40000}}
+REQUEST = {"epoch": 3, "round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "offer": {"host": "node7", "port": 40000}}
 
 
 class Decoder(NamedTuple):
@@ -130,7 +130,7 @@ DECODERS = {
         [b"\0" + encode(message, 1, SESSION) for message in MESSAGES], read_packets, ProtocolError
     ),
     "ring handshakes": Decoder([Caller(SECRET, SESSION, 1, 2).hello, bytes(64)], read_handshake, Refused),
-    "cards": Decoder([json.dumps(REQUEST).encode()], read_request, ValueError),
+    "offers": Decoder([json.dumps(REQUEST).encode()], read_request, ValueError),
     "frames of agents": Decoder(
         [
             pack_message(Kind.EXITED, rank=3, pid=7, code=-9, time=1.5, is_oom=False, ended_by=[1, "it was stopped"]),

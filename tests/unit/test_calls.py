@@ -161,16 +161,16 @@ def test_an_answer_that_does_not_come_is_not_waited_for_longer_than_asked() -> N
 
 
 def test_a_rank_that_left_before_the_others_came_may_come_again() -> None:
-    """As after an init() that was interrupted: its card is taken back with its connection."""
+    """As after an init() that was interrupted: its offer is taken back with its connection."""
     job = Job.create()
     with RendezvousServer(job, 2) as server:
         meeting = Meeting(job, server.address)
         by = time.monotonic() + PATIENCE_S
-        request = b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 20, "card": "first"}'
+        request = b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 20, "offer": "first"}'
         with pytest.raises(Unanswered):
             ask(server.address, job.key("rendezvous"), request, start_by=by, answer_by=time.monotonic() + 0.2, limit=99)
 
         def come(rank: int) -> list[str]:
-            return Exchanges(meeting, rank, 2, by)(f"card {rank}")
+            return Exchanges(meeting, rank, 2, by)(f"offer {rank}")
 
-        assert thread_ranks(2, come) == [["card 0", "card 1"]] * 2
+        assert thread_ranks(2, come) == [["offer 0", "offer 1"]] * 2

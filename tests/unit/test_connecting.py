@@ -20,9 +20,9 @@ def _connect(offer_of_other: Any, leave: Any = None, **outcome: Any) -> tuple[Co
     connecting.connect.configure_mock(**outcome)
     published: list[Any] = []
 
-    def exchange(card: Any) -> list[Any]:
-        published.append(card)
-        return [card, offer_of_other if len(published) == 1 else {"failure": ""}]
+    def exchange(offer: Any) -> list[Any]:
+        published.append(offer)
+        return [offer, offer_of_other if len(published) == 1 else {"failure": ""}]
 
     return connect(connecting, exchange, math.inf, leave=leave), connecting, published
 

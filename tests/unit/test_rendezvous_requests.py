@@ -18,13 +18,13 @@ from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S
 
-GOOD = {"epoch": 0, "round": 0, "rank": 0, "size": 2, "timeout_s": 5.0, "card": {"host": "node7"}}
+GOOD = {"epoch": 0, "round": 0, "rank": 0, "size": 2, "timeout_s": 5.0, "offer": {"host": "node7"}}
 BAD = {
     **{f"{field} is missing": json.dumps({k: v for k, v in GOOD.items() if k != field}) for field in GOOD},
     **{f"rank {value}": json.dumps({**GOOD, "rank": value}) for value in (0.5, True, "0", None, [], float("inf"))},
     **{f"timeout {value}": json.dumps({**GOOD, "timeout_s": value}) for value in (-1, 1e9, "1", float("nan"), None)},
     "a timeout beyond all numbers": json.dumps(GOOD).replace("5.0", "1e999"),
-    "a deep card": json.dumps(GOOD).replace('"node7"', "[" * 20_000 + "]" * 20_000),
+    "a deep offer": json.dumps(GOOD).replace('"node7"', "[" * 20_000 + "]" * 20_000),
     "a list": "[]",
     "a number": "7",
     "no JSON": "{",
@@ -32,7 +32,7 @@ BAD = {
 
 
 def test_a_good_request_is_read() -> None:
-    assert read_request(json.dumps(GOOD).encode()) == Request(0, 0, 0, 2, 5.0, json.dumps(GOOD["card"]))
+    assert read_request(json.dumps(GOOD).encode()) == Request(0, 0, 0, 2, 5.0, json.dumps(GOOD["offer"]))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -51,7 +51,7 @@ def test_the_server_refuses_them_and_goes_on() -> None:
             assert json.loads(answer) == {"error": "the request is malformed"}
         meeting = Meeting(job, server.address)
         ranks = [Exchanges(meeting, rank, 2, deadline) for rank in range(2)]
-        assert thread_ranks(2, lambda rank: ranks[rank](f"card {rank}")) == [["card 0", "card 1"]] * 2
+        assert thread_ranks(2, lambda rank: ranks[rank](f"offer {rank}")) == [["offer 0", "offer 1"]] * 2
 
 
 def test_who_is_missing_has_called_init_or_not() -> None:
