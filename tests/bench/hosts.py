@@ -134,7 +134,7 @@ def _rings(network: Network, nbytes: int, iterations: int, *rings: str) -> Any:
 
 
 def _measured(ended: CompletedProcess[str]) -> Any:
-    """What every rank printed."""
+    """The JSON in the first line that a rank printed."""
     return json.loads(ended.stdout.splitlines()[0].partition("<stdout>:")[2])
 
 

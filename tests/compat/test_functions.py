@@ -1,4 +1,4 @@
-"""What travels between the caller of `hvdlite.run` and its workers, and from where it can."""
+"""Functions, arguments, results and errors that travel between the caller of `hvdlite.run` and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts touch of ``horovod.common`` and ``horovod.runner`` behaves as they expect."""
+"""``horovod.common`` and ``horovod.runner`` behave as scripts expect."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ INSTALL = "from hvdlite.compat import install_as_horovod; install_as_horovod()\n
 
 
 def python(*arguments: str, **environ: str) -> str:
-    """What a fresh interpreter prints. Fails with its errors if it fails."""
+    """Returns the output of a fresh interpreter. Fails with its errors if it fails."""
     ended = subprocess.run(
         [sys.executable, *arguments], env={**os.environ, **environ}, capture_output=True, text=True, timeout=PATIENCE_S
     )

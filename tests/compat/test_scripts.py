@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("torch_fork_server")
 
 
 def launch(ranks: int, *command: str, cwd: Path) -> str:
-    """What ``hvdrun --horovod-compat`` prints for a Python command. Fails with all of it if it fails."""
+    """Returns the output of ``hvdrun --horovod-compat`` for a Python command. Fails with all of it if it fails."""
     ended = subprocess.run(
         [*COMMAND, "--horovod-compat", "-np", str(ranks), sys.executable, *command],
         cwd=cwd,
@@ -43,7 +43,7 @@ def test_the_scripts_do_not_know_hvdlite() -> None:
 
 
 def forked(ranks: int, script: str, *options: str, cwd: Path) -> str:
-    """What a script prints on ranks that are forked from a process which has imported torch."""
+    """Returns a script's output on ranks that are forked from a process which has imported torch."""
     return output_of(ranks, SCRIPTS / script, *options, cwd=cwd, as_horovod=True)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks run: ``python job.py sums`` or ``python job.py loses``; each writes one line of JSON."""
+"""The ranks' script: ``python job.py sums`` or ``python job.py loses``; each rank writes one line of JSON."""
 
 from __future__ import annotations
 

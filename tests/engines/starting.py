@@ -67,7 +67,7 @@ def outputs(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[str, 
 
 
 def lines(job: subprocess.Popen[str], *, succeeds: bool = True) -> tuple[list[dict[str, Any]], str]:
-    """What the ranks wrote, sorted, and all of stderr, once the job has ended."""
+    """Waits for the job to end. Returns the ranks' lines, sorted, and all of stderr."""
     out, err = outputs(job, succeeds=succeeds)
     told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return sorted(told, key=str), err

@@ -1,4 +1,4 @@
-"""What init does in a process that may be one of several, but was not started as one by anything that is known."""
+"""init in a process that may be one of several, but that no known launcher has started as one."""
 
 from __future__ import annotations
 

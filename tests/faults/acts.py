@@ -1,6 +1,6 @@
-"""What is done to a job that runs: each act takes a `Training`, and what it returns undoes it.
+"""Acts against a running job. Each takes a `Training`, and returns what undoes it.
 
-Acts are made of the faults of `tests.harness`; these choose the ranks, hosts and numbers.
+An act applies the faults of `tests.harness` to certain ranks and hosts.
 """
 
 from __future__ import annotations
@@ -176,6 +176,6 @@ def _repeatedly(period_s: float, act: Callable[[], None]) -> Iterator[None]:
 
 
 def missing_for(act: Act) -> str:
-    """What the system lacks for an act with control groups; empty for all others, and if it lacks nothing."""
+    """Names what the system lacks for an act with control groups; empty for other acts and if nothing is missing."""
     controller = {"freeze": "freezer", "starve": "cpu"}.get(act.__qualname__.partition(".")[0])
     return cgroups.missing(controller) if controller else ""

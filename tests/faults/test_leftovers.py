@@ -1,4 +1,4 @@
-"""What a killed job has left elsewhere changes nothing for the next one, which listens on the same ports."""
+"""Remains of a killed job on other hosts do not affect the next one, which listens on the same ports."""
 
 from __future__ import annotations
 

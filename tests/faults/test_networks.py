@@ -1,4 +1,4 @@
-"""What others on the network can see of a job, and where its ranks listen."""
+"""The addresses on which ranks listen, and the bytes of a job that others on the network can see."""
 
 from __future__ import annotations
 

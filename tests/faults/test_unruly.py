@@ -15,7 +15,7 @@ SIZE = 4
 
 
 def run(network: Network, program: str, **environment: str) -> tuple[list[Any], str]:
-    """What each rank of a job on two hosts reports, and hvdrun's stderr."""
+    """Runs a job on two hosts. Returns the report of each rank, and hvdrun's stderr."""
     assert program in PROGRAMS
     command = (sys.executable, "-m", "tests.faults.unruly", program)
     ended = hvdrun(network["a"], "-H", "a:2,b:2", *command, **environment)

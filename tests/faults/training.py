@@ -25,7 +25,7 @@ _WORKER = "tests.faults.worker"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: hvdrun's exit code and stderr, and what each rank that could said."""
+    """The end of a job: hvdrun's exit code and stderr, and the reports of the ranks that survived."""
 
     code: int
     said: str
@@ -64,7 +64,7 @@ class Training:
         return self.end(within_s)
 
     def end(self, within_s: float = PATIENCE_S) -> Ended:
-        """How the job ended by itself. Fails if it does not in time."""
+        """Waits for the job to end by itself. Fails if it does not in time."""
         deadline = time.monotonic() + within_s
         while self._read(max(0.0, deadline - time.monotonic())):
             pass

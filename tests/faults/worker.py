@@ -1,4 +1,4 @@
-"""What ranks do while faults happen: all-reduce tensors whose sums are known exactly, until the test says stop.
+"""The script of ranks that faults happen to: all-reduces tensors with known sums until the test says stop.
 
 ``worker.py BYTES STOP_FILE``: rank 0 writes ``step N`` after each step and looks for the file, and all ranks end with
 the step in which it sees it. Each rank ends with one line of JSON, a `Report`. Sums are of whole numbers, small enough
@@ -26,7 +26,7 @@ _PERIOD = 97
 
 @dataclass
 class Report:
-    """How a rank ended. ``at`` is the monotonic time, which all test hosts share; ``lost`` is the rank of PeerLost."""
+    """The end of a rank. ``at`` is the monotonic time, which all test hosts share; ``lost`` is the rank of PeerLost."""
 
     rank: int
     steps: int = 0

@@ -12,7 +12,7 @@ from tests.harness.patience import PATIENCE_S
 
 
 def still_on(hosts: Iterable[Host], besides: str | None = None) -> list[str]:
-    """What still runs on ``hosts``, ``besides`` this, after all patience; returns as soon as nothing does."""
+    """Waits until nothing runs on ``hosts`` ``besides`` this. Returns what is left when patience is over."""
     deadline = time.monotonic() + PATIENCE_S
     while left := [process for host in hosts for process in host.processes(besides=besides)]:
         if time.monotonic() > deadline:

@@ -34,7 +34,7 @@ def running(host: Host, *arguments: str, ranks: int, **environment: str) -> Iter
 
 
 def lines_by_rank(ended: CompletedProcess[str]) -> dict[int, list[str]]:
-    """What each rank wrote to stdout, without the prefix."""
+    """Returns each rank's lines of stdout, without the prefix."""
     assert ended.returncode == 0, f"code {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
     lines: dict[int, list[str]] = {}
     for line in ended.stdout.splitlines():

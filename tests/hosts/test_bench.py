@@ -1,4 +1,4 @@
-"""What `make bench-hosts` runs on the hosts. No time decides anything."""
+"""The benchmarks of `make bench-hosts`. No test depends on a measured time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which network a job uses, between real hosts with two each: what is broken is found out, told, or gone around."""
+"""The choice of a network between hosts with two: broken ones are detected, reported or avoided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README says about several hosts works as it is written there."""
+"""The README's commands for several hosts work as written."""
 
 from __future__ import annotations
 

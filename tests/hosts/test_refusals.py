@@ -23,7 +23,7 @@ def marks(tmp_path: Path) -> Iterator[Path]:
 
 
 def refused(network: Network, marks: Path, *options: str, **environment: str) -> str:
-    """What hvdrun says, in one line, about a job that it refuses."""
+    """Returns the one line in which hvdrun refuses a job."""
     ended = hvdrun(network["a"], *options, "sh", "-c", f"touch {marks}/$RANK", **environment)
     assert (ended.returncode, ended.stdout) == (1, ""), ended.stderr
     assert "Traceback" not in ended.stderr

@@ -1,4 +1,4 @@
-"""What the user has configured for ssh, and what logins do there, is as it is for ssh itself."""
+"""The user's ssh configuration, and login scripts of the hosts, have the same effect as for ssh itself."""
 
 from __future__ import annotations
 

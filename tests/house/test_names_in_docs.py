@@ -1,4 +1,4 @@
-"""Where the documentation names code as ``path.py::Class.method``, that code exists."""
+"""Code that the documentation names as ``path.py::Class.method`` exists."""
 
 from __future__ import annotations
 

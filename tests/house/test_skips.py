@@ -1,4 +1,4 @@
-"""What is skipped says what it needs, so that the line at the end of a run tells what to install."""
+"""Skipped tests say what they need, so that the last line of a run says what to install."""
 
 from __future__ import annotations
 

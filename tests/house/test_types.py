@@ -1,4 +1,4 @@
-"""What a type checker says of the collectives: tensors of each front end come back, and handles know their results."""
+"""Types of the collectives, as mypy sees them: tensors of each front end come back, and handles know their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can turn bytes into running code is used in few places only, on what ranks of one job send each other."""
+"""Functions that can run code from bytes are used in few places, on bytes that ranks of one job send each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOURCES = [path for path in files(".py") if path.parts[0] in ("hvdlite", "launch
 
 
 def dangers(source: str) -> Iterator[str]:
-    """What of the dangerous kind a module imports or calls."""
+    """Lists the dangerous functions that a module imports or calls."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in DANGEROUS)

@@ -50,7 +50,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read_until(descriptor: int, is_enough: Callable[[bytes], bool]) -> bytes:
-    """What comes out of ``descriptor`` until it ``is_enough``. Fails at the deadline or at the end of the stream."""
+    """Reads from ``descriptor`` until it ``is_enough``. Fails at the deadline or at the end of the stream."""
     deadline, found = time.monotonic() + PATIENCE_S, b""
     while not is_enough(found):
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What the user got wrong is one line on stderr that says what to do, with exit code 2, before anything starts."""
+"""Usage errors are one line on stderr that says what to do, with exit code 2, before anything starts."""
 
 from __future__ import annotations
 

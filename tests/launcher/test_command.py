@@ -59,7 +59,7 @@ def test_there_is_a_script_for_each_shell(shell: str, capsys: pytest.CaptureFixt
 
 
 def _completed(line: str) -> set[str]:
-    """What bash offers for the last word of ``line`` when hvdrun's script is loaded."""
+    """Returns bash's completions of the last word of ``line``, with hvdrun's script loaded."""
     words = line.split(" ")
     program = f"""
         eval "$(hvdrun completion bash)"

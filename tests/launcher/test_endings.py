@@ -1,4 +1,4 @@
-"""How jobs end: failures, signals and murders. Who is told what, with which code, and that nobody is left."""
+"""Ends of jobs: failures, signals and SIGKILL; the messages, the exit codes, and that no process is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which facts about hosts become which findings, and how all of it is shown."""
+"""The findings of hvdrun doctor from facts about hosts, and its report."""
 
 from __future__ import annotations
 

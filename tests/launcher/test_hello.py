@@ -1,4 +1,4 @@
-"""What agents say of their hosts, and which of them fit together."""
+"""The facts about hosts in agents' hellos, and the checks that they match."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hvdlite.launcher.stream.frames import Kind
 
 
 class Agent:
-    """What a lease sees of a link."""
+    """The part of a link that a lease uses."""
 
     def __init__(self) -> None:
         self.heard, self.is_over = 0.0, False

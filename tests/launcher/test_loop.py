@@ -1,4 +1,4 @@
-"""What one function of a turn does to the descriptors of others."""
+"""A function in a turn of the loop that replaces descriptors of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent tells of its host: limits of control groups, the machine, and what its Python has."""
+"""An agent's facts about its host: limits of control groups, the machine, and its Python's packages."""
 
 from __future__ import annotations
 

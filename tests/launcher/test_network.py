@@ -1,4 +1,4 @@
-"""Which addresses are candidates, in which order, and what is said where there is none."""
+"""Candidate addresses, their order, and the message where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mistake that all ranks make looks like."""
+"""The output of a job in which all ranks make the same mistake."""
 
 from __future__ import annotations
 

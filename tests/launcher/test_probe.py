@@ -40,7 +40,7 @@ def dial(port: int, host: int = 7, **fields: Any) -> dict[str, Any]:
 
 
 def is_closed(line: socket.socket) -> bool:
-    """Whether the other end closes the connection without a word."""
+    """Returns true if the other end closes the connection without sending anything."""
     try:
         return line.recv(1) == b""
     except ConnectionResetError:

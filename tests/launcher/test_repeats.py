@@ -19,7 +19,7 @@ def said(rank: int, lines: tuple[bytes, ...]) -> list[str]:
 
 
 class Told(Repeats):
-    """What was shown, as text."""
+    """Collects what is shown, as text."""
 
     def __init__(self) -> None:
         super().__init__()

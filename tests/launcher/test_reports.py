@@ -1,4 +1,4 @@
-"""What hvdrun tells about itself without starting anything."""
+"""Output of hvdrun that needs no job: dry runs, tables of settings, and the box about a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks and hvdrun say where something is missing that every system has, or ranks cannot reach each other."""
+"""Messages of ranks and hvdrun where a basic facility of the system is missing, or ranks cannot reach each other."""
 
 from __future__ import annotations
 

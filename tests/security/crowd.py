@@ -53,14 +53,14 @@ def reduce_until_stopped(folder: Path) -> None:
 
 
 def stay_until_stopped(folder: Path) -> int:
-    """What `hvdlite.run` calls: returns its number once ``folder`` has a file "stop"."""
+    """Returns this rank's number once ``folder`` has a file "stop". For `hvdlite.run`."""
     while not (folder / "stop").exists():
         time.sleep(0.02)
     return int(os.environ["HVDLITE_RANK"])
 
 
 class Listener(NamedTuple):
-    """What a socket needs to call somewhere."""
+    """The address of a listening socket, and the arguments that make a socket for it."""
 
     family: int
     kind: int

@@ -22,7 +22,7 @@ class Flow(NamedTuple):
 
 
 class Capture:
-    """What was seen: the bytes of each flow in the order of their sequence numbers."""
+    """The captured bytes of each flow, in the order of their sequence numbers."""
 
     def __init__(self) -> None:
         self._segments: dict[Flow, dict[int, bytes]] = {}

@@ -1,4 +1,4 @@
-"""What somebody on the path can read, and what repeating it gains."""
+"""An attacker on the path: bytes that can be read, and replays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = "a name that stands out"
 
 
 def shows_tensors(seen: Capture) -> bool:
-    """Whether a piece of a tensor, or of a sum of several, was seen that is too long to be an accident."""
+    """Returns true if a piece of a tensor or of a sum was seen, too long for a coincidence."""
     own = [MARK + rank for rank in range(SIZE)]
     sums = [*own, own[0] + own[1], own[2] + own[3], sum(own)]
     return any(struct.pack("<f", each) * 16 in seen for each in sums)

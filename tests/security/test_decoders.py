@@ -63,7 +63,7 @@ REQUEST = {"epoch": 3, "round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "off
 
 
 class Decoder(NamedTuple):
-    """What reads frames such as ``valid``, and the error of whoever finds that one cannot be."""
+    """A function that reads frames such as ``valid``, and the error that it raises for an invalid one."""
 
     valid: list[bytes]
     read: Callable[[bytes], object]
@@ -152,7 +152,7 @@ DECODERS = {
 
 
 def refused(decoder: Decoder, count: int, seed: int) -> int:
-    """How many of so many damaged frames were refused. Raises whatever is not the documented error."""
+    """Counts the damaged frames that are refused. Raises any error but the documented one."""
     found = 0
     for frame in damaged(decoder.valid, count, seed):
         try:

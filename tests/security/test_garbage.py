@@ -52,7 +52,7 @@ def check_that_nothing_changes(frames: int) -> None:
 
 
 def settles(job: Victim, descriptors: int) -> bool:
-    """Whether the ranks soon have no more descriptors than so many."""
+    """Returns true as soon as the ranks have no more than ``descriptors`` open, false if they keep more."""
     deadline = time.monotonic() + PATIENCE_S
     while (has_more := job.descriptors() > descriptors) and time.monotonic() < deadline:
         time.sleep(0.05)

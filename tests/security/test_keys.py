@@ -23,7 +23,7 @@ ENDINGS = FAILURES | zmq.EVENT_DISCONNECTED
 
 
 def mechanism_of(address: tuple[str, int]) -> bytes | None:
-    """What the listener names as its security mechanism, or None: it hangs up on who speaks ZeroMQ's protocol."""
+    """Returns the listener's ZeroMQ security mechanism, or None if it hangs up on a ZeroMQ greeting."""
     with socket.create_connection(address, timeout=PATIENCE_S) as probe:
         probe.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32))
         greeting = b""

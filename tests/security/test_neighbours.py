@@ -1,4 +1,4 @@
-"""What another user of the same machine can see of a job, and do to it."""
+"""Another user of the same machine, who looks at a job and attacks it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOLDERS = ("/dev/shm", "/tmp", "/run")
 
 
 def candidates(since: float, folders: Iterable[str]) -> Iterator[str]:
-    """What a snooping user would try: of all processes but this one, and files that were changed ``since`` then."""
+    """Yields the files that a snooping user would read: of other processes, and those changed ``since`` then."""
     for pattern in OF_PROCESSES:
         yield from (path for path in glob.iglob(pattern) if not path.startswith(f"/proc/{os.getpid()}/"))
     for folder in folders:

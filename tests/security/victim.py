@@ -52,7 +52,7 @@ def reduce_until_released() -> dict[str, float]:
 
 
 class Report(NamedTuple):
-    """What one rank says at the end: steps, wrong sums, bytes that memory grew since step 100, the longest step."""
+    """One rank's last line: steps, wrong sums, bytes that memory grew since step 100, the longest step."""
 
     steps: int
     wrong: int
@@ -79,7 +79,7 @@ class Victim:
         return [row[7][1:].rstrip("@") for row in named]  # the kernel shows zero bytes as @
 
     def descriptors(self) -> int:
-        """How many descriptors the ranks have open."""
+        """The number of descriptors that the ranks have open."""
         return sum(psutil.Process(pid).num_fds() for pid in self.pids)
 
     def secret(self) -> str:
@@ -112,7 +112,7 @@ def victim(**environ: str) -> Iterator[Victim]:
 
 
 def is_dropped(attack: socket.socket, within_s: float) -> bool:
-    """Whether the other side ends the connection in time, whatever it sends before."""
+    """Returns true if the other side ends the connection in time, whatever it sends before."""
     attack.settimeout(within_s)
     try:
         while attack.recv(4096):

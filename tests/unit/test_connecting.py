@@ -1,4 +1,4 @@
-"""What a rank does with the addresses that the others publish, and with a part that fails to connect."""
+"""Connecting with the addresses that the others publish, and with a part that fails to connect."""
 
 from __future__ import annotations
 
