@@ -1,15 +1,15 @@
-"""The tensors in flight on this rank, between the user's threads, which submit and wait, and ours, which finish them.
+"""The tensors in flight on this rank. The user's threads submit them and wait; hvdlite's threads finish them.
 
-The first of several submits wakes the coordinator, and the next wake is due only after that has taken what was
-submitted. In a `burst`, which may let the GIL go between two submits, the wake comes at the end.
+The first submit wakes the coordinator, and the next one that does is the first after the coordinator has taken what was
+submitted. Other threads may run between the submits of a `burst`, so its wake comes at the end.
 
-A signal handler may raise in the main thread between any two steps; a lock held by the thread would then stay locked.
-So submitting and waiting take no lock. Each step is one operation of a built-in container, and a submit that is
-interrupted either did not happen or happened completely (`InFlight._settle`). The one lock is for the threads that
-finish entries, which are ours.
+A signal handler may raise in the main thread between any two steps, and a lock held by the thread would then stay
+locked. So submitting and waiting take no lock. Each step is one operation of a built-in container, and a submit that is
+interrupted has happened completely or not at all (`InFlight._after_interrupt`). The one lock is for the threads that
+finish entries, which are hvdlite's.
 
-An interrupted call leaves its entry in flight, because the other ranks make the same call. The next call of that name
-by the same thread does not fail with DuplicateName: it is submitted once that entry is done.
+An interrupted call leaves its entry in flight, because the other ranks make the same call. The thread's next call of
+that name does not fail with DuplicateName: it is submitted once that entry is done.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hvdlite.negotiation.unnamed import Unnamed
 class InFlight:
     """Entries by name, the new ones in order of submission, and the error that ended the session, if one did.
 
-    ``waiters`` wait for a handle, and some thread has done so without a break since ``waited_since``; after an
-    interrupted wait until its handle is done.
+    ``waiters`` wait for a handle. Some thread has waited without a break since ``waited_since``; an interrupted wait
+    lasts until its handle is done.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class InFlight:
         except (HvdError, DuplicateName):
             raise
         except BaseException:
-            self._settle((entry,))
+            self._after_interrupt((entry,))
             raise
 
     def submit_all(self, entries: Sequence[Entry], will_wait: bool = False) -> None:
@@ -109,13 +109,13 @@ class InFlight:
         except (HvdError, DuplicateName):
             raise
         except BaseException:
-            self._settle(entries)
+            self._after_interrupt(entries)
             raise
 
     def _put_behind(self, entries: Sequence[Entry]) -> None:
-        """Makes `take_new` submit ``entries`` once their names are free, if interrupted calls of this thread have them.
+        """Lets `take_new` submit ``entries`` when interrupted calls of this thread, which have their names, are done.
 
-        Raises DuplicateName if other calls have them.
+        Raises DuplicateName if other calls have a name.
         """
         self._withdraw(entries)
         caller, names = threading.get_ident(), {entry.name for entry in entries}
@@ -134,8 +134,8 @@ class InFlight:
             if self._by_name.get(entry.name) is entry:
                 self._by_name.pop(entry.name, None)
 
-    def _settle(self, entries: Sequence[Entry]) -> None:
-        """After an interrupt: takes ``entries`` back, or leaves them in flight, if they are there, to nobody."""
+    def _after_interrupt(self, entries: Sequence[Entry]) -> None:
+        """Leaves ``entries`` in flight as an interrupted call of this thread, or takes them back if none was submitted."""
         first = next(iter(entries), None)
         if first is None:
             return

@@ -1,13 +1,14 @@
-"""Combines the news of a host's ranks, in its first rank, before they go to the root.
+"""Merges the news of a host's ranks, in the first of them, before they go to the root.
 
-A tensor that every rank knows is ready on a host once all ranks there have said so, and one message says it for all of
-them. What only some of them have is *held*: the root could do nothing with it, since it waits for the others too. After
-a while it is *released*, so that the root can tell who is late, and the rest follows when it comes.
+A known tensor is ready on a host when all ranks there have it, and then one message says so for all of them. Until then
+it is *held*: the root could not run it anyway. After a while it is *released*, so that the root can name the ranks that
+are late, whose own news follow when they come.
 
-What is asked for by name goes up at once. Until it is answered nothing is held, since the other ranks may mean the same
-tensor by a bit; nor is anything while ranks have seen different generations, whose bits only the root can compare. The
-news of one rank never overtake each other but for that, and a request never overtakes a bit. What a rank submits as
-one, requests and bits, goes up as one.
+Requests by name go up at once. Nothing is held while a request is unanswered, because other ranks may refer to the same
+tensor by its bit, nor while ranks are in different generations, whose bits only the root can compare.
+
+A held bit may be overtaken by later bits of its rank, but never by a request. Requests and bits that a rank submits
+together stay together.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from hvdlite.negotiation.messages import News, Ready, Run
 class Aggregator:
     """The state of one host.
 
-    Invariants: ``_held`` and ``_released`` of a rank are bits of the generation in ``_generations``; the latter were
-    sent up for this rank alone and have not run. No bit that is held is in one of the two for all ranks.
+    ``_held`` and ``_released`` are bits by rank, of that rank's generation in ``_generations``. Released bits were sent
+    up for the rank alone and have not run yet. A bit is held only while some rank has it in neither.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:

@@ -1,28 +1,26 @@
 """The plane of several hosts with several ranks: shared memory within a host, rings across.
 
-The ranks of a host share memory, the *local* plane. The first ranks of all hosts form a ring, the second ones another,
-and so on as far as the smallest host goes: the *lanes*. Hosts with equal numbers of ranks have a lane for each local
-rank; if some host has one rank, the only lane joins the hosts' first ranks. An all-reduce cuts the batch into one slice
-per lane and
+The ranks of a host share memory, the *local* plane. The rings are called *lanes*: the first ranks of all hosts form
+one, the second ranks another, and so on up to the size of the smallest host. An all-reduce cuts the batch into one
+slice per lane and
 
 1. reduces each slice within the host, in shared memory, into the memory of the rank whose lane it is;
 2. reduces it across hosts in that lane;
-3. hands it out within the host.
+3. distributes the result within the host.
 
-Ranks without a lane take part in 1 and 3 only. With H hosts, each sends 2 (H - 1) / H of the batch over the network, as
-few bytes as any algorithm can (Patarasuk and Yuan, 2009), and all ranks share the work. Partial results of float16 and
-bfloat16 are float32 in 1 and 2, so that sums round once, at the end, and overflow no earlier; what is complete travels
-as 16 bits.
+Ranks without a lane take part in 1 and 3 only. Each of H hosts sends 2 (H - 1) / H of the batch over the network, the
+least possible (Patarasuk and Yuan, 2009), and its ranks share the work. Partial results of float16 and bfloat16 are
+float32 in 1 and 2, so sums are rounded once, at the end, and overflow no earlier; results travel as 16 bits.
 
-An all-gather does 3 first, with what the host itself contributes, and then 2 and 3 with what the other hosts do: each
-host receives each byte once. A broadcast is a case of it.
+An all-gather first distributes within each host what its own ranks contribute, and then takes steps 2 and 3 for the
+contributions of other hosts, so each host receives each byte once. A broadcast is a case of it.
 
-In a reduce-scatter a lane reduces the parts of its own ranks, and 2 leaves each where it belongs. That takes hosts with
-equal numbers of ranks; otherwise it goes over one *ring* of all ranks, in which those of a host are neighbours, and so
-does what an all-to-all moves between hosts.
+In a reduce-scatter a lane reduces the parts of its own ranks, and step 2 leaves each part where it belongs. That takes
+hosts with equal numbers of ranks; otherwise it runs on one *ring* of all ranks, in which those of a host are
+neighbours. An all-to-all uses that ring for everything that moves between hosts.
 
-Large batches move in pieces. Ranks that wait in shared memory, while others wait for the network, then never wait for
-more than a piece, so that a timeout means what it says.
+Large batches move in pieces. So ranks that wait in shared memory while others wait for the network never wait longer
+than a piece takes, and the timeout holds for a piece and not for the batch.
 """
 
 from __future__ import annotations

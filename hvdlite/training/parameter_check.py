@@ -1,16 +1,17 @@
-"""Warns if ranks begin to train with different parameters: ``broadcast_parameters`` was forgotten.
+"""Warns if ranks begin to train with different parameters, because ``broadcast_parameters`` was forgotten.
 
-Each rank sends a checksum of every parameter in the burst that carries the first gradients of its first step, and
-looks at the sum over all ranks when it has come, without ever waiting for it. Whoever submits gradients submits
-checksums with them, so they are complete whenever the gradients are. Ranks that have joined come back with the
-parameters of earlier steps, and some take their first step only then, so the next step of each rank is a first one
-again. All ranks count joins alike, and by this number alone decide whether they compare: scripts that join in every
-step, to have a barrier, compare ever more rarely.
+In its first step each rank submits a checksum of every parameter together with its first gradients, and compares when
+the sum over all ranks has come; it never waits for that. Every rank that submits gradients submits checksums, so the
+sum is complete whenever the gradients are.
 
-Ranks that have joined add zeros to sums, and run nothing but sums. So a checksum c travels as c and as its square: n
-values are equal exactly where n times the sum of their squares is the square of their sum.
+Ranks that have joined return with the parameters of earlier steps, and some take their first step only then. So after a
+join the next step of each rank is a first one again. All ranks count joins alike, and this number alone decides whether
+they compare: a script that joins in every step, to have a barrier, compares more and more rarely.
 
-    [ a number for each rank, zeros but for its own: that of all its parameters | c of each parameter | c squared ]
+A joined rank takes part in nothing but sums, with zeros. So a checksum c is sent as c and as its square: n values are
+equal if and only if n times the sum of their squares is the square of their sum.
+
+    [ a number for each rank: the checksum of all its parameters, zero for the others | each c | each c squared ]
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
 class ParameterCheck(Generic[P]):
     """Compares the parameters of one optimizer.
 
-    ``ready`` goes from `read` to `submit`, and ``under_way`` from `submit` to `conclude`.
-    ``memory_of`` a parameter returns None if it is not trained now, and raises ValueError if it cannot be compared.
+    ``ready`` are the checksums from `read` until `submit`; ``under_way`` is their handle from then until `conclude`.
+    ``memory_of`` returns None for a parameter that is not trained now, and raises ValueError if it cannot be compared.
     """
 
     def __init__(self, process_set: ProcessSet, memory_of: Callable[[P], Buffer | None]) -> None:
@@ -69,7 +70,7 @@ class ParameterCheck(Generic[P]):
         self._known_as = min([name for name, _ in known_as] + [self._known_as] * bool(self._known_as))
 
     def read(self, group: Group) -> None:
-        """Takes checksums if a step of ``group``, which begins before parameters change, is a first one."""
+        """Computes checksums in a first step of ``group``. Call it in each step, before parameters change."""
         begun = (weakref.ref(group), group.joins)
         if begun == self._first_step_in:
             return

@@ -1,18 +1,19 @@
-"""Notices the rank for which all others wait, step after step.
+"""Finds a rank that is late step after step, so that all others wait for it.
 
-Whoever is last to submit a tensor has kept all others waiting at least since the latest of them was heard of: the job
-would have been so much faster without it. That is less than the whole of it if the others went on submitting
-meanwhile, and nothing at all if two are equally late, so nobody is accused for what is not its own.
+The last rank to submit a tensor keeps the others waiting at least from the time at which the last of them was heard of.
+Without it the job would have been faster by that much. The estimate is low if the others went on submitting meanwhile,
+and zero if two ranks are equally late, so no rank is blamed for the delay of another.
 
-A *step* lasts a tenth of a second at least and ends when a tensor runs that has run in it already, which is once for a
-training step, whatever number of gradients it reduces and barriers it passes; tensors without a name never come back,
-and where only those run, a second is a step. Of each step the longest wait counts, for a barrier after the gradients
-finds everybody there.
+A *step* ends when a tensor runs that has run in it already, which is once in a training step, however many gradients
+and barriers that has; but it lasts a tenth of a second at least. Tensors without a name never come back; where only
+those run, a step is a second. Of each step the longest wait counts, since a barrier after the gradients finds all ranks
+there.
 
-In a balanced job each rank is as likely the last as any other, so the chance that one is for k steps is ``size ** (1 -
-k)``. A rank is named when that is below one in half a million, where a wait for another rank takes five steps off; and
-when it was the last in half of 20 steps or more. (A rank that has too little of a processor is not late in every step:
-some of its pauses fall into a batch.) So a rank that is late now and then, as one that writes checkpoints is, is not.
+In a balanced job every rank is equally likely to be the last, so the chance that one rank is the last in k steps is
+``size ** (1 - k)``. A rank is named if that is below one in half a million, where each wait for another rank takes back
+five steps, and if the rank was the last in at least half of 20 or more steps. Not in all, because a rank that is short
+of processor time is late only when one of its pauses falls into a batch. A rank that is late now and then, such as one
+that writes checkpoints, is not named.
 
 The observer of the group measures the waits (`hvdlite.engine.observer`).
 """
@@ -46,7 +47,7 @@ class _Suspect:
     lasted_s: float = 0.0
 
     def judge(self, last: int | None, waited_s: float, lasted_s: float) -> bool:
-        """Counts a step in which the others waited for ``last``, if for any. False if it is no longer suspected."""
+        """Counts a step in which the others waited for ``last``, or for nobody. False once `rank` is no suspect."""
         self.steps += 1
         self.lasted_s += lasted_s
         if last == self.rank:
@@ -59,7 +60,7 @@ class _Suspect:
 
 
 class StragglerWatch:
-    """The root's for a group. Feed it with each decision, with the time on a clock that never goes back.
+    """Runs on the root of a group, and is told of each decision, with the time of a monotonic clock.
 
     Ranks count within the group; ``ranks`` are their numbers for what users read, and ``hosts`` their hosts' names.
     """
@@ -78,7 +79,7 @@ class StragglerWatch:
         self._named_times = 0
 
     def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> str:
-        """The root lets ``bits`` of ``generation`` run. Returns what to warn of, or an empty text."""
+        """Counts a decision to run ``bits`` of ``generation``. Returns a warning, or an empty text."""
         if arrival is not None:
             _, _, last_rank, _, late_s = arrival
             if late_s > self._waited_s:

@@ -1,18 +1,15 @@
-"""Gradients through collectives: the blocking forms that make a new tensor are nodes of torch's graph.
+"""Gradients of collectives: the blocking forms that return a new tensor are nodes of torch's graph.
 
-The gradient of a collective is another collective, which ranks run when their backward reaches the node. It is named
-after the collective that went forward, so ranks meet in it whatever else they do meanwhile. Blocking collectives end in
-one order on all ranks, and backward walks them in the reverse one. So there are two rules for users: a rank takes part
-in backward if its own tensor requires a gradient, which holds on all ranks of a call or on none; and every one of these
-ranks lets its result, be it empty, reach the loss.
+The gradient of a collective is another collective, which runs when backward reaches the node. It is named after the
+first one, so it matches that of the other ranks, whatever else they do. Blocking collectives end in the same order on
+all ranks, and backward visits them in reverse. Users have two rules to keep: the tensors of one call require a gradient
+on all ranks or on none; and where they do, every rank lets its result, even an empty one, reach the loss.
 
-The gradients that Horovod has are kept as they are, also where they are those of the average of all ranks' losses
-(`allgather`, `broadcast`) or scaled (`reducescatter`). Those that it lacks are the derivatives of the sum of all ranks'
-losses.
+Where Horovod has a gradient, this is the same, even if it is that of the average of all ranks' losses (`allgather`,
+`broadcast`) or scaled (`reducescatter`). The others are derivatives of the sum of all ranks' losses.
 
-`differentiable` makes a method out of a blocking form and a *rule* (see `derivatives`). A rule gets the call that went
-forward and the gradients of its results, and returns those of its inputs. Without a gradient to compute the method is
-the plain form.
+`differentiable` gives a blocking form a *rule* (see `derivatives`), which takes the forward call and the gradients of
+its results, and returns those of its inputs. If no gradient is needed, the method is the plain form.
 """
 
 from __future__ import annotations

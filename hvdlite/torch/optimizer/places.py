@@ -1,12 +1,13 @@
-"""Memory for gradients in which the ranks of a host reduce them without copies.
+"""Memory in which the ranks of a host reduce gradients without copying them.
 
-Autograd makes a new tensor for each gradient, in memory of its own process. When the gradient is complete it is copied,
-while the cache still has it, to its *place*: a tensor in memory that all ranks of the host have mapped, the same one in
-every step, which becomes the parameter's ``grad``. This copy is the only one on its whole way, and what autograd
-allocated is free for the next gradient at once. It stays in the process for the next step, too: `keep_what_is_freed`.
+Autograd allocates a tensor for each gradient, in memory of its own process. When the gradient is complete, and still in
+the cache, it is copied to its *place*: a tensor in memory that all ranks of the host have mapped, the same in every
+step, which becomes the parameter's ``grad``. That is the only copy. What autograd allocated is free for the next
+gradient at once, and stays in the process for the next step (`keep_what_is_freed`).
 
-Places are tensors of their own and not views of a long one: `torch.save` and `copy.deepcopy` take all of a view's
-memory, and parameters without gradients need no place. They are made in the order in which gradients become ready.
+Each place is a tensor of its own and not a view of a long one: `torch.save` and `copy.deepcopy` take all the memory
+behind a view, and parameters without gradients need no place. Places are made in the order in which gradients become
+ready.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Place:
         self._tensor: torch.Tensor | None = None
 
     def settle(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns ``tensor`` in ``dtype`` and shared memory: itself if it lies there, or else a contiguous copy.
+        """Returns ``tensor`` with ``dtype`` in shared memory: itself if it is there, or else a contiguous copy.
 
-        The copy has the memory of the copy before. None where there is no shared memory, or nothing to put there.
+        All copies have the same memory. None if there is no shared memory, or if the tensor cannot be copied there.
         """
         arena, place = shared_arena(), self._tensor
         if arena is None:
@@ -69,10 +70,10 @@ class Place:
 
 
 def keep_what_is_freed(nbytes: int) -> None:
-    """Keeps freed memory in the process, for gradients of ``nbytes`` in all that will have places.
+    """Keeps freed memory in the process, for gradients of ``nbytes`` in all that have places.
 
-    Without places they would stay in the heap until the next step. Now they leave it in the middle of backward, and the
-    allocator would return their pages to the system, which then clears a page for each page fault of the next step.
+    Autograd's tensors for them are freed in the middle of backward. By default the allocator would return their pages
+    to the system, and the next step would fault in and clear each page again.
     """
     if shared_arena() is not None:
         keep_freed(nbytes)
