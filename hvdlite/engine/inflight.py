@@ -135,7 +135,7 @@ class InFlight:
                 self._by_name.pop(entry.name, None)
 
     def _after_interrupt(self, entries: Sequence[Entry]) -> None:
-        """Leaves ``entries`` in flight as an interrupted call of this thread, or takes them back if none was submitted."""
+        """Leaves ``entries`` in flight as an interrupted call of this thread, or takes back what was not submitted."""
         first = next(iter(entries), None)
         if first is None:
             return
