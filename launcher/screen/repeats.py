@@ -27,7 +27,10 @@ _START: Final = re.compile(rb"\s*(\+ Exception Group )?Traceback \(most recent c
 _LINK: Final = re.compile(rb"(The above exception was the direct|During handling of the above) ")
 _GROUP_END: Final = re.compile(rb"\s+\+-{20,}$")
 _OF_TORCH: Final = re.compile(rb"\[rank\d+\]:\s?")
-_OWN_NUMBERS: Final = re.compile(rb"(?i)(\b0x)[0-9a-f]+|(\b(?:rank(?:s|\(s\))?|pid|process)[ =:_]*)\d+(?:, \d+)*")
+_OWN_NUMBERS: Final = re.compile(
+    rb"(?i)(\b0x)[0-9a-f]+"
+    rb"|(\b(?:(?:rank|pid)(?:s|\(s\))?|process)[ =:_]*|(?:process|worker)-)\d+(?:(?:, |:)\d+)*"  # SpawnProcess-1:2
+)
 
 
 @dataclass(frozen=True, slots=True)

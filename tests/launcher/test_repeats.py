@@ -114,6 +114,19 @@ def test_ranks_process_ids_and_addresses_do_not_count_but_other_numbers_do() -> 
     assert len(shapes.finish()) == 2 * (len(FRAMES) + 1)
 
 
+def test_numbers_of_child_processes_do_not_count() -> None:
+    for text in (
+        b"RuntimeError: DataLoader worker (pid(s) %d, %d) exited unexpectedly",
+        b"RuntimeError: DataLoader worker (pid %d) is killed by signal: Killed, before SpawnProcess-%d",
+        b"OSError: SpawnPoolWorker-%d could not start ForkProcess-%d:1",
+        b"OSError: <SpawnProcess name='SpawnProcess-%d' pid=%d parent=7 stopped>",
+    ):
+        told = Told()
+        for rank in range(4):
+            told.writes(rank, *FRAMES, text % (10 + rank, 20 + rank))
+        assert told.finish()[len(ERROR) :] == ["[1-3]: the same"], text
+
+
 def test_torch_writes_the_rank_before_every_line() -> None:
     told = Told()
     for rank in range(3):
