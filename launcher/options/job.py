@@ -54,6 +54,8 @@ class OutputOptions:
 
 def _count(text: str) -> int:
     digits = text.removeprefix("p")  # click reads -np4 as -n with the value p4
+    if re.match(r"p[a-z_]", text):
+        raise click.BadParameter(f"-n{text.partition('=')[0]} is no option; the number of processes is -np N.")
     if not re.fullmatch(r"-?\d+", digits):
         raise click.BadParameter(f"{text!r} is not a number of processes, as in -np 4.")
     if int(digits) < 1:

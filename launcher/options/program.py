@@ -20,6 +20,7 @@ import click
 _SLOTS: Final = re.compile(r"[^/\s]+:\d+(?:,.*)?")
 _HOST: Final = re.compile(r"[A-Za-z0-9][\w.-]*,?")
 _COUNT: Final = re.compile(r"(?:-np?|--num-proc)(?:=?(?P<count>\d+))?")
+_OF_SHELL: Final = re.compile(r"[|&;<>$`*()]|^\w+=")  # what only a shell understands
 _NEARLY: Final = 0.8
 
 
@@ -85,8 +86,23 @@ def check_program(command: Sequence[str], path: str) -> None:
     if shutil.which(program, path=path):
         return
     if not Path(program).is_file():
+        if words := _quoted_command(program, path):
+            raise click.UsageError(f"{program!r} is one word, the name of no program; write {words}.")
         raise click.UsageError(f"the command {program!r} was not found; check its spelling, or PATH.")
     hint = f"write python {shlex.quote(program)}" if program.endswith(".py") else f"write ./{program} or a full path"
     if os.sep in program and not program.endswith(".py"):
         hint = f"make it executable with chmod +x {shlex.quote(program)}"
     raise click.UsageError(f"{program!r} is not executable; {hint}.")
+
+
+def _quoted_command(word: str, path: str) -> str:
+    """The command that ``word`` holds, as it should be written; empty if it is none."""
+    try:
+        words = shlex.split(word)
+    except ValueError:
+        return ""
+    if len(words) < 2:
+        return ""
+    if _OF_SHELL.search(word):
+        return f"sh -c {shlex.quote(word)}"
+    return f"it without quotes: {word}" if shutil.which(words[0], path=path) else ""

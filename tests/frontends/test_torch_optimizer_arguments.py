@@ -91,6 +91,8 @@ def test_one_rank_trains_like_the_bare_optimizer(model: nn.Module) -> None:
         ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor must be positive"),
         ({"named_parameters": [torch.ones(1)]}, "pairs of a name and a parameter"),
         ({"named_parameters": ["ab"]}, "pairs of a name and a parameter"),
+        ({"named_parameters": nn.Linear(4, 3)}, r"named_parameters is a model; .*: model.named_parameters\(\)"),
+        ({"named_parameters": nn.Sequential(nn.Linear(4, 3))}, "named_parameters is a model"),
         ({"named_parameters": [("a", torch.ones(1)), ("a", torch.ones(1))]}, "more than one parameter a"),
         ({"named_parameters": []}, r"leaves out .*noname.0.0 of shape \(4, 3\)"),
     ],

@@ -188,6 +188,8 @@ def DistributedOptimizer(
     take either. Raises ValueError for invalid arguments, and before ``init``.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
+    if isinstance(named_parameters, torch.nn.Module):
+        raise ValueError("named_parameters is a model; pass its parameters with their names: model.named_parameters()")
     given = None if named_parameters is None else list(named_parameters)
     names = names_of(names_by_place(optimizer.param_groups), given)
     for parameter, name in names.items():
