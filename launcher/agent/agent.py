@@ -64,6 +64,8 @@ class Agent:
         self._answerer = Answerer()
         self._tunnel = Tunnel(self._loop, self._outbox.send)
         self._oom_kills = oom_kills()
+        self._guard = os.getppid()
+        self._gave_up = ""  # why this agent ends by itself
         self._lease_s: float | None = None
         self._heard = time.monotonic()
         os.set_blocking(stdin, False)
@@ -81,8 +83,8 @@ class Agent:
         while not (self._termination.has_begun and self._workers.are_all_gone()):
             self._loop.turn(self._seconds_to_act())
             with suppress(BlockingIOError):
-                if set(os.read(signals, 512)) - {signal.SIGCHLD}:
-                    self._end(_ABANDONED_GRACE_S)
+                if ending := set(os.read(signals, 512)) - {signal.SIGCHLD}:
+                    self._give_up(min(ending))
             with suppress(ChildProcessError):
                 self._reap()
             for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
@@ -243,7 +245,16 @@ class Agent:
         is_oom = code == -signal.SIGKILL and self._oom_kills > kills
         told = worker.read_report()
         self._outbox.send(
-            pack_message(Kind.EXITED, rank=worker.rank, pid=pid, code=code, time=ended, is_oom=is_oom, ended_by=told)
+            pack_message(
+                Kind.EXITED,
+                rank=worker.rank,
+                pid=pid,
+                code=code,
+                time=ended,
+                is_oom=is_oom,
+                ended_by=told,
+                agent=self._gave_up,
+            )
         )
 
     def _reap(self) -> None:
@@ -257,6 +268,13 @@ class Agent:
                 self._finish(worker)
             else:
                 return  # the next turn finishes it, in its order
+
+    def _give_up(self, signum: int) -> None:
+        """Ends what runs here after a signal, which comes from the kernel if the guard has died."""
+        if not self._termination.has_begun:
+            is_guarded = os.getppid() == self._guard
+            self._gave_up = f"which got {signal.Signals(signum).name}" if is_guarded else "whose guard was killed"
+        self._end(_ABANDONED_GRACE_S)
 
     def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
         if not self._termination.has_begun:

@@ -12,6 +12,8 @@ from typing import Final
 from ..agents.agents import Agents
 from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink
+from ..hosts import is_local
+from ..options.of_python import python_of
 from ..screen.output import Stream
 from ..screen.screen import Screen
 from ..screen.texts import describe_failure
@@ -213,6 +215,7 @@ class _Execution:
                     is_oom=bool(message["is_oom"]),
                     uncertain_s=link.clock.uncertain_s,
                     ended_by=(int(told[0]), " ".join(str(told[1]).split())) if (told := message["ended_by"]) else None,
+                    agent=" ".join(str(message["agent"]).split()),
                 )
             )
 
@@ -262,9 +265,10 @@ class _Execution:
             rank = failure.to_look_at
             tail, stream = self._screen.tail(rank), self._screen.stream_of_tail(rank)
             log = self._logs.path(rank, stream) if self._logs else None
-            self._screen.message(
-                *describe_failure(failure, tail, log, stream, are_in_sight=self._screen.is_in_sight(rank))
-            )
+            path = self._plan.environment.get("PATH", os.defpath)
+            python = python_of(self._plan.command, path) if is_local(failure.host) else ""
+            is_in_sight = self._screen.is_in_sight(rank)
+            self._screen.message(*describe_failure(failure, tail, log, stream, are_in_sight=is_in_sight, python=python))
         if self._logs and self._logs.lost_bytes:
             self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
         interrupted = failure is None and self._supervisor.exit_code != 0

@@ -142,16 +142,20 @@ class Supervisor:
         is_oom: bool = False,
         uncertain_s: float = 0.0,
         ended_by: tuple[int, str] | None = None,
+        agent: str = "",
     ) -> list[Action]:
         """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``.
 
-        ``ended_by`` is the rank because of which its session had ended, and what became of that.
+        ``ended_by`` is the rank because of which its session had ended, and what became of that. ``agent`` describes
+        an agent that had given up and was ending its ranks.
         """
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
         if is_oom:
             how = "was killed by the kernel: out of memory"
+        if agent:  # whatever it did then
+            signum, how = None, f"was ended by its agent, {agent}"
         culprit = self._culprit(rank, ended_by)
         host = self._host_by_rank[rank]
         return self._ended(Failure(rank, host, pid, shown, signum, time, how, is_oom, uncertain_s, culprit), now)

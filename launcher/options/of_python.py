@@ -67,6 +67,12 @@ def check_target(command: Sequence[str], environment: Mapping[str, str]) -> None
         )
 
 
+def python_of(command: Sequence[str], path: str) -> str:
+    """The interpreter that ``command`` runs, with its path if it is on ``path``; empty for another program."""
+    program = command[0]
+    return (shutil.which(program, path=path) or program) if _PYTHON.fullmatch(Path(program).name) else ""
+
+
 def _names_in(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))

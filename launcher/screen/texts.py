@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,10 +33,12 @@ def describe_failure(
     stream: Stream = Stream.STDERR,
     *,
     are_in_sight: bool = False,
+    python: str = "",
 ) -> Iterator[str]:
     """The lines of the box: the rank to blame, the reason, its last output to ``stream`` and where the rest is.
 
-    If the reader still sees ``last_lines`` above, the box has only the end of them.
+    If the reader still sees ``last_lines`` above, the box has only the end of them. ``python`` is the interpreter of
+    the ranks, empty if the job runs another program.
     """
     culprit = failure.culprit
     if culprit and culprit.fate:
@@ -53,6 +56,9 @@ def describe_failure(
         yield from (f"|   {line}" for line in end)
     if any("No module named 'horovod" in line for line in last_lines[-1:]):
         yield "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite"
+    if any(line.endswith("No module named 'hvdlite'") for line in last_lines[-1:]):
+        yield f"| hint: {python or 'the Python of that rank'} has no hvdlite; start the ranks with {sys.executable},"
+        yield f"|   or install it there: {python or 'python'} -m pip install FOLDER, with hvdlite's source or wheel"
     if log is not None:
         yield f"| its log: {log}"
     yield "+".ljust(_WIDTH, "-")

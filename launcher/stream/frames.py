@@ -37,8 +37,9 @@ class Kind(IntEnum):
     END = 3  # down: {"patience_s", "grace_s"} for what the workers left behind: before SIGTERM, and then before SIGKILL
     STARTED = 4  # up: {"rank", "pid"}
     FAILED = 5  # up: {"rank", "reason"}, the rank could not be started
-    # up: {"rank", "pid", "code", "time", "is_oom", "ended_by"}; a code below 0 is a signal, time is the host's
-    # monotonic, ended_by is null or [rank, fate]: because of which rank the session of this one ended
+    # up: {"rank", "pid", "code", "time", "is_oom", "ended_by", "agent"}; a code below 0 is a signal, time is the host's
+    # monotonic, ended_by is null or [rank, fate]: because of which rank the session of this one ended; agent
+    # describes an agent that had given up before, as in "which got SIGTERM", and is empty for any other
     EXITED = 6
     STDOUT = 7  # up: rank and bytes
     STDERR = 8  # up: rank and bytes

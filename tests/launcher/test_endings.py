@@ -179,14 +179,23 @@ def test_killing_the_agent_ends_all_below_and_the_job_with_an_explanation(tmp_pa
     assert still_alive(pids_in(tmp_path), within_s=PATIENCE_S) == []
 
 
-def test_killing_the_guard_of_an_agent_ends_the_job_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("whom", "signum", "told"),
+    [("guard", signal.SIGKILL, "whose guard was killed"), ("agent", signal.SIGTERM, "which got SIGTERM")],
+)
+def test_ending_an_agent_or_its_guard_ends_the_job_and_is_not_blamed_on_a_rank(
+    tmp_path: Path, whom: str, signum: signal.Signals, told: str
+) -> None:
     with started(*family(tmp_path, 1)) as process:
         wait_for_ready(process, 1)
-        pids = [*pids_in(tmp_path), agent_of(process)]
+        agent = agent_of(process)
         (guard,) = psutil.Process(process.pid).children()
-        guard.kill()
+        os.kill(guard.pid if whom == "guard" else agent, signum)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
-    assert still_alive(pids, within_s=PATIENCE_S) == []
+        assert process.stderr is not None
+        shown = process.stderr.read().decode()
+        assert f"rank 0 on localhost was ended by its agent, {told}" in shown
+    assert still_alive([*pids_in(tmp_path), agent], within_s=PATIENCE_S) == []
 
 
 def test_a_stopped_agent_does_not_keep_hvdrun(tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def numbers(ranks: str) -> set[int]:
     return {number for part in ends for number in range(part[0], part[-1] + 1)}
 
 
+def test_a_python_without_hvdlite_is_named_with_the_remedy() -> None:
+    ended = run("-np", "2", sys.executable, "-IS", "-c", "import hvdlite")
+    assert ended.returncode == 1
+    assert f"| hint: {sys.executable} has no hvdlite; start the ranks with {sys.executable}," in ended.stderr
+    assert f"|   or install it there: {sys.executable} -m pip install FOLDER" in ended.stderr
+    ended = run("-np", "1", "sh", "-c", f"{sys.executable} -IS -c 'import hvdlite.torch'")
+    assert "| hint: the Python of that rank has no hvdlite; " in ended.stderr
+
+
 def test_the_box_has_the_end_of_stdout_where_stderr_is_empty(tmp_path: Path) -> None:
     program = "seq 1 30; echo only here; exit 3"
     ended = run("-np", "1", "--output-filename", str(tmp_path), "sh", "-c", program)

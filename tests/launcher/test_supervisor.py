@@ -159,6 +159,16 @@ def test_a_kill_for_want_of_memory_is_named() -> None:
     assert "\n".join(describe_failure(supervisor.failure, [], None)).count("memory") == 1
 
 
+def test_a_rank_that_its_agent_ended_is_not_to_blame_even_if_others_were_heard_first() -> None:
+    supervisor = job("a", "b")
+    supervisor.exited(0, 10, 1, time=5.1, now=5.1, ended_by=(1, "was lost: its process ended"))
+    supervisor.exited(1, 11, -signal.SIGKILL, time=5.0, now=5.2, agent="which got SIGTERM")
+    failure = supervisor.failure
+    assert failure is not None
+    assert (failure.rank, failure.reason) == (1, "was ended by its agent, which got SIGTERM")
+    assert not any("hint" in line for line in describe_failure(failure, [], None))
+
+
 def test_a_host_without_a_sign_of_life_loses_its_ranks_and_is_destroyed_once() -> None:
     supervisor = job("a", "b")
     assert supervisor.host_lost("b", 9.0, "no sign of life from b for 8 s") == [Destroy("b"), TERM]

@@ -133,7 +133,9 @@ DECODERS = {
     "offers": Decoder([json.dumps(REQUEST).encode()], read_request, ValueError),
     "frames of agents": Decoder(
         [
-            pack_message(Kind.EXITED, rank=3, pid=7, code=-9, time=1.5, is_oom=False, ended_by=[1, "it was stopped"]),
+            pack_message(
+                Kind.EXITED, rank=3, pid=7, code=-9, time=1.5, is_oom=False, ended_by=[1, "it was stopped"], agent=""
+            ),
             pack_message(Kind.ANSWER, id=4, answer={"ports": {"10.0.0.1": 40000}, "problems": {}}),
             pack_output(Kind.STDOUT, 3, b"epoch 1\n") + pack_message(Kind.CLOSE, channel=2),
         ],
