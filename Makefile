@@ -26,15 +26,19 @@ OTHER_COMPILER := $(if $(filter command environment,$(firstword $(origin CXX))),
 TYPED := build/typed/hvdlite
 # In the folder that holds this one, 'import hvdlite' would find this folder before the editable install. A path in
 # site-packages comes first.
-ON_PATH = @$(BIN)/python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/hvdlite-source.pth", "w").write("$(CURDIR)\n")'
+ON_PATH = @$(or $(1),$(BIN))/python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/hvdlite-source.pth", "w").write("$(CURDIR)\n")'
+
+# Keras with its three back ends, whose pins are its own.
+KERAS_VENV ?= .venv-keras
+KERAS_PIP := $(KERAS_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-keras.txt
 
 # Tests with a target of their own.
-FAMILIES := tests/engines
+FAMILIES := tests/engines tests/keras
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-engines test-keras test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,10 +61,14 @@ test-engines: $(VENV)/.for-development native ## run the tests of jobs that torc
 	@$(SAY) 'running jobs of other launchers: about a minute'
 	$(RUN_TESTS) tests/engines
 
+test-keras: $(KERAS_VENV)/.for-tests native ## run the tests of JAX and of Keras on JAX, PyTorch and TensorFlow
+	@$(SAY) 'training with Keras on each of its back ends: some minutes'
+	$(KERAS_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/keras
+
 test-busy: export PYTHONDONTWRITEBYTECODE =
 test-busy: $(VENV)/.for-development native ## run all tests while other processes keep the cores busy
 	@$(SAY) 'running all tests beside processes that keep the cores busy: about 25 minutes on two cores'
-	$(BIN)/python -m tests.harness.load $(RUN_TESTS)
+	$(BIN)/python -m tests.harness.load $(RUN_TESTS) --ignore=tests/keras
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
 	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security tests/multiproc/test_interrupted_sessions.py $(PYTEST_ARGS)
@@ -145,4 +153,12 @@ $(VENV)/.for-development: $(VENV)/.for-demo
 	    extras = all["options.extras_require"]; print(extras["test"], extras["dev"])' > $@.txt
 	$(PIP) --requirement $@.txt
 	@rm $@.txt
+	@touch $@
+
+$(KERAS_VENV)/.for-tests: $(REQUIREMENTS) constraints-keras.txt
+	@$(SAY) 'installing Keras, JAX, TensorFlow and PyTorch in $(KERAS_VENV): two to five minutes, once'
+	test -x $(KERAS_VENV)/bin/python || $(PYTHON) -m venv $(KERAS_VENV)
+	$(KERAS_PIP) 'setuptools>=77' wheel
+	$(KERAS_PIP) tensorflow-cpu --no-build-isolation --editable '.[keras,jax,torch,examples,test]'
+	$(call ON_PATH,$(KERAS_VENV)/bin)
 	@touch $@

@@ -102,9 +102,9 @@ def element_type(dtype: np.dtype[Any]) -> ElementType:
             f"dtype {dtype} is not supported: its elements are not bytes of a fixed size; "
             "hvd.broadcast_object and hvd.allgather_object take any object that pickles"
         )
-    is_plain = dtype.isnative and dtype.names is None and dtype.kind not in "SUV"  # of which numpy's names say all
-    if is_plain and dtype.name in BY_NAME:
+    if dtype.isnative and dtype.name in BY_NAME:  # also ml_dtypes' bfloat16, which numpy takes for raw bytes
         return BY_NAME[dtype.name]
+    is_plain = dtype.isnative and dtype.names is None and dtype.kind not in "SUV"  # of which numpy's names say all
     name = dtype.name if is_plain else str(dtype)
     if len(name) > MAX_DTYPE_CHARACTERS:
         raise ValueError(f"dtype {name:.60}... has a description of {len(name)} characters; pass array.view('V')")

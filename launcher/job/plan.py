@@ -23,7 +23,9 @@ from ..hosts import Host, is_local
 
 # What goes to other hosts besides what -x names.
 _TRAVELLING_NAMES: Final = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"})
-_TRAVELLING_PREFIXES: Final = tuple("HVDLITE_ HOROVOD_ NCCL_ OMP_ PYTHON TORCH TF_ XLA_ JAX_ UCX_ MASTER_".split())
+_TRAVELLING_PREFIXES: Final = tuple(
+    "HVDLITE_ HOROVOD_ NCCL_ OMP_ PYTHON TORCH TF_ KERAS_ XLA_ JAX_ UCX_ MASTER_".split()
+)
 _BOUND_TO_A_HOST: Final = frozenset({"HVDLITE_HOSTID"})
 
 

@@ -2,7 +2,7 @@
 
 A block is run unless its opening line says ``illustration``, as in ```` ```python illustration ````. In ``console``
 blocks only the lines that begin with ``$ `` are commands. What says ``ranks`` runs on two of them, after the first such
-block of its page.
+block of its page. What names a framework, such as ``jax``, runs on two ranks with the tests of that family.
 """
 
 from __future__ import annotations
@@ -30,14 +30,21 @@ class Block:
         return f"{self.path.name}:{self.line}"
 
 
-def runnable_blocks(path: Path, on_ranks: bool = False) -> Iterator[Block]:
-    """The blocks in python, console or bash that are to be run, in a process of their own or ``on_ranks``."""
+_FRAMEWORKS = {"jax", "keras", "tensorflow"}
+
+
+def runnable_blocks(path: Path, on_ranks: bool = False, framework: str = "") -> Iterator[Block]:
+    """The blocks in python, console or bash that are to be run, in a process of their own or ``on_ranks``.
+
+    With a ``framework``, those that name it; otherwise those that name none.
+    """
     page = path.read_text()
     for match in _BLOCK.finditer(page):
         language, text = match["language"], match["text"]
         if "illustration" in match["marks"] or language not in ("python", "console", "bash"):
             continue
-        if ("ranks" in match["marks"].split()) != on_ranks:
+        marks = match["marks"].split()
+        if _FRAMEWORKS.intersection(marks) != ({framework} if framework else set()) or ("ranks" in marks) != on_ranks:
             continue
         if language == "console":
             text = "".join(line[2:] for line in text.splitlines(keepends=True) if line.startswith("$ "))

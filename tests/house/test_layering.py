@@ -46,16 +46,17 @@ LAYERS = [
     {"running"},
     {"numpy_api"},
     {""},  # hvdlite/__init__.py, the numpy API
+    {"jax"},
     {"torch.compression"},
     {"torch.collectives"},
     {"torch.memory"},
     {"torch.optimizer"},
-    {"torch", "tensorflow", "jax"},
+    {"torch", "tensorflow"},
     {"keras"},
     {"bench", "horovod", "ray", "spark", "dask"},
 ]
 # Where these will stand, once they are there.
-PLANNED = {"planes.nccl", "observe", "tensorflow", "keras", "jax", "ray", "spark", "dask"}
+PLANNED = {"planes.nccl", "observe", "tensorflow", "keras", "ray", "spark", "dask"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAUNCHER_MAY_IMPORT = (
     "errors",

@@ -1,0 +1,67 @@
+"""Many checks in one launch of worker processes, each reported as a test of its own.
+
+The functions of a module that need several ranks run one after another in the same job. Every rank runs every scenario;
+what one raises is recorded and the next goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+import hvdlite as hvd
+from tests.harness.forkserver import PLAIN, ForkServer
+from tests.harness.processes import process_ranks
+
+Scenario = Callable[[], None]
+Report = dict[str, str]
+
+
+class Scenarios:
+    """A decorator that collects the scenarios of a module, for jobs of so many ``ranks``, and their run on this rank.
+
+    A module calls its only one ``scenario``. Its test takes ``report`` and ``name`` (conftest.py), and so runs for each
+    number of ranks and each scenario.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self._functions: dict[str, Scenario] = {}
+
+    def __call__(self, scenario: Scenario) -> Scenario:
+        self._functions[scenario.__name__] = scenario
+        return scenario
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._functions)
+
+    def run(self) -> Report:
+        """Returns the error of each scenario on this rank, as text; empty if it passed."""
+        hvd.init()
+        report = {}
+        for name, scenario in self._functions.items():
+            try:
+                scenario()
+                report[name] = ""
+            except BaseException:
+                report[name] = f"rank {hvd.rank()}:\n{traceback.format_exc()}"
+            hvd.barrier()
+        hvd.shutdown()
+        return report
+
+
+def run(module: str) -> Report:
+    """Runs the scenarios of ``module`` on this rank."""
+    scenarios: Scenarios = importlib.import_module(module).scenario
+    return scenarios.run()
+
+
+def launch_ranks(
+    ranks: int, module: str, environ: Mapping[str, str] | None = None, server: ForkServer = PLAIN
+) -> Report:
+    """Runs the scenarios of ``module`` on ``ranks`` processes; what each of them raised on any rank."""
+    outcomes = process_ranks(ranks, run, module, environ=environ, server=server)
+    reports = [outcome.result() for outcome in outcomes]
+    return {name: "\n".join(report[name] for report in reports if report[name]) for name in reports[0]}

@@ -1,0 +1,33 @@
+"""The code in the pages on JAX runs on two ranks. Each block goes on from those before it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+from tests.harness.scenarios import Report, Scenarios
+from tests.house.blocks import runnable_blocks
+from tests.house.tree import ROOT, files
+
+scenario = Scenarios(ranks=(2,))
+
+
+for page in [ROOT / path for path in files(".md")]:
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in runnable_blocks(page, framework="jax"):
+
+        def run(block: Any = block, names: dict[str, Any] = names) -> None:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile("\n" * block.line + block.text, str(block.path), "exec"), names)
+
+        run.__name__ = str(block)
+        scenario(run)
+
+
+def test_page(report: Report, name: str) -> None:
+    assert report[name] == ""
+
+
+def test_there_are_blocks() -> None:
+    assert len(scenario.names) >= 2
