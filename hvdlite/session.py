@@ -120,7 +120,7 @@ class Session:
             engine.forget(error)
 
     def stop_at_exit(self) -> None:
-        """Ends the threads; connections stay open until the process ends."""
+        """Ends the threads; the connections of groups that have not ended stay open until the process ends."""
         deadline = time.monotonic() + _EXIT_S
         for engine in self._engines():
             engine.stop_at_exit(deadline)

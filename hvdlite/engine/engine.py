@@ -194,7 +194,8 @@ class Engine:
     def stop_at_exit(self, deadline: float) -> None:
         """Ends the threads of a process that is about to exit. Sends no message: peers notice the exit.
 
-        Agreed batches may still finish, and their data is delivered.
+        Agreed batches may still finish, and their data is delivered. So is the end of the group if there was one;
+        otherwise peers would take this exit for its cause.
         """
         is_idle = self._executor.close(deadline)
         if not is_idle:
@@ -202,6 +203,9 @@ class Engine:
             is_idle = self._executor.close(time.monotonic() + 1)
         self._stop()
         if is_idle:
+            if self.ended_by is not None:
+                with self._driving:
+                    self._link.close()
             self.planes.close()
 
     def _stop(self) -> None:

@@ -10,6 +10,7 @@ import itertools
 import time
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -188,6 +189,27 @@ def _die(member: Member) -> None:
     """Like a process that ends: its connections close, and nobody is told why, as no thread is left that could."""
     member.group.engine.stop_at_exit(time.monotonic() + PATIENCE_S)
     member.group.engine.shut_down(time.monotonic())
+
+
+def test_a_rank_that_exits_delivers_the_end_of_its_group_first() -> None:
+    """Peers that have not heard of it would take the exit for its cause."""
+    job, options = Job.create(), Settings(peer_timeout=4 * PATIENCE_S)
+    with RendezvousServer(job, 3) as server:
+        meeting = Meeting(job, server.address)
+        server.expect(3)
+        members = thread_ranks(3, lambda rank: Member(meeting, rank, 3, options, f"h{rank}"))
+
+        def part(rank: int) -> bool:
+            if rank < 2:
+                with pytest.raises(PeerLost):
+                    members[rank].allreduce(np.zeros(8, np.float32), "x")
+            link, *_ = members[rank].connections
+            with patch.object(link, "close") as close:
+                members[rank].group.engine.stop_at_exit(time.monotonic() + PATIENCE_S)
+            members[rank].group.engine.shut_down(time.monotonic())
+            return close.called
+
+        assert thread_ranks(3, part) == [True, True, False]
 
 
 def test_a_hundred_rounds_of_ranks_that_are_threads_leave_nothing() -> None:
