@@ -51,6 +51,11 @@ class Job:
         self.observer.done(work)
         work.entries = work.rows = ()
 
+    def run_one(self, tensors: int) -> None:
+        """Decides and runs one batch of so many tensors."""
+        (work,) = self.decide(tensors)
+        self.run(work)
+
     def latest(self) -> BatchRecord:
         return self.observer.latest()[-1]
 
@@ -69,8 +74,7 @@ def test_a_record_says_who_was_first_and_last_and_by_how_much(job: Job) -> None:
     job.hear(0, 51.0)
     job.hear(1, 53.0, was_last=True)
     job.observer.told_at = 51.0
-    (work,) = job.decide(2)
-    job.run(work)
+    job.run_one(2)
     assert job.latest() == BatchRecord(1, 2, 24, 2, 50.0, 1, 53.0, 2.0, 51.0, 100.0, 100.0, 101.0, 0.0)
 
 
@@ -78,8 +82,7 @@ def test_the_last_is_for_whom_the_others_waited_longest(job: Job) -> None:
     job.hear(0, 50.0)
     job.hear(1, 55.0, was_last=True)
     job.hear(0, 55.5, was_last=True)
-    (work,) = job.decide(1)
-    job.run(work)
+    job.run_one(1)
     assert (job.latest().last_rank, job.latest().last_at, job.latest().late_s) == (1, 55.0, 5.0)
 
 
@@ -87,8 +90,7 @@ def test_while_others_go_on_nobody_waits(job: Job) -> None:
     job.hear(0, 50.0)
     job.hear(0, 54.0)
     job.hear(1, 55.0, was_last=True)
-    (work,) = job.decide(1)
-    job.run(work)
+    job.run_one(1)
     assert (job.latest().first_at, job.latest().late_s) == (50.0, 1.0)
 
 
@@ -97,8 +99,7 @@ def test_for_ranks_of_another_host_the_others_are_those_of_other_hosts(monkeypat
     job.hear(0, 50.0)
     job.hear(1, 54.0)
     job.hear(2, 54.0, was_last=True)
-    (work,) = job.decide(1)
-    job.run(work)
+    job.run_one(1)
     assert (job.latest().last_rank, job.latest().late_s) == (2, 4.0)
 
 
@@ -106,8 +107,7 @@ def test_alone_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, leader_of=(0,))
     for at in (50.0, 60.0):
         job.hear(0, at, was_last=True)
-        (work,) = job.decide(1)
-        job.run(work)
+        job.run_one(1)
         assert (job.latest().first_rank, job.latest().last_rank, job.latest().late_s) == (0, 0, 0.0)
 
 
@@ -121,8 +121,7 @@ def test_news_are_of_one_decision_only(job: Job) -> None:
     job.hear(0, 61.0, was_last=True)
     job.decide()
     job.hear(1, 70.0)
-    (work,) = job.decide(1)
-    job.run(work)
+    job.run_one(1)
     records = job.observer.latest()
     assert [(record.first_rank, record.last_rank, record.late_s) for record in records] == [
         (0, 1, 5.0),
@@ -171,8 +170,7 @@ def test_statistics_are_of_every_batch_also_when_one_decision_has_more_than_ther
 def test_a_record_keeps_its_arrivals_as_long_as_it_is_there(job: Job) -> None:
     for rank in range(2 * CAPACITY):
         job.hear(rank % 3, float(rank), was_last=True)
-        (work,) = job.decide(1)
-        job.run(work)
+        job.run_one(1)
         assert all(
             record.first_at == record.last_at == record.number - 1 for record in job.observer.latest()[:: CAPACITY // 2]
         )
@@ -181,8 +179,7 @@ def test_a_record_keeps_its_arrivals_as_long_as_it_is_there(job: Job) -> None:
 def test_a_record_keeps_its_arrivals_while_decisions_run_no_batch(job: Job) -> None:
     """Whatever their number: each of them may be of tensors that do not match."""
     job.hear(2, 50.0, was_last=True)
-    (work,) = job.decide(1)
-    job.run(work)
+    job.run_one(1)
     before = job.latest()
     for _ in range(2 * CAPACITY):
         job.hear(0, 60.0, was_last=True)
@@ -195,8 +192,7 @@ def test_what_a_device_works_on_keeps_its_arrivals_while_others_are_decided(job:
     (given,) = job.decide(1)
     for _ in range(2 * CAPACITY):
         job.hear(0, 60.0, was_last=True)
-        (work,) = job.decide(1)
-        job.run(work)
+        job.run_one(1)
     job.run(given)
     assert (job.latest().number, job.latest().first_rank, job.latest().last_at) == (1, 2, 50.0)
 
@@ -291,8 +287,7 @@ def test_readers_need_no_lock(job: Job) -> None:
         for reader in readers:
             reader.start()
         for _ in range(2000):
-            (work,) = job.decide(1)
-            job.run(work)
+            job.run_one(1)
     finally:
         sys.setswitchinterval(interval)
         is_over.set()
