@@ -2,6 +2,9 @@
 
 # ruff: noqa: F403, I001 - one statement for each module
 
+# Before the modules below, which import it from deeper down: the frames there happen to fill one of CPython's chunks,
+# and numpy's own imports would map and unmap the next chunk some 700 times.
+import numpy as _numpy  # noqa: F401
 from hvdlite.public_names import *
 from hvdlite.public_names import __version__ as __version__
 from hvdlite.compat import install_as_horovod as install_as_horovod

@@ -14,7 +14,6 @@ submitted yet. A form is declared by its name and its docstring, and has the par
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import os
 from collections.abc import Callable
@@ -115,7 +114,7 @@ def _compiled(
 
     Passing on ``*args`` and ``**kwargs`` would cost a noticeable part of a submit.
     """
-    _, *names = inspect.signature(draft).parameters
+    names = list(draft.__code__.co_varnames[1 : draft.__code__.co_argcount])
     annotations = dict(draft.__annotations__)
     flag = ""
     if is_in_place is not None:
