@@ -4,6 +4,7 @@ The type says whose fault it is; the message names ranks, tensor and what to do 
 
     HvdError(RuntimeError)
     ├── HorovodInternalError      a collective did not happen (the class Horovod's users catch)
+    │   ├── NotInitialized        it was called before init(), after shutdown(), or in a fork
     │   ├── Mismatch              ranks disagree about a tensor or a process set; the session stays usable
     │   ├── PeerLost              a rank died or went silent; the session is over
     │   ├── Stalled               a rank never submitted a tensor; the session is over
@@ -39,6 +40,10 @@ def _rebuild(kind: type[HvdError], args: tuple[Any, ...], attributes: dict[str, 
 
 class HorovodInternalError(HvdError):
     """A collective failed; its result must not be used."""
+
+
+class NotInitialized(HorovodInternalError):
+    """A collective was called outside of a session."""
 
 
 class Mismatch(HorovodInternalError):

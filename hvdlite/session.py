@@ -17,7 +17,7 @@ from hvdlite.engine.apart import Interruption, run_apart
 from hvdlite.engine.connecting import Connecting, Exchange, connect
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.group import Group
-from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.errors import HvdError, NotInitialized
 from hvdlite.launched_by.presence import Presence
 from hvdlite.log import configure, logger
 from hvdlite.members.membership import Membership
@@ -316,8 +316,8 @@ def group_of(process_set: ProcessSet) -> Group:
     return session.everyone if process_set is global_process_set else session.group_of(process_set)
 
 
-def _outside() -> HorovodInternalError:
-    return HorovodInternalError(f"{_not_initialized()} (a fork does not inherit it)")
+def _outside() -> NotInitialized:
+    return NotInitialized(f"{_not_initialized()} (a fork does not inherit it)")
 
 
 def _not_initialized() -> str:

@@ -14,12 +14,14 @@ import threading
 from types import TracebackType
 from typing import Any, Final
 
-from hvdlite.errors import LaunchError, Mismatch, PeerLost, ShutDown, Stalled
+from hvdlite.errors import LaunchError, Mismatch, NotInitialized, PeerLost, ShutDown, Stalled
 from hvdlite.settings import Settings
 
 _OF_THE_USER: Final = (
     ValueError,
     TypeError,
+    AssertionError,  # with a text: Horovod's class for steps in a wrong order
+    NotInitialized,
     Mismatch,
     PeerLost,
     ShutDown,
@@ -83,7 +85,8 @@ def shorten(error: BaseException) -> None:
         left += [each.__cause__, each.__context__]
         if isinstance(each, BaseExceptionGroup):
             left += each.exceptions
-        if isinstance(each, _OF_THE_USER):
+        is_bug = isinstance(each, AssertionError) and not each.args
+        if isinstance(each, _OF_THE_USER) and not is_bug:
             _cut(each.__traceback__, isinstance(each, KeyboardInterrupt))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hvdlite.torch as hvd
+from hvdlite.tracebacks import shorten
 from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import (
     assert_averages,
@@ -26,6 +28,13 @@ from tests.frontends.toys import (
 scenario = Scenarios(ranks=[2])
 
 
+def assert_ends_here(error: BaseException) -> None:
+    """An uncaught ``error`` is shown without hvdlite's frames, which it had."""
+    assert traceback.extract_tb(error.__traceback__)[-1].filename != __file__
+    shorten(error)
+    assert traceback.extract_tb(error.__traceback__)[-1].filename == __file__
+
+
 @scenario
 def clipping_between_synchronize_and_step() -> None:
     model = two_layers()
@@ -36,6 +45,9 @@ def clipping_between_synchronize_and_step() -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     with optimizer.skip_synchronize():
         optimizer.step()
+    with pytest.raises(AssertionError, match="call that first") as raised, optimizer.skip_synchronize():
+        optimizer.step()
+    assert_ends_here(raised.value)
     moved = torch.cat([(a - b).flatten() for a, b in zip(before, model.parameters(), strict=True)])
     assert_close(moved.norm(), torch.tensor(0.1 * 0.5), 1e-4)
 
@@ -46,8 +58,10 @@ def clipping_without_synchronize_is_noticed() -> None:
     optimizer = sgd(model)
     own_loss(model).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    with pytest.raises(AssertionError, match=r"'gradient.1.*' was changed while .* optimizer.synchronize\(\) first"):
+    told = r"'gradient.1.*' was changed while .* optimizer.synchronize\(\) first"
+    with pytest.raises(AssertionError, match=told) as raised:
         optimizer.step()
+    assert_ends_here(raised.value)
     optimizer.zero_grad()
     assert_averages(model, optimizer)
 

@@ -44,6 +44,15 @@ def test_the_last_frame_is_the_users_call() -> None:
     assert text.endswith("call hvd.init() first\n")
 
 
+@pytest.mark.parametrize("call", ["allreduce(3.0)", "broadcast_async(3.0, 0)", "barrier()", "allgather_object(3)"])
+def test_of_a_collective_before_init_too(call: str) -> None:
+    text = shown(caught(lambda: eval(f"hvd.{call}")))
+    assert "hvdlite/" not in text
+    assert text.endswith(
+        "NotInitialized: hvdlite has not been initialized; call hvd.init() first (a fork does not inherit it)\n"
+    )
+
+
 def test_the_setting_brings_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDLITE_TRACEBACK", "full")
     assert "hvdlite/session.py" in shown(caught(uninitialised))
@@ -87,6 +96,7 @@ def test_what_is_hvdlites_to_mend_is_shown_whole() -> None:
     error = caught(uninitialised)
     internal = HorovodInternalError("a thread failed").with_traceback(error.__traceback__)
     assert "hvdlite/session.py" in shown(internal)
+    assert "hvdlite/session.py" in shown(AssertionError().with_traceback(error.__traceback__))
     assert "hvdlite/session.py" not in shown(Mismatch("ranks disagree").with_traceback(error.__traceback__))
 
 
