@@ -32,38 +32,3 @@ class _NumpyAdapter:
 
 
 collectives = Collectives[Array](_NumpyAdapter())
-
-allreduce = collectives.allreduce
-allreduce_async = collectives.allreduce_async
-allreduce_ = collectives.allreduce_
-allreduce_async_ = collectives.allreduce_async_
-grouped_allreduce = collectives.grouped_allreduce
-grouped_allreduce_async = collectives.grouped_allreduce_async
-grouped_allreduce_ = collectives.grouped_allreduce_
-grouped_allreduce_async_ = collectives.grouped_allreduce_async_
-allgather = collectives.allgather
-allgather_async = collectives.allgather_async
-grouped_allgather = collectives.grouped_allgather
-grouped_allgather_async = collectives.grouped_allgather_async
-broadcast = collectives.broadcast
-broadcast_async = collectives.broadcast_async
-broadcast_ = collectives.broadcast_
-broadcast_async_ = collectives.broadcast_async_
-alltoall = collectives.alltoall
-alltoall_async = collectives.alltoall_async
-reducescatter = collectives.reducescatter
-reducescatter_async = collectives.reducescatter_async
-grouped_reducescatter = collectives.grouped_reducescatter
-grouped_reducescatter_async = collectives.grouped_reducescatter_async
-reduce = collectives.reduce
-reduce_async = collectives.reduce_async
-gather = collectives.gather
-gather_async = collectives.gather_async
-scatter = collectives.scatter
-scatter_async = collectives.scatter_async
-send = collectives.send
-send_async = collectives.send_async
-recv = collectives.recv
-recv_async = collectives.recv_async
-recv_ = collectives.recv_
-recv_async_ = collectives.recv_async_
