@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+Number = TypeVar("Number", bound="int | float | complex | np.generic")
 
 _DTYPES = {int: np.int64, float: np.float64, complex: np.complex128}
 

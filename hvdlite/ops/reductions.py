@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
@@ -16,7 +16,7 @@ from hvdlite.negotiation.rows import even_splits
 from hvdlite.ops.adapter import Compressor
 from hvdlite.ops.forms import asynchronous, blocking, drafted_by
 from hvdlite.ops.handles import GroupHandle, run
-from hvdlite.ops.numbers import is_number
+from hvdlite.ops.numbers import Number, is_number
 from hvdlite.ops.submit import Calls, Reduction, index_in
 from hvdlite.session import group_of
 from hvdlite.tensors.buffer import NotAnArray
@@ -51,7 +51,33 @@ class Reductions(Calls[T]):
         reduction = (Average if op is None else op, prescale_factor, postscale_factor)
         return self._alike(group_of(process_set), _ALLREDUCE, is_in_place, reduction, 0, name, tensor)
 
-    @drafted_by(_allreduce, is_in_place=False)
+    @overload
+    def allreduce(
+        self,
+        tensor: Number,
+        average: bool | None = None,
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Number: ...
+
+    @overload
+    def allreduce(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T: ...
+
+    @drafted_by(_allreduce, is_in_place=False)  # type: ignore[misc]  # T is a number here, too
     def allreduce(
         self,
         tensor: T,

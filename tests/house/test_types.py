@@ -22,6 +22,8 @@ class FrontEnd(NamedTuple):
 ROWS = [
     ("hvd.allreduce(x)", "T"),
     ("hvd.allreduce(tensor=x, name='x', op=hvd.Sum, prescale_factor=0.5)", "T"),
+    ("hvd.allreduce(3.0)", "float"),
+    ("hvd.allreduce(3, name='x', op=hvd.Sum)", "int"),
     ("hvd.allreduce_(x, name='x')", "T"),
     ("hvd.allreduce_async(x)", "Handle[T]"),
     ("hvd.allreduce_async_(tensor=x, name='x')", "Handle[T]"),
