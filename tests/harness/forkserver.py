@@ -83,6 +83,7 @@ class ForkServer:
         return psutil.Process(int.from_bytes(answer, "little"))
 
 
-PLAIN: Final = ForkServer("hvdlite", "hvdlite.native", "numpy.testing", "psutil", "pytest")
+# The package itself imports its public names when the first is used, which would be in each rank.
+PLAIN: Final = ForkServer("hvdlite.numpy_api", "hvdlite.publish", "numpy.testing", "psutil", "pytest")
 # dynamo is what the first optimizer of a process imports.
 TORCH: Final = ForkServer("hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets")

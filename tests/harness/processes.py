@@ -2,7 +2,8 @@
 
 `ProcessRanks` starts a rendezvous server and ``count`` workers, each in a process group of its own with the variables
 that a launcher would give it. They are forks of a process that has imported hvdlite, or torch too (forkserver.py).
-Every worker runs one function of the test's module and reports over a private channel.
+Every worker runs one function of the test's module and reports over a private channel. The workers of the first job of
+each test file, and of those that ask for it, tear their interpreters down; others leave at once (worker.py).
 At the deadline every living rank prints the stacks of all its threads, and is killed.
 """
 
@@ -29,6 +30,7 @@ from tests.harness.outcome import Outcome
 from tests.harness.patience import LAST_RESORTS, PATIENCE_S, PROMPT_S
 
 _STACK_DUMP_S = PROMPT_S
+_seen_files: set[str] = set()
 
 
 class RanksTimedOut(AssertionError):
@@ -62,7 +64,8 @@ class ProcessRanks:
 
     ``work`` is a function at the top of an importable module. ``environ`` is added to every rank's environment and
     ``environ_by_rank[rank]`` to one rank's; ranks with equal HVDLITE_HOSTID are on one host. The ranks are forked from
-    ``server``. ``job`` holds the name and the key of their job.
+    ``server``. Their interpreters are torn down if ``tears_down``, or if this is the first job of the test file; of
+    ranks with torch only that of rank 0. ``job`` holds the name and the key of their job.
     """
 
     def __init__(
@@ -74,10 +77,12 @@ class ProcessRanks:
         environ: Mapping[str, str] | None = None,
         environ_by_rank: Mapping[int, Mapping[str, str]] | None = None,
         server: ForkServer = PLAIN,
+        tears_down: bool = False,
     ) -> None:
         self._server = server
         self._workers: list[_Worker] = []
         self._cleanup = ExitStack()
+        tears_down |= _is_first_of_its_file()
         own = [{**(environ or {}), **(environ_by_rank or {}).get(rank, {})} for rank in range(count)]
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -88,7 +93,8 @@ class ProcessRanks:
                 shared["HVDLITE_SPIN"] = "0"  # fictitious hosts share the cores of this one without knowing it
             shared |= LAST_RESORTS
             for rank, place in enumerate(_places([variables.get("HVDLITE_HOSTID", "") for variables in own])):
-                self._start(rank, {**shared, **place, **own[rank]}, (work.__module__, work.__qualname__, arguments))
+                task = (work.__module__, work.__qualname__, arguments, tears_down and (rank == 0 or server is PLAIN))
+                self._start(rank, {**shared, **place, **own[rank]}, task)
             undo.pop_all()
         self._deadline_s = deadline_s
         self._deadline = time.monotonic() + deadline_s
@@ -227,6 +233,14 @@ def process_ranks(count: int, work: Callable[..., Any], *arguments: Any, **optio
     """Runs ``work(*arguments)`` in ``count`` processes of one job; the outcomes in rank order. See `ProcessRanks`."""
     with ProcessRanks(count, work, *arguments, **options) as ranks:
         return ranks.join()
+
+
+def _is_first_of_its_file() -> bool:
+    """True the first time that the test file which pytest runs asks."""
+    file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+    is_first = file not in _seen_files
+    _seen_files.add(file)
+    return is_first
 
 
 def _places(hosts: list[str]) -> Iterator[dict[str, str]]:
