@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-import psutil
 import torch
 from torch import distributed as dist
 
 from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
+from hvdlite.launcher.agent.interfaces import describe_network
 from hvdlite.settings import Settings
 
 DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
@@ -72,6 +72,6 @@ def open_gloo(rank: int, size: int) -> Iterator[Gloo]:
 def _use_network_of_job() -> None:
     """Names the job's interface to Gloo, which takes that of the host's name otherwise: on many hosts the loopback."""
     address = Settings.read().address
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    for interface in describe_network()["interfaces"]:
+        if any(each.partition("/")[0] == address for each in interface["addresses"]):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface["name"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import configparser
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +72,7 @@ LAUNCHER_MAY_IMPORT = (
     "rendezvous",
     "members.topology",
 )
-MAY_IMPORT_LAUNCHER = ("running", "horovod")
+MAY_IMPORT_LAUNCHER = ("running", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {
     "threading",
     "socket",
@@ -161,7 +164,7 @@ def _forbidden(importer: str, imported: str) -> str | None:
         if not allowed:
             return "the launcher imports only " + ", ".join(LAUNCHER_MAY_IMPORT)
     elif target == "launcher" and part not in MAY_IMPORT_LAUNCHER:
-        return "nobody imports the launcher but those who start it"
+        return "nobody imports the launcher but those who start it, and the benchmark"
     below, above = place_of(imported), place_of(importer)
     if below != above and LEVEL[below] >= LEVEL[above]:
         return f"imports run downwards only, and {below or 'hvdlite'} is not below {above or 'hvdlite'}"
@@ -170,6 +173,20 @@ def _forbidden(importer: str, imported: str) -> str | None:
 
 def test_imports_run_downwards_only() -> None:
     assert list(complaints()) == []
+
+
+def test_every_library_that_is_imported_is_a_requirement() -> None:
+    """Of every installation, or of an extra; libraries that only tests need are neither."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    lines = [setup["options"]["install_requires"], *(extras[name] for name in extras if name not in ("test", "dev"))]
+    required = {re.split(r"[<>=]", line)[0] for text in lines for line in text.split()}
+    optional = {"packaging", "typing_extensions"}  # a helper of Horovod, whose users have it; type checkers have it
+    imported_as = {"pyzmq": "zmq"}
+    allowed = {"hvdlite", *sys.stdlib_module_names, *(imported_as.get(name, name) for name in required), *optional}
+    unknown = {(str(path), name) for path in SOURCES for name in imports_of(path) if name.split(".")[0] not in allowed}
+    assert unknown == set()
 
 
 def test_every_place_is_there_or_planned() -> None:

@@ -263,6 +263,21 @@ def test_a_comparison_with_gloo(mode: tuple[str, ...], ops: list[str], tmp_path:
     assert all(printed[2 + index].endswith("×") == (row.system == "hvdlite") for index, row in enumerate(rows))
 
 
+def _interface_of_gloo() -> str | None:
+    from hvdlite.bench.gloo import _use_network_of_job
+
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    _use_network_of_job()
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+@pytest.mark.usefixtures("torch_fork_server")
+@pytest.mark.parametrize(("address", "interface"), [("127.0.0.1", "lo"), ("", None)])
+def test_gloo_takes_the_interface_of_the_job(address: str, interface: str | None) -> None:
+    (outcome,) = process_ranks(1, _interface_of_gloo, environ={"HVDLITE_ADDRESS": address}, server=TORCH)
+    assert outcome.result() == interface
+
+
 def test_registered_memory_and_the_limit_are_rows(tmp_path: Path) -> None:
     table = tmp_path / "table.md"
     options = ("--sizes", "1K,64K", "--registered", "--limit", "--iters", "2", "--markdown", str(table))
