@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+TENSORFLOW_VENV ?= .venv-tensorflow
 NP ?= 2
 PYTEST_ARGS ?=
 # How many processes share the tests. Each of them waits half of its time, and has up to four busy ranks at others.
@@ -12,6 +13,7 @@ BENCH_ARGS ?= --compare gloo
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+TENSORFLOW_PIP := $(TENSORFLOW_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-tensorflow.txt
 # What a stage does, and about how long that takes.
 SAY := printf '== %s\n'
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -33,12 +35,12 @@ KERAS_VENV ?= .venv-keras
 KERAS_PIP := $(KERAS_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-keras.txt
 
 # Tests with a target of their own.
-FAMILIES := tests/engines tests/keras
+FAMILIES := tests/engines tests/keras tests/tensorflow
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines test-keras test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +67,11 @@ test-keras: $(KERAS_VENV)/.for-tests native ## run the tests of JAX and of Keras
 	@$(SAY) 'training with Keras on each of its back ends: some minutes'
 	$(KERAS_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/keras
 
+test-tensorflow: export PYTHONDONTWRITEBYTECODE =
+test-tensorflow: $(TENSORFLOW_VENV)/.for-tests native ## run the tests of TensorFlow, in an environment of their own
+	@$(SAY) 'running the tests of TensorFlow: about three minutes on two cores'
+	$(TENSORFLOW_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/tensorflow
+
 test-busy: export PYTHONDONTWRITEBYTECODE =
 test-busy: $(VENV)/.for-development native ## run all tests while other processes keep the cores busy
 	@$(SAY) 'running all tests beside processes that keep the cores busy: about 25 minutes on two cores'
@@ -79,13 +86,13 @@ soak: $(VENV)/.for-development native ## random faults for MINUTES=10
 check: $(VENV)/.for-development ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $$(find native -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format --dry-run -Werror $$(find native hvdlite -name '*.h' -o -name '*.cc')
 	@rm -rf $(TYPED) && mkdir -p $(TYPED) && ln -s $(addprefix ../../../,$(wildcard hvdlite/*) launcher) $(TYPED)
 	$(BIN)/mypy
 
 format: $(VENV)/.for-development ## format all sources in place
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(find native -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format -i $$(find native hvdlite -name '*.h' -o -name '*.cc')
 
 docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.md from their tables
 	$(BIN)/python -m tests.house.settings_page
@@ -144,6 +151,13 @@ $(VENV)/.for-demo: $(REQUIREMENTS) $(VENV)/.build-tools
 	@$(SAY) 'installing hvdlite, PyTorch and what the examples need: two minutes, once; most of it is fetching PyTorch'
 	$(PIP) --no-build-isolation --editable '.[torch,examples]'
 	$(ON_PATH)
+	@touch $@
+
+$(TENSORFLOW_VENV)/.for-tests: $(REQUIREMENTS) constraints-tensorflow.txt
+	@$(SAY) 'installing hvdlite, TensorFlow and what its tests need in $(TENSORFLOW_VENV): two minutes, once'
+	$(PYTHON) -m venv $(TENSORFLOW_VENV)
+	$(TENSORFLOW_PIP) 'setuptools>=77'
+	$(TENSORFLOW_PIP) --no-build-isolation --editable '.[test]' tensorflow-cpu scikit-learn
 	@touch $@
 
 # Only what is still missing: 'pip install .[test,dev]' would build and install hvdlite once more.

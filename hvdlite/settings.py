@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from hvdlite.launched_by.detect import detect, doubt
@@ -158,6 +159,14 @@ class Settings:
         "MALLOC_TRIM_THRESHOLD_, the allocator is left alone",
     )
 
+    tensorflow_route: str = _setting(
+        "auto",
+        "how collectives in graphs of TensorFlow reach hvdlite; auto: compiled operations if there is a compiler, else "
+        "tf.numpy_function",
+        choices=("auto", "compiled", "numpy"),
+        begins="TensorFlow",
+    )
+
     log_level: str = _setting(
         "warning",
         "least severe message that is printed",
@@ -193,6 +202,12 @@ def _values(part: type[Start | Settings], environ: Mapping[str, str]) -> dict[st
                 values[spec.name] = spec.parse(name, text)
                 break
     return values
+
+
+def cache_home() -> Path:
+    """Returns the folder for caches of this user, ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"))
 
 
 def doubt_about_size() -> str:

@@ -29,9 +29,9 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit``, ``submit_all``, ``run``, ``run_all``, ``run_parts``, ``interrupted``, ``burst``, ``wait``, ``known`` and
-    ``statistics`` are the engine's. ``joins`` is how often all ranks have joined: the same on every rank that is in no
-    join.
+    ``submit``, ``submit_all``, ``run``, ``run_all``, ``run_parts``, ``interrupted``, ``burst``, ``wait``, ``watch``,
+    ``known`` and ``statistics`` are the engine's. ``joins`` is how often all ranks have joined: the same on every rank
+    that is in no join.
     """
 
     def __init__(self, membership: Membership, engine: Engine) -> None:
@@ -48,6 +48,7 @@ class Group:
         self.burst = engine.burst
         self.run_parts = engine.run_parts
         self.wait = engine.wait
+        self.watch = engine.watch
         self.known = engine.known
         self.statistics = engine.statistics
         self._index_of = {member: index for index, member in enumerate(self.ranks)}

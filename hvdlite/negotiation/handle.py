@@ -35,6 +35,9 @@ class InFlightIn(Protocol):
     def wait(self, handle: Any) -> None:
         """Returns when ``handle`` is done."""
 
+    def watch(self, handle: Any, waiter: Waiter) -> bool:
+        """Releases ``waiter`` once, when ``handle`` is done, in any thread. False if it is done already."""
+
     def count_anew(self) -> None:
         """Restarts all counters of automatic names."""
 

@@ -1,0 +1,91 @@
+"""Errors as TensorFlow's users meet them.
+
+In eager execution an error is of hvdlite's class and of one of `tf.errors`, so either is caught. A graph fails with the
+class of `tf.errors` and the text; `last_error` then returns the object itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tensorflow as tf
+
+from hvdlite import errors
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.session import is_initialized
+
+
+class Mismatch(errors.Mismatch, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """Ranks disagree about a tensor."""
+
+
+class PeerLost(errors.PeerLost, tf.errors.AbortedError):  # type: ignore[misc]
+    """A rank died or stopped answering."""
+
+
+class ShutDown(errors.ShutDown, tf.errors.AbortedError):  # type: ignore[misc]
+    """The session ended before the collective could run."""
+
+
+class Stalled(errors.Stalled, tf.errors.AbortedError):  # type: ignore[misc]
+    """Some ranks submitted a tensor and others did not within the allowed time."""
+
+
+class NotInitialized(HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """There is no session: `init` was not called, or `shutdown` was."""
+
+
+class CollectiveFailed(HorovodInternalError, tf.errors.InternalError):  # type: ignore[misc]
+    """A collective failed for another reason, which the text says."""
+
+
+_PAIRS: Final = {
+    errors.Mismatch: Mismatch,
+    errors.PeerLost: PeerLost,
+    errors.ShutDown: ShutDown,
+    errors.Stalled: Stalled,
+}
+_CODES: Final = (
+    (tf.errors.InvalidArgumentError, tf.errors.INVALID_ARGUMENT),
+    (tf.errors.AbortedError, tf.errors.ABORTED),
+    (tf.errors.FailedPreconditionError, tf.errors.FAILED_PRECONDITION),
+    (tf.errors.InternalError, tf.errors.INTERNAL),
+    (ValueError, tf.errors.INVALID_ARGUMENT),
+    (TypeError, tf.errors.INVALID_ARGUMENT),
+    (MemoryError, tf.errors.RESOURCE_EXHAUSTED),
+)
+
+_last: BaseException | None = None
+
+
+def in_both(error: BaseException) -> BaseException:
+    """Converts an error of hvdlite to one that is TensorFlow's too. Others stay as they are."""
+    if not isinstance(error, HvdError) or isinstance(error, tf.errors.OpError):
+        return error
+    kind = _PAIRS.get(type(error), CollectiveFailed if is_initialized() else NotInitialized)
+    made: HvdError = kind.__new__(kind, *error.args)
+    of_tensorflow = dict(_node_def=None, _op=None, _message=str(error), _error_code=code_of(made))
+    made.__dict__.update(error.__dict__, **of_tensorflow, _experimental_payloads={})
+    made.__cause__ = error.__cause__
+    return made
+
+
+def code_of(error: BaseException) -> int:
+    """Returns the code in `tf.errors` with which a graph fails because of ``error``."""
+    codes: list[int] = [code for kind, code in _CODES if isinstance(error, kind)]
+    return (codes or [int(tf.errors.UNKNOWN)])[0]
+
+
+def remember(error: BaseException) -> None:
+    """Makes ``error`` the result of `last_error`."""
+    global _last
+    _last = error
+
+
+def last_error() -> BaseException | None:
+    """Returns the error of the collective that failed last inside a graph on this rank; None if there was none.
+
+    An error that passes through a graph keeps its text and a class of `tf.errors` only. This is the object, with its
+    attributes, such as the ``rank`` of a `PeerLost`.
+    """
+    return _last

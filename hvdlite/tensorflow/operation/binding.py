@@ -1,0 +1,176 @@
+"""The compiled kernels: their library with ctypes, and TensorFlow's tensors as they see them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite.ops import Collectives
+from hvdlite.tensorflow.errors import code_of
+from hvdlite.tensorflow.operation.calls import Call, Tensors
+from hvdlite.tensorflow.operation.tickets import finish, start
+from hvdlite.tensors.buffer import Buffer
+from hvdlite.tensors.device import CPU
+from hvdlite.tensors.dtypes import ElementType, element_type
+
+_MAX_DIMENSIONS: Final = 16
+
+
+class _View(ctypes.Structure):
+    _fields_ = (
+        ("tensor", c_void_p),
+        ("data", c_void_p),
+        ("nbytes", c_int64),
+        ("dtype", c_int32),
+        ("dimensions", c_int32),
+        ("extents", c_int64 * _MAX_DIMENSIONS),
+    )
+
+
+_Start: Final = ctypes.CFUNCTYPE(c_int64, c_int64, c_int32, POINTER(_View))
+_Finish: Final = ctypes.CFUNCTYPE(None, c_int64, c_void_p)
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "hvdlite_tensorflow_connect": (c_int32, (_Start, _Finish)),
+    "hvdlite_tensorflow_allocate": (c_void_p, (c_int32, c_int32, c_void_p, c_int64, POINTER(c_void_p))),
+    "hvdlite_tensorflow_release": (None, (c_void_p,)),
+    "hvdlite_tensorflow_output": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "hvdlite_tensorflow_fail": (None, (c_void_p, c_int32, c_char_p)),
+}
+
+
+class Memory:
+    """A tensor of TensorFlow: a reference to its memory, which stays for as long as this object."""
+
+    __slots__ = ("_release", "address", "dtype", "nbytes", "number", "shape", "tensor")
+
+    def __init__(
+        self,
+        release: Callable[[int], None],
+        tensor: int,
+        address: int,
+        nbytes: int,
+        number: int,
+        dtype: ElementType,
+        shape: tuple[int, ...],
+    ) -> None:
+        """Takes over the reference ``tensor``. ``number`` is TensorFlow's of ``dtype``."""
+        self._release = release
+        self.tensor = tensor
+        self.address = address
+        self.nbytes = nbytes
+        self.number = number
+        self.dtype = dtype
+        self.shape = shape
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __del__(self) -> None:
+        self._release(self.tensor)
+
+
+class CompiledKernels:
+    """The kernels of the library at ``path``, which is loaded once in a process.
+
+    Raises OSError or an error of TensorFlow if it cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._operations = tf.load_op_library(str(path))
+        library: Any = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        self._release = library.hvdlite_tensorflow_release
+        self._allocate = library.hvdlite_tensorflow_allocate
+        self._output = library.hvdlite_tensorflow_output
+        self._fail = library.hvdlite_tensorflow_fail
+        self._calls: dict[int, Call] = {}
+        adapter = _MemoryAdapter(self._empty)
+        self._kind = Tensors(Collectives[Memory](adapter), adapter.counts, _numbers)
+        self._kept_alive = _Start(self._start), _Finish(self._finish)
+        code = library.hvdlite_tensorflow_connect(*self._kept_alive)
+        if code:
+            raise OSError(f"TensorFlow does not register the operations of {path}: code {code}")
+
+    # ---- nodes
+
+    def start(self, token: int, call: Call, tensors: Sequence[Any]) -> Any:
+        self._calls[token] = call
+        return self._operations.hvdlite_start(inputs=tensors, token=token)
+
+    def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Any:
+        return self._operations.hvdlite_finish(ticket=ticket, news=news, Tout=dtypes)
+
+    # ---- what they call, in threads of TensorFlow
+
+    def _start(self, token: int, count: int, views: Any) -> int:
+        tensors = []
+        for view in itertools.islice(views, count):
+            dtype, shape = _DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
+            release, address = self._release, view.data or 0
+            tensors.append(Memory(release, view.tensor, address, view.nbytes, view.dtype, dtype, shape))
+        return start(token, self._calls[token], self._kind, tensors)
+
+    def _finish(self, ticket: int, context: int) -> None:
+        try:
+            for index, memory in enumerate(finish(ticket)):
+                if self._output(context, index, memory.tensor):
+                    raise RuntimeError(f"result {index} is not of the type that the graph expects")
+        except BaseException as error:
+            self._fail(context, code_of(error), str(error).encode())
+
+    def _empty(self, shape: Sequence[int], number: int, dtype: ElementType) -> Memory:
+        nbytes, data = math.prod(shape) * dtype.itemsize, c_void_p()
+        tensor = self._allocate(number, len(shape), (c_int64 * len(shape))(*shape), nbytes, data)
+        if not tensor:
+            raise MemoryError(f"TensorFlow has no memory for a result of {nbytes} bytes")
+        return Memory(self._release, tensor, data.value or 0, nbytes, number, dtype, tuple(shape))
+
+
+class _MemoryAdapter:
+    finish = None
+
+    def __init__(self, empty: Callable[[Sequence[int], int, ElementType], Memory]) -> None:
+        self._empty = empty
+
+    def buffer(self, tensor: Memory, is_written: bool = False) -> Buffer:
+        return tensor.address, tensor.dtype, tensor.shape, tensor, CPU
+
+    def of_number(self, value: Any) -> None:
+        return None
+
+    def empty(self, shape: Sequence[int], like: Memory) -> tuple[Memory, int]:
+        memory = self._empty(shape, like.number, like.dtype)
+        return memory, memory.address
+
+    def counts(self, values: Sequence[int]) -> Memory:
+        array = np.array(values, np.int32)
+        memory = self._empty(array.shape, tf.int32.as_datatype_enum, element_type(array.dtype))
+        ctypes.memmove(memory.address, array.ctypes.data, array.nbytes)
+        return memory
+
+
+def _numbers(memory: Memory) -> list[int]:
+    kind = c_int32 if memory.dtype.itemsize == 4 else c_int64
+    return list((kind * math.prod(memory.shape)).from_address(memory.address)) if memory.nbytes else []
+
+
+def _of_fixed_size() -> dict[int, ElementType]:
+    names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 float64".split()
+    dtypes = [getattr(tf, name) for name in [*names, "complex64", "complex128"]]
+    return {dtype.as_datatype_enum: element_type(np.dtype(dtype.as_numpy_dtype)) for dtype in dtypes}
+
+
+_DTYPES: Final = _of_fixed_size()

@@ -1,0 +1,116 @@
+"""Makes the library of the kernels, once for a user, a version of TensorFlow and a kind of machine, and finds it again.
+
+It lies in a folder of the user's cache, which is refused if anybody else may write there. One process compiles, and
+the others wait for its lock, which the kernel gives up when that process ends. The library is written beside its place
+and renamed, so whatever is found there is complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).with_name("kernels.cc")
+_COMPILERS: Final = ("g++", "c++", "clang++")
+_OPTIONS: Final = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared")
+_COMPILING_S: Final = 120.0
+
+
+class CannotCompile(Exception):
+    """There will be no library, for the reason in the text."""
+
+
+def library(cache: Path, version: str) -> Path:
+    """Returns the library for ``version`` of TensorFlow in a folder of ``cache``, which it makes if necessary.
+
+    Raises CannotCompile.
+    """
+    try:
+        folder = _own_folder(cache)
+        path = folder / _name(version)
+        if not _is_ours(path):
+            compiler = _compiler()
+            with _locked(folder):
+                if not _is_ours(path):
+                    _compile(compiler, path)
+    except OSError as error:
+        raise CannotCompile(f"{error.strerror or error}: {error.filename or cache}") from error
+    return path
+
+
+def present(cache: Path, version: str) -> bool:
+    """True if `library` would find what it made before."""
+    try:
+        return _is_ours(cache / "hvdlite" / _name(version))
+    except (OSError, CannotCompile):
+        return False
+
+
+def _name(version: str) -> str:
+    recipe = hashlib.sha256(SOURCE.read_bytes() + " ".join(_OPTIONS).encode()).hexdigest()
+    return f"tensorflow-{version}-{platform.machine()}-{'-'.join(platform.libc_ver())}-{recipe[:16]}.so"
+
+
+def _own_folder(cache: Path) -> Path:
+    folder = cache / "hvdlite"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check(folder, os.lstat(folder), stat.S_ISDIR)
+    return folder
+
+
+def _is_ours(path: Path) -> bool:
+    """True if the file is there. Raises CannotCompile if it is not this user's alone."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    _check(path, found, stat.S_ISREG)
+    return True
+
+
+def _check(path: Path, found: os.stat_result, is_kind: object) -> None:
+    assert callable(is_kind)
+    if not is_kind(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CannotCompile(f"{path} belongs to somebody else, or others may write to it; remove it or set its mode")
+
+
+def _compiler() -> str:
+    for name in _COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise CannotCompile(f"there is no compiler ({', '.join(_COMPILERS)})")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _compile(compiler: str, path: Path) -> None:
+    for left in path.parent.glob(f"{path.name}.*"):  # by one that was killed
+        left.unlink()
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    command = [compiler, *_OPTIONS, str(SOURCE), "-o", str(fresh)]
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMPILING_S)
+    except subprocess.TimeoutExpired:
+        raise CannotCompile(f"{compiler} took more than {_COMPILING_S:.0f} s") from None
+    if ended.returncode:
+        said = ended.stderr.strip().splitlines() or ["no message"]
+        raise CannotCompile(f"{compiler} ended with code {ended.returncode}: {said[0]}")
+    fresh.chmod(0o700)
+    fresh.replace(path)

@@ -1,0 +1,230 @@
+// Two operations of TensorFlow on its C API: one starts a collective, one hands out its results. Neither waits.
+//
+// No header of TensorFlow is needed, so the file compiles wherever there is a compiler: the functions below are part of
+// TensorFlow's stable C interface, and are found in its libraries when this one is loaded. What a collective is, Python
+// knows: the kernels pass on the tensors that they get. A `TF_Tensor*` is a counted reference to memory that lives for
+// as long as any of them does; each that Python is given, it releases.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+extern "C" {
+struct TF_OpDefinitionBuilder;
+struct TF_KernelBuilder;
+struct TF_OpKernelConstruction;
+struct TF_OpKernelContext;
+struct TF_ShapeInferenceContext;
+struct TF_Status;
+struct TF_Tensor;
+
+TF_OpDefinitionBuilder* TF_NewOpDefinitionBuilder(const char* name);
+void TF_OpDefinitionBuilderAddAttr(TF_OpDefinitionBuilder*, const char* attribute);
+void TF_OpDefinitionBuilderAddInput(TF_OpDefinitionBuilder*, const char* input);
+void TF_OpDefinitionBuilderAddOutput(TF_OpDefinitionBuilder*, const char* output);
+void TF_OpDefinitionBuilderSetIsStateful(TF_OpDefinitionBuilder*, bool is_stateful);
+void TF_OpDefinitionBuilderSetShapeInferenceFunction(TF_OpDefinitionBuilder*,
+                                                     void (*)(TF_ShapeInferenceContext*, TF_Status*));
+void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*, TF_Status*);
+void TF_RegisterOpDefinition(TF_OpDefinitionBuilder*, TF_Status*);
+
+TF_KernelBuilder* TF_NewKernelBuilder(const char* operation, const char* device,
+                                      void* (*make)(TF_OpKernelConstruction*),
+                                      void (*compute)(void*, TF_OpKernelContext*), void (*remove)(void*));
+void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
+void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
+
+int TF_NumInputs(TF_OpKernelContext*);
+void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
+void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);
+TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, int dtype, const int64_t* extents, int dimensions,
+                             size_t nbytes, TF_Status*);
+void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
+
+TF_Tensor* TF_AllocateTensor(int dtype, const int64_t* extents, int dimensions, size_t nbytes);
+void TF_DeleteTensor(TF_Tensor*);
+int TF_TensorType(const TF_Tensor*);
+int TF_NumDims(const TF_Tensor*);
+int64_t TF_Dim(const TF_Tensor*, int dimension);
+void* TF_TensorData(const TF_Tensor*);
+size_t TF_TensorByteSize(const TF_Tensor*);
+
+TF_Status* TF_NewStatus();
+void TF_DeleteStatus(TF_Status*);
+void TF_SetStatus(TF_Status*, int code, const char* text);
+int TF_GetCode(const TF_Status*);
+}
+
+namespace {
+
+constexpr int kInt64 = 9;  // TF_INT64
+constexpr int kMaxDimensions = 16;
+
+/// A tensor as Python sees it. One with more dimensions has only as many extents as there is room for.
+struct View {
+  TF_Tensor* tensor;
+  void* data;
+  int64_t nbytes;
+  int32_t dtype;
+  int32_t dimensions;
+  int64_t extents[kMaxDimensions];
+};
+
+/// Starts the collective that `token` stands for, takes over the tensors, and returns its ticket.
+using Start = int64_t (*)(int64_t token, int32_t count, const View* inputs);
+/// Gives the results of a ticket to `context`, or makes it fail.
+using Finish = void (*)(int64_t ticket, TF_OpKernelContext* context);
+
+Start start_in_python = nullptr;
+Finish finish_in_python = nullptr;
+
+class Status {
+ public:
+  Status() : status_(TF_NewStatus()) {}
+  ~Status() { TF_DeleteStatus(status_); }
+  Status(const Status&) = delete;
+  Status& operator=(const Status&) = delete;
+
+  operator TF_Status*() const { return status_; }
+  bool is_ok() const { return TF_GetCode(status_) == 0; }
+
+ private:
+  TF_Status* status_;
+};
+
+View view_of(TF_Tensor* tensor) {
+  View view{};
+  view.tensor = tensor;
+  view.data = TF_TensorData(tensor);
+  view.nbytes = static_cast<int64_t>(TF_TensorByteSize(tensor));
+  view.dtype = TF_TensorType(tensor);
+  view.dimensions = TF_NumDims(tensor);
+  for (int index = 0; index < view.dimensions && index < kMaxDimensions; ++index) {
+    view.extents[index] = TF_Dim(tensor, index);
+  }
+  return view;
+}
+
+void* make_start(TF_OpKernelConstruction* construction) {
+  Status status;
+  auto* token = new int64_t(-1);
+  TF_OpKernelConstruction_GetAttrInt64(construction, "token", token, status);
+  return token;
+}
+
+void remove_start(void* token) { delete static_cast<int64_t*>(token); }
+
+void start(void* token, TF_OpKernelContext* context) {
+  Status status;
+  std::vector<View> inputs;
+  const int count = TF_NumInputs(context);
+  inputs.reserve(static_cast<size_t>(count));
+  for (int index = 0; index < count && status.is_ok(); ++index) {
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context, index, &tensor, status);
+    if (status.is_ok()) inputs.push_back(view_of(tensor));
+  }
+  TF_Tensor* output =
+      status.is_ok() ? TF_AllocateOutput(context, 0, kInt64, nullptr, 0, sizeof(int64_t), status) : nullptr;
+  if (!status.is_ok()) {
+    for (const View& view : inputs) TF_DeleteTensor(view.tensor);
+    TF_OpKernelContext_Failure(context, status);
+    return;
+  }
+  auto* ticket = static_cast<int64_t*>(TF_TensorData(output));
+  *ticket = start_in_python(*static_cast<int64_t*>(token), static_cast<int32_t>(inputs.size()), inputs.data());
+  TF_DeleteTensor(output);
+}
+
+void* make_finish(TF_OpKernelConstruction*) { return nullptr; }
+
+void remove_finish(void*) {}
+
+void finish(void*, TF_OpKernelContext* context) {
+  Status status;
+  TF_Tensor* input = nullptr;
+  TF_GetInput(context, 0, &input, status);
+  if (!status.is_ok()) {
+    TF_OpKernelContext_Failure(context, status);
+    return;
+  }
+  const int64_t ticket = *static_cast<int64_t*>(TF_TensorData(input));
+  TF_DeleteTensor(input);
+  finish_in_python(ticket, context);
+}
+
+/// Python sets the shapes that it knows.
+void infer_nothing(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+TF_OpDefinitionBuilder* stateful(const char* name) {
+  TF_OpDefinitionBuilder* builder = TF_NewOpDefinitionBuilder(name);
+  TF_OpDefinitionBuilderSetIsStateful(builder, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, infer_nothing);
+  return builder;
+}
+
+int registered() {
+  Status status;
+  TF_OpDefinitionBuilder* builder = stateful("HvdliteStart");
+  TF_OpDefinitionBuilderAddAttr(builder, "Tin: list(type) >= 0");
+  TF_OpDefinitionBuilderAddAttr(builder, "token: int");
+  TF_OpDefinitionBuilderAddInput(builder, "inputs: Tin");
+  TF_OpDefinitionBuilderAddOutput(builder, "ticket: int64");
+  TF_RegisterOpDefinition(builder, status);
+  if (!status.is_ok()) return TF_GetCode(status);
+
+  builder = stateful("HvdliteFinish");
+  TF_OpDefinitionBuilderAddAttr(builder, "Tout: list(type) >= 0");
+  TF_OpDefinitionBuilderAddInput(builder, "ticket: int64");
+  TF_OpDefinitionBuilderAddInput(builder, "news: bool");
+  TF_OpDefinitionBuilderAddOutput(builder, "outputs: Tout");
+  TF_RegisterOpDefinition(builder, status);
+  if (!status.is_ok()) return TF_GetCode(status);
+
+  TF_RegisterKernelBuilder("HvdliteStart", TF_NewKernelBuilder("HvdliteStart", "CPU", make_start, start, remove_start),
+                           status);
+  if (!status.is_ok()) return TF_GetCode(status);
+  TF_RegisterKernelBuilder("HvdliteFinish",
+                           TF_NewKernelBuilder("HvdliteFinish", "CPU", make_finish, finish, remove_finish), status);
+  return TF_GetCode(status);
+}
+
+// TensorFlow looks for new operations when it has loaded a library, so they are registered while it is loaded.
+const int registration = registered();
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+/// Tells the kernels whom to call. Returns the code of the error with which they could not be registered, or 0.
+EXPORTED int32_t hvdlite_tensorflow_connect(Start start, Finish finish) {
+  start_in_python = start;
+  finish_in_python = finish;
+  return registration;
+}
+
+/// Makes an uninitialised tensor; null if there is no memory. Called from any thread.
+EXPORTED TF_Tensor* hvdlite_tensorflow_allocate(int32_t dtype, int32_t dimensions, const int64_t* extents,
+                                                int64_t nbytes, void** data) {
+  TF_Tensor* tensor = TF_AllocateTensor(dtype, extents, dimensions, static_cast<size_t>(nbytes));
+  *data = tensor == nullptr ? nullptr : TF_TensorData(tensor);
+  return tensor;
+}
+
+EXPORTED void hvdlite_tensorflow_release(TF_Tensor* tensor) { TF_DeleteTensor(tensor); }
+
+/// Makes `tensor` the output `index` of a kernel that runs. Returns a code, 0 if it fits.
+EXPORTED int32_t hvdlite_tensorflow_output(TF_OpKernelContext* context, int32_t index, const TF_Tensor* tensor) {
+  Status status;
+  TF_SetOutput(context, index, tensor, status);
+  return TF_GetCode(status);
+}
+
+/// Makes a kernel that runs fail.
+EXPORTED void hvdlite_tensorflow_fail(TF_OpKernelContext* context, int32_t code, const char* text) {
+  Status status;
+  TF_SetStatus(status, code, text);
+  TF_OpKernelContext_Failure(context, status);
+}

@@ -1,0 +1,84 @@
+"""Runs a call: at once in eager execution, or as nodes of the graph that is being built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.errors import HvdError
+from hvdlite.ops.handles import run as run_handle
+from hvdlite.tensorflow.errors import in_both
+from hvdlite.tensorflow.operation.calls import ARRAYS, Call
+from hvdlite.tensorflow.operation.graphs import refuse_other_graphs
+from hvdlite.tensorflow.operation.route import route
+from hvdlite.tensorflow.operation.tickets import NEWS, queue_of
+
+
+def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    """Returns the results of ``call`` for ``tensors`` (see `Call`)."""
+    try:
+        return _run_at_once(call, tensors) if tf.executing_eagerly() else _add_nodes(call, tensors)
+    except HvdError as error:
+        raise in_both(error) from error.__cause__
+
+
+def _run_at_once(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    handle = call.draft(ARRAYS, [_array_of(tensor) for tensor in tensors])
+    found = call.results(ARRAYS, handle, run_handle(handle))
+    dtypes = _dtypes_of(call, tensors)
+    return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(found, dtypes, strict=True)]
+
+
+def _array_of(tensor: Any) -> Any:
+    array = tensor.numpy()
+    if not hasattr(array, "dtype") or array.dtype.hasobject:
+        raise ValueError(f"dtype {tensor.dtype.name} is not supported; hvd.broadcast_object takes any object")
+    return array.reshape(tensor.shape)
+
+
+def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    refuse_other_graphs(tf.compat.v1.get_default_graph())
+    nodes, token, dtypes = route(), _token(call), _dtypes_of(call, tensors)
+    with tf.name_scope(f"Hvdlite_{call.form}"):
+        queue = queue_of(token)
+        ticket = nodes.start(token, call, tensors)
+        with tf.control_dependencies([ticket]):
+            (news,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=NEWS)
+        results = nodes.finish(ticket, news, dtypes)
+    if not dtypes:  # then it is a node without outputs
+        return []
+    for result, shape in zip(results, _shapes_of(call, tensors), strict=True):
+        result.set_shape(shape)
+    return list(results)
+
+
+def _dtypes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    if call.form == "alltoall":
+        return [tensors[0].dtype, tf.int32]
+    dtypes = [tensor.dtype for tensor in tensors]
+    return dtypes + [tf.int32] * len(dtypes) if call.gathers else dtypes
+
+
+def _shapes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    """The shapes of the results, as far as they are known before it runs."""
+    if call.form == "alltoall":
+        return [_any_rows(tensors[0].shape), [None]]
+    if call.gathers:
+        return [*(_any_rows(tensor.shape) for tensor in tensors), *([None] for _ in tensors)]
+    if call.form in ("reducescatter", "grouped_reducescatter"):
+        return [_any_rows(tensor.shape) for tensor in tensors]
+    return [tensor.shape for tensor in tensors]
+
+
+def _any_rows(shape: Any) -> Any:
+    return shape if shape.rank is None else tf.TensorShape([None, *shape[1:]])
+
+
+def _token(call: Call) -> int:
+    """Returns a number for ``call``: the same for equal calls, so that tracing again does not add up."""
+    return _tokens.setdefault(call, len(_tokens))
+
+
+_tokens: dict[Call, int] = {}

@@ -1,0 +1,34 @@
+"""Fixtures of the TensorFlow front end: a process with TensorFlow that ranks are forked from, and scenarios."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.forkserver import TENSORFLOW
+from tests.harness.scenarios import Report, launch_ranks, run
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only, here and on the ranks
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tensorflow_ranks(_no_inherited_settings: None) -> Iterator[None]:
+    with TENSORFLOW:
+        yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that takes ``report`` and ``name`` for each number of ranks and scenario of its module."""
+    if "report" in metafunc.fixturenames:
+        scenarios = metafunc.module.scenario
+        metafunc.parametrize("report", scenarios.ranks, ids="{0}-ranks".format, indirect=True, scope="module")
+        metafunc.parametrize("name", scenarios.names)
+
+
+@pytest.fixture(scope="module")
+def report(request: pytest.FixtureRequest) -> Report:
+    """The error of each scenario of the module, by its name. A job of one rank runs here."""
+    ranks, module = request.param, request.module.__name__
+    return run(module) if ranks == 1 else launch_ranks(ranks, module, server=TENSORFLOW)
