@@ -331,7 +331,7 @@ def shared_arena() -> Arena | None:
     return arena if arena is not None and arena.is_shared else None
 
 
-def _settled() -> Session:
+def _initialized() -> Session:
     if _current is None:
         raise ValueError(_not_initialized())
     return _current
@@ -339,37 +339,37 @@ def _settled() -> Session:
 
 def rank() -> int:
     """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below."""
-    return _settled().membership.rank
+    return _initialized().membership.rank
 
 
 def size() -> int:
     """The number of ranks of the job."""
-    return _settled().membership.size
+    return _initialized().membership.size
 
 
 def local_rank() -> int:
     """The number of this process among those on its host."""
-    return _settled().placement.local_rank
+    return _initialized().placement.local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this host."""
-    return _settled().placement.local_size
+    return _initialized().placement.local_size
 
 
 def cross_rank() -> int:
     """The index of this host among the hosts that have this local rank."""
-    return _settled().placement.cross_rank
+    return _initialized().placement.cross_rank
 
 
 def cross_size() -> int:
     """The number of hosts that have this local rank."""
-    return _settled().placement.cross_size
+    return _initialized().placement.cross_size
 
 
 def is_homogeneous() -> bool:
     """True if every host has the same number of ranks."""
-    return len({placement.local_size for placement in _settled().placements}) == 1
+    return len({placement.local_size for placement in _initialized().placements}) == 1
 
 
 def _agreed_spin(options: Settings, members: Membership, exchange: Exchange) -> float:

@@ -49,9 +49,9 @@ class TensorGradient(Gradient[torch.Tensor]):
         if self.place is not None and value.layout is torch.strided and value.is_contiguous():
             dtype = value.dtype
             if self.reduction.wire_dtype(dtype) is dtype:  # ranks can reduce it there as it is
-                settled = self.place.settle(value, dtype)
-                if settled is not None and settled is not value:
-                    self.parameter.grad = value = settled
+                taken = self.place.take(value, dtype)
+                if taken is not None and taken is not value:
+                    self.parameter.grad = value = taken
         self.settled = value
         self.version = value._version
 

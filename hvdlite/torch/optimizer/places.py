@@ -33,7 +33,7 @@ class Place:
     def __init__(self) -> None:
         self._tensor: torch.Tensor | None = None
 
-    def settle(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    def take(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         """Returns ``tensor`` with ``dtype`` in shared memory: itself if it is there, or else a contiguous copy.
 
         All copies have the same memory. None if there is no shared memory, or if the tensor cannot be copied there.

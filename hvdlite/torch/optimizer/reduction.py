@@ -49,9 +49,9 @@ class TensorReduction(Reduction[torch.Tensor]):
         if tensor.layout is torch.sparse_coo:
             tensor = tensor.to_dense()
         dtype = self.wire_dtype(tensor.dtype)
-        settled = None if place is None or dtype is None else place.settle(tensor, dtype)
-        if settled is not None:
-            return settled, tensor.dtype
+        taken = None if place is None or dtype is None else place.take(tensor, dtype)
+        if taken is not None:
+            return taken, tensor.dtype
         compressed, context = self.compression.compress(tensor)
         return dense(compressed), context
 
