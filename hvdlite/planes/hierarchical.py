@@ -109,8 +109,8 @@ class HierarchicalPlane(DataPlane):
     def _reduce_parts(self, slices: Sequence[Spans], parts: Sequence[Spans], reduction: native.Reduction) -> None:
         """Runs steps 1 and 2 with partial results.
 
-        ``slices`` are by local rank what their lanes reduce; ``parts`` are those of this rank's slice that follow each
-        other, by host. On each host the result of its part is rounded, scaled and written to the spans.
+        ``slices`` is what each lane reduces, by local rank. ``parts`` is the slice of this rank's lane, cut into a part
+        for each host, in order; each host rounds and scales the result of its part, and writes it to the spans.
         """
         dtype = DType(reduction.dtype)
         wide = DType.FLOAT32 if dtype in _WIDENED else dtype

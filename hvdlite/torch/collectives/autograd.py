@@ -98,7 +98,7 @@ def run_draft(
 def differentiable(blocking: Form, rule: Rule) -> Form:
     """Gives ``blocking``, a method of `Collectives`, a gradient by ``rule``.
 
-    Compression, if there is any, is undone by the derivatives of ``compress`` and ``decompress``.
+    With compression, autograd differentiates ``compress`` and ``decompress``, which run outside of the node.
     """
     signature = inspect.signature(blocking)
     subject = list(signature.parameters)[1]
