@@ -62,7 +62,7 @@ LAYERS = [
     {"bench", "horovod", "ray", "spark", "dask"},
 ]
 # Where these will stand, once they are there.
-PLANNED = {"planes.nccl", "observe", "keras", "ray", "spark", "dask"}
+PLANNED = {"planes.nccl", "observe", "ray", "spark", "dask"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAUNCHER_MAY_IMPORT = (
     "errors",

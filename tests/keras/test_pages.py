@@ -1,4 +1,4 @@
-"""The code in the pages on JAX runs on two ranks. Each block goes on from those before it."""
+"""The code in the pages on JAX and on Keras runs on two ranks. Each block goes on from those before it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import contextlib
 import io
 from typing import Any
 
-from tests.harness.scenarios import Report, Scenarios
+from tests.harness.scenarios import Report
 from tests.house.blocks import runnable_blocks
 from tests.house.tree import ROOT, files
+from tests.keras.training import KerasScenarios
 
-scenario = Scenarios(ranks=(2,))
+BACKENDS = ("jax",)
+scenario = KerasScenarios(ranks=(2,))
 
 
 for page in [ROOT / path for path in files(".md")]:
     names: dict[str, Any] = {"__name__": page.stem}
-    for block in runnable_blocks(page, framework="jax"):
+    for block in [*runnable_blocks(page, framework="jax"), *runnable_blocks(page, framework="keras")]:
 
         def run(block: Any = block, names: dict[str, Any] = names) -> None:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -30,4 +32,4 @@ def test_page(report: Report, name: str) -> None:
 
 
 def test_there_are_blocks() -> None:
-    assert len(scenario.names) >= 2
+    assert len(scenario.names) >= 4

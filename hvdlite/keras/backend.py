@@ -1,0 +1,63 @@
+"""How each back end of Keras reduces several tensors in one call, inside of its compiled step.
+
+`reduce` is that of the back end in use. It takes tensors, a name, and what Horovod's all-reduce takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from hvdlite.errors import HvdError
+
+Reduce = Callable[..., list[Any]]
+
+
+class BackEnd(NamedTuple):
+    """Its reduction of several tensors, its compressions, and the error that its latest compiled step hides."""
+
+    reduce: Reduce
+    Compression: Any
+    Compressor: Any
+    last_error: Callable[[], HvdError | None]
+
+
+def _of_jax() -> BackEnd:
+    import hvdlite.jax as hvd
+
+    def reduce(tensors: Sequence[Any], **how: Any) -> list[Any]:
+        reduced: list[Any] = hvd.allreduce(list(tensors), **how)
+        return reduced
+
+    return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
+
+
+def _of_torch() -> BackEnd:
+    import torch
+
+    import hvdlite.torch as hvd
+
+    def reduce(tensors: Sequence[Any], **how: Any) -> list[Any]:
+        with torch.no_grad():
+            return hvd.grouped_allreduce(list(tensors), **how)
+
+    return BackEnd(reduce, hvd.Compression, hvd.Compressor, lambda: None)
+
+
+_BACK_ENDS = {"jax": _of_jax, "torch": _of_torch}
+
+NAME: str = keras.backend.backend()
+if NAME not in _BACK_ENDS:
+    raise ValueError(f"hvdlite.keras trains on the back ends {', '.join(_BACK_ENDS)}; KERAS_BACKEND is {NAME!r}")
+_used = _BACK_ENDS[NAME]()
+reduce, Compression, Compressor = _used.reduce, _used.Compression, _used.Compressor
+
+
+def last_error() -> HvdError | None:
+    """Returns the error of the latest compiled step that failed, which raised an error of the back end with its text.
+
+    None if there was none. Steps that are not compiled raise the error itself.
+    """
+    return _used.last_error()

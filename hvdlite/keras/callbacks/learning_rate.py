@@ -1,0 +1,126 @@
+"""Learning rates that follow the epoch, and ramp up while ranks begin to train with a large batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from hvdlite.session import size
+
+Multiplier = float | Callable[[float], float]
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to ``initial_lr * multiplier`` from ``start_epoch`` on, before ``end_epoch``.
+
+    ``multiplier`` is a number, or a function of the epoch. Unless ``staircase``, epochs are fractions, and the rate
+    changes with each batch, for which ``steps_per_epoch`` is needed where `fit` does not know it.
+
+    ``momentum_correction`` has no effect: in Keras 3 an optimizer's momentum is a constant of its compiled step. A
+    warning says so if the optimizer has momentum.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: Multiplier,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("initial_lr is needed, the learning rate that the multiplier is for")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase if callable(multiplier) else True
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self.current_epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Looks for what it needs."""
+        if not self.staircase and not self._steps():
+            raise ValueError(
+                "steps_per_epoch is needed for a rate that changes with each batch; fit() does not know it"
+            )
+        if self.momentum_correction and getattr(self._optimizer(), "momentum", None):
+            warnings.warn(
+                "momentum_correction has no effect: in Keras 3 momentum is a constant of the compiled step; pass "
+                "momentum_correction=False",
+                stacklevel=2,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Sets the rate of the epoch."""
+        self.current_epoch = epoch
+        if self.staircase:
+            self._adjust(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate of the batch."""
+        if not self.staircase:
+            self._adjust(self.current_epoch + batch / self._steps())
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the rate to ``logs``, as ``lr``."""
+        if logs is not None:
+            logs["lr"] = float(keras.ops.convert_to_numpy(self._optimizer().learning_rate))
+
+    def _adjust(self, epoch: float) -> None:
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return
+        if hasattr(self.model, "jax_state_sync"):  # there the next step reads variables only after this
+            self.model.jax_state_sync()
+        self._optimizer().learning_rate = self.initial_lr * self.multiplier(epoch)
+
+    def _optimizer(self) -> Any:
+        return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+
+    def _steps(self) -> int:
+        return self.steps_per_epoch or (self.params or {}).get("steps") or 0
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / size()`` to ``initial_lr`` during the first ``warmup_epochs``.
+
+    ``initial_lr`` is the rate for all ranks together. See "Accurate, Large Minibatch SGD" (Goyal et al., 2017).
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # A batch counts when it is done, so that the last one of the warm-up has the full rate.
+            epoch += 1.0 / self._steps()
+            return min(1.0, 1.0 / size() * (epoch * (size() - 1) / warmup_epochs + 1))
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,  # type: ignore[arg-type]
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Tells on rank 0, with ``verbose``, that the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and self.end_epoch is not None and epoch == int(self.end_epoch) - 1:
+            rate = float(keras.ops.convert_to_numpy(self._optimizer().learning_rate))
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate}.")

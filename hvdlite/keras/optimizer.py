@@ -1,0 +1,240 @@
+"""`DistributedOptimizer`: any Keras optimizer, stepping on gradients that are reduced over all ranks.
+
+The optimizer stays what it is, and gets a subclass of its own class. That reduces gradients where Keras is about to
+clip them: after those of several steps have been accumulated, and before clipping, weight decay, the update and moving
+averages. So each of these sees what it would see in one process with the batches of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from hvdlite.keras import backend
+from hvdlite.keras.reduction import GradientReduction
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.session import size
+from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
+from hvdlite.training.buckets import merged
+
+
+class Distributed:
+    """Precedes the user's class in the order of inheritance."""
+
+    _hvdlite: GradientReduction
+    _iterations: Any
+    gradient_accumulation_steps: int | None
+
+    def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        self._hvdlite.variables = list(trainable_variables)
+        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        return super()._clip_gradients(self._all_ranks_gradients(list(grads)))  # type: ignore[misc]
+
+    def _all_ranks_gradients(self, grads: list[Any]) -> list[Any]:
+        refuse_distribution()
+        steps = self.gradient_accumulation_steps
+        if not steps or backend.NAME != "jax":
+            return self._hvdlite(grads)
+        # There, gradients come here in every step, and those of the last of ``steps`` count.
+        is_last = (self._iterations + 1) % steps == 0  # `iterations` counts updates
+        found: list[Any] = ops.cond(is_last, lambda: self._hvdlite(grads), lambda: grads)
+        return found
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps the gradient of ``var`` on its rank."""
+        self._hvdlite.local_variables.append(var)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = backend.Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes ``optimizer`` reduce its gradients over all ranks before it applies them, and returns it.
+
+    It keeps its class, configuration and state, so a saved model opens without hvdlite. All gradients of a step travel
+    in one call, on every back end, and in ``fit`` and custom loops alike. ``name`` is for messages.
+    ``backward_passes_per_step`` is Keras's ``gradient_accumulation_steps``: gradients of that many steps are summed on
+    their rank, or averaged with ``average_aggregated_gradients``, and reduced and applied once.
+    ``gradient_predivide_factor`` f divides gradients by f before they are summed and by size / f after it. Sparse
+    gradients of TensorFlow stay sparse unless ``sparse_as_dense`` is set. ``groups``, ``num_groups`` and the devices
+    are accepted for Horovod scripts: all gradients are one group. A rank outside ``process_set`` takes its steps alone.
+
+    A `keras.optimizers.LossScaleOptimizer`, also one that ``compile`` makes of this optimizer, skips a step on all
+    ranks if a gradient of any is not finite.
+
+    Raises ValueError for invalid arguments, and HorovodInternalError before ``init``.
+    """
+    return _distributed(
+        optimizer,
+        [],
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide_factor=gradient_predivide_factor,
+        op=op,
+        passes=backward_passes_per_step,
+        averages_passes=average_aggregated_gradients,
+        groups=merged(groups, num_groups),
+        process_set=process_set,
+        scales_local=scale_local_gradients,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = backend.Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """`DistributedOptimizer` but for ``local_layers``, a layer or several, whose gradients stay on their rank.
+
+    They are divided by the number of ranks unless ``scale_local_gradients`` is False.
+    """
+    layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers or ())
+    if not all(isinstance(layer, keras.Layer) for layer in layers):
+        raise ValueError("local_layers must be Keras layers")
+    return _distributed(
+        optimizer,
+        layers,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide_factor=gradient_predivide_factor,
+        op=op,
+        passes=backward_passes_per_step,
+        averages_passes=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scales_local=scale_local_gradients,
+    )
+
+
+def reduction_of(optimizer: Any) -> GradientReduction | None:
+    """Returns what a distributed optimizer, or the one that a loss scaling optimizer holds, does to its gradients."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    return optimizer._hvdlite if isinstance(optimizer, Distributed) else None
+
+
+def refuse_distribution() -> None:
+    """Raises ValueError inside of a `keras.distribution`, which reduces gradients by itself."""
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            "a keras.distribution is set, which reduces gradients by itself; use either that with the bare optimizer, "
+            "or DistributedOptimizer and no keras.distribution.set_distribution()"
+        )
+
+
+def _distributed(
+    optimizer: Any,
+    local_layers: list[Any],
+    *,
+    name: str | None,
+    compression: Any,
+    sparse_as_dense: bool,
+    predivide_factor: float,
+    op: int,
+    passes: int,
+    averages_passes: bool,
+    groups: Any,
+    process_set: ProcessSet,
+    scales_local: bool,
+) -> Any:
+    _check(optimizer, op, predivide_factor, groups, process_set)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    _accumulate(inner, passes)
+    reduction = GradientReduction(
+        name=name or inner.name,
+        op=op,
+        compression=compression,
+        predivide_factor=float(predivide_factor),
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        factor=1.0 if averages_passes else float(passes),
+        local_layers=local_layers,
+        scales_local=scales_local,
+    )
+    users = type(inner)
+    # Keras writes `__class__` into a saved model, which so opens without hvdlite.
+    namespace = {"_hvdlite": reduction, "__class__": property(lambda self: users), "__module__": users.__module__}
+    object.__setattr__(inner, "__class__", type(users.__name__, (Distributed, users), namespace))
+    return optimizer
+
+
+def _check(optimizer: Any, op: int, predivide_factor: float, groups: Any, process_set: ProcessSet) -> None:
+    if isinstance(optimizer, str):
+        raise ValueError(f"expected a Keras optimizer, got {optimizer!r}; pass keras.optimizers.get({optimizer!r})")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            f"expected an optimizer of Keras 3, got {type(optimizer).__module__}.{type(optimizer).__name__}"
+        )
+    if reduction_of(optimizer) is not None:
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    if op not in (Average, Sum):
+        raise ValueError(f"op {OP_NAMES.get(op, op)} is not supported by Keras optimizers; use hvd.Average or hvd.Sum")
+    if predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=hvd.Average; it splits the division of an average")
+    if not predivide_factor > 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+    if isinstance(groups, int) and groups <= 0:
+        raise ValueError(f"groups must be a positive number or lists of variables, got {groups}")
+    size()  # raises before init
+    if process_set.included() is None:
+        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
+    refuse_distribution()
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    """Makes ``optimizer`` average the gradients of ``passes`` steps for each that it applies."""
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be positive, got {passes}")
+    if passes == 1:
+        return
+    own = optimizer.gradient_accumulation_steps
+    if own not in (None, passes):
+        raise ValueError(
+            f"backward_passes_per_step is {passes}, but the optimizer's gradient_accumulation_steps is {own}"
+        )
+    if own is None and optimizer.built:
+        raise ValueError("the optimizer has been built without room to accumulate; wrap it before its first step")
+    optimizer.gradient_accumulation_steps = passes
+
+
+def _agree_on_finite(optimizer: type) -> None:
+    """Makes loss scaling of distributed optimizers skip the same steps on all ranks."""
+    own = optimizer.check_finite  # type: ignore[attr-defined]
+
+    def check_finite(self: Any, grads: Iterable[Any]) -> Any:
+        finite, reduction = own(self, grads), reduction_of(self)
+        return finite if reduction is None else reduction.agreed(finite)
+
+    optimizer.check_finite = check_finite  # type: ignore[attr-defined]
+
+
+_agree_on_finite(keras.optimizers.LossScaleOptimizer)
