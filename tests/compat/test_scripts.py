@@ -1,7 +1,6 @@
-"""Scripts that know only Horovod run as they are: under ``hvdrun --horovod-compat``, and so with their other options.
+"""Scripts that know only Horovod run as they are: one under ``hvdrun --horovod-compat``, all where ranks are forked.
 
-What differs by options does not differ by launcher: ranks with those are forked, because to import torch takes most of
-such a run.
+What differs by script or option does not differ by launcher, and to import torch takes most of a run under hvdrun.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def forked(ranks: int, script: str, *options: str, cwd: Path) -> str:
 
 
 def test_training_learns_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    shown = launch(2, str(SCRIPTS / "train_digits.py"), "--epochs", "2", cwd=tmp_path)
+    shown = forked(2, "train_digits.py", "--epochs", "2", cwd=tmp_path)
     accuracies = [float(text) for text in re.findall(r"Test set: .* Accuracy: ([\d.]+)%", shown)]
     assert len(accuracies) == 2
     assert accuracies[-1] > 90

@@ -1,30 +1,18 @@
-"""The examples on real images: one under hvdrun, as its readers run it, all in ranks that are forked."""
+"""The examples on real images, in ranks that are forked.
+
+Under hvdrun, as their readers run them, are `make demo`, tests/hosts/test_readme.py and test_torch_preemption.py.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.harness.patience import PATIENCE_S
 from tests.harness.programs import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def command(ranks: int, example: str, *options: str) -> str:
-    """Runs the example under hvdrun and returns its output."""
-    hvdrun = [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks)]
-    arguments = [*hvdrun, sys.executable, f"examples/{example}.py", *options]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of a small model cost more than they do
-    ended = subprocess.run(arguments, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
 
 
 def forked(ranks: int, example: str, *options: str) -> str:
@@ -32,10 +20,10 @@ def forked(ranks: int, example: str, *options: str) -> str:
     return output_of(ranks, ROOT / f"examples/{example}.py", *options, cwd=ROOT)
 
 
-@pytest.mark.parametrize(("ranks", "start"), [(1, forked), (2, command), (4, forked)])
-def test_the_digits_example_reads_97_percent(ranks: int, start: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_digits_example_reads_97_percent(ranks: int, tmp_path: Path) -> None:
     plot = tmp_path / "curves.png"
-    output = start(ranks, "torch_digits", "--target", "0.97", "--plot", str(plot))
+    output = forked(ranks, "torch_digits", "--target", "0.97", "--plot", str(plot))
     ends = re.findall(rf"final test accuracy (\d+\.\d+)% with {ranks} rank\(s\)$", output, flags=re.MULTILINE)
     assert len(ends) == 1
     assert float(ends[0]) >= 97.0
