@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,8 @@ def public(module: str) -> dict[str, Any]:
     }
 
 
-def publish(module: str) -> None:
-    """Makes ``*`` import, and `dir` show, the `public` names of ``module``."""
+def publish(module: str, later: Iterable[str] = ()) -> None:
+    """Makes ``*`` import, and `dir` show, the `public` names of ``module``, and those that it imports ``later``."""
     loaded = sys.modules[module]
-    loaded.__all__ = sorted(public(module))  # type: ignore[attr-defined]
+    loaded.__all__ = sorted([*public(module), *later])  # type: ignore[attr-defined]
     loaded.__dir__ = lambda: loaded.__all__  # type: ignore[method-assign]

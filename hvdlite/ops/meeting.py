@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import JOIN_NAME, Kind
-from hvdlite.ops.handles import synchronize
+from hvdlite.ops.handles import run, synchronize
 from hvdlite.ops.submit import NOTHING, entry_of
 from hvdlite.session import group_of
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns after every rank has called it. Does not wait for collectives that are in flight."""
-    group = group_of(process_set)
-    entry = entry_of(group, None, Kind.BARRIER, NOTHING)
-    group.run(entry)
-    synchronize(entry)
+    run(barrier_entry(process_set))
+
+
+def barrier_entry(process_set: ProcessSet) -> Entry[None]:
+    """Makes the entry of a `barrier`."""
+    return entry_of(group_of(process_set), None, Kind.BARRIER, NOTHING)
 
 
 def join(device: int = -1) -> int:
@@ -27,9 +30,12 @@ def join(device: int = -1) -> int:
     """
     group = group_of(global_process_set)
     entry = group.interrupted(JOIN_NAME)
-    if entry is None:
-        entry = entry_of(group, "", Kind.JOIN, NOTHING)
-        entry.rename(JOIN_NAME, is_cacheable=False)
-        group.run(entry)
-    last: int = synchronize(entry)
+    last: int = synchronize(entry) if entry is not None else run(join_entry())
     return last
+
+
+def join_entry() -> Entry[int]:
+    """Makes the entry of a `join`."""
+    entry = entry_of(group_of(global_process_set), "", Kind.JOIN, NOTHING)
+    entry.rename(JOIN_NAME, is_cacheable=False)
+    return entry

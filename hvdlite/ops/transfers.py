@@ -92,6 +92,22 @@ class Transfers(Calls[T]):
     def broadcast_async_(self) -> None:
         """Starts `broadcast_` and returns its handle."""
 
+    def _grouped_broadcast(
+        self,
+        tensors: Sequence[T],
+        root_rank: int,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> GroupHandle[T]:
+        group = group_of(process_set)
+        root = index_in(group, root_rank, "root_rank")
+        draft = partial(self._alike, group, Kind.BROADCAST, False, UNCHANGED, root)
+        return self._many(group, Kind.BROADCAST, name, tensors, draft)
+
+    @blocking(_grouped_broadcast)
+    def grouped_broadcast(self) -> None:
+        """`broadcast` of several tensors, of any dtypes, that become ready on every rank together."""
+
     def broadcast_all_(
         self, named: Sequence[tuple[str, T]], root_rank: int, process_set: ProcessSet = global_process_set
     ) -> list[T]:

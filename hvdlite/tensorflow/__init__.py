@@ -9,14 +9,26 @@ except ModuleNotFoundError as error:
 
 # ruff: noqa: F403, I001 - one statement for each module
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from hvdlite.public_names import *
 from hvdlite.public_names import __version__ as __version__
 from hvdlite.publish import publish as _publish
-from hvdlite.tensorflow.collectives.exchanges import (
+from hvdlite.tensorflow.collectives.transfers import (
     allgather as allgather,
     alltoall as alltoall,
     broadcast as broadcast,
     grouped_allgather as grouped_allgather,
+)
+from hvdlite.tensorflow.collectives.meetings import (
+    barrier as barrier,
+    join as join,
+    local_rank_op as local_rank_op,
+    local_size_op as local_size_op,
+    process_set_included_op as process_set_included_op,
+    rank_op as rank_op,
+    size_op as size_op,
 )
 from hvdlite.tensorflow.collectives.reductions import (
     allreduce as allreduce,
@@ -26,5 +38,26 @@ from hvdlite.tensorflow.collectives.reductions import (
 )
 from hvdlite.tensorflow.compression import Compression as Compression, Compressor as Compressor
 from hvdlite.tensorflow.errors import last_error as last_error
+from hvdlite.tensorflow.functions import (  # type: ignore[assignment]
+    BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+    allgather_object as allgather_object,
+    broadcast_ as broadcast_,
+    broadcast_global_variables as broadcast_global_variables,
+    broadcast_object as broadcast_object,
+    broadcast_object_fn as broadcast_object_fn,
+    broadcast_variables as broadcast_variables,
+)
+from hvdlite.tensorflow.optimizer.tape import (
+    DistributedGradientTape as DistributedGradientTape,
+    PartialDistributedGradientTape as PartialDistributedGradientTape,
+)
 
-_publish(__name__)
+_LATER = {"SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm"}  # which import Keras
+_publish(__name__, _LATER)
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(_import_module(_LATER[name]), name)
+    return found

@@ -57,6 +57,7 @@ LAYERS = [
     {"tensorflow.errors", "tensorflow.compression"},
     {"tensorflow.operation"},
     {"tensorflow.collectives"},
+    {"tensorflow.optimizer"},
     {"torch", "tensorflow"},
     {"keras"},
     {"bench", "horovod", "ray", "spark", "dask"},

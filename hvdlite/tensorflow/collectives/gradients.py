@@ -124,6 +124,7 @@ _RULES: Final[Mapping[str, Rule]] = {
     "allgather": _of_allgather,
     "grouped_allgather": _of_allgather,
     "broadcast": _of_broadcast,
+    "grouped_broadcast": _of_broadcast,
     "alltoall": _of_alltoall,
     "reducescatter": _of_reducescatter,
     "grouped_reducescatter": _of_reducescatter,

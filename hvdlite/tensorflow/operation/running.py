@@ -57,6 +57,8 @@ def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
 def _dtypes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:
     if call.form == "alltoall":
         return [tensors[0].dtype, tf.int32]
+    if call.form == "join":
+        return [tf.int32]
     dtypes = [tensor.dtype for tensor in tensors]
     return dtypes + [tf.int32] * len(dtypes) if call.gathers else dtypes
 
@@ -65,6 +67,8 @@ def _shapes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """The shapes of the results, as far as they are known before it runs."""
     if call.form == "alltoall":
         return [_any_rows(tensors[0].shape), [None]]
+    if call.form == "join":
+        return [[1]]
     if call.gathers:
         return [*(_any_rows(tensor.shape) for tensor in tensors), *([None] for _ in tensors)]
     if call.form in ("reducescatter", "grouped_reducescatter"):

@@ -1,0 +1,1 @@
+"""Gradients of a step, reduced over all ranks: those of a tape."""

@@ -1,0 +1,128 @@
+"""The reduction of all gradients of a step, in one collective."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.engine.group import Group
+from hvdlite.members.process_set import ProcessSet
+from hvdlite.ops.adapter import Compressor
+from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allreduce
+from hvdlite.tensors.dtypes import OP_NAMES, Average
+from hvdlite.training.buckets import Groups, in_buckets
+from hvdlite.training.peers import group_with_peers
+
+
+class GradientReduction:
+    """How gradients are reduced; called with those of a step, and their variables.
+
+    Gradients that are None stay None: if that differs between ranks, all of them raise a `Mismatch`. Those of
+    ``local`` variables stay on their rank, divided by the number of ranks unless ``scales_local`` is False.
+    """
+
+    def __init__(
+        self,
+        compression: Compressor,
+        sparse_as_dense: bool,
+        op: int,
+        predivide_factor: float,
+        groups: Groups[Any],
+        process_set: ProcessSet,
+        scales_local: bool,
+    ) -> None:
+        """Raises ValueError for a ``predivide_factor`` that does not go with ``op``."""
+        if predivide_factor != 1.0 and op != Average:
+            raise ValueError(
+                f"gradient_predivide_factor goes with op=hvd.Average only, not with op {OP_NAMES.get(op, op)}"
+            )
+        self._how: dict[str, Any] = dict(compression=compression, op=op, process_set=process_set)
+        self._how |= dict(prescale_factor=1.0 / predivide_factor, postscale_factor=predivide_factor)
+        self._sparse_as_dense = sparse_as_dense
+        self._groups = groups
+        self._process_set = process_set
+        self._scales_local = scales_local
+        self.local: list[Any] = []
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        found = [self._as_sent(gradient) for gradient in gradients]
+        group = group_with_peers(self._process_set)
+        if group is None:
+            return found
+        local = {id(variable) for variable in self.local}
+        for index, variable in enumerate(variables):
+            if id(variable) in local and found[index] is not None and self._scales_local:
+                found[index] = _divided(found[index], group.size)
+        global_ones = [index for index in range(len(found)) if id(variables[index]) not in local]
+        name = f"tape.{_ordinal(group, variables[0])}" if variables else "tape"
+        for number, bucket in enumerate(self._buckets(variables, global_ones)):
+            self._reduce(found, bucket, name if number == 0 else f"{name}.{number}")
+        return found
+
+    def _reduce(self, found: list[Any], bucket: Sequence[int], name: str) -> None:
+        """Replaces the gradients of ``bucket`` by their reductions."""
+        present = [index for index in bucket if found[index] is not None]
+        tensors = [found[index] for index in present]
+        sparse = [number for number, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+        dense = [number for number in range(len(tensors)) if number not in sparse]
+        reduced = grouped_allreduce([tensors[number] for number in dense], name=name, **self._how)
+        for number, tensor in zip(dense, reduced, strict=True):
+            found[present[number]] = tensor
+        how = {key: value for key, value in self._how.items() if not key.endswith("_factor")}
+        for number in sparse:
+            found[present[number]] = allreduce(tensors[number], name=f"{name}.rows[{number}]", **how)
+
+    def _as_sent(self, gradient: Any) -> Any:
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return tf.convert_to_tensor(gradient) if is_sparse and self._sparse_as_dense else gradient
+
+    def _buckets(self, variables: Sequence[Any], indices: Sequence[int]) -> list[list[int]]:
+        """The positions of the variables that are reduced together; all of them, unless the user has groups."""
+        if self._groups is None:
+            return [list(indices)]
+        members = {id(variables[index]): _Member(variables[index], index) for index in indices}
+        groups: Any = self._groups
+        if isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups):
+            groups = [[members.get(id(each), _Member(each, -1)) for each in group] for group in groups]
+        names = {member: str(getattr(member.variable, "name", member.index)) for member in members.values()}
+        return [[member.index for _, member in bucket] for bucket in in_buckets(names, groups, _Member)]
+
+
+class _Member:
+    """A variable, which need not be hashable, by its identity."""
+
+    def __init__(self, variable: Any, index: int) -> None:
+        self.variable = variable
+        self.index = index
+
+    @property
+    def shape(self) -> Any:
+        return self.variable.shape
+
+
+def _divided(gradient: Any, count: int) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(gradient.values, count), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(count, gradient.dtype)
+
+
+def _ordinal(group: Group, first: Any) -> int:
+    """Returns the number of a list of variables by its first one: of those that were reduced here before it.
+
+    So names are the same on all ranks that reduce the gradients of their models in one order for the first time,
+    however the framework has called the variables, and in graphs as in eager execution.
+    """
+    numbers, known = _ordinals.setdefault(group, (itertools.count(), {}))
+    for key in [key for key, (place, _) in known.items() if place() is None]:
+        del known[key]  # whose place in memory another variable may have
+    if id(first) not in known:
+        known[id(first)] = weakref.ref(first), next(numbers)
+    return known[id(first)][1]
+
+
+_ordinals: weakref.WeakKeyDictionary[Group, tuple[Iterator[int], dict[int, tuple[Any, int]]]]
+_ordinals = weakref.WeakKeyDictionary()

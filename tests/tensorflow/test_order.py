@@ -1,0 +1,146 @@
+"""No order in which graphs are executed holds up a collective, even with one thread of TensorFlow's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from hvdlite.tensorflow.operation import tickets
+from tests.harness.scenarios import Report, Scenarios
+from tests.tensorflow.ways import GRAPHS, assert_close, compiled, through
+
+scenario = Scenarios(ranks=[2, 3])
+
+
+@scenario
+def tensorflow_has_one_thread_between_operations() -> None:
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+@scenario
+def fifty_independent_collectives() -> None:
+    def many(x: Any) -> Any:
+        return [hvd.allreduce(x * number, op=hvd.Sum) for number in range(50)]
+
+    for way in GRAPHS:
+        for number, result in enumerate(way(many, tf.ones(3))):
+            assert_close(result, tf.fill([3], float(number * hvd.size())))
+
+
+@scenario
+def two_collectives_in_each_round_of_a_parallel_loop() -> None:
+    def loop(x: Any) -> Any:
+        def body(index: Any, left: Any, right: Any) -> Any:
+            return index + 1, left + hvd.allreduce(x, op=hvd.Sum), right + hvd.allreduce(2 * x, op=hvd.Sum)
+
+        start = (0, tf.zeros(3), tf.zeros(3))
+        return tf.while_loop(lambda index, *_: index < 20, body, start, parallel_iterations=10)
+
+    for way in GRAPHS:
+        _, left, right = way(loop, tf.ones(3))
+        assert_close(left, tf.fill([3], 20.0 * hvd.size()))
+        assert_close(right, tf.fill([3], 40.0 * hvd.size()))
+
+
+@scenario
+def a_branch_that_all_ranks_take() -> None:
+    def branch(x: Any, which: Any) -> Any:
+        return tf.cond(which > 0, lambda: hvd.allreduce(x, op=hvd.Sum), lambda: hvd.allgather(x)[: len(x)])
+
+    for way in GRAPHS:
+        assert_close(way(branch, tf.ones(3), tf.constant(1)), tf.fill([3], float(hvd.size())))
+        assert_close(way(branch, tf.ones(3), tf.constant(0)), tf.ones(3))
+
+
+def in_threads(functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Calls each in a thread of its own, and the next when the one before has a collective in flight."""
+    results: list[Any] = [None] * len(functions)
+
+    def call(index: int) -> None:
+        results[index] = functions[index]()
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(functions))]
+    for thread in threads:
+        before = set(tickets._tickets)
+        thread.start()
+        while thread.is_alive() and not tickets._tickets.keys() - before:
+            thread.join(0.01)
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def chain(x: Any, count: int) -> Any:
+    """So many collectives, each of the result of the one before."""
+    for _ in range(count):
+        x = hvd.allreduce(x) + 1.0
+    return x
+
+
+@scenario
+def functions_in_threads_that_begin_in_another_order_on_each_rank() -> None:
+    """Each waits for a rank that has begun another one, which has the only thread of TensorFlow there, if it waits."""
+
+    def first(x: Any) -> Any:
+        return chain(x, 10)
+
+    def second(x: Any) -> Any:
+        return chain(x, 12)
+
+    def third(x: Any) -> Any:
+        return chain(x, 14)
+
+    order = [(index + hvd.rank()) % 3 for index in range(3)]
+    for choice in ("compiled", "numpy"):
+        with through(choice):
+            functions = [tf.function(each) for each in (first, second, third)]
+            starts = [tf.fill([2], 100.0 * index) for index in range(3)]
+            results = in_threads([partial(functions[index], starts[index]) for index in order])
+        for index, result in zip(order, results, strict=True):
+            assert_close(result, tf.fill([2], 102.0 * index + 10.0))
+
+
+@scenario
+def a_function_that_is_called_twice_and_traced_anew_on_one_rank() -> None:
+    def step(x: Any) -> Any:
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    with through("compiled"):
+        function = tf.function(step)
+        for number in range(3):
+            assert_close(function(tf.fill([2], float(number))), tf.fill([2], float(number * hvd.size())))
+            if hvd.rank() == 0:
+                function = tf.function(step)
+
+
+@scenario
+def a_barrier_and_numbers_inside_a_function() -> None:
+    def meet() -> Any:
+        hvd.barrier()
+        numbers = [
+            hvd.size_op(),
+            hvd.rank_op(),
+            hvd.local_rank_op(),
+            hvd.local_size_op(),
+            hvd.process_set_included_op(),
+        ]
+        hvd.barrier()
+        return numbers
+
+    for way in GRAPHS:
+        found = [int(number) for number in way(meet)]
+        assert found == [hvd.size(), hvd.rank(), hvd.local_rank(), hvd.local_size(), 1]
+
+
+@scenario
+def joining_inside_a_function() -> None:
+    assert int(compiled(hvd.join)) in range(hvd.size())
+
+
+def test_order(report: Report, name: str) -> None:
+    assert report[name] == ""

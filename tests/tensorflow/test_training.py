@@ -1,0 +1,227 @@
+"""Tapes, variables and objects: training on ranks is training in one process on the batches of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from tests.harness.scenarios import Report, Scenarios
+from tests.tensorflow.ways import WAYS, assert_close, compiled, eagerly
+
+scenario = Scenarios(ranks=[1, 2, 4])
+
+
+def data(rank: int) -> tuple[Any, Any]:
+    random = np.random.RandomState(rank)
+    return tf.constant(random.randn(8, 6), tf.float32), tf.constant(random.randint(0, 3, 8))
+
+
+def model_of(seed: int) -> tuple[list[Any], Any]:
+    """Weights of two layers, and the loss of a batch."""
+    random = np.random.RandomState(seed)
+    sizes = [(6, 5), (5,), (5, 3), (3,)]
+    weights = [tf.Variable(random.randn(*size), dtype=tf.float32) for size in sizes]
+
+    def loss_of(images: Any, labels: Any) -> Any:
+        hidden = tf.nn.tanh(images @ weights[0] + weights[1])
+        logits = hidden @ weights[2] + weights[3]
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+    return weights, loss_of
+
+
+def trained(tape_of: Any, batch: tuple[Any, Any], way: Any) -> list[Any]:
+    """The weights after some steps."""
+    weights, loss_of = model_of(seed=1)
+
+    def step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(images, labels)
+        gradients = tape_of(tape).gradient(loss, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(0.3 * gradient)
+        return loss
+
+    for _ in range(5):
+        way(step, *batch)
+    return weights
+
+
+@scenario
+def training_is_that_of_one_process_on_all_batches() -> None:
+    batches = [data(rank) for rank in range(hvd.size())]
+    whole = tuple(tf.concat(parts, 0) for parts in zip(*batches, strict=True))
+    expected = trained(lambda tape: tape, whole, eagerly)
+    options: list[dict[str, Any]] = [
+        {},
+        dict(groups=2),
+        dict(gradient_predivide_factor=4.0),
+        dict(op=hvd.Sum),
+    ]
+    for number, way in enumerate([*WAYS, compiled]):
+        own = options[number]
+
+        def scaled(tape: Any, own: Any = own) -> Any:
+            distributed = hvd.DistributedGradientTape(tape, **own)
+            if own.get("op") != hvd.Sum:
+                return distributed
+            inner = distributed.gradient
+            distributed.gradient = lambda *arguments: [each / hvd.size() for each in inner(*arguments)]
+            return distributed
+
+        for weight, wanted in zip(trained(scaled, batches[hvd.rank()], way), expected, strict=True):
+            assert_close(weight.read_value(), wanted.read_value(), 1e-5)
+
+
+@scenario
+def a_tape_stays_what_it_is() -> None:
+    weights, loss_of = model_of(seed=1)
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        loss = loss_of(*data(hvd.rank()))
+    assert isinstance(tape, tf.GradientTape)
+    assert set(tape.watched_variables()[0].shape) == {5, 6}
+    one = tape.gradient(loss, weights[0])
+    by_name = tape.gradient(loss, {"bias": weights[1], "weight": weights[0]})
+    assert_close(by_name["weight"], one)
+    assert tape.gradient(loss, [weights[0], tf.Variable(1.0)])[1] is None
+
+
+@scenario
+def compressed_gradients_come_back_in_their_dtype() -> None:
+    weights, loss_of = model_of(seed=1)
+    for way in WAYS:
+
+        def gradients(images: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(images, labels)
+            return hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16).gradient(loss, weights)
+
+        assert [each.dtype for each in way(gradients, *data(0))] == [tf.float32] * 4
+
+
+@scenario
+def gradients_of_an_embedding_stay_sparse_or_become_dense() -> None:
+    table = tf.Variable(tf.ones((10, 2)))
+
+    def gradient(as_dense: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [hvd.rank(), 9]))
+        return hvd.DistributedGradientTape(tape, sparse_as_dense=as_dense).gradient(loss, [table])[0]
+
+    expected = np.zeros((10, 2), np.float32)
+    for rank in range(hvd.size()):
+        expected[[rank, 9]] += 1 / hvd.size()
+    for way in WAYS:
+        sparse, dense = way(lambda: gradient(False)), way(lambda: gradient(True))
+        assert isinstance(sparse, tf.IndexedSlices)
+        assert len(sparse.indices) == (2 * hvd.size())
+        assert_close(tf.convert_to_tensor(sparse), expected)
+        assert_close(dense, expected)
+
+
+@scenario
+def slices_are_gathered_and_only_summed_or_averaged() -> None:
+    own = tf.IndexedSlices(tf.fill([1, 2], float(hvd.rank())), tf.constant([hvd.rank()]), tf.constant([hvd.size(), 2]))
+    expected = [[float(rank)] * 2 for rank in range(hvd.size())]
+    for way in WAYS:
+        assert_close(tf.convert_to_tensor(way(lambda: hvd.allreduce(own, op=hvd.Sum))), expected)
+        dense, sparse = way(lambda: hvd.grouped_allreduce([tf.ones(2), own], op=hvd.Sum, name="both"))
+        assert_close(dense, [float(hvd.size())] * 2)
+        assert_close(tf.convert_to_tensor(sparse), expected)
+    with pytest.raises(NotImplementedError, match="sparse_as_dense"):
+        hvd.allreduce(own, op=hvd.Max)
+
+
+@scenario
+def local_layers_keep_their_gradients() -> None:
+    local, shared = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    x = tf.fill([1, 1], float(hvd.rank() + 1))
+    for layer in (local, shared):
+        layer.build(x.shape)
+        layer.kernel.assign([[1.0]])
+    variables = [*local.trainable_weights, *shared.trainable_weights]
+    mean = (hvd.size() + 1) / 2
+    for scales in (True, False):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(local(x) + shared(x))
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=local, scale_local_gradients=scales)
+        found = [gradient.numpy().item() for gradient in tape.gradient(loss, variables)]
+        assert found == pytest.approx([(hvd.rank() + 1) / (hvd.size() if scales else 1), mean])
+
+
+@scenario
+def variables_of_the_root_reach_all_ranks() -> None:
+    root = hvd.size() - 1
+    dtypes = (tf.float32, tf.bfloat16, tf.int64, tf.bool)
+    for way in WAYS:
+        variables = [tf.Variable(tf.cast(tf.fill([3], hvd.rank() + 1), dtype)) for dtype in dtypes]
+        way(lambda of=variables: hvd.broadcast_variables(of, root_rank=root))
+        for variable, dtype in zip(variables, dtypes, strict=True):
+            assert_close(variable.read_value(), tf.cast(tf.fill([3], root + 1), dtype))
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    before = layer.kernel.numpy()
+    assert hvd.broadcast_(layer.weights, root)[0] is layer.weights[0]
+    kernels = hvd.allgather(tf.reshape(layer.kernel, [1, -1]))
+    assert_close(kernels, tf.tile(kernels[:1], [hvd.size(), 1]))
+    assert hvd.rank() != root or (layer.kernel.numpy() == before).all()
+
+
+@scenario
+def variables_that_are_not_there_are_an_error_on_all_ranks() -> None:
+    with pytest.raises(ValueError, match=r"call the model once on a batch, or model.build"):
+        hvd.broadcast_variables([], root_rank=0)
+    if hvd.size() > 1:
+        mine = [tf.Variable(1.0)] if hvd.rank() else []
+        with pytest.raises(hvd.Mismatch, match="number of tensors in group 'broadcast_variables'"):
+            hvd.broadcast_variables(mine, root_rank=0)
+
+
+@scenario
+def objects() -> None:
+    assert hvd.broadcast_object({"epoch": hvd.rank()}, root_rank=0) == {"epoch": 0}
+    assert hvd.broadcast_object_fn(name="fn")([hvd.rank()]) == [0]
+    assert hvd.allgather_object(hvd.rank(), name="ranks") == list(range(hvd.size()))
+    for refused in (lambda: hvd.broadcast_object(1), lambda: hvd.allgather_object(1)):
+        with pytest.raises(RuntimeError, match=r"outside of tf\.function"):
+            compiled(refused)
+        with pytest.raises(RuntimeError, match="TensorFlow 1"):
+            hvd.broadcast_object(1, session="session")
+
+
+@scenario
+def a_normalization_over_the_batches_of_all_ranks() -> None:
+    batches = [
+        tf.constant(np.random.RandomState(rank).randn(2 + rank, 4) + 5, tf.float32) for rank in range(hvd.size())
+    ]
+    whole = tf.concat(batches, 0)
+    begin = sum(2 + rank for rank in range(hvd.rank()))
+    rows = slice(begin, begin + 2 + hvd.rank())
+
+    def run(layer: Any, batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(batch)
+            out = layer(batch, training=True)
+            loss = tf.reduce_sum(out**3)
+        return out, tape.gradient(loss, batch)
+
+    plain = keras.layers.BatchNormalization()
+    expected, gradient = run(plain, whole)
+    for way in WAYS:
+        layer = hvd.SyncBatchNormalization()
+        layer.build(whole.shape)
+        out, own = way(lambda batch, of=layer: run(of, batch), batches[hvd.rank()])
+        assert_close(out, expected[rows], 1e-4)
+        assert_close(own, gradient[rows], 1e-3)
+        assert_close(tf.convert_to_tensor(layer.moving_variance), tf.convert_to_tensor(plain.moving_variance), 1e-5)
+    with pytest.raises(ValueError, match="fused"):
+        hvd.SyncBatchNormalization(fused=True)
+
+
+def test_training(report: Report, name: str) -> None:
+    assert report[name] == ""
