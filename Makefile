@@ -34,8 +34,9 @@ ON_PATH = @$(or $(1),$(BIN))/python -c 'import sysconfig; open(sysconfig.get_pat
 KERAS_VENV ?= .venv-keras
 KERAS_PIP := $(KERAS_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-keras.txt
 
-# Tests with a target of their own.
-FAMILIES := tests/engines tests/keras tests/tensorflow
+# Tests with an environment of their own, and those with a target of their own.
+OTHER_FRAMEWORKS := tests/keras tests/tensorflow
+FAMILIES := tests/engines $(OTHER_FRAMEWORKS)
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
@@ -73,9 +74,9 @@ test-tensorflow: $(TENSORFLOW_VENV)/.for-tests native ## run the tests of Tensor
 	$(TENSORFLOW_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/tensorflow
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
-test-busy: $(VENV)/.for-development native ## run all tests while other processes keep the cores busy
-	@$(SAY) 'running all tests beside processes that keep the cores busy: about 25 minutes on two cores'
-	$(BIN)/python -m tests.harness.load $(RUN_TESTS) --ignore=tests/keras
+test-busy: $(VENV)/.for-development native ## run the tests of test and test-engines while other processes keep the cores busy
+	@$(SAY) 'running the tests beside processes that keep the cores busy: about 25 minutes on two cores'
+	$(BIN)/python -m tests.harness.load $(RUN_TESTS) $(addprefix --ignore=,$(OTHER_FRAMEWORKS))
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
 	$(BIN)/python -m pytest -m 'not soak' tests/hosts tests/faults tests/security tests/multiproc/test_interrupted_sessions.py $(PYTEST_ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from collections import Counter
 
@@ -51,3 +52,11 @@ def test_types_are_checked_across_the_whole_package() -> None:
     assert mypy["strict"]
     unchecked = [module for override in mypy["overrides"] for module in override["module"]]
     assert [module for module in unchecked if module.startswith(("hvdlite", "launcher", "*"))] == []
+
+
+def test_what_runs_with_pytorch_leaves_out_the_tests_that_have_another_environment() -> None:
+    for target in ("test", "test-busy"):
+        command = ["make", "--dry-run", target]
+        planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        (line,) = (line for line in planned.splitlines() if "--numprocesses" in line)
+        assert {"--ignore=tests/keras", "--ignore=tests/tensorflow"} <= set(line.split()), target
