@@ -29,6 +29,7 @@ from tests.harness.patience import PROMPT_S
 Holdings = frozenset[tuple[str, str]]
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CHILDREN = "children"  # of a thread, in /proc, which kernels without CONFIG_PROC_CHILDREN lack
 _ZMQ_THREAD = re.compile(r"ZMQbg")
 
 
@@ -85,7 +86,9 @@ def _processes() -> set[str]:
 
 
 def _descendants(pid: int) -> set[int]:
-    """The processes below ``pid``, without a look at all others of the machine, which would take a millisecond."""
+    """The processes below ``pid``. Looking at all others of the machine for that would take a millisecond."""
+    if not Path("/proc/thread-self", _CHILDREN).exists():
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
     found = _listed_below(pid)
     while (again := _listed_below(pid)) != found:  # a list may lack a process if another ends while it is read
         found = again
@@ -97,7 +100,7 @@ def _listed_below(pid: int) -> set[int]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(FileNotFoundError, ProcessLookupError):
-                found.update(map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()))
+                found.update(map(int, Path(f"/proc/{pid}/task/{task}/{_CHILDREN}").read_text().split()))
     return found.union(*map(_listed_below, found))
 
 

@@ -114,7 +114,9 @@ def test_ranks_that_hang_or_are_stopped_print_their_stacks_and_are_killed() -> N
             os.kill(pid, 0)
 
 
-def test_the_leak_guard_names_what_is_left() -> None:
+@pytest.mark.parametrize("children", ["children", "missing"])
+def test_the_leak_guard_names_what_is_left(children: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "_CHILDREN", children)
     before = leaks.holdings()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
