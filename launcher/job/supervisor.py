@@ -154,8 +154,8 @@ class Supervisor:
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
         if is_oom:
             how = "was killed by the kernel: out of memory"
-        if agent:  # whatever it did then
-            signum, how = None, f"was ended by its agent, {agent}"
+        if agent:  # whatever it did then, and even if it exited with 0: it was not to end yet
+            shown, signum, how = shown or 128 + signal.SIGTERM, None, f"was ended by its agent, {agent}"
         culprit = self._culprit(rank, ended_by)
         host = self._host_by_rank[rank]
         return self._ended(Failure(rank, host, pid, shown, signum, time, how, is_oom, uncertain_s, culprit), now)

@@ -169,6 +169,14 @@ def test_a_rank_that_its_agent_ended_is_not_to_blame_even_if_others_were_heard_f
     assert not any("hint" in line for line in describe_failure(failure, [], None))
 
 
+def test_a_job_that_an_agent_cut_short_has_failed_even_if_its_ranks_exit_with_0() -> None:
+    supervisor = job("a", "a")
+    assert supervisor.exited(0, 10, 0, time=5.0, now=5.0, agent="which got SIGTERM") == [TERM]
+    supervisor.exited(1, 11, 0, time=5.1, now=5.1, agent="which got SIGTERM")
+    assert supervisor.failure is not None
+    assert (supervisor.failure.rank, supervisor.exit_code) == (0, 128 + signal.SIGTERM)
+
+
 def test_a_host_without_a_sign_of_life_loses_its_ranks_and_is_destroyed_once() -> None:
     supervisor = job("a", "b")
     assert supervisor.host_lost("b", 9.0, "no sign of life from b for 8 s") == [Destroy("b"), TERM]
