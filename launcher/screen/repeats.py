@@ -29,7 +29,7 @@ _GROUP_END: Final = re.compile(rb"\s+\+-{20,}$")
 _OF_TORCH: Final = re.compile(rb"\[rank\d+\]:\s?")
 _OWN_NUMBERS: Final = re.compile(
     rb"(?i)(\b0x)[0-9a-f]+"
-    rb"|(\b(?:(?:rank|pid)(?:s|\(s\))?|process)[ =:_]*|(?:process|worker)-)\d+(?:(?:, |:)\d+)*"  # SpawnProcess-1:2
+    rb"|(\b(?:(?:rank|pid)(?:s|\(s\))?|process)[ =:_]*|(?:process|poolworker)-)\d+(?:(?:, |:)\d+)*"  # SpawnProcess-1:2
 )
 
 

@@ -127,6 +127,14 @@ def test_numbers_of_child_processes_do_not_count() -> None:
         assert told.finish()[len(ERROR) :] == ["[1-3]: the same"], text
 
 
+def test_numbers_of_hosts_do_count() -> None:
+    told = Told()
+    errors = [(*FRAMES, b"OSError: no route to job-worker-%d" % rank) for rank in range(2)]
+    for rank, error in enumerate(errors):
+        told.writes(rank, *error)
+    assert told.finish() == [*said(0, errors[0]), *said(1, errors[1])]
+
+
 def test_torch_writes_the_rank_before_every_line() -> None:
     told = Told()
     for rank in range(3):
