@@ -84,7 +84,7 @@ class Agent:
             self._loop.turn(self._seconds_to_act())
             with suppress(BlockingIOError):
                 if ending := set(os.read(signals, 512)) - {signal.SIGCHLD}:
-                    self._give_up(min(ending))
+                    self._take_signal(min(ending))
             with suppress(ChildProcessError):
                 self._reap()
             for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
@@ -193,8 +193,8 @@ class Agent:
     def _check_lease(self) -> None:
         if self._lease_s is not None and time.monotonic() - self._heard > self._lease_s:
             self._complain(f"hvdrun gave no sign of life for {self._lease_s:g} s; ending")
+            self._give_up(f"which heard nothing from hvdrun for {self._lease_s:g} s")
             self._lease_s = None
-            self._end(_ABANDONED_GRACE_S)
 
     # ---- what the workers write
 
@@ -269,11 +269,15 @@ class Agent:
             else:
                 return  # the next turn finishes it, in its order
 
-    def _give_up(self, signum: int) -> None:
-        """Ends what runs here after a signal, which comes from the kernel if the guard has died."""
+    def _take_signal(self, signum: int) -> None:
+        """Gives up after a signal, which comes from the kernel if the guard has died."""
+        is_guarded = os.getppid() == self._guard
+        self._give_up(f"which got {signal.Signals(signum).name}" if is_guarded else "whose guard was killed")
+
+    def _give_up(self, why: str) -> None:
+        """Ends what runs here, and tells hvdrun ``why`` with the end of each worker."""
         if not self._termination.has_begun:
-            is_guarded = os.getppid() == self._guard
-            self._gave_up = f"which got {signal.Signals(signum).name}" if is_guarded else "whose guard was killed"
+            self._gave_up = why
         self._end(_ABANDONED_GRACE_S)
 
     def _end(self, grace_s: float, patience_s: float = 0.0) -> None:

@@ -168,7 +168,8 @@ def test_an_agent_whose_lease_runs_out_ends_its_workers() -> None:
         running.next(Kind.STDOUT)
         running.send(Kind.LEASE, sent=1.5, for_s=0.2)
         assert unpack_message(running.next(Kind.LEASE))["sent"] == 1.5
-        assert unpack_message(running.next(Kind.EXITED))["code"] == -signal.SIGKILL
+        ended = unpack_message(running.next(Kind.EXITED))
+        assert (ended["code"], ended["agent"]) == (-signal.SIGKILL, "which heard nothing from hvdrun for 0.2 s")
         assert running.process.wait(PATIENCE_S) == 0
 
 
