@@ -2,8 +2,8 @@
 
 `ProcessRanks` starts a rendezvous server and ``count`` workers, each in a process group of its own with the variables
 that a launcher would give it. They are forks of a process that has imported hvdlite, or torch too (forkserver.py).
-Every worker runs one function of the test's module and reports over a private channel. The workers of the first job of
-each test file, and of those that ask for it, tear their interpreters down; others leave at once (worker.py).
+Every worker runs one function of the test's module and reports over a private channel. Workers that have shut down
+leave without tearing their interpreters down, except in the first job of each test file (worker.py).
 At the deadline every living rank prints the stacks of all its threads, and is killed.
 """
 
@@ -64,8 +64,7 @@ class ProcessRanks:
 
     ``work`` is a function at the top of an importable module. ``environ`` is added to every rank's environment and
     ``environ_by_rank[rank]`` to one rank's; ranks with equal HVDLITE_HOSTID are on one host. The ranks are forked from
-    ``server``. Their interpreters are torn down if ``tears_down``, or if this is the first job of the test file; of
-    ranks with torch only that of rank 0. ``job`` holds the name and the key of their job.
+    ``server``. ``job`` holds the name and the key of their job.
     """
 
     def __init__(
@@ -77,12 +76,11 @@ class ProcessRanks:
         environ: Mapping[str, str] | None = None,
         environ_by_rank: Mapping[int, Mapping[str, str]] | None = None,
         server: ForkServer = PLAIN,
-        tears_down: bool = False,
     ) -> None:
         self._server = server
         self._workers: list[_Worker] = []
         self._cleanup = ExitStack()
-        tears_down |= _is_first_of_its_file()
+        task = (work.__module__, work.__qualname__, arguments, _is_first_of_its_file())
         own = [{**(environ or {}), **(environ_by_rank or {}).get(rank, {})} for rank in range(count)]
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -93,7 +91,6 @@ class ProcessRanks:
                 shared["HVDLITE_SPIN"] = "0"  # fictitious hosts share the cores of this one without knowing it
             shared |= LAST_RESORTS
             for rank, place in enumerate(_places([variables.get("HVDLITE_HOSTID", "") for variables in own])):
-                task = (work.__module__, work.__qualname__, arguments, tears_down and (rank == 0 or server is PLAIN))
                 self._start(rank, {**shared, **place, **own[rank]}, task)
             undo.pop_all()
         self._deadline_s = deadline_s

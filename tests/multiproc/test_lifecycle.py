@@ -250,7 +250,7 @@ def _no_shutdown() -> str:
 
 
 def test_exiting_without_shutdown_is_clean() -> None:
-    for outcome in process_ranks(3, _no_shutdown, tears_down=True):
+    for outcome in process_ranks(3, _no_shutdown):
         assert outcome.result() == "ok"
         assert outcome.exit_code == 0
         assert outcome.output == ""
@@ -268,6 +268,5 @@ def _exit_right_after_the_last_collective(count: int) -> int:
 @pytest.mark.parametrize("plane", ["shm", "ring"])
 def test_a_rank_that_exits_first_still_delivers_what_it_sent(plane: str, count: int) -> None:
     for _ in range(3):
-        options = {"environ": {"HVDLITE_PLANE": plane}, "tears_down": True}
-        outcomes = process_ranks(3, _exit_right_after_the_last_collective, count, **options)
+        outcomes = process_ranks(3, _exit_right_after_the_last_collective, count, environ={"HVDLITE_PLANE": plane})
         assert [(outcome.result(), outcome.exit_code) for outcome in outcomes] == [(count, 0)] * 3

@@ -180,7 +180,7 @@ def _exit_without_shutdown() -> str:
 
 
 def test_exiting_without_shutdown_is_clean_with_sets() -> None:
-    with ProcessRanks(3, _exit_without_shutdown, tears_down=True) as ranks:
+    with ProcessRanks(3, _exit_without_shutdown) as ranks:
         ranks.wait_for("end")
         ranks.release()
         for outcome in ranks.join():
