@@ -1,6 +1,7 @@
 """How each back end of Keras reduces several tensors in one call, inside of its compiled step.
 
-`reduce` is that of the back end in use. It takes tensors, a name, and what Horovod's all-reduce takes.
+`reduce` is that of the back end in use. It takes tensors, a name, and what Horovod's all-reduce takes; TensorFlow alone
+has sparse gradients.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
-
-from hvdlite.errors import HvdError
 
 Reduce = Callable[..., list[Any]]
 
@@ -21,13 +20,13 @@ class BackEnd(NamedTuple):
     reduce: Reduce
     Compression: Any
     Compressor: Any
-    last_error: Callable[[], HvdError | None]
+    last_error: Callable[[], BaseException | None]
 
 
 def _of_jax() -> BackEnd:
     import hvdlite.jax as hvd
 
-    def reduce(tensors: Sequence[Any], **how: Any) -> list[Any]:
+    def reduce(tensors: Sequence[Any], sparse_as_dense: bool = False, **how: Any) -> list[Any]:
         reduced: list[Any] = hvd.allreduce(list(tensors), **how)
         return reduced
 
@@ -39,14 +38,28 @@ def _of_torch() -> BackEnd:
 
     import hvdlite.torch as hvd
 
-    def reduce(tensors: Sequence[Any], **how: Any) -> list[Any]:
+    def reduce(tensors: Sequence[Any], sparse_as_dense: bool = False, **how: Any) -> list[Any]:
         with torch.no_grad():
             return hvd.grouped_allreduce(list(tensors), **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, lambda: None)
 
 
-_BACK_ENDS = {"jax": _of_jax, "torch": _of_torch}
+def _of_tensorflow() -> BackEnd:
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    def reduce(tensors: Sequence[Any], sparse_as_dense: bool = False, **how: Any) -> list[Any]:
+        is_scaled = how.get("prescale_factor", 1.0) != 1.0 or how.get("postscale_factor", 1.0) != 1.0
+        if sparse_as_dense or is_scaled:  # slices are not scaled on their way
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        return hvd.grouped_allreduce(list(tensors), **how)
+
+    return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
+
+
+_BACK_ENDS = {"jax": _of_jax, "torch": _of_torch, "tensorflow": _of_tensorflow}
 
 NAME: str = keras.backend.backend()
 if NAME not in _BACK_ENDS:
@@ -55,7 +68,7 @@ _used = _BACK_ENDS[NAME]()
 reduce, Compression, Compressor = _used.reduce, _used.Compression, _used.Compressor
 
 
-def last_error() -> HvdError | None:
+def last_error() -> BaseException | None:
     """Returns the error of the latest compiled step that failed, which raised an error of the back end with its text.
 
     None if there was none. Steps that are not compiled raise the error itself.

@@ -65,7 +65,7 @@ class GradientReduction:
         if self.op == Average and self.predivide_factor != 1.0:
             scales["prescale_factor"] /= self.predivide_factor
             scales["postscale_factor"] *= self.predivide_factor
-        how = {"op": self.op, "compression": self.compression, **scales}
+        how = {"op": self.op, "compression": self.compression, "sparse_as_dense": self.sparse_as_dense, **scales}
         return self._reduce(gradients, self._unique_name(), **how)
 
     def _reduce(self, tensors: list[Any], name: str, **how: Any) -> list[Any]:

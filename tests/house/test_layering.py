@@ -60,6 +60,7 @@ LAYERS = [
     {"tensorflow.optimizer"},
     {"torch", "tensorflow"},
     {"keras"},
+    {"tensorflow.keras"},
     {"bench", "horovod", "ray", "spark", "dask"},
 ]
 # Where these will stand, once they are there.

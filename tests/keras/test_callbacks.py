@@ -14,9 +14,18 @@ import numpy as np
 import pytest
 
 from tests.harness.scenarios import Report
-from tests.keras.training import KerasScenarios, assert_same, data, network, share, trained_alone, trained_together
+from tests.keras import training
+from tests.keras.training import (
+    KerasScenarios,
+    assert_same,
+    data,
+    network,
+    share,
+    trained_alone,
+    trained_together,
+)
 
-BACKENDS = ("jax", "torch")
+BACKENDS = training.BACKENDS
 scenario = KerasScenarios(ranks=(2,))
 
 _OPENS = """

@@ -39,6 +39,17 @@ print(json.dumps([loaded.__all__, bare, dir(loaded)]))
 """
 
 
+def test_tensorflow_has_it_as_its_own() -> None:
+    program = """
+import hvdlite.tensorflow.keras as hvd, hvdlite.keras
+from hvdlite.tensorflow.keras.callbacks import MetricAverageCallback
+assert hvd is hvdlite.keras
+assert MetricAverageCallback is hvdlite.keras.callbacks.MetricAverageCallback
+"""
+    environ = {**os.environ, **surroundings("tensorflow")}
+    subprocess.run([sys.executable, "-c", program], env=environ, cwd=ROOT, timeout=PATIENCE_S, check=True)
+
+
 @pytest.mark.parametrize("module", NAMES)
 def test_the_public_list_is_what_was_promised(module: str) -> None:
     command = [sys.executable, "-c", _PROGRAM, module]

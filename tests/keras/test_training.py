@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.harness.scenarios import Report
+from tests.keras import training
+from tests.keras.fits import scenario
 from tests.keras.training import (
-    KerasScenarios,
     assert_same,
     data,
     network,
@@ -19,73 +20,7 @@ from tests.keras.training import (
     trained_together,
 )
 
-BACKENDS = ("jax", "torch")
-scenario = KerasScenarios(ranks=(3,))
-
-
-def _compare(make: Any, **options: Any) -> None:
-    import hvdlite.keras as hvd
-
-    alone = trained_alone(network(), make(), hvd.size(), **options)
-    together = trained_together(network(), hvd.DistributedOptimizer(make()), hvd.rank(), hvd.size(), **options)
-    assert_same(together, alone)
-
-
-@scenario
-def fit_with_momentum_clipping_and_weight_decay() -> None:
-    from keras import optimizers
-
-    _compare(lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.05, weight_decay=0.01))
-
-
-@scenario
-def fit_with_adamw_and_a_clipped_global_norm() -> None:
-    from keras import optimizers
-
-    _compare(lambda: optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.05))
-
-
-@scenario
-def fit_with_moving_averages() -> None:
-    from keras import optimizers
-
-    _compare(lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3, clipvalue=0.02))
-
-
-@scenario
-def fit_with_gradient_accumulation() -> None:
-    from keras import optimizers
-
-    _compare(lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2, clipnorm=0.05))
-
-
-@scenario
-def fit_with_a_fixed_loss_scale() -> None:
-    from keras import optimizers
-
-    _compare(lambda: optimizers.SGD(0.1, loss_scale_factor=128.0, clipnorm=0.05))
-
-
-@scenario
-def fit_with_a_dynamic_loss_scale() -> None:
-    """Given to `DistributedOptimizer`, or put around it by ``compile``."""
-    import keras
-    from keras import optimizers
-
-    import hvdlite.keras as hvd
-
-    _compare(lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1, clipnorm=0.05), initial_scale=64.0))
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        alone = trained_alone(network(), optimizers.SGD(0.1), hvd.size(), epochs=1)
-        model = network()
-        together = trained_together(
-            model, hvd.DistributedOptimizer(optimizers.SGD(0.1)), hvd.rank(), hvd.size(), epochs=1
-        )
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert isinstance(model.optimizer, optimizers.LossScaleOptimizer)
-    assert_same(together, alone, tolerance=2e-3)
+BACKENDS = training.BACKENDS
 
 
 @scenario
@@ -114,8 +49,13 @@ def _apply(optimizer: Any, gradient: Any, variable: Any) -> None:
     """One step in the way of the back end's own custom loops."""
     import keras
 
-    if keras.backend.backend() != "jax":
+    if keras.backend.backend() == "torch":
         optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+        return
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.function(lambda gradient: optimizer.apply([gradient], [variable]))(tf.constant(gradient))
         return
     import jax
 
@@ -272,7 +212,8 @@ def two_hundred_steps_leave_nothing_behind() -> None:
     for steps in (20, 200):
         model.fit(inputs[: 8 * steps], targets[: 8 * steps], batch_size=8, verbose=0)
         counts.append((process.num_fds(), process.num_threads(), len(group.known)))
-    assert counts[0] == counts[1]
+    # A pool of the back end may still have grown by a thread; what a step leaves would be there 180 times.
+    assert all(after < before + 20 for before, after in zip(*counts, strict=True)), counts
 
 
 @scenario

@@ -12,6 +12,8 @@ import numpy as np
 
 from tests.harness.scenarios import Report, Scenarios
 
+BACKENDS = ("jax", "torch", "tensorflow")
+
 ROWS = 8
 """Rows of one rank's batch."""
 

@@ -37,8 +37,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts what there is."""
         self._compare_steps()
-        self._is_done = self.model.built and self.model.optimizer.built
+        self._is_done = self.model.built
         if self._is_done:
+            if not self.model.optimizer.built:  # TensorFlow's does that in its first step
+                self.model.optimizer.build(self.model.trainable_variables)
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -1,0 +1,9 @@
+"""`hvdlite.keras` itself, under the name that Horovod has for it."""
+
+import sys
+
+import hvdlite.keras
+import hvdlite.keras.callbacks
+
+sys.modules[__name__] = hvdlite.keras
+sys.modules[f"{__name__}.callbacks"] = hvdlite.keras.callbacks
