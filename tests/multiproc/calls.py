@@ -82,20 +82,15 @@ def takes_part(call: Call, member: int, size: int) -> bool:
 
 def tensors(call: Call, member: int, size: int) -> list[Array]:
     """The tensors that ``member`` of ``size`` passes."""
-    made = []
-    for index, (dtype, shape) in enumerate(call.parts):
-        rng = _rng(call, member, index)
-        if call.kind in RAGGED:
-            shape = (_rows(call, member, index, size), *shape[1:])
-        elif call.kind == "scatter" and member != call.root:
-            shape = (0, *shape[1:])
-        made.append(_values(rng, dtype, shape))
-    return made
+    return [
+        _values(_rng(call, member, index), dtype, _shape(call, member, index, size))
+        for index, (dtype, _) in enumerate(call.parts)
+    ]
 
 
 def splits(call: Call, member: int, size: int) -> tuple[int, ...]:
     """The rows of its tensor that ``member`` sends to each, in an alltoall or a scatter."""
-    rows = len(tensors(call, member, size)[0])
+    rows = _shape(call, member, 0, size)[0]
     if not call.has_splits:
         return even_splits(rows, size)
     cuts = np.sort(_rng(call, member, 1000).integers(0, rows, size, endpoint=True))  # some rows may be left over
@@ -130,6 +125,15 @@ def start(
 
 def _rng(call: Call, member: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(zlib.crc32(f"{call.kind} {call.seed} {member} {index}".encode())))
+
+
+def _shape(call: Call, member: int, index: int, size: int) -> tuple[int, ...]:
+    shape = call.parts[index][1]
+    if call.kind in RAGGED:
+        return (_rows(call, member, index, size), *shape[1:])
+    if call.kind == "scatter" and member != call.root:
+        return (0, *shape[1:])
+    return shape
 
 
 def _rows(call: Call, member: int, index: int, size: int) -> int:

@@ -52,6 +52,8 @@ def assert_result(actual: Any, wanted: Array, is_rounded: bool) -> None:
     """Same dtype, shape and values; floats that were scaled or combined may differ by some roundings."""
     assert isinstance(actual, np.ndarray), f"{actual!r} is not an array"
     assert (actual.dtype, actual.shape) == (wanted.dtype, wanted.shape)
+    if actual.tobytes() == wanted.tobytes():
+        return  # numpy.testing takes ten times as long to find that out
     if is_rounded and wanted.dtype.kind == "f":
         tolerance = _TOLERANCE[wanted.dtype.name]
         np.testing.assert_allclose(actual, wanted, rtol=tolerance, atol=tolerance)
