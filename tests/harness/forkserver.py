@@ -87,4 +87,4 @@ class ForkServer:
 PLAIN: Final = ForkServer("hvdlite.numpy_api", "hvdlite.publish", "numpy.testing", "psutil", "pytest")
 # dynamo is what the first optimizer of a process imports.
 TORCH: Final = ForkServer("hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets")
-TENSORFLOW: Final = ForkServer("hvdlite.tensorflow", "pytest", "numpy.testing")
+TENSORFLOW: Final = ForkServer("hvdlite.tensorflow", "keras", "pytest", "numpy.testing", "sklearn.datasets")

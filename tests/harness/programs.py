@@ -1,4 +1,4 @@
-"""Programs that ranks run as their main program, in forks of a process that has imported torch and scikit-learn."""
+"""Programs that ranks run as their main program, in forks of a process that has imported what they need."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 
 from hvdlite.compat import install_as_horovod
-from tests.harness.forkserver import TORCH
+from tests.harness.forkserver import TORCH, ForkServer
 from tests.harness.processes import process_ranks
 
 
-def output_of(ranks: int, program: Path, *options: str, cwd: Path, as_horovod: bool = False) -> str:
+def output_of(
+    ranks: int, program: Path, *options: str, cwd: Path, as_horovod: bool = False, server: ForkServer = TORCH
+) -> str:
     """Runs ``program`` and returns its output on all ranks, rank by rank; ``as_horovod`` lends the name horovod.
 
     Fails unless the program exits with 0 on every rank.
     """
     task = (str(program), options, str(cwd), as_horovod)
-    outcomes = process_ranks(ranks, _run_as_main, *task, server=TORCH)
+    outcomes = process_ranks(ranks, _run_as_main, *task, server=server)
     printed = "".join(outcome.output for outcome in outcomes)
     assert [outcome.result() for outcome in outcomes] == [0] * ranks, printed
     return printed

@@ -118,7 +118,7 @@ class CompiledKernels:
     def _start(self, token: int, count: int, views: Any) -> int:
         tensors = []
         for view in itertools.islice(views, count):
-            dtype, shape = _DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
+            dtype, shape = DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
             release, address = self._release, view.data or 0
             tensors.append(Memory(release, view.tensor, address, view.nbytes, view.dtype, dtype, shape))
         return start(token, self._calls[token], self._kind, tensors)
@@ -173,4 +173,5 @@ def _of_fixed_size() -> dict[int, ElementType]:
     return {dtype.as_datatype_enum: element_type(np.dtype(dtype.as_numpy_dtype)) for dtype in dtypes}
 
 
-_DTYPES: Final = _of_fixed_size()
+DTYPES: Final = _of_fixed_size()
+"""The types of elements that collectives take, by TensorFlow's number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.log import logger
-from hvdlite.session import current
+from hvdlite.session import current, local_rank
 from hvdlite.settings import cache_home
 from hvdlite.tensorflow.operation.binding import CompiledKernels
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call
@@ -42,7 +43,8 @@ def _route(choice: str) -> Route:
     except (CannotCompile, OSError, tf.errors.OpError) as error:
         if choice == "compiled":
             raise ValueError(f"HVDLITE_TENSORFLOW_ROUTE=compiled, but {error}") from error
-        logger.warning("collectives in graphs run through tf.numpy_function, which is slower: %s", error)
+        level = logging.WARNING if local_rank() == 0 else logging.INFO  # one line for a host
+        logger.log(level, "collectives in graphs run through tf.numpy_function, which is slower: %s", error)
         return NumpyFunctions()
 
 
@@ -67,4 +69,7 @@ def _start(token: int, call: Call, *values: Any) -> Any:
 
 
 def _finish(ticket: Any, news: Any) -> list[Any]:
-    return [np.asarray(value) for value in finish(int(ticket))]
+    try:
+        return [np.asarray(value) for value in finish(int(ticket))]
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(str(error)) from None  # which makes the graph fail with the same class

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvdlite.errors import HvdError
 from hvdlite.ops.handles import run as run_handle
-from hvdlite.tensorflow.errors import in_both
+from hvdlite.tensorflow.errors import in_both, remember
+from hvdlite.tensorflow.operation.binding import DTYPES
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call
 from hvdlite.tensorflow.operation.graphs import refuse_other_graphs
 from hvdlite.tensorflow.operation.route import route
@@ -18,24 +20,27 @@ from hvdlite.tensorflow.operation.tickets import NEWS, queue_of
 
 def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """Returns the results of ``call`` for ``tensors`` (see `Call`)."""
+    for tensor in tensors:
+        if tensor.dtype.as_datatype_enum not in DTYPES:
+            raise ValueError(f"dtype {tensor.dtype.name} is not supported; hvd.broadcast_object takes any object")
+    if tf.executing_eagerly():
+        try:
+            return _run_at_once(call, tensors)
+        except HvdError as error:
+            raise in_both(error) from error.__cause__
     try:
-        return _run_at_once(call, tensors) if tf.executing_eagerly() else _add_nodes(call, tensors)
+        return _add_nodes(call, tensors)
     except HvdError as error:
-        raise in_both(error) from error.__cause__
+        found = in_both(error)
+        remember(found)
+        raise found from error.__cause__
 
 
 def _run_at_once(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    handle = call.draft(ARRAYS, [_array_of(tensor) for tensor in tensors])
+    handle = call.draft(ARRAYS, [np.asarray(tensor.numpy()) for tensor in tensors])
     found = call.results(ARRAYS, handle, run_handle(handle))
     dtypes = _dtypes_of(call, tensors)
     return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(found, dtypes, strict=True)]
-
-
-def _array_of(tensor: Any) -> Any:
-    array = tensor.numpy()
-    if not hasattr(array, "dtype") or array.dtype.hasobject:
-        raise ValueError(f"dtype {tensor.dtype.name} is not supported; hvd.broadcast_object takes any object")
-    return array.reshape(tensor.shape)
 
 
 def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,194 @@
+"""The library of the kernels in the user's cache: made once, found again, and refused if it is not the user's own."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdlite.tensorflow as hvd
+from hvdlite.tensorflow.operation import compiling, route
+from hvdlite.tensorflow.operation.compiling import CannotCompile, library, present
+from tests.harness.patience import PATIENCE_S
+
+FAKE = """#!/bin/sh
+echo made >> {count}
+{act}
+for last; do :; done
+echo library > "$last"
+"""
+
+
+def compiler(folder: Path, act: str = "") -> Path:
+    """Puts a compiler into ``folder``, which counts its calls in the file that is returned."""
+    folder.mkdir()
+    count = folder / "count"
+    (folder / "g++").write_text(FAKE.format(count=count, act=act))
+    (folder / "g++").chmod(0o755)
+    return count
+
+
+def calls(count: Path) -> int:
+    return len(count.read_text().splitlines()) if count.exists() else 0
+
+
+@pytest.fixture
+def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The calls of the only compiler on the path."""
+    found = compiler(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return found
+
+
+def in_process(cache: Path, before: str = "") -> subprocess.Popen[str]:
+    """Another process that makes the library."""
+    program = f"""
+import sys
+from pathlib import Path
+from hvdlite.tensorflow.operation.compiling import library
+{before}
+print(library(Path({str(cache)!r}), "2.0"))
+"""
+    # Not as a module of hvdlite.tensorflow, whose import takes seconds: the file needs nothing of it.
+    program = program.replace(
+        "from hvdlite.tensorflow.operation.compiling import library",
+        f"import runpy; library = runpy.run_path({compiling.__file__!r})['library']",
+    )
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def test_it_is_made_once_and_found_again(tmp_path: Path, count: Path) -> None:
+    cache = tmp_path / "cache"
+    assert not present(cache, "2.0")
+    path = library(cache, "2.0")
+    assert present(cache, "2.0")
+    assert library(cache, "2.0") == path
+    assert calls(count) == 1
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not path.stat().st_mode & 0o022
+    assert sorted(each.name for each in path.parent.iterdir()) == sorted(["lock", path.name])
+
+
+def test_every_version_and_every_source_has_its_own(
+    tmp_path: Path, count: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = library(tmp_path, "2.0")
+    assert library(tmp_path, "2.1") != first
+    other = tmp_path / "kernels.cc"
+    other.write_text("// another")
+    monkeypatch.setattr(compiling, "SOURCE", other)
+    assert library(tmp_path, "2.0") != first
+    assert calls(count) == 3
+
+
+def test_one_of_several_processes_makes_it_while_the_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    count = compiler(tmp_path / "bin", f"cat {gate} > /dev/null")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    processes = [in_process(tmp_path / "cache") for _ in range(3)]
+    with gate.open("w"):  # opens when the compiler reads
+        assert calls(count) == 1
+    paths = {process.communicate(timeout=PATIENCE_S)[0] for process in processes}
+    assert len(paths) == 1
+    assert calls(count) == 1
+
+
+def test_a_killed_builder_holds_nobody_up_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    count = compiler(tmp_path / "bin", f'for last; do :; done; echo half > "$last"; cat {gate} > /dev/null')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    killed = in_process(tmp_path / "cache")
+    with gate.open("w"):  # its compiler is at work, and has written
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        (half,) = (tmp_path / "cache" / "hvdlite").glob("*.so.*")
+        with (tmp_path / "cache" / "hvdlite" / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, although the compiler lives on
+        shutil.rmtree(tmp_path / "bin")
+        compiler(tmp_path / "bin")
+        path = library(tmp_path / "cache", "2.0")
+        assert path.read_text() == "library\n"
+        assert not half.exists()
+        assert calls(count) == 1
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, count: Path, mode: int) -> None:
+    folder = tmp_path / "hvdlite"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(CannotCompile, match=r"others may write to it; remove it or set its mode"):
+        library(tmp_path, "2.0")
+    assert calls(count) == 0
+
+
+def test_a_library_that_others_may_write_to_is_refused(tmp_path: Path, count: Path) -> None:
+    library(tmp_path, "2.0").chmod(0o720)
+    assert not present(tmp_path, "2.0")
+    with pytest.raises(CannotCompile, match="others may write to it"):
+        library(tmp_path, "2.0")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to somebody else")
+def test_a_folder_or_library_of_somebody_else_is_refused(tmp_path: Path, count: Path) -> None:
+    path = library(tmp_path, "2.0")
+    for place in (path, path.parent):
+        os.chown(place, 4711, -1)
+        with pytest.raises(CannotCompile, match="belongs to somebody else"):
+            library(tmp_path, "2.0")
+        os.chown(place, 0, -1)
+
+
+def test_links_are_refused(tmp_path: Path, count: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "hvdlite").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CannotCompile, match="belongs to somebody else, or"):
+        library(tmp_path, "2.0")
+
+
+def test_what_goes_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler(tmp_path / "bin", "echo 'kernels.cc:1: no such thing' >&2; exit 3")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    with pytest.raises(CannotCompile, match=r"g\+\+ ended with code 3: kernels.cc:1: no such thing"):
+        library(tmp_path, "2.0")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CannotCompile, match=r"there is no compiler \(g\+\+, c\+\+, clang\+\+\)"):
+        library(tmp_path, "2.0")
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotCompile, match="Not a directory"):
+        library(tmp_path / "file", "2.0")
+
+
+def test_without_a_compiler_one_line_says_so_and_numpy_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    for cached in (route._route, route._compiled):
+        cached.cache_clear()
+    try:
+        hvd.init()
+        monkeypatch.setattr(logging.getLogger("hvdlite"), "propagate", True)
+        with caplog.at_level(logging.WARNING, logger="hvdlite"):
+            assert isinstance(route.route(), route.NumpyFunctions)
+            assert isinstance(route.route(), route.NumpyFunctions)
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line.startswith("collectives in graphs run through tf.numpy_function, which is slower: there is no comp")
+        with pytest.raises(ValueError, match="HVDLITE_TENSORFLOW_ROUTE=compiled, but there is no compiler"):
+            route._route("compiled")
+    finally:
+        hvd.shutdown()
+        for cached in (route._route, route._compiled):
+            cached.cache_clear()

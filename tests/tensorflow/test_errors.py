@@ -1,0 +1,184 @@
+"""Errors of collectives: in eager execution of both classes, in a graph of TensorFlow's with hvdlite's sentence."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from tests.harness.scenarios import Report, Scenarios
+from tests.tensorflow.ways import GRAPHS, WAYS, by_numpy, compiled, eagerly, through
+
+scenario = Scenarios(ranks=[2, 3])
+
+
+def raised(way: Any, function: Callable[..., Any], *arguments: Any) -> Exception:
+    """What the call raises."""
+    try:
+        way(function, *arguments)
+    except Exception as error:
+        return error
+    raise AssertionError(f"nothing was raised {way.__name__}")
+
+
+def both_classes_eagerly_and_one_in_graphs(
+    ours: type, of_tensorflow: type, sentence: str, function: Callable[..., Any], *arguments: Any
+) -> None:
+    error = raised(eagerly, function, *arguments)
+    assert isinstance(error, ours)
+    assert isinstance(error, of_tensorflow)
+    assert sentence in str(error)
+    assert isinstance(error, tf.errors.OpError)
+    assert error.message == str(error)
+    for way in GRAPHS:
+        error = raised(way, function, *arguments)
+        if way is compiled:
+            assert isinstance(error, of_tensorflow), error
+            assert str(error).count(sentence) == 1, str(error)
+            assert "Traceback" not in str(error)
+        else:  # numpy_function knows one of the classes
+            assert isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.UnknownError))
+            assert isinstance(error, of_tensorflow) or of_tensorflow is not tf.errors.InvalidArgumentError
+        assert sentence in str(error)
+        found = hvd.last_error()
+        assert isinstance(found, ours)
+        assert isinstance(found, of_tensorflow)
+        assert sentence in str(found)
+
+
+@scenario
+def other_shapes_dtypes_operations_and_roots() -> None:
+    mine = hvd.rank() == 1
+    pairs = [
+        ("shape", lambda: hvd.allreduce(tf.ones([2 + mine]), name="m")),
+        ("dtype", lambda: hvd.allreduce(tf.ones([2], tf.float64 if mine else tf.float32), name="m")),
+        ("operation", lambda: hvd.broadcast(tf.ones(2), 0, name="m") if mine else hvd.allgather(tf.ones(2), name="m")),
+        ("root rank", lambda: hvd.broadcast(tf.ones(2), root_rank=int(mine), name="m")),
+    ]
+    for what, function in pairs:
+        sentence = f"ranks disagree about the {what} of tensor 'm'"
+        both_classes_eagerly_and_one_in_graphs(hvd.Mismatch, tf.errors.InvalidArgumentError, sentence, function)
+
+
+@scenario
+def a_gradient_that_is_missing_on_one_rank() -> None:
+    weights = [tf.Variable(1.0), tf.Variable(2.0)]
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = weights[0] * 3.0 if hvd.rank() == 1 else weights[0] * weights[1]
+        return [each for each in hvd.DistributedGradientTape(tape).gradient(loss, weights) if each is not None]
+
+    sentence = "ranks disagree about the number of tensors in group 'tape."
+    both_classes_eagerly_and_one_in_graphs(hvd.Mismatch, tf.errors.InvalidArgumentError, sentence, gradients)
+
+
+@scenario
+def a_rank_in_a_graph_and_one_outside_hear_the_same() -> None:
+    way = compiled if hvd.rank() == 1 else eagerly
+    error = raised(way, lambda: hvd.allreduce(tf.ones([2 + hvd.rank()]), name="uneven"))
+    assert isinstance(error, tf.errors.InvalidArgumentError)
+    assert "ranks disagree about the shape of tensor 'uneven'" in str(error)
+
+
+@scenario
+def arguments_that_are_wrong_on_a_rank_by_itself() -> None:
+    for way in WAYS:
+        for sentence, function in [
+            ("alltoall without splits divides rows evenly", lambda: hvd.alltoall(tf.ones(hvd.size() + 1))),
+            ("root_rank 77 is not a rank of this job", lambda: hvd.broadcast(tf.ones(2), 77)),
+            ("needs a tensor with at least one dimension", lambda: hvd.allgather(tf.ones(()))),
+            ("dtype string is not supported", lambda: hvd.allgather(tf.constant(["text"]))),
+            ("op 17 is not supported", lambda: hvd.allreduce(tf.ones(2), op=17)),
+        ]:
+            error = raised(way, function)
+            assert isinstance(error, (ValueError, tf.errors.InvalidArgumentError)), (way, error)
+            assert sentence in str(error), (way, str(error))
+
+
+@scenario
+def the_session_goes_on_after_them() -> None:
+    for way in WAYS:
+        assert float(way(lambda: hvd.allreduce(1.0, op=hvd.Sum))) == hvd.size()
+
+
+@scenario
+def errors_can_be_copied_and_pickled() -> None:
+    error = raised(eagerly, lambda: hvd.allreduce(tf.ones([2 + hvd.rank()]), name="uneven"))
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+
+
+@scenario
+def a_function_that_xla_compiles_is_refused_while_it_is_traced() -> None:
+    def inner(x: Any) -> Any:
+        return hvd.allreduce(x)
+
+    for choice in ("compiled", "numpy"):
+        with through(choice):
+            for function in (inner, tf.function(inner)):
+                with pytest.raises(ValueError, match=r"cannot be compiled by XLA.*pass jit_compile=False"):
+                    tf.function(function, jit_compile=True)(tf.ones(2))
+
+
+@scenario
+def a_dataset_refuses_collectives() -> None:
+    def reduce(x: Any) -> Any:
+        return hvd.allreduce(x)
+
+    for build in (
+        lambda: tf.data.Dataset.range(3).map(reduce),
+        lambda: tf.data.Dataset.range(3).map(tf.function(reduce)),
+        lambda: tf.data.Dataset.range(3).filter(lambda x: hvd.allreduce(x) > 0),
+    ):
+        with pytest.raises(ValueError, match=r"cannot run inside tf\.data.*call it in the training step"):
+            build()
+
+
+@scenario
+def graphs_of_tensorflow_1_refuse_collectives() -> None:
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"TensorFlow 1; put them into a tf\.function"):
+        hvd.allreduce(tf.ones(2))
+    for name in (hvd.broadcast_global_variables, hvd.BroadcastGlobalVariablesHook):
+        with pytest.raises(RuntimeError, match=r"hvd\.broadcast_variables\(model\.variables"):
+            name(0)
+
+
+def test_errors(report: Report, name: str) -> None:
+    assert report[name] == ""
+
+
+def test_collectives_need_a_session() -> None:
+    assert not hvd.is_initialized()
+    variable = tf.Variable(1.0)
+    for way in (eagerly, compiled, by_numpy):
+        for function in (
+            lambda: hvd.allreduce(1.0),
+            hvd.barrier,
+            lambda: hvd.broadcast_variables([variable], 0),
+        ):
+            error = raised(way, function)
+            assert isinstance(error, tf.errors.OpError if way is by_numpy else tf.errors.FailedPreconditionError)
+            assert isinstance(error if way is eagerly else hvd.last_error(), hvd.HorovodInternalError)
+            assert "has not been initialized; call hvd.init() first" in str(error)
+
+
+def test_a_graph_outlives_its_session() -> None:
+    hvd.init()
+    with through("compiled"):
+        function = tf.function(lambda: hvd.allreduce(3.0))
+        assert float(function()) == 3.0
+    hvd.shutdown()
+    error = raised(eagerly, function)
+    assert isinstance(error, tf.errors.FailedPreconditionError)
+    assert str(error).count("has not been initialized; call hvd.init() first") == 1
+    assert isinstance(hvd.last_error(), hvd.HorovodInternalError)
+    hvd.init()
+    assert float(function()) == 3.0
+    hvd.shutdown()

@@ -1,0 +1,111 @@
+"""Ranks that end, leave, or do not come while others are inside a graph: an error on all others, never a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from hvdlite.tensorflow.operation import tickets
+from tests.harness import process_ranks, reached
+from tests.harness.forkserver import TENSORFLOW
+from tests.harness.patience import NEVER_SILENT
+from tests.harness.processes import ProcessRanks
+from tests.tensorflow.ways import through
+
+STEPS = 3
+
+
+def train(choice: str, faulty: int, fault: str) -> list[str]:
+    """Takes steps in a graph; rank ``faulty`` does something else after some. Returns what the others know of it."""
+    hvd.init()
+    with through(choice):
+        step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="step"))
+        for number in range(STEPS):
+            assert float(step(float(number))) == number * hvd.size()
+        if hvd.rank() == faulty:
+            globals()[fault]()
+        with pytest.raises(tf.errors.OpError) as caught:
+            step(1.0)
+    error: Any = hvd.last_error()
+    with pytest.raises(tf.errors.OpError) as again:  # the session is over, in a graph and outside
+        hvd.allreduce(1.0)
+    hvd.shutdown()
+    return [type(caught.value).__name__, str(caught.value), type(error).__name__, str(error), str(again.value)]
+
+
+def end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    hvd.shutdown()
+    raise SystemExit
+
+
+@pytest.mark.parametrize("choice", ["compiled", "numpy"])
+@pytest.mark.parametrize(("fault", "kind"), [("end", "PeerLost"), ("leave", "ShutDown")])
+def test_a_rank_that_ends_or_leaves_ends_the_graphs_of_all_others(choice: str, fault: str, kind: str) -> None:
+    outcomes = process_ranks(3, train, choice, 1, fault, server=TENSORFLOW, environ=NEVER_SILENT)
+    for outcome in (outcomes[0], outcomes[2]):
+        in_graph, text, name, sentence, later = outcome.result()
+        assert in_graph == ("AbortedError" if choice == "compiled" else "UnknownError")
+        assert name == kind
+        assert "rank 1" in sentence
+        assert sentence in text
+        assert sentence in later
+
+
+def stall(faulty: int) -> list[str]:
+    hvd.init()
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="step"))
+    assert float(step(1.0)) == hvd.size()
+    name = "another" if hvd.rank() == faulty else "step"
+    other = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name=name))
+    with pytest.raises(tf.errors.AbortedError) as caught:
+        other(1.0)
+    return [type(hvd.last_error()).__name__, str(caught.value)]
+
+
+def test_ranks_that_wait_for_different_tensors_are_told_which() -> None:
+    settings = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "0.5", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "1"}
+    for outcome in process_ranks(2, stall, 1, server=TENSORFLOW, environ=settings):
+        kind, text = outcome.result()
+        assert kind == "Stalled"
+        assert "rank 1 is missing step" in text or "rank 0 is missing another" in text
+
+
+def wait_in_a_graph() -> None:
+    hvd.init()
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    step(1.0)
+    if hvd.rank() == 1:
+        reached("outside")
+        signal.pause()
+
+    def watch() -> None:
+        while not tickets._tickets:
+            time.sleep(0.01)
+        reached("inside")
+
+    threading.Thread(target=watch).start()
+    step(1.0)
+
+
+def test_ctrl_c_ends_ranks_of_which_some_are_inside_a_graph() -> None:
+    """The one outside ends first, and so the graph of the other, whose program then sees the interrupt."""
+    with ProcessRanks(2, wait_in_a_graph, server=TENSORFLOW, environ=NEVER_SILENT) as ranks:
+        ranks.wait_for("inside", 0)
+        ranks.wait_for("outside", 1)
+        for rank in (0, 1):
+            ranks.send_signal(rank, signal.SIGINT)
+        inside, outside = ranks.join()
+    assert outside.error == "KeyboardInterrupt"
+    assert inside.error  # of whatever class TensorFlow makes of the interrupt
+    assert "KeyboardInterrupt" in inside.output
