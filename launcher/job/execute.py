@@ -30,6 +30,7 @@ _INTERRUPTED_PATIENCE_S: Final = 1.0
 _STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
 _FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm sends before it takes the hosts away
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MOST_CHARACTERS: Final = 10_000  # a reason may have a path of 4096 bytes
 _AGENT_DIED: Final = "the process that started it died"
 
 
@@ -197,9 +198,10 @@ class _Execution:
                 "ranks that need it wait until it goes on (SIGCONT)"
             )
         elif kind is Kind.FAILED:
-            self._tell(f"rank {rank} on {link.host} could not be started: {message['reason']}")
+            reason = _line(message["reason"])
+            self._tell(f"rank {rank} on {link.host} could not be started: {reason}")
             self._input.left(rank)
-            self._act(self._supervisor.not_started(rank, message["reason"], now))
+            self._act(self._supervisor.not_started(rank, reason, now))
         elif kind is Kind.EXITED:
             link.pids.pop(rank, None)
             self._input.left(rank)
@@ -214,8 +216,8 @@ class _Execution:
                     now,
                     is_oom=bool(message["is_oom"]),
                     uncertain_s=link.clock.uncertain_s,
-                    ended_by=(int(told[0]), " ".join(str(told[1]).split())) if (told := message["ended_by"]) else None,
-                    agent=" ".join(str(message["agent"]).split()),
+                    ended_by=(int(told[0]), _line(told[1])) if (told := message["ended_by"]) else None,
+                    agent=_line(message["agent"]),
                 )
             )
 
@@ -278,6 +280,13 @@ class _Execution:
     def _tell(self, text: str) -> None:
         if self._is_verbose:
             self._screen.message(f"hvdrun: {text}")
+
+
+def _line(text: object) -> str:
+    """The ``text`` of an agent, on one line. Raises FrameError if it is none, or too long to be shown."""
+    if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
+        raise FrameError(f"a text of at most {_MOST_CHARACTERS} characters is missing")
+    return " ".join(text.split())
 
 
 @contextmanager

@@ -65,6 +65,11 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pack_message(Kind.EXITED, rank=0, pid=1, code=0, time=0.0, is_oom=False, ended_by=None, agent=""),
             "rank 0 is not one of its own",
         ),
+        (
+            pack_message(Kind.EXITED, rank=1, pid=1, code=7, time=0.0, is_oom=False, ended_by=None, agent=0),
+            "a text of at most",
+        ),
+        (pack_message(Kind.FAILED, rank=1, reason="x" * 1_000_000), "a text of at most"),
         (pack_message(Kind.STARTED, rank=-1, pid=1), "rank -1 is not one of its own"),
         (pack(Kind.EXITED, b'{"rank": Infinity}'), "cannot convert float infinity"),
         (pack(Kind.EXITED, b'{"rank": 1}'), "'code'"),
