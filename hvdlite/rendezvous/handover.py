@@ -2,7 +2,7 @@
 
 Rank 0 listens at a name that follows from the job's, and hands a new random key and the address of its rendezvous
 server to each of the others. Being of the same user is what admits them: the kernel vouches for both sides, so no key
-must be known beforehand. The name differs from one init to the next, and dies with the process that holds it.
+must be known beforehand. Rank 0 alone counts the inits: a rank that was interrupted in one may not know that it counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Mee
             "this job from other processes. Map the user (unshare --map-root-user), start them with hvdrun, or give "
             "all of them HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
         )
-    name = hashlib.blake2b(f"{os.geteuid()} {number} {start.job}".encode(), digest_size=16)
+    name = hashlib.blake2b(f"{os.geteuid()} {start.job}".encode(), digest_size=16)
     address, token = f"hvdlite-meeting-{name.hexdigest()}", name.digest()
     if start.rank > 0:
         keys = _ask(start, address, token, deadline)

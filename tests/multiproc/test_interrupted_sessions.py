@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite import session
 from hvdlite.engine.connecting import Connecting
 from hvdlite.net.giving_up import seconds_until
 from tests.harness import process_ranks
@@ -196,11 +199,11 @@ _FROM_RANK_0 = {"HVDLITE_RENDEZVOUS": "", "HVDLITE_SECRET": ""}
     [
         pytest.param(0, _FOR_EVER, id="rank 0 under hvdrun"),
         pytest.param(1, _FOR_EVER, id="rank 1 under hvdrun"),
-        # Ranks that differ in whether they have met, or in whether they have the key, miss each other once.
+        # Ranks that differ in whether they have the key miss each other once.
         *(
             pytest.param(
                 rank,
-                {"HVDLITE_START_TIMEOUT": "20"} | _FROM_RANK_0,
+                {"HVDLITE_START_TIMEOUT": "3"} | _FROM_RANK_0,
                 id=f"rank {rank}, where rank 0 serves",
                 marks=pytest.mark.faults,
             )
@@ -216,22 +219,26 @@ def test_init_that_is_interrupted_while_ranks_connect_is_called_again(
     assert len(outcomes[interrupted].result()) > 3
 
 
+@contextlib.contextmanager
+def _interrupted_at(owner: Any, function: str) -> Iterator[None]:
+    """A context in which the main thread is interrupted while another is in ``function`` of ``owner``."""
+    signal.signal(signal.SIGUSR1, raise_interrupt)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        while True:
+            seconds_until(math.inf)
+
+    with patch.object(owner, function, interrupted), pytest.raises(Interrupt):
+        yield
+
+
 def _leaves_while_others_connect(leaving: int) -> str:
     """Rank ``leaving`` is interrupted between the exchange of addresses and the first connection to it."""
     told = ""
     if _own_rank() == leaving:
-        signal.signal(signal.SIGUSR1, raise_interrupt)
-        connect_all = Connecting.connect
-
-        def interrupted(self: Connecting, addresses: Any, deadline: float) -> Any:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            while True:
-                seconds_until(deadline)
-
-        Connecting.connect = interrupted  # type: ignore[method-assign]
-        with pytest.raises(Interrupt):
+        with _interrupted_at(Connecting, "connect"):
             hvd.init()
-        Connecting.connect = connect_all  # type: ignore[method-assign]
     else:
         with pytest.raises(hvd.HorovodInternalError) as raised:
             hvd.init()
@@ -257,6 +264,21 @@ def test_all_hear_at_once_of_a_rank_that_leaves_while_ranks_connect(leaving: int
     assert told.pop(leaving) == ""
     for each in told:
         assert f"rank {leaving} has left: init() was interrupted by Interrupt; call it again on all ranks" in each
+
+
+def _does_not_hear_that_all_have_come(interrupted: int) -> None:
+    """The other ranks count this init, and rank ``interrupted`` does not."""
+    if _own_rank() == interrupted:
+        with _interrupted_at(session, "_have_met"):
+            hvd.init()
+    assert _meet(is_last=True)
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_ranks_that_differ_in_how_often_they_met_meet_again(interrupted: int) -> None:
+    environ = _FOR_EVER | _FROM_RANK_0
+    for outcome in process_ranks(2, _does_not_hear_that_all_have_come, interrupted, environ=environ):
+        outcome.result()
 
 
 def _waits_in_vain(error: type[BaseException]) -> None:

@@ -110,9 +110,9 @@ def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> No
     assert "rank 1 lost its connection to rank 0" in outcome.message
 
 
-def _door(job: str, number: int = 0) -> tuple[str, bytes]:
-    """Returns the address of rank 0 of this user's ``job`` in its ``number``-th init, and the token."""
-    name = hashlib.blake2b(f"{os.geteuid()} {number} {job}".encode(), digest_size=16)
+def _door(job: str) -> tuple[str, bytes]:
+    """Returns the address of rank 0 of this user's ``job``, and the token."""
+    name = hashlib.blake2b(f"{os.geteuid()} {job}".encode(), digest_size=16)
     return f"hvdlite-meeting-{name.hexdigest()}", name.digest()
 
 
