@@ -14,8 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,18 +38,33 @@ def is_there(question: Fields) -> bool:
     return Path(question["path"]).exists()
 
 
-def free_port(question: Fields) -> int:
-    """A TCP port that is free on ``address``; the last such of ``ports`` ([first, last], or None for any).
+def free_ports(question: Fields) -> list[int]:
+    """Up to ``count`` TCP ports that are free on ``address``; the last such of ``ports`` ([first, last], None for any).
 
     Raises OSError if there is none.
     """
-    address, ports = question["address"], question["ports"]
+    address, ports, count = question["address"], question["ports"], question["count"]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in range(ports[1], ports[0] - 1, -1) if ports else (0,):
-        with socket.socket(family) as probe, suppress(OSError):
-            probe.bind((address, port))
-            return int(probe.getsockname()[1])
-    raise OSError(f"no port of {address} is free{f' from {ports[0]} to {ports[1]}' if ports else ''}")
+    found: list[int] = []
+    with ExitStack() as held:  # until all are found, so that none is found twice
+        for port in range(ports[1], ports[0] - 1, -1) if ports else repeat(0, count):
+            if len(found) == count:
+                break
+            probe = socket.socket(family)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                probe.close()
+            else:
+                found.append(int(held.enter_context(probe).getsockname()[1]))
+    if not found:
+        raise OSError(f"no port of {address} is free{f' from {ports[0]} to {ports[1]}' if ports else ''}")
+    return found
+
+
+def free_port(question: Fields) -> int:
+    """One of `free_ports`."""
+    return free_ports({**question, "count": 1})[0]
 
 
 def take_files(piece: bytes) -> None:
@@ -91,7 +107,7 @@ def _software(question: Fields) -> dict[str, Any]:
 ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
     "is_folder": is_folder,
     "is_there": is_there,
-    "free_port": free_port,
+    "free_ports": free_ports,
     "unpack": lambda question: _archive().unpack(question),
     "network": _network,
     "listen": lambda question: _prober().listen(question),

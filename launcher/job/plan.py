@@ -139,6 +139,8 @@ def rank_environment(placement: Placement, size: int, cores: int, base: Mapping[
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(placement.local_rank),
         "LOCAL_WORLD_SIZE": str(placement.local_size),
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(placement.rank),
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(size),
     }
     for name, number in numbers.items():
         environment |= {f"HOROVOD_{name}": str(number), f"HVDLITE_{name}": str(number)}
@@ -147,13 +149,21 @@ def rank_environment(placement: Placement, size: int, cores: int, base: Mapping[
     return environment
 
 
-def job_environment(base: Mapping[str, str], job: Job, master: tuple[str, int]) -> dict[str, str]:
-    """The variables of all ranks: the user's environment, the job's name and key, torch.distributed's address."""
+MEETINGS: Final = ("KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS")
+"""Where the ranks of keras.distribution and of jax.distributed meet, each at a port of its own."""
+PORTS: Final = 1 + len(MEETINGS)
+"""How many ports a job is given, if so many are free: that of torch.distributed, and those of `MEETINGS`."""
+
+
+def job_environment(base: Mapping[str, str], job: Job, address: str, ports: Sequence[int]) -> dict[str, str]:
+    """The variables of all ranks: the user's environment, the job's name and key, where frameworks' own modes meet."""
+    host = f"[{address}]" if ":" in address else address
     defaults = {
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": str(master[1]),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(ports[0]),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        **{name: f"{host}:{port}" for name, port in zip(MEETINGS, ports[1:], strict=False)},
     }
     return {**defaults, **base, "HVDLITE_JOB": job.name, "HVDLITE_SECRET": job.secret}
 
@@ -165,19 +175,20 @@ def make_plan(
     base: Mapping[str, str],
     job: Job,
     *,
-    master_port: int,
+    ports: Sequence[int],
     named: Collection[str] = (),
     of_host: Mapping[str, Mapping[str, str]] | None = None,
     folders: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan for ``command`` on ``placements``; ``base`` is the environment that the user wants.
 
-    ``cores`` is by host; see `Plan` for the rest. Raises ValueError for a setting in ``base`` that ranks would refuse.
+    ``cores`` is by host, and ``ports`` are free on the first one; see `Plan` for the rest. Raises ValueError
+    for a setting in ``base`` that ranks would refuse.
     """
     size, of_host = len(placements), of_host or {}
     of_rank = tuple(rank_environment(placement, size, cores[placement.host], base) for placement in placements)
-    master = (of_host.get(placements[0].host, {}).get("HVDLITE_ADDRESS", "127.0.0.1"), master_port)
-    environment = job_environment(base, job, master)
+    address = of_host.get(placements[0].host, {}).get("HVDLITE_ADDRESS", "127.0.0.1")
+    environment = job_environment(base, job, address, ports)
     plan = Plan(tuple(command), os.getcwd(), placements, environment, of_rank, frozenset(named), folders or {}, of_host)
     for part in (Start, Settings):
         part.read({**plan.environment, **plan.of_rank[0]})

@@ -16,14 +16,14 @@ from hvdlite.errors import BadHostSpec, CannotStart
 from hvdlite.members.topology import Placement
 from hvdlite.rendezvous.job import Job
 
-from ..agent.answers import free_port
+from ..agent.answers import free_ports
 from ..agents.agents import Agents
 from ..agents.sync import copy_folder
 from ..hosts import Host, is_local
 from ..network.candidates import network_environment
 from ..network.connect_test import choose_addresses
 from ..options.of_python import target_of
-from .plan import Plan, make_plan, place_ranks
+from .plan import MEETINGS, PORTS, Plan, make_plan, place_ranks
 
 _HERE: Final = "127.0.0.1"
 _LATER: Final = "chosen-at-the-start"
@@ -57,13 +57,11 @@ def sketch(request: Request, job: Job) -> Plan:
         unknown = next(host.name for host in request.hosts if host.slots is None and host.name not in cores)
         raise BadHostSpec(f"--dry-run connects to no host, so the cores of {unknown} are unknown; write {unknown}:N.")
     assumed = {host.name: cores.get(host.name, host.slots or 1) for host in request.hosts}
-    port = free_port({"address": _HERE, "ports": None})
-    plan = make_plan(
-        request.command, placements, assumed, request.environment, job, master_port=port, named=request.named
-    )
+    ports = free_ports({"address": _HERE, "ports": None, "count": PORTS})
+    plan = make_plan(request.command, placements, assumed, request.environment, job, ports=ports, named=request.named)
     if len(plan.hosts) == 1:
         return plan
-    later = dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "HVDLITE_ADDRESS"), _LATER)
+    later = dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "HVDLITE_ADDRESS", *MEETINGS), _LATER)
     return replace(plan, environment={**plan.environment, **later, **request.environment})
 
 
@@ -85,9 +83,9 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
     of_host = _networks(request, agents, hosts, tell) if len(hosts) > 1 else {}
     first = hosts[0]
     address = of_host[first]["HVDLITE_ADDRESS"] if of_host else _HERE
-    ports = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
-    port = agents.ask("free_port", {first: {"address": address, "ports": ports}})[first]
-    if type(port) is not int:
+    allowed = [request.ports[0], request.ports[-1]] if request.ports and of_host else None
+    ports = agents.ask("free_ports", {first: {"address": address, "ports": allowed, "count": PORTS}})[first]
+    if not isinstance(ports, list) or not ports or any(type(port) is not int for port in ports):
         raise CannotStart(first, "its agent found no free port.")
     return make_plan(
         request.command,
@@ -95,7 +93,7 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
         cores,
         request.environment,
         job,
-        master_port=port,
+        ports=ports,
         named=request.named,
         of_host=of_host,
         folders=folders,

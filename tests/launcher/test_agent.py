@@ -151,15 +151,16 @@ def test_questions_are_answered_each_by_its_number() -> None:
     ]
 
 
-def test_a_port_that_torch_may_have_is_the_last_free_one_of_the_range() -> None:
+def test_ports_that_frameworks_may_have_are_the_last_free_ones_of_the_range() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, agent() as running:
         port = taken.getsockname()[1]
         for number, ports in enumerate(([port, port], [port - 50, port], None)):
-            running.send(Kind.ASK, id=number, what="free_port", address="127.0.0.1", ports=ports)
+            running.send(Kind.ASK, id=number, what="free_ports", address="127.0.0.1", ports=ports, count=3)
         answers = {answer.pop("id"): answer for answer in (unpack_message(running.next(Kind.ANSWER)) for _ in range(3))}
     assert answers[0] == {"error": f"no port of 127.0.0.1 is free from {port} to {port}"}
-    assert port - 50 <= answers[1]["answer"] < port
-    assert answers[2]["answer"] not in (0, port)
+    assert len(set(answers[1]["answer"])) == 3
+    assert all(port - 50 <= each < port for each in answers[1]["answer"])
+    assert len({0, port, *answers[2]["answer"]}) == 5
 
 
 def test_an_agent_whose_lease_runs_out_ends_its_workers() -> None:

@@ -71,21 +71,34 @@ def test_cores_are_shared_out_among_the_ranks_of_a_host(cores: int, size: int, t
 def test_what_the_user_set_wins_over_defaults_but_not_over_the_job() -> None:
     base = {"MASTER_PORT": "1234", "PYTHONUNBUFFERED": "", "HVDLITE_SECRET": "old", "HOME": "/here"}
     job = Job.create()
-    assert job_environment(base, job, ("127.0.0.1", 5)) == {
+    assert job_environment(base, job, "127.0.0.1", [5, 6, 7]) == {
         "HOME": "/here",
         "HVDLITE_JOB": job.name,
         "HVDLITE_SECRET": job.secret,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1234",
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "127.0.0.1:6",
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:7",
         "PYTHONUNBUFFERED": "",
         "PYTHONFAULTHANDLER": "1",
     }
 
 
+def test_frameworks_meet_where_ports_are_free_and_never_by_tf_config() -> None:
+    found = job_environment({}, Job.create(), "fe80::1", [5, 6])
+    assert found["KERAS_DISTRIBUTION_JOB_ADDRESSES"] == "[fe80::1]:6"
+    assert not {"JAX_COORDINATOR_ADDRESS", "TF_CONFIG"} & found.keys()
+    places = [rank_environment(place, 2, 2, {}) for place in here(2)]
+    assert [(each["KERAS_DISTRIBUTION_PROCESS_ID"], each["KERAS_DISTRIBUTION_NUM_PROCESSES"]) for each in places] == [
+        ("0", "2"),
+        ("1", "2"),
+    ]
+
+
 def test_a_plan_knows_its_hosts_in_order_and_where_its_ranks_meet() -> None:
     placements = place_ranks((Host("localhost", 1), Host("127.0.0.1", 2)), None, {})
     cores = {"localhost": 1, "127.0.0.1": 1}
-    plan = make_plan(["true"], placements, cores, {}, Job.create(), master_port=5).meeting_at("unix://@here")
+    plan = make_plan(["true"], placements, cores, {}, Job.create(), ports=[5]).meeting_at("unix://@here")
     assert plan.size == 3
     assert plan.hosts == ("localhost", "127.0.0.1")
     assert plan.ranks_on("127.0.0.1") == (1, 2)
@@ -104,7 +117,7 @@ def test_another_host_gets_what_belongs_to_the_job_and_meets_through_a_socket_of
         {"localhost": 4, "far": 8},
         {**base, **kept_here},
         Job.create(),
-        master_port=5,
+        ports=[5],
         named={"WANTED"},
         of_host={"localhost": {"HVDLITE_ADDRESS": "10.0.0.1"}, "far": {"HVDLITE_ADDRESS": "10.0.0.2"}},
         folders={"far": "/over/there"},
@@ -124,4 +137,4 @@ def test_another_host_gets_what_belongs_to_the_job_and_meets_through_a_socket_of
 
 def test_a_setting_that_every_rank_would_refuse_is_refused_here() -> None:
     with pytest.raises(ValueError, match="HVDLITE_SPIN='fast' must be a number"):
-        make_plan(["true"], here(2), {"localhost": 2}, {"HVDLITE_SPIN": "fast"}, Job.create(), master_port=5)
+        make_plan(["true"], here(2), {"localhost": 2}, {"HVDLITE_SPIN": "fast"}, Job.create(), ports=[5])
