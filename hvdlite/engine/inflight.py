@@ -262,8 +262,8 @@ class InFlight:
             self._wake()
 
     def _release(self, handle: Handle) -> None:
-        for waiter in self.waiters.pop(handle, ()):
-            waiter.release()
+        if (waiters := self.waiters.pop(handle, None)) is not None:
+            _release_all(waiters)
 
     def end(self, error: HvdError) -> None:
         """Refuses new entries with ``error``. The first error stays."""
@@ -289,12 +289,14 @@ class InFlight:
         return list(self._by_name.values())
 
     def watch(self, handle: Handle, waiter: Waiter) -> bool:
-        """Releases ``waiter`` when ``handle`` is done. False if it is done already."""
+        """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
         if not self.waiters:
             self.waited_since = time.monotonic()
-        self.waiters.setdefault(handle, []).append(waiter)
-        if handle.is_done:
-            self._release(handle)  # the finishing thread may have looked before
+        waiters = self.waiters.setdefault(handle, [])
+        waiters.append(waiter)
+        if handle.is_done:  # the finishing thread may have looked before, or between the two steps
+            self._release(handle)
+            _release_all(waiters)
             return False
         return True
 
@@ -316,3 +318,12 @@ def _has_joined() -> HorovodInternalError:
         "this rank has joined, so it cannot submit until hvd.join() returns; "
         "join once all threads have submitted what they have"
     )
+
+
+def _release_all(waiters: list[Waiter]) -> None:
+    """Takes each of ``waiters`` off the list and releases it. Other threads may do so, and append, at the same time."""
+    try:
+        while waiters:
+            waiters.pop().release()
+    except IndexError:  # another thread has taken the last one
+        return

@@ -36,7 +36,7 @@ class InFlightIn(Protocol):
         """Returns when ``handle`` is done."""
 
     def watch(self, handle: Any, waiter: Waiter) -> bool:
-        """Releases ``waiter`` once, when ``handle`` is done, in any thread. False if it is done already."""
+        """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
 
     def count_anew(self) -> None:
         """Restarts all counters of automatic names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
@@ -139,3 +140,26 @@ def test_what_is_behind_is_refused_once_when_the_session_ends_in_two_threads(
     assert all(each.is_done and "it ended" in str(each.error) for each in behind)
     assert not in_flight.find("a") or in_flight.find("a") is interrupted
     assert in_flight.take_new() == []
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_a_waiter_is_released_once_whenever_its_handle_is_done(when: str, in_flight: InFlight) -> None:
+    handle, releases = entry("a"), Mock()
+    in_flight.submit(handle)
+
+    class Waiters(dict[Any, Any]):
+        def setdefault(self, key: Any, default: Any = None) -> Any:
+            found = super().setdefault(key, default)
+            if when == "between":  # the two steps of `watch`, another thread finishes it
+                in_flight.finish([handle])
+            return found
+
+    in_flight.waiters = Waiters()
+    if when == "before":
+        in_flight.finish([handle])
+    assert in_flight.watch(handle, releases) == (when == "after")
+    if when == "after":
+        in_flight.finish([handle])
+    in_flight.finish([])
+    releases.release.assert_called_once_with()
+    assert in_flight.waiters == {}
