@@ -130,6 +130,12 @@ class Settings:
         "warn when ranks take the first step of an optimizer with different parameters; one rank turns it off for all",
         begins="Training",
     )
+    tensorflow_route: str = _setting(
+        "auto",
+        "how collectives in graphs of TensorFlow reach hvdlite; auto: compiled operations if there is a compiler, else "
+        "tf.numpy_function",
+        choices=("auto", "compiled", "numpy"),
+    )
 
     plane: str = _setting(
         "auto",
@@ -157,14 +163,6 @@ class Settings:
         True,
         "let glibc's allocator keep freed memory for the next batch or step; off, or with variables of glibc such as "
         "MALLOC_TRIM_THRESHOLD_, the allocator is left alone",
-    )
-
-    tensorflow_route: str = _setting(
-        "auto",
-        "how collectives in graphs of TensorFlow reach hvdlite; auto: compiled operations if there is a compiler, else "
-        "tf.numpy_function",
-        choices=("auto", "compiled", "numpy"),
-        begins="TensorFlow",
     )
 
     log_level: str = _setting(

@@ -43,6 +43,11 @@ def describe_build() -> Iterator[str]:
         has_front_end = find_spec(f"hvdlite.{module}") is not None
         reason = "not installed" if has_front_end else "hvdlite has no front end for it"
         yield _line(has_front_end and version is not None, f"{name} {version or ''}".rstrip(), reason)
+    if "tensorflow" in found.get("frameworks", {}):
+        obstacle = found.get("without_operations", "")
+        yield _line(
+            not obstacle, "compiled operations in TensorFlow's graphs", f"{obstacle}; tf.numpy_function is used"
+        )
 
 
 def _line(is_available: bool, what: str, reason: str) -> str:

@@ -47,6 +47,7 @@ from hvdlite.tensorflow.functions import (  # type: ignore[assignment]
     broadcast_object_fn as broadcast_object_fn,
     broadcast_variables as broadcast_variables,
 )
+from hvdlite.tensorflow.optimizer.optimizer import DistributedOptimizer as DistributedOptimizer
 from hvdlite.tensorflow.optimizer.tape import (
     DistributedGradientTape as DistributedGradientTape,
     PartialDistributedGradientTape as PartialDistributedGradientTape,

@@ -8,6 +8,7 @@ needs is imported there, so that an agent, which imports this file, starts quick
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -55,6 +56,7 @@ def describe() -> dict[str, Any]:
 
     from hvdlite.version import __version__
 
+    frameworks = {module: version for _, module in FRAMEWORKS if (version := _version(module)) is not None}
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
@@ -62,8 +64,27 @@ def describe() -> dict[str, Any]:
         "pyzmq": zmq.pyzmq_version(),
         "zmq": zmq.zmq_version(),
         "has_curve": zmq.has("curve"),
-        "frameworks": {module: version for _, module in FRAMEWORKS if (version := _version(module)) is not None},
+        "frameworks": frameworks,
+        "without_operations": _obstacle_to_operations(frameworks["tensorflow"]) if "tensorflow" in frameworks else "",
     }
+
+
+def _obstacle_to_operations(version: str) -> str:
+    """Why collectives in TensorFlow's graphs will not be compiled operations; empty if they will."""
+    import runpy
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from hvdlite.settings import cache_home
+
+    if os.environ.get("HVDLITE_TENSORFLOW_ROUTE", "").strip().lower() == "numpy":
+        return "HVDLITE_TENSORFLOW_ROUTE=numpy"
+    package = find_spec("hvdlite")
+    assert package is not None
+    assert package.origin is not None
+    # Importing it by its name would import TensorFlow, which takes seconds.
+    compiling = runpy.run_path(str(Path(package.origin).parent / "tensorflow/operation/compiling.py"))
+    return str(compiling["obstacle"](cache_home(), version))
 
 
 def _version(module: str) -> str | None:
@@ -76,4 +97,7 @@ def _version(module: str) -> str | None:
     try:
         return metadata.version(module)
     except metadata.PackageNotFoundError:
-        return "of unknown version"
+        pass
+    for distribution in metadata.packages_distributions().get(module, ()):  # such as tensorflow-cpu
+        return metadata.version(distribution)
+    return "of unknown version"

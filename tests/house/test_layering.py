@@ -62,6 +62,7 @@ LAYERS = [
     {"keras"},
     {"tensorflow.keras"},
     {"bench", "horovod", "ray", "spark", "dask"},
+    {"tensorflow.mpi_ops"},
 ]
 # Where these will stand, once they are there.
 PLANNED = {"planes.nccl", "observe", "ray", "spark", "dask"}

@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.tensorflow.operation import compiling, route
-from hvdlite.tensorflow.operation.compiling import CannotCompile, library, present
+from hvdlite.tensorflow.operation.compiling import CannotCompile, library, obstacle
 from tests.harness.patience import PATIENCE_S
 
 FAKE = """#!/bin/sh
@@ -67,9 +68,7 @@ print(library(Path({str(cache)!r}), "2.0"))
 
 def test_it_is_made_once_and_found_again(tmp_path: Path, count: Path) -> None:
     cache = tmp_path / "cache"
-    assert not present(cache, "2.0")
     path = library(cache, "2.0")
-    assert present(cache, "2.0")
     assert library(cache, "2.0") == path
     assert calls(count) == 1
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -136,7 +135,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, count: Pat
 
 def test_a_library_that_others_may_write_to_is_refused(tmp_path: Path, count: Path) -> None:
     library(tmp_path, "2.0").chmod(0o720)
-    assert not present(tmp_path, "2.0")
+    assert "others may write to it" in obstacle(tmp_path, "2.0")
     with pytest.raises(CannotCompile, match="others may write to it"):
         library(tmp_path, "2.0")
 
@@ -169,6 +168,39 @@ def test_what_goes_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "file").touch()
     with pytest.raises(CannotCompile, match="Not a directory"):
         library(tmp_path / "file", "2.0")
+
+
+def test_what_would_go_wrong_is_known_without_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = compiler(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    cache = tmp_path / "cache"
+    assert obstacle(cache, "2.0") == ""
+    assert not cache.exists()
+    library(cache, "2.0")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert obstacle(cache, "2.0") == ""
+    assert obstacle(cache, "2.1").startswith("there is no compiler")
+    assert calls(count) == 1
+    (tmp_path / "other" / "hvdlite").mkdir(parents=True)
+    (tmp_path / "other" / "hvdlite").chmod(0o777)
+    assert "others may write to it" in obstacle(tmp_path / "other", "2.0")
+
+
+@pytest.mark.parametrize("route", ["auto", "numpy", "no compiler"])
+def test_check_build_says_which_route_graphs_take(tmp_path: Path, route: str) -> None:
+    without = {"PATH": "/nowhere"} if route == "no compiler" else {}
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **without}
+    if route != "no compiler":
+        environ["HVDLITE_TENSORFLOW_ROUTE"] = route
+    hvdrun = Path(sys.executable).with_name("hvdrun")
+    ended = subprocess.run(
+        [sys.executable, hvdrun, "--check-build"], env=environ, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    (line,) = [each.strip() for each in ended.stdout.splitlines() if "operations in TensorFlow" in each]
+    reason = {"numpy": "HVDLITE_TENSORFLOW_ROUTE=numpy", "no compiler": "there is no compiler (g++, c++, clang++)"}
+    what = "compiled operations in TensorFlow's graphs"
+    assert line == (f"[ ] {what}  ({reason[route]}; tf.numpy_function is used)" if route in reason else f"[X] {what}")
+    assert f"[X] TensorFlow {tf.__version__}" in ended.stdout
 
 
 def test_without_a_compiler_one_line_says_so_and_numpy_takes_over(

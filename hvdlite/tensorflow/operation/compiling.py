@@ -47,12 +47,19 @@ def library(cache: Path, version: str) -> Path:
     return path
 
 
-def present(cache: Path, version: str) -> bool:
-    """True if `library` would find what it made before."""
+def obstacle(cache: Path, version: str) -> str:
+    """Returns why `library` would fail, without making anything; empty if there is one or it can probably be made."""
+    folder = cache / "hvdlite"
     try:
-        return _is_ours(cache / "hvdlite" / _name(version))
-    except (OSError, CannotCompile):
-        return False
+        if folder.exists():
+            _check(folder, os.lstat(folder), stat.S_ISDIR)
+            if _is_ours(folder / _name(version)):
+                return ""
+        _compiler()
+    except (OSError, CannotCompile) as error:
+        return str(error)
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable"
 
 
 def _name(version: str) -> str:

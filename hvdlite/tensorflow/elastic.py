@@ -1,0 +1,23 @@
+"""Names of Horovod's elastic training, which hvdlite does not have: each raises a sentence when it is used."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+
+def run(func: Any) -> NoReturn:
+    """Always raises NotImplementedError."""
+    raise NotImplementedError(
+        "hvdlite's jobs keep their ranks, so there is no elastic training; save checkpoints, and start the job again"
+    )
+
+
+class TensorFlowState:
+    """Always raises NotImplementedError."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        run(None)
+
+
+class TensorFlowKerasState(TensorFlowState):
+    """Always raises NotImplementedError."""
