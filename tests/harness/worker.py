@@ -47,7 +47,7 @@ def main() -> int:
         if not worker:
             server.close()
             code, tears_down = work(*descriptors)
-            if not tears_down or ("torch" in sys.modules and os.environ.get("HVDLITE_RANK") != "0"):
+            if not tears_down:
                 leave(code)
             return code
         for descriptor in descriptors:
