@@ -268,7 +268,8 @@ class _Execution:
             tail, stream = self._screen.tail(rank), self._screen.stream_of_tail(rank)
             log = self._logs.path(rank, stream) if self._logs else None
             path = self._plan.environment.get("PATH", os.defpath)
-            python = python_of(self._plan.command, path) if is_local(failure.host) else ""
+            is_here = is_local(self._plan.placements[rank].host)
+            python = python_of(self._plan.command, path) if is_here else ""
             is_in_sight = self._screen.is_in_sight(rank)
             self._screen.message(*describe_failure(failure, tail, log, stream, are_in_sight=is_in_sight, python=python))
         if self._logs and self._logs.lost_bytes:

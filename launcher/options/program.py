@@ -103,6 +103,9 @@ def _quoted_command(word: str, path: str) -> str:
         return ""
     if len(words) < 2:
         return ""
+    is_there = shutil.which(words[0], path=path) is not None
+    if os.sep in words[0] and not is_there:  # a path with a space
+        return ""
     if _OF_SHELL.search(word):
         return f"sh -c {shlex.quote(word)}"
-    return f"it without quotes: {word}" if shutil.which(words[0], path=path) else ""
+    return f"it without quotes: {word}" if is_there else ""

@@ -56,7 +56,7 @@ def describe_failure(
         yield from (f"|   {line}" for line in end)
     if any("No module named 'horovod" in line for line in last_lines[-1:]):
         yield "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite"
-    if any(line.endswith("No module named 'hvdlite'") for line in last_lines[-1:]):
+    if any("No module named 'hvdlite'" in line for line in last_lines[-1:]):  # of a module in it too, with python -m
         yield f"| hint: {python or 'the Python of that rank'} has no hvdlite; start the ranks with {sys.executable},"
         yield f"|   or install it there: {python or 'python'} -m pip install FOLDER, with hvdlite's source or wheel"
     if log is not None:

@@ -31,6 +31,7 @@ BAD = {
     "a line of shell in quotes": (["-np", "2", "cd x && python3 a.py"], "write sh -c 'cd x && python3 a.py'."),
     "a variable and a command in quotes": (["-np", "2", "A=1 python3 a.py"], "write sh -c 'A=1 python3 a.py'."),
     "a word with a space that is no command": (["-np", "2", "no such program"], "'no such program' was not found"),
+    "a path with a space": (["-np", "2", "/no/my program (1)"], "'/no/my program (1)' was not found"),
     "not executable": (["-np", "2", "./notes"], "chmod +x ./notes"),
     "more ranks than slots": (["-np", "3", "-H", "localhost:2", "true"], "3 ranks do not fit into the 2 slots"),
     "bad host": (["-np", "1", "-H", "localhost:x", "true"], "'localhost:x' is not a host"),

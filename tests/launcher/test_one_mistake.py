@@ -57,6 +57,8 @@ def test_a_python_without_hvdlite_is_named_with_the_remedy() -> None:
     assert ended.returncode == 1
     assert f"| hint: {sys.executable} has no hvdlite; start the ranks with {sys.executable}," in ended.stderr
     assert f"|   or install it there: {sys.executable} -m pip install FOLDER" in ended.stderr
+    ended = run("-np", "1", sys.executable, "-IS", "-m", "hvdlite.bench")
+    assert f"| hint: {sys.executable} has no hvdlite; " in ended.stderr
     ended = run("-np", "1", "sh", "-c", f"{sys.executable} -IS -c 'import hvdlite.torch'")
     assert "| hint: the Python of that rank has no hvdlite; " in ended.stderr
 
