@@ -175,5 +175,6 @@ $(KERAS_VENV)/.for-tests: $(REQUIREMENTS) constraints-keras.txt
 	test -x $(KERAS_VENV)/bin/python || $(PYTHON) -m venv $(KERAS_VENV)
 	$(KERAS_PIP) 'setuptools>=77' wheel
 	$(KERAS_PIP) tensorflow-cpu --no-build-isolation --editable '.[keras,jax,torch,examples,test]'
+	$(KERAS_PIP) --no-deps tf_keras  # which would bring the TensorFlow for GPUs along
 	$(call ON_PATH,$(KERAS_VENV)/bin)
 	@touch $@

@@ -7,6 +7,7 @@ averages. So each of these sees what it would see in one process with the batche
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,7 +27,6 @@ class Distributed:
 
     _hvdlite: GradientReduction
     _iterations: Any
-    gradient_accumulation_steps: int | None
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         self._hvdlite.variables = list(trainable_variables)
@@ -37,7 +37,7 @@ class Distributed:
 
     def _all_ranks_gradients(self, grads: list[Any]) -> list[Any]:
         refuse_distribution()
-        steps = self.gradient_accumulation_steps
+        steps = getattr(self, "gradient_accumulation_steps", None)  # Keras 2 has none
         if not steps or backend.NAME != "jax":
             return self._hvdlite(grads)
         # There, gradients come here in every step, and those of the last of ``steps`` count.
@@ -166,7 +166,7 @@ def _distributed(
     process_set: ProcessSet,
     scales_local: bool,
 ) -> Any:
-    _check(optimizer, op, predivide_factor, groups, process_set)
+    _check(optimizer, passes, local_layers, op, predivide_factor, groups, process_set)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     _accumulate(inner, passes)
     reduction = GradientReduction(
@@ -187,10 +187,20 @@ def _distributed(
     return optimizer
 
 
-def _check(optimizer: Any, op: int, predivide_factor: float, groups: Any, process_set: ProcessSet) -> None:
+def _check(
+    optimizer: Any,
+    passes: int,
+    local_layers: list[Any],
+    op: int,
+    predivide_factor: float,
+    groups: Any,
+    process_set: ProcessSet,
+) -> None:
     if isinstance(optimizer, str):
         raise ValueError(f"expected a Keras optimizer, got {optimizer!r}; pass keras.optimizers.get({optimizer!r})")
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    if _is_of_keras_2(optimizer):
+        _check_keras_2(optimizer, passes, local_layers)
+    elif not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             f"expected an optimizer of Keras 3, got {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
@@ -208,6 +218,21 @@ def _check(optimizer: Any, op: int, predivide_factor: float, groups: Any, proces
     if process_set.included() is None:
         raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
     refuse_distribution()
+
+
+def _is_of_keras_2(optimizer: Any) -> bool:
+    """True if the package tf_keras has made it. Its optimizers clip gradients at the same place."""
+    keras_2 = sys.modules.get("tf_keras")
+    return keras_2 is not None and isinstance(optimizer, keras_2.optimizers.Optimizer)
+
+
+def _check_keras_2(optimizer: Any, passes: int, local_layers: list[Any]) -> None:
+    if backend.NAME != "tensorflow":
+        raise ValueError(f"an optimizer of tf_keras works on TensorFlow only, and KERAS_BACKEND is {backend.NAME!r}")
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError("loss scaling is not supported with tf_keras; use float32 or bfloat16 there, or Keras 3")
+    if passes != 1 or local_layers:
+        raise ValueError("backward_passes_per_step and local_layers are not supported with tf_keras; use Keras 3")
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

@@ -267,5 +267,40 @@ def values_are_reduced_outside_of_a_model() -> None:
     assert [keras.ops.convert_to_numpy(each).tolist() for each in variables] == [[2.0] * 3, 2]
 
 
+@scenario
+def optimizers_of_keras_2_are_wrapped_too() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tf_keras
+
+    def weights_of(optimizer: Any, size: int, rank: int) -> list[Any]:
+        tf_keras.utils.set_random_seed(1)
+        dense = tf_keras.layers.Dense
+        model = tf_keras.Sequential([dense(8, activation="tanh", input_shape=(4,)), dense(1)])
+        model.compile(optimizer, loss="mse")
+        inputs, targets = (share(each, rank, size) for each in data())
+        model.fit(inputs, targets, batch_size=8 * hvd.size() // size, epochs=2, shuffle=False, verbose=0)
+        return list(model.get_weights())
+
+    def adam() -> Any:
+        return tf_keras.optimizers.Adam(0.01, weight_decay=0.1, global_clipnorm=0.05)
+
+    optimizer = hvd.DistributedOptimizer(adam())
+    assert isinstance(optimizer, tf_keras.optimizers.Adam)
+    assert_same(weights_of(optimizer, hvd.size(), hvd.rank()), weights_of(adam(), 1, 0))
+    scaled = tf_keras.mixed_precision.LossScaleOptimizer(adam())
+    for call, message in (
+        (lambda: hvd.DistributedOptimizer(scaled), "loss scaling is not supported with tf_keras"),
+        (lambda: hvd.DistributedOptimizer(adam(), backward_passes_per_step=2), "not supported with tf_keras"),
+        (lambda: hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD()), "expected an optimizer of Keras 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_scenario(report: Report, name: str) -> None:
     assert report[name] == ""
