@@ -66,7 +66,7 @@ test-engines: $(VENV)/.for-development native ## run the tests of jobs that torc
 
 test-keras: $(KERAS_VENV)/.for-tests native ## run the tests of JAX and of Keras on JAX, PyTorch and TensorFlow
 	@$(SAY) 'training with Keras on each of its back ends: some minutes'
-	$(KERAS_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/keras
+	$(KERAS_VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS) tests/keras
 
 test-tensorflow: export PYTHONDONTWRITEBYTECODE =
 test-tensorflow: $(TENSORFLOW_VENV)/.for-tests native ## run the tests of TensorFlow, in an environment of their own
