@@ -56,7 +56,7 @@ class _Driver:
 class Engine:
     """A rank's threads in one group and the state that they share, until `shut_down`.
 
-    ``submit``, ``submit_all``, ``watch``, ``interrupted`` and ``burst`` are those of `InFlight`, and ``run_parts`` is
+    ``submit``, ``submit_all``, ``watch`` and ``burst`` are those of `InFlight`, and ``run_parts`` is
     `Parts.run`. ``known`` is the cache's entry for each name, and ``planes`` are those of the group.
     """
 
@@ -90,7 +90,6 @@ class Engine:
         self.submit = self._in_flight.submit
         self.submit_all = self._in_flight.submit_all
         self.watch = self._in_flight.watch
-        self.interrupted = self._in_flight.interrupted
         self.known = self._coordinator.known
         self._turn_lock = threading.Lock()
         self._driving = threading.Lock()

@@ -29,9 +29,9 @@ class Group:
     """This rank's membership in a group.
 
     ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them.
-    ``submit``, ``submit_all``, ``run``, ``run_all``, ``run_parts``, ``interrupted``, ``burst``, ``wait``, ``watch``,
-    ``known`` and ``statistics`` are the engine's. ``joins`` is how often all ranks have joined: the same on every rank
-    that is in no join.
+    ``submit``, ``submit_all``, ``run``, ``run_all``, ``run_parts``, ``burst``, ``wait``, ``watch``, ``known`` and
+    ``statistics`` are the engine's. ``joins`` is how often all ranks have joined: the same on every rank that is in no
+    join. ``interrupted_join`` is the entry of a `join` whose call a signal handler interrupted on this rank.
     """
 
     def __init__(self, membership: Membership, engine: Engine) -> None:
@@ -44,7 +44,6 @@ class Group:
         self.submit_all = engine.submit_all
         self.run = engine.run
         self.run_all = engine.run_all
-        self.interrupted = engine.interrupted
         self.burst = engine.burst
         self.run_parts = engine.run_parts
         self.wait = engine.wait
@@ -53,6 +52,7 @@ class Group:
         self.statistics = engine.statistics
         self._index_of = {member: index for index, member in enumerate(self.ranks)}
         self.joins = 0
+        self.interrupted_join: Entry[int] | None = None
         self._names: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
 
     def index_of(self, rank: int) -> int | None:

@@ -231,11 +231,6 @@ class InFlight:
         """Returns the entry of this name."""
         return self._by_name.get(name)
 
-    def interrupted(self, name: str) -> Entry | None:
-        """Returns the entry of this name, if an interrupted blocking call of this thread submitted it."""
-        entry = self._by_name.get(name)
-        return entry if entry is not None and entry.caller == threading.get_ident() else None
-
     def finish(self, entries: Sequence[Entry], error: HvdError | DuplicateName | None = None) -> None:
         """Marks ``entries`` done, releases their memory, and wakes their waiters. For hvdlite's threads only."""
         freed = []  # without the lock: freeing may take long, or run code that submits

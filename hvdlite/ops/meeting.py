@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+from hvdlite.errors import HvdError
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import JOIN_NAME, Kind
@@ -25,12 +28,25 @@ def join(device: int = -1) -> int:
 
     Until then this rank takes part in every allreduce of the others with zeros. An average still divides by the number
     of all ranks. Only allreduce with op Average or Sum can run meanwhile; any other collective is an error on the ranks
-    that call it. If the call is interrupted, this rank has still joined; called again, it resumes waiting.
-    ``device`` is accepted for Horovod scripts and ignored.
+    that call it. If the call is interrupted, this rank has still joined; called again, it resumes waiting, or returns
+    at once if all ranks have joined meanwhile. ``device`` is accepted for Horovod scripts and ignored.
     """
-    group = group_of(global_process_set)
-    entry = group.interrupted(JOIN_NAME)
-    last: int = synchronize(entry) if entry is not None else run(join_entry())
+    group, caller = group_of(global_process_set), threading.get_ident()
+    entry = group.interrupted_join
+    is_again = entry is not None and entry.caller == caller
+    if entry is None or not is_again:
+        entry = join_entry()
+    try:
+        last: int = synchronize(entry) if is_again else run(entry)
+    except HvdError:
+        group.interrupted_join = None
+        raise
+    except BaseException:
+        if entry.caller or entry.is_done:  # else it was taken back, and this rank has not joined
+            entry.caller = caller
+            group.interrupted_join = entry
+        raise
+    group.interrupted_join = None
     return last
 
 

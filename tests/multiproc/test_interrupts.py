@@ -158,7 +158,7 @@ def test_a_batch_that_waits_for_a_stopped_rank_is_interrupted_and_goes_on(plane:
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
-def _interrupted_join() -> str:
+def _interrupted_join(is_over: bool) -> str:
     hvd.init()
     hvd.allreduce(np.ones(2))
     if hvd.rank() == 0:
@@ -168,19 +168,28 @@ def _interrupted_join() -> str:
         with pytest.raises(hvd.HorovodInternalError, match="has joined"):
             hvd.allreduce(np.ones(2))
         reached("interrupted")
+        if is_over:
+            pause_at("again")
     else:
         pause_at("late")
         assert hvd.allreduce(np.ones(2), op=hvd.Sum)[0] == 1.0
     assert hvd.join() == 1
+    if hvd.rank() == 1:
+        reached("joined")
     assert hvd.allreduce(np.ones(2), op=hvd.Sum)[0] == 2.0  # without a name: counted alike
     hvd.shutdown()
     return "ok"
 
 
-def test_a_join_that_was_interrupted_is_called_again() -> None:
-    with ProcessRanks(2, _interrupted_join) as ranks:
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_join_that_was_interrupted_is_called_again(is_over: bool) -> None:
+    """Before or after all ranks have joined."""
+    with ProcessRanks(2, _interrupted_join, is_over) as ranks:
         ranks.wait_for("interrupted", 0)
         ranks.release(1)
+        if is_over:
+            ranks.wait_for("joined", 1)
+            ranks.release(0)
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
