@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_a_python_without_hvdlite_is_named_with_the_remedy() -> None:
     assert f"|   or install it there: {sys.executable} -m pip install FOLDER" in ended.stderr
     ended = run("-np", "1", sys.executable, "-IS", "-m", "hvdlite.bench")
     assert f"| hint: {sys.executable} has no hvdlite; " in ended.stderr
-    ended = run("-np", "1", "sh", "-c", f"{sys.executable} -IS -c 'import hvdlite.torch'")
+    ended = run("-np", "1", "sh", "-c", f"{shlex.quote(sys.executable)} -IS -c 'import hvdlite.torch'")
     assert "| hint: the Python of that rank has no hvdlite; " in ended.stderr
 
 
