@@ -7,7 +7,7 @@ fewer classes, it fails with InvalidArgumentError or UnknownError, and the text 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import tensorflow as tf
 
@@ -34,6 +34,11 @@ class Stalled(errors.Stalled, tf.errors.AbortedError):  # type: ignore[misc]
 
 class NotInitialized(HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
     """There is no session: `init` was not called, or `shutdown` was."""
+
+    def __init__(self, node_def: Any, op: Any, message: str, *_: Any) -> None:
+        """Has the parameters from which AutoGraph sees that it can make another one, with a longer text."""
+        super().__init__(message)
+        self.__dict__.update(_of_tensorflow(message, tf.errors.FAILED_PRECONDITION))
 
 
 class CollectiveFailed(HorovodInternalError, tf.errors.InternalError):  # type: ignore[misc]
@@ -65,10 +70,14 @@ def in_both(error: BaseException) -> BaseException:
         return error
     kind = _PAIRS.get(type(error), CollectiveFailed if is_initialized() else NotInitialized)
     made: HvdError = kind.__new__(kind, *error.args)
-    of_tensorflow = dict(_node_def=None, _op=None, _message=str(error), _error_code=code_of(made))
-    made.__dict__.update(error.__dict__, **of_tensorflow, _experimental_payloads={})
+    made.__dict__.update(error.__dict__, **_of_tensorflow(str(error), code_of(made)))
     made.__cause__ = error.__cause__
     return made
+
+
+def _of_tensorflow(message: str, code: int) -> dict[str, Any]:
+    """Returns the attributes that an error of TensorFlow has."""
+    return dict(_node_def=None, _op=None, _message=message, _error_code=code, _experimental_payloads={})
 
 
 def code_of(error: BaseException) -> int:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.tensorflow.collectives.names import are_counted
 from hvdlite.tensorflow.collectives.reductions import allreduce
 from hvdlite.tensors.dtypes import Sum
 from hvdlite.training.peers import group_with_peers
@@ -40,6 +41,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         own_mean = tf.where(has_any, own_mean, tf.zeros_like(own_mean))
         own_variance = tf.where(has_any, own_variance, tf.zeros_like(own_variance))
         sums = tf.stack([own_mean * values, (own_variance + own_mean**2) * values])
-        total = allreduce(tf.concat([tf.reshape(sums, [-1]), [values]], 0), op=Sum, process_set=self._process_set)
+        everything = tf.concat([tf.reshape(sums, [-1]), [values]], 0)
+        name = None if are_counted() else f"moments.{self.name}"
+        total = allreduce(everything, op=Sum, name=name, process_set=self._process_set)
         whole = tf.reshape(total[:-1], tf.shape(sums)) / total[-1]
         return tf.cast(whole[0], mean.dtype), tf.cast(whole[1] - whole[0] ** 2, variance.dtype)

@@ -169,6 +169,20 @@ def test_collectives_need_a_session() -> None:
             assert "has not been initialized; call hvd.init() first" in str(error)
 
 
+def test_a_function_of_the_user_that_needs_a_session_fails_with_both_classes() -> None:
+    """AutoGraph makes another error, with a longer text, of one that passes through a function it has converted."""
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return hvd.allreduce(x)
+
+    assert not hvd.is_initialized()
+    error = raised(eagerly, step, tf.ones(2))
+    assert isinstance(error, tf.errors.FailedPreconditionError)
+    assert isinstance(error, hvd.HorovodInternalError)
+    assert "has not been initialized; call hvd.init() first" in str(error)
+
+
 def test_a_graph_outlives_its_session() -> None:
     hvd.init()
     with through("compiled"):

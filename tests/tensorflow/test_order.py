@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.tensorflow.operation import tickets
+from hvdlite.tensorflow.operation.calls import ARRAYS, Call
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, assert_close, compiled, through
 
@@ -77,8 +82,8 @@ def in_threads(functions: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def chain(x: Any, count: int) -> Any:
     """So many collectives, each of the result of the one before."""
-    for _ in range(count):
-        x = hvd.allreduce(x) + 1.0
+    for number in range(count):
+        x = hvd.allreduce(x, name=f"link {number} of {count}") + 1.0
     return x
 
 
@@ -103,6 +108,48 @@ def functions_in_threads_that_begin_in_another_order_on_each_rank() -> None:
             results = in_threads([partial(functions[index], starts[index]) for index in order])
         for index, result in zip(order, results, strict=True):
             assert_close(result, tf.fill([2], 102.0 * index + 10.0))
+
+
+@scenario
+def a_call_without_a_name_in_a_function_that_another_thread_traces_is_refused() -> None:
+    def refused() -> None:
+        with pytest.raises(ValueError, match="allreduce needs a name here, hvd.allreduce"):
+            compiled(hvd.allreduce, tf.ones(3))
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(refused).result()
+
+
+@scenario
+def runs_that_fail_beside_their_collective_leave_nothing() -> None:
+    """What fails takes so long that the collective has been started."""
+
+    def step(x: Any, matrix: Any) -> Any:
+        return hvd.allreduce(x, op=hvd.Sum) + tf.reduce_sum(tf.linalg.inv(matrix))
+
+    with through("compiled"):
+        function, before = tf.function(step), set(tickets._tickets)
+        for _ in range(10):
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                function(tf.ones(3), tf.fill((300, 300), np.nan))
+        for _ in range(2):
+            assert_close(function(tf.ones(3), tf.eye(2)), tf.fill([3], hvd.size() + 2.0))
+        assert len(tickets._tickets.keys() - before) <= 1  # the last run may still be ending
+
+
+@scenario
+def the_news_of_a_run_that_is_over_does_not_reach_the_next() -> None:
+    token, call = 1 << 40, Call("allreduce", (("name", "stale"), ("op", hvd.Sum)))
+    queue = tickets.queue_of(token)
+    first = tickets.start(token, call, ARRAYS, [np.ones(3)])
+    while not int(tf.raw_ops.QueueSizeV2(handle=queue)):
+        time.sleep(0.001)
+    tickets.give_up(first)
+    second = tickets.start(token, call, ARRAYS, [np.ones(3)])
+    tf.raw_ops.QueueDequeueV2(handle=queue, component_types=tickets.NEWS)
+    (result,) = tickets.finish(second)
+    np.testing.assert_array_equal(result, hvd.size())
+    assert int(tf.raw_ops.QueueSizeV2(handle=queue)) == 0
 
 
 @scenario

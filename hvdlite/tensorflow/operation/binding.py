@@ -16,12 +16,13 @@ import tensorflow as tf
 from hvdlite.ops import Collectives
 from hvdlite.tensorflow.errors import code_of
 from hvdlite.tensorflow.operation.calls import Call, Tensors
-from hvdlite.tensorflow.operation.tickets import finish, start
+from hvdlite.tensorflow.operation.tickets import finish, give_up, start
 from hvdlite.tensors.buffer import Buffer
 from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import ElementType, element_type
 
 _MAX_DIMENSIONS: Final = 16
+_AT_ONCE: Final = 16  # more than one for each start, so that the runs that are over never pile up
 
 
 class _View(ctypes.Structure):
@@ -42,6 +43,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvdlite_tensorflow_allocate": (c_void_p, (c_int32, c_int32, c_void_p, c_int64, POINTER(c_void_p))),
     "hvdlite_tensorflow_release": (None, (c_void_p,)),
     "hvdlite_tensorflow_output": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "hvdlite_tensorflow_ended": (c_int32, (POINTER(c_int64), c_int32)),
     "hvdlite_tensorflow_fail": (None, (c_void_p, c_int32, c_char_p)),
 }
 
@@ -95,6 +97,7 @@ class CompiledKernels:
         self._release = library.hvdlite_tensorflow_release
         self._allocate = library.hvdlite_tensorflow_allocate
         self._output = library.hvdlite_tensorflow_output
+        self._ended = library.hvdlite_tensorflow_ended
         self._fail = library.hvdlite_tensorflow_fail
         self._calls: dict[int, Call] = {}
         adapter = _MemoryAdapter(self._empty)
@@ -121,6 +124,9 @@ class CompiledKernels:
             dtype, shape = DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
             release, address = self._release, view.data or 0
             tensors.append(Memory(release, view.tensor, address, view.nbytes, view.dtype, dtype, shape))
+        ended = (c_int64 * _AT_ONCE)()
+        for index in range(self._ended(ended, _AT_ONCE)):
+            give_up(ended[index])
         return start(token, self._calls[token], self._kind, tensors)
 
     def _finish(self, ticket: int, context: int) -> None:

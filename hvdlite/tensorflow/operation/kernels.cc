@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 extern "C" {
@@ -37,10 +38,10 @@ void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* 
 int TF_NumInputs(TF_OpKernelContext*);
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
 void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);
-TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, int dtype, const int64_t* extents, int dimensions,
-                             size_t nbytes, TF_Status*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 
+TF_Tensor* TF_NewTensor(int dtype, const int64_t* extents, int dimensions, void* data, size_t nbytes,
+                        void (*release)(void* data, size_t nbytes, void* argument), void* argument);
 TF_Tensor* TF_AllocateTensor(int dtype, const int64_t* extents, int dimensions, size_t nbytes);
 void TF_DeleteTensor(TF_Tensor*);
 int TF_TensorType(const TF_Tensor*);
@@ -105,6 +106,44 @@ View view_of(TF_Tensor* tensor) {
   return view;
 }
 
+/// The tickets of runs that are over. The output of a start is gone when its run has ended, in whatever way.
+class Ended {
+ public:
+  void add(int64_t ticket) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tickets_.push_back(ticket);
+  }
+  int32_t take(int64_t* tickets, int32_t limit) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int32_t count = 0;
+    for (; count < limit && !tickets_.empty(); ++count) {
+      tickets[count] = tickets_.back();
+      tickets_.pop_back();
+    }
+    return count;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int64_t> tickets_;
+};
+
+Ended& ended() {
+  static auto* tickets = new Ended;  // never destroyed: TensorFlow may drop tensors when the process exits
+  return *tickets;
+}
+
+/// The memory of a start's output. TensorFlow copies what is aligned to less.
+struct alignas(64) Ticket {
+  int64_t number;
+};
+
+void drop_ticket(void* data, size_t, void*) {
+  auto* ticket = static_cast<Ticket*>(data);
+  ended().add(ticket->number);
+  delete ticket;
+}
+
 void* make_start(TF_OpKernelConstruction* construction) {
   Status status;
   auto* token = new int64_t(-1);
@@ -124,16 +163,17 @@ void start(void* token, TF_OpKernelContext* context) {
     TF_GetInput(context, index, &tensor, status);
     if (status.is_ok()) inputs.push_back(view_of(tensor));
   }
-  TF_Tensor* output =
-      status.is_ok() ? TF_AllocateOutput(context, 0, kInt64, nullptr, 0, sizeof(int64_t), status) : nullptr;
   if (!status.is_ok()) {
     for (const View& view : inputs) TF_DeleteTensor(view.tensor);
     TF_OpKernelContext_Failure(context, status);
     return;
   }
-  auto* ticket = static_cast<int64_t*>(TF_TensorData(output));
-  *ticket = start_in_python(*static_cast<int64_t*>(token), static_cast<int32_t>(inputs.size()), inputs.data());
+  auto* ticket =
+      new Ticket{start_in_python(*static_cast<int64_t*>(token), static_cast<int32_t>(inputs.size()), inputs.data())};
+  TF_Tensor* output = TF_NewTensor(kInt64, nullptr, 0, ticket, sizeof(int64_t), drop_ticket, nullptr);
+  TF_SetOutput(context, 0, output, status);
   TF_DeleteTensor(output);
+  if (!status.is_ok()) TF_OpKernelContext_Failure(context, status);
 }
 
 void* make_finish(TF_OpKernelConstruction*) { return nullptr; }
@@ -221,6 +261,9 @@ EXPORTED int32_t hvdlite_tensorflow_output(TF_OpKernelContext* context, int32_t 
   TF_SetOutput(context, index, tensor, status);
   return TF_GetCode(status);
 }
+
+/// Writes at most `limit` tickets whose runs are over, each once. Returns how many.
+EXPORTED int32_t hvdlite_tensorflow_ended(int64_t* tickets, int32_t limit) { return ended().take(tickets, limit); }
 
 /// Makes a kernel that runs fail.
 EXPORTED void hvdlite_tensorflow_fail(TF_OpKernelContext* context, int32_t code, const char* text) {

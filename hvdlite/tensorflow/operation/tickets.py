@@ -3,11 +3,16 @@
 A graph waits for a ticket in TensorFlow's own `QueueDequeue`, which keeps no thread waiting. Every call has a queue,
 and the end of a collective puts one element into it. If a graph runs twice at the same time, the news of one run may
 reach the other; that one then waits for its own collective in a thread of TensorFlow.
+
+A run that fails elsewhere never asks for its results, and leaves its news in the queue. The compiled kernels say when a
+run is over; its ticket is given up, and the queue is emptied before the next run of that call. `tf.numpy_function` says
+nothing: there the ticket stays, and later runs of the call wait in threads of TensorFlow.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
@@ -25,6 +30,9 @@ NEWS: Final = [tf.bool]
 
 _numbers: Final = itertools.count()
 _tickets: Final[dict[int, _Ticket]] = {}
+_stale: Final[set[int]] = set()
+"""The calls in whose queues there may be news of runs that are over."""
+_emptying: Final = threading.Lock()
 
 
 def queue_of(token: int) -> Any:
@@ -36,7 +44,11 @@ def start(token: int, call: Call, kind: Tensors, tensors: Sequence[Any]) -> int:
     """Starts ``call`` and returns the number of its ticket. An error is raised by `finish`."""
     ticket = _Ticket(token, call, kind)
     number = next(_numbers)
-    _tickets[number] = ticket
+    with _emptying:
+        if token in _stale and not any(each.token == token for each in _tickets.copy().values()):
+            _stale.discard(token)
+            _empty(token)
+        _tickets[number] = ticket
     try:
         handle = call.draft(kind, tensors)
         submit(handle)
@@ -62,13 +74,22 @@ def finish(number: int) -> list[Any]:
         raise found from error.__cause__
 
 
+def give_up(number: int) -> None:
+    """Lets go of a ticket whose run is over, if it never asked for the results."""
+    ticket = _tickets.pop(number, None)
+    if ticket is not None and ticket.give_up():
+        _stale.add(ticket.token)
+
+
 class _Ticket:
     """The waiter of a collective: `release` is called in threads of hvdlite as its tensors get done, one by one."""
 
-    __slots__ = ("_left", "_token", "call", "error", "handle", "kind")
+    __slots__ = ("_is_given_up", "_is_told", "_left", "_telling", "call", "error", "handle", "kind", "token")
 
     def __init__(self, token: int, call: Call, kind: Tensors) -> None:
-        self._token = token
+        self._telling = threading.Lock()
+        self._is_told = self._is_given_up = False
+        self.token = token
         self.call = call
         self.kind = kind
         self.handle: Handle[Any] | GroupHandle[Any] | None = None
@@ -89,11 +110,28 @@ class _Ticket:
         self.tell()
 
     def tell(self) -> None:
-        try:
-            with tf.init_scope():
-                tf.raw_ops.QueueEnqueueV2(handle=_queue(self._token), components=[_news()])
-        except Exception:  # in a thread that other ranks wait for
-            logger.exception("hvdlite cannot tell TensorFlow that a collective has ended")
+        with self._telling:
+            if self._is_given_up:
+                return
+            self._is_told = True
+            try:
+                with tf.init_scope():
+                    tf.raw_ops.QueueEnqueueV2(handle=_queue(self.token), components=[_news()])
+            except Exception:  # in a thread that other ranks wait for
+                logger.exception("hvdlite cannot tell TensorFlow that a collective has ended")
+
+    def give_up(self) -> bool:
+        """Keeps `tell` from telling. True if it has told already."""
+        with self._telling:
+            self._is_given_up = True
+            self.handle = None
+            return self._is_told
+
+
+def _empty(token: int) -> None:
+    with tf.init_scope():
+        for _ in range(int(tf.raw_ops.QueueSizeV2(handle=_queue(token)))):
+            tf.raw_ops.QueueDequeueV2(handle=_queue(token), component_types=NEWS)
 
 
 @cache
