@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.frontends.scenarios import Report, launch
+from tests.harness.scenarios import pytest_generate_tests as pytest_generate_tests
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _torch_ranks(torch_fork_server: None) -> None:
     """Starts the server while the first test, which needs none, runs here."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that takes ``report`` and ``name`` for each number of ranks and scenario of its module."""
-    if "report" in metafunc.fixturenames:
-        scenarios = metafunc.module.scenario
-        metafunc.parametrize("report", scenarios.ranks, ids="{0}-ranks".format, indirect=True, scope="module")
-        metafunc.parametrize("name", scenarios.names)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import importlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
+import pytest
+
 import hvdlite as hvd
 from tests.harness.forkserver import PLAIN, ForkServer
 from tests.harness.processes import process_ranks
@@ -50,6 +52,14 @@ class Scenarios:
             hvd.barrier()
         hvd.shutdown()
         return report
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """For conftest.py: runs a test that takes ``report`` and ``name`` for each number of ranks and each scenario."""
+    if "report" in metafunc.fixturenames:
+        scenarios = metafunc.module.scenario
+        metafunc.parametrize("report", scenarios.ranks, ids="{0}-ranks".format, indirect=True, scope="module")
+        metafunc.parametrize("name", scenarios.names)
 
 
 def run(module: str) -> Report:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness.forkserver import TENSORFLOW
 from tests.harness.scenarios import Report, launch_ranks, run
+from tests.harness.scenarios import pytest_generate_tests as pytest_generate_tests
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only, here and on the ranks
 
@@ -17,14 +18,6 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only, here and on the ranks
 def _tensorflow_ranks(_no_inherited_settings: None) -> Iterator[None]:
     with TENSORFLOW:
         yield
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that takes ``report`` and ``name`` for each number of ranks and scenario of its module."""
-    if "report" in metafunc.fixturenames:
-        scenarios = metafunc.module.scenario
-        metafunc.parametrize("report", scenarios.ranks, ids="{0}-ranks".format, indirect=True, scope="module")
-        metafunc.parametrize("name", scenarios.names)
 
 
 @pytest.fixture(scope="module")
