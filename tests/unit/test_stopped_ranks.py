@@ -49,6 +49,8 @@ class Processes:
         process = subprocess.Popen([*(command or SLEEP)], env=self.environ(rank, **more))
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
+        while not environ_of(process.pid):  # exec ends Popen's wait before the new environment can be read
+            time.sleep(0.001)
         return process.pid
 
     def join(self, rank: int, *child: str, **more: str) -> tuple[int, int]:
