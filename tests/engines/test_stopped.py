@@ -20,7 +20,7 @@ from tests.launcher.hvdrun import COMMAND, read_until
 
 # Rank 1 stops itself before init(), or in its first or its last round; 0 and 2 wait for it.
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, threading
 import numpy as np
 import hvdlite as hvd
 from hvdlite.launched_by.detect import detect
@@ -29,7 +29,8 @@ from hvdlite.rendezvous import client
 
 def stop():
     if {**detect(os.environ), **os.environ}["HVDLITE_RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: sent to the process, another thread takes it, and this one goes on for a moment.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 class StopAndExchange(client.Exchanges):
     def __call__(self, offer):
