@@ -65,12 +65,12 @@ test-engines: $(VENV)/.for-development native ## run the tests of jobs that torc
 	$(RUN_TESTS) tests/engines
 
 test-keras: $(KERAS_VENV)/.for-tests native ## run the tests of JAX and of Keras on JAX, PyTorch and TensorFlow
-	@$(SAY) 'training with Keras on each of its back ends: some minutes'
+	@$(SAY) 'training with Keras on each of its back ends: about five minutes on two cores'
 	$(KERAS_VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS) tests/keras
 
 test-tensorflow: export PYTHONDONTWRITEBYTECODE =
 test-tensorflow: $(TENSORFLOW_VENV)/.for-tests native ## run the tests of TensorFlow, in an environment of their own
-	@$(SAY) 'running the tests of TensorFlow: about three minutes on two cores'
+	@$(SAY) 'running the tests of TensorFlow: about four minutes on two cores'
 	$(TENSORFLOW_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/tensorflow
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
