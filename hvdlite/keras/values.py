@@ -81,17 +81,9 @@ def _value_of(value: Any) -> Any:
 class _Variables:
     """The store of Keras: variables travel as arrays. Whole numbers have 64 bits there, as on TensorFlow only."""
 
-    kind = keras.Variable
-
     def read(self, variable: Any) -> Any:
         value = np.array(keras.ops.convert_to_numpy(variable.value))
         return value.astype(np.int64) if value.dtype.kind == "i" else value
 
     def write(self, variable: Any, received: Any) -> None:
         variable.assign(keras.ops.cast(received, variable.dtype))
-
-    def description(self, variable: Any) -> Any:
-        raise NotImplementedError("variables travel as lists, never inside of other objects")
-
-    def make(self, description: Any) -> Any:
-        raise NotImplementedError("variables travel as lists, never inside of other objects")

@@ -18,19 +18,26 @@ from hvdlite.session import rank
 V = TypeVar("V")
 """A front end's holder of a value: a variable, or a tensor itself."""
 
+W = TypeVar("W", contravariant=True)
+"""Such a holder, where it only is an argument."""
+
 T = TypeVar("T")
 
 
-class Store(Protocol[V, T]):
-    """Reads, writes and makes a front end's values."""
+class Store(Protocol[W, T]):
+    """Reads and writes a front end's values."""
 
-    kind: type[V]
-
-    def read(self, variable: V) -> T:
+    def read(self, variable: W) -> T:
         """Returns the value as a tensor that can be written in place: ``variable`` itself, or a copy."""
 
-    def write(self, variable: V, received: T) -> None:
+    def write(self, variable: W, received: T) -> None:
         """Assigns the received value to ``variable``, where `read` returned a copy."""
+
+
+class StateStore(Store[V, T], Protocol):
+    """Also finds values of ``kind`` inside of other objects, and makes new ones."""
+
+    kind: type[V]
 
     def description(self, variable: V) -> Any:
         """Returns the argument of `make` for another variable like this one. It can be pickled."""
@@ -78,7 +85,7 @@ def broadcast_state(
     root_rank: int,
     process_set: ProcessSet,
     collectives: Collectives[T],
-    store: Store[V, T],
+    store: StateStore[V, T],
 ) -> Any:
     """Returns the ``state`` of ``root_rank``; that of other ranks is ignored. All but its variables must pickle."""
     is_root = rank() == root_rank
@@ -95,7 +102,7 @@ def broadcast_state(
     return state
 
 
-def _dump(state: Any, variables: list[V], store: Store[V, Any]) -> bytes:
+def _dump(state: Any, variables: list[V], store: StateStore[V, Any]) -> bytes:
     """Pickles ``state`` without the contents of its variables, which are appended to ``variables``."""
 
     class Pickler(pickle.Pickler):
@@ -110,7 +117,7 @@ def _dump(state: Any, variables: list[V], store: Store[V, Any]) -> bytes:
     return stream.getvalue()
 
 
-def _load(data: memoryview, variables: list[V], store: Store[V, Any]) -> Any:
+def _load(data: memoryview, variables: list[V], store: StateStore[V, Any]) -> Any:
     """Restores a dumped state with new variables, which are appended to ``variables`` in the same order."""
 
     class Unpickler(pickle.Unpickler):
