@@ -15,6 +15,7 @@ from typing import Any as _Any
 from hvdlite.public_names import *
 from hvdlite.public_names import __version__ as __version__
 from hvdlite.publish import publish as _publish
+from hvdlite.tensorflow.autograph import leave_out_all as _leave_out_all
 from hvdlite.tensorflow.collectives.transfers import (
     allgather as allgather,
     alltoall as alltoall,
@@ -55,6 +56,7 @@ from hvdlite.tensorflow.optimizer.tape import (
 
 _LATER = {"SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm"}  # which import Keras
 _publish(__name__, _LATER)
+_leave_out_all()
 
 
 def __getattr__(name: str) -> _Any:

@@ -54,7 +54,7 @@ LAYERS = [
     {"torch.collectives"},
     {"torch.memory"},
     {"torch.optimizer"},
-    {"tensorflow.errors", "tensorflow.compression"},
+    {"tensorflow.errors", "tensorflow.compression", "tensorflow.autograph"},
     {"tensorflow.operation"},
     {"tensorflow.collectives"},
     {"tensorflow.optimizer"},

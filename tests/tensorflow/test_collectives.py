@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,45 @@ def scaled_and_compressed() -> None:
             both = way(lambda of=compression: hvd.grouped_allreduce([own, own], op=hvd.Sum, compression=of))
             assert_close(both[1], total)
             assert_close(way(lambda of=compression: hvd.allreduce(own, op=hvd.Sum, compression=of)), total)
+
+
+@scenario
+def autograph_rewrites_a_compressor_of_the_user_and_nothing_of_hvdlite() -> None:
+    callers = set()
+
+    class Limited(hvd.Compressor):  # type: ignore[misc]
+        """Has branches over tensors, which only AutoGraph understands in graphs."""
+
+        @staticmethod
+        def compress(tensor: Any) -> Any:
+            callers.update(frame.name for frame in traceback.extract_stack())
+            if tf.reduce_max(tensor) > 2.0:
+                tensor = tf.minimum(tensor, 2.0)
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor: Any, context: None) -> Any:
+            if tf.reduce_max(tensor) > 1.0:
+                tensor += 0.5
+            return tensor
+
+    own, weight = tf.fill([hvd.size()], hvd.rank() + 1.0), tf.Variable(tf.ones(2))
+    mean = sum(min(rank + 1.0, 2.0) for rank in range(hvd.size())) / hvd.size()
+    mean += 0.5 if mean > 1 else 0.0
+
+    def program() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight) * own[0]
+        gradient = hvd.DistributedGradientTape(tape, compression=Limited).gradient(loss, weight)
+        reduced = hvd.allreduce(own, compression=Limited), hvd.reducescatter(own, compression=Limited)
+        return gradient, *reduced
+
+    for way in WAYS:
+        callers.clear()
+        for result, shape in zip(way(program), ([2], [hvd.size()], [1]), strict=True):
+            assert_close(result, tf.fill(shape, mean))
+        rewritten = {name for name in callers if name.startswith("tf__")} - {"tf__extract_stack"}
+        assert rewritten == ({"tf__program", "tf__compress"} if way in GRAPHS else set())
 
 
 @scenario

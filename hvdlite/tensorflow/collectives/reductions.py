@@ -11,6 +11,7 @@ import tensorflow as tf
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.adapter import Compressor
 from hvdlite.session import group_of
+from hvdlite.tensorflow.autograph import converted
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of, suffixed
 from hvdlite.tensorflow.compression import Compression
@@ -39,9 +40,9 @@ def allreduce(
     how = dict(op=_op_of(average, op), prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
         return _gathered(tensor, name, process_set, how)
-    sent, context = compression.compress(tf.convert_to_tensor(tensor))
+    sent, context = converted(compression.compress)(tf.convert_to_tensor(tensor))
     (reduced,) = cross("allreduce", [sent], name=name_of("allreduce", name), process_set=process_set, **how)
-    return compression.decompress(reduced, context)
+    return converted(compression.decompress)(reduced, context)
 
 
 def grouped_allreduce(
@@ -87,9 +88,9 @@ def reducescatter(
     Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
     """
     how = dict(op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
-    sent, context = compression.compress(tf.convert_to_tensor(tensor))
+    sent, context = converted(compression.compress)(tf.convert_to_tensor(tensor))
     (reduced,) = cross("reducescatter", [sent], name=name_of("reducescatter", name), process_set=process_set, **how)
-    return compression.decompress(reduced, context)
+    return converted(compression.decompress)(reduced, context)
 
 
 def grouped_reducescatter(
@@ -110,10 +111,10 @@ def grouped_reducescatter(
 def _of_several(
     form: str, tensors: Sequence[Any], compression: Compressor, name: str | None, process_set: ProcessSet, how: Any
 ) -> list[Any]:
-    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    pairs = [converted(compression.compress)(tf.convert_to_tensor(tensor)) for tensor in tensors]
     sent = [tensor for tensor, _ in pairs]
     reduced = cross(form, sent, name=name_of(form, name), process_set=process_set, **how)
-    return [compression.decompress(each, context) for each, (_, context) in zip(reduced, pairs, strict=True)]
+    return [converted(compression.decompress)(each, context) for each, (_, context) in zip(reduced, pairs, strict=True)]
 
 
 def _gathered(slices: Any, name: str | None, process_set: ProcessSet, how: Any) -> Any:
