@@ -16,6 +16,11 @@ from hvdlite.jax.eager import collectives as _collectives
 from hvdlite.jax.trees import allgather as allgather, allreduce as allreduce, broadcast as broadcast
 from hvdlite.publish import publish as _publish
 
+try:
+    import hvdlite.jax.cluster as _cluster
+except (ImportError, AttributeError):  # a private part of JAX, without which jax.distributed only needs more arguments
+    _cluster = None  # type: ignore[assignment]
+
 alltoall = _collectives.alltoall
 alltoall_async = _collectives.alltoall_async
 allgather_async = _collectives.allgather_async

@@ -1,0 +1,46 @@
+"""The ranks of hvdrun as processes of `jax.distributed`, which then needs no numbers.
+
+JAX asks each class of clusters that it knows whether it is running there; hvdrun's comes first, because hvdrun works
+inside of all others. JAX reads where processes meet from JAX_COORDINATOR_ADDRESS by itself, which hvdrun sets.
+"""
+
+from __future__ import annotations
+
+from jax._src.clusters import ClusterEnv
+
+from hvdlite.settings import Start
+
+
+class Hvdrun(ClusterEnv):  # type: ignore[misc]
+    """What JAX asks about a process, for ranks that hvdrun has started."""
+
+    name = "hvdrun"
+
+    @classmethod
+    def is_env_present(cls) -> bool:
+        try:
+            return bool(Start.read().rendezvous)
+        except ValueError:  # of another launcher, which `init` reports
+            return False
+
+    @classmethod
+    def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
+        raise ValueError(
+            "JAX_COORDINATOR_ADDRESS is not set, although hvdrun sets it where it finds a free port; pass "
+            "coordinator_address='HOST:PORT', with a free port on the host of rank 0, to jax.distributed.initialize()"
+        )
+
+    @classmethod
+    def get_process_count(cls) -> int:
+        return Start.read().size
+
+    @classmethod
+    def get_process_id(cls) -> int:
+        return Start.read().rank
+
+    @classmethod
+    def get_local_process_id(cls) -> int | None:
+        return Start.read().local_rank
+
+
+ClusterEnv._cluster_types.insert(0, ClusterEnv._cluster_types.pop())
