@@ -6,6 +6,7 @@ the arguments: the other ranks then end quietly, so that no launcher kills rank 
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from hvdlite.bench.peers import (
     open_systems,
     parse_peers,
     require_dtype,
+    require_keras,
     require_torch,
 )
 from hvdlite.bench.report import Group, Study, heading, lines, to_json, to_markdown
@@ -87,7 +89,9 @@ def report_file(path: str) -> Path:
 @click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
 @click.option("--many", "step", type=(click.IntRange(min=1), Parsed("BYTES", parse_size)), metavar="T BYTES",
               help="A step of T small tensors of BYTES each.")  # fmt: skip
-@click.option("--train", "trains", is_flag=True, help="The step of a transformer: bare, hvdlite, and DDP over Gloo.")
+@click.option("--train", "framework", is_flag=False, flag_value="torch", type=click.Choice(["torch", "keras"]),
+              help="The step of a transformer: bare, hvdlite, and DDP over Gloo; with keras, which runs on TensorFlow, "
+              "MultiWorkerMirroredStrategy instead.")  # fmt: skip
 @click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too.")
 @click.option("--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too.")
 @click.pass_context
@@ -103,26 +107,28 @@ def bench(
     registers: bool,
     shows_limit: bool,
     step: tuple[int, int] | None,
-    trains: bool,
+    framework: str | None,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
-    _refuse_ignored(context, {"--train": trains, "--many": step is not None})
+    _refuse_ignored(context, {"--train": framework is not None, "--many": step is not None})
     labels = list(dict.fromkeys(label for given in peers for label in given))
     if step is not None and of_mpi(labels):
         raise click.UsageError("MPI has no step of many tensors; compare --many with gloo only.")
-    if trains:
+    if framework == "torch":
         labels = list(OTHERS)
+    elif framework == "keras":
+        require_keras("--train keras")
     kind = TensorType(dtype, uses_torch=bool(in_process(labels)) or dtype == "bfloat16")  # numpy has no bfloat16
     if kind.uses_torch:
-        require_torch("--train" if trains else f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}")
+        require_torch("--train" if framework else f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}")
     require_dtype(labels, dtype)
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
     with open_systems(in_process(labels), kind.uses_torch, registers) as systems, open_jobs(labels) as (jobs, notes):
-        if trains:
-            study = _training(iterations or _STEPS, warmup)
+        if framework is not None:
+            study = _training(framework, iterations or _STEPS, warmup)
         elif step is not None:
             study = many(systems, kind, *step, iterations or _STEPS, warmup)
         else:
@@ -168,10 +174,9 @@ def _refuse_ignored(context: click.Context, modes: Mapping[str, bool]) -> None:
                 raise click.UsageError(f"{parameter.opts[0]} means nothing with {mode}; leave it out.")
 
 
-def _training(steps: int, warmup: int) -> Study:
-    from hvdlite.bench.train import train  # it imports torch
-
-    return train(steps, warmup)
+def _training(framework: str, steps: int, warmup: int) -> Study:
+    study: Study = importlib.import_module(f"hvdlite.bench.training.with_{framework}").train(steps, warmup)
+    return study
 
 
 def run_study(study: Study, notes: Sequence[str], json_file: Path | None, markdown_file: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final
@@ -55,6 +56,20 @@ def require_torch(purpose: str) -> None:
     except ImportError as error:
         raise click.UsageError(
             f"{purpose} needs PyTorch ({error}); install it with pip install 'hvdlite[torch]'."
+        ) from None
+
+
+def require_keras(purpose: str) -> None:
+    """Makes TensorFlow the back end of Keras. Raises UsageError where either cannot be imported."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only, among which rank 0 prints its table
+    try:
+        importlib.import_module("tensorflow")
+        importlib.import_module("keras")
+    except ImportError as error:
+        raise click.UsageError(
+            f"{purpose} needs TensorFlow and Keras 3 ({error}); "
+            "install them with pip install 'hvdlite[tensorflow,keras]'."
         ) from None
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 
 import hvdlite as hvd
 from benchmarks import targets
-from hvdlite.bench.cli import main
+from hvdlite.bench.cli import bench, main
 from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.pattern import fill, pattern
 from hvdlite.bench.report import Column, Row, Study, make_row, ratio_columns, to_json, to_markdown
@@ -24,6 +22,7 @@ from hvdlite.bench.sweep import default_iterations
 from hvdlite.bench.timing import BLOCKS, Candidate, measure
 from hvdlite.launcher.agent.answers import free_port
 from tests.harness import process_ranks
+from tests.harness.benchmarks import rows_of
 from tests.harness.forkserver import TORCH
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND
@@ -62,6 +61,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--train", "--dtype", "int8"], "--dtype means nothing with --train"),
         (["--many", "2", "1K", "--sizes", "1K"], "--sizes means nothing with --many"),
         (["--many", "2", "1K", "--train"], "exclude each other"),
+        (["--train", "keras", "--limit"], "--limit means nothing with --train"),
+        (["--train", "jax"], "'torch', 'keras'"),
         (["--json", "no/such/folder/file"], "no/such/folder"),
         (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
         (["--compare", "impi", "--dtype", "float16"], "MPI does not take float16"),
@@ -99,6 +100,24 @@ def test_without_torch_the_line_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(arguments) == 2
     assert "pip install 'hvdlite[torch]'" in capsys.readouterr().err
+
+
+def test_without_tensorflow_the_line_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    for variable in ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(variable, "")  # to be put back
+    assert main(["--train", "keras"]) == 2
+    said = capsys.readouterr().err
+    assert "--train keras needs TensorFlow and Keras 3" in said
+    assert "pip install 'hvdlite[tensorflow,keras]'" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", [["--train"], ["--train", "torch"], ["--train", "--iters", "3"]])
+def test_training_is_that_of_torch_unless_keras_is_named(given: list[str]) -> None:
+    assert bench.make_context("bench", given).params["framework"] == "torch"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +223,7 @@ def _bench(ranks: int, file: Path, *arguments: str) -> tuple[list[str], list[Row
     assert ended.returncode == 0, ended.stdout + ended.stderr
     printed = ended.stdout.splitlines()
     assert all(line.startswith("[0]<stdout>:") for line in printed)
-    return printed, _rows(file, printed)
+    return printed, rows_of(file, printed)
 
 
 def _bench_with_torch(file: Path, *arguments: str) -> tuple[list[str], list[Row]]:
@@ -217,14 +236,7 @@ def _bench_with_torch(file: Path, *arguments: str) -> tuple[list[str], list[Row]
     warning = "[c10d] The hostname of the client socket cannot be retrieved"  # where no name server knows the address
     printed, nothing = ([line for line in each.output.splitlines() if warning not in line] for each in outcomes)
     assert nothing == []
-    return printed, _rows(file, printed)
-
-
-def _rows(file: Path, printed: list[str]) -> list[Row]:
-    rows = json.loads(file.read_text())
-    assert all(list(row) == [field.name for field in fields(Row)] for row in rows)
-    assert len(printed) == 2 + len(rows)
-    return [Row(**row) for row in rows]
+    return printed, rows_of(file, printed)
 
 
 def test_a_sweep(tmp_path: Path) -> None:
@@ -297,7 +309,7 @@ def test_training(tmp_path: Path) -> None:
 
 
 def test_the_wait_of_timed_steps_is_what_is_exposed() -> None:
-    from hvdlite.bench.train import WaitingStep, hidden_share
+    from hvdlite.bench.training.with_torch import WaitingStep, hidden_share
 
     waits: list[float] = []
     step = WaitingStep("hvdlite", lambda: waits.append(len(waits)), lambda: True, waits)
@@ -311,6 +323,6 @@ def test_the_wait_of_timed_steps_is_what_is_exposed() -> None:
 
 
 def test_the_model_has_75_tensors() -> None:
-    from hvdlite.bench.model import make_model
+    from hvdlite.bench.training.torch_model import make_model
 
     assert len(list(make_model().parameters())) == 75

@@ -1,8 +1,5 @@
 """A real training step: alone on every rank, with hvdlite's optimizer, and with torch's DDP over Gloo.
 
-In the *bare* step all ranks compute at once but never communicate; what another step takes longer is the cost of data
-parallelism. After every block's first step the ranks must have the same weights.
-
 *reduction* reduces all gradients while nobody computes. *exposed* is how long a step waits for them after the last rank
 has ended backward: the shortest wait of any rank, since longer ones contain the lateness of others. The difference of
 the two is hidden behind backward.
@@ -22,10 +19,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
-from hvdlite import Min, allgather, allreduce
-from hvdlite.bench.model import BATCH, TOKENS, make_batch, make_model
+from hvdlite import Min, allreduce
 from hvdlite.bench.report import Column, Group, Row, Study, make_row
 from hvdlite.bench.timing import Candidate, Clock, Times, measure
+from hvdlite.bench.training.figures import BATCH, TOKENS, columns, has_equal_weights
+from hvdlite.bench.training.torch_model import make_batch, make_model
 
 _LEARNING_RATE = 0.01
 
@@ -88,14 +86,15 @@ def _hvdlite(model: nn.Module) -> tuple[WaitingStep, Candidate]:
         return True
 
     step = _step(model, optimizer, finish)
-    return WaitingStep("hvdlite", step, _has_equal_weights(model, step), waits), Candidate("reduction", reduce, reduce)
+    is_right = has_equal_weights(step, lambda: _sum(model))
+    return WaitingStep("hvdlite", step, is_right, waits), Candidate("reduction", reduce, reduce)
 
 
 def _gloo(model: nn.Module) -> Candidate:
     replica = DistributedDataParallel(model)
     optimizer = _sgd(replica)
     step = _step(replica, optimizer, optimizer.step)
-    return Candidate("gloo", step, _has_equal_weights(replica, step))
+    return Candidate("gloo", step, has_equal_weights(step, lambda: _sum(replica)))
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -114,31 +113,8 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, finish: Callable[[
     return step
 
 
-def _has_equal_weights(model: nn.Module, step: Callable[[], None]) -> Callable[[], bool]:
-    """Returns a function that steps once, and is true if all ranks then have the same weights."""
-
-    def is_right() -> bool:
-        step()
-        weights = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
-        return bool(np.ptp(allgather(np.array([weights]))) == 0)
-
-    return is_right
-
-
-def overhead_us(row: Row, group: Group) -> float:
-    """Returns by how much the step of ``row`` is longer than the bare step, by the medians."""
-    return row.median_us - group["bare"].median_us
-
-
-def _overhead(row: Row, group: Group) -> str:
-    return f"{overhead_us(row, group) / 1e3:.1f}" if row.system in ("hvdlite", "gloo") else ""
-
-
-def _overhead_ratio(row: Row, group: Group) -> str:
-    others = overhead_us(group["gloo"], group)
-    if row.system != "hvdlite" or others <= 0:  # noise can make the bare step the slower one
-        return ""
-    return f"{overhead_us(row, group) / others:.3f}"
+def _sum(model: nn.Module) -> float:
+    return sum(parameter.detach().double().sum().item() for parameter in model.parameters())
 
 
 def hidden_share(group: Group) -> float:
@@ -150,11 +126,4 @@ def _hidden(row: Row, group: Group) -> str:
     return f"{hidden_share(group):.0%}" if row.system == "hvdlite" else ""
 
 
-COLUMNS = [
-    Column("system", 10, lambda row, group: row.system),
-    Column("median ms", 11, lambda row, group: f"{row.median_us / 1e3:.1f}"),
-    Column("min ms", 11, lambda row, group: f"{row.min_us / 1e3:.1f}"),
-    Column("overhead ms", 13, _overhead),
-    Column("overhead/gloo", 15, _overhead_ratio),
-    Column("hidden", 8, _hidden),
-]
+COLUMNS = [*columns("gloo"), Column("hidden", 8, _hidden)]

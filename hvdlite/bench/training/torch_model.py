@@ -1,4 +1,4 @@
-"""The model that ``--train`` trains: a small transformer that predicts the next token.
+"""The model that ``--train torch`` trains: a small transformer that predicts the next token.
 
 27,114,304 parameters in 75 tensors: 12 in each of six layers, the embedding, and the weight and bias of the output.
 It needs no position embeddings, since causal attention tells positions apart, and no dropout, so that all ranks compute
@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hvdlite.bench.training.figures import BATCH, TOKENS
+
 VOCABULARY, WIDTH, LAYERS, HEADS = 8000, 512, 6, 8
-BATCH, TOKENS = 2, 32
 
 
 class Transformer(nn.Module):
