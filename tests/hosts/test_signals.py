@@ -13,7 +13,7 @@ from tests.hosts.endings import still_on
 from tests.hosts.jobs import rest_of, running
 from tests.launcher.hvdrun import read_until
 
-DEAF = "trap '' TERM; echo ready; while :; do sleep 600; done"
+DEAF = "trap '' INT TERM; echo ready; while :; do sleep 600; done"
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -32,13 +31,26 @@ def candidates(since: float, folders: Iterable[str]) -> Iterator[str]:
     """Yields the files that a snooping user would read: of other processes, and those changed ``since`` then."""
     for pattern in OF_PROCESSES:
         yield from (path for path in glob.iglob(pattern) if not path.startswith(f"/proc/{os.getpid()}/"))
-    for folder in folders:
-        for parent, _, names in os.walk(folder):
-            for path in (os.path.join(parent, name) for name in names):
-                with suppress(OSError):
-                    status = os.stat(path)
-                    if stat.S_ISREG(status.st_mode) and status.st_mtime >= since - 1.0:
-                        yield path
+    for path in (path for folder in folders for path in files_below(folder, since)):
+        if os.path.isfile(path) and changed_since(since, path):
+            yield path
+
+
+def files_below(folder: str, since: float) -> Iterator[str]:
+    """Yields the files of ``folder`` and below, except in folders right there in which nothing came or went ``since``.
+
+    Those are other people's, and may hold millions of files.
+    """
+    for parent, below, names in os.walk(folder):
+        if parent == folder:
+            below[:] = [name for name in below if changed_since(since, os.path.join(parent, name))]
+        yield from (os.path.join(parent, name) for name in names)
+
+
+def changed_since(since: float, path: str) -> bool:
+    with suppress(OSError):
+        return os.stat(path).st_mtime >= since - 1.0
+    return False
 
 
 def holders(keys: list[bytes], since: float, *folders: Path) -> list[set[str]]:
