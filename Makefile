@@ -7,7 +7,7 @@ TENSORFLOW_VENV ?= .venv-tensorflow
 NP ?= 2
 PYTEST_ARGS ?=
 # How many processes share the tests. Each of them waits half of its time, and has up to four busy ranks at others.
-TEST_PROCESSES ?= $(shell echo $$(($(CPUS) < 4 ? 2 * $(CPUS) : 8)))
+TEST_PROCESSES ?= $(shell echo $$(($(CPUS) < 4 ? 5 * $(CPUS) / 2 : 8)))
 MINUTES ?= 10
 BENCH_ARGS ?= --compare gloo
 
