@@ -16,7 +16,7 @@ from hvdlite.tensors.dtypes import Average, Sum
 
 T = TypeVar("T")
 
-_FRONT_ENDS = ("torch",)
+_FRONT_ENDS = ("torch", "tensorflow")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:

@@ -55,12 +55,31 @@ from hvdlite.tensorflow.optimizer.tape import (
 )
 
 _LATER = {"SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm"}  # which import Keras
+_HOROVODS = {  # not public, and taken from here by scripts and tests for Horovod
+    "hvdlite.horovod.checks": "check_extension gpu_available split_list",
+    "hvdlite.tensorflow.eager_mode": "_cache _executing_eagerly _make_subgraph refs_to_vars vars_to_refs",
+    "hvdlite.tensorflow.gradient_aggregation": "LocalGradientAggregationHelper _make_allreduce_grads_fn",
+    "hvdlite.tensorflow.mpi_ops": "_allreduce _grouped_allreduce _grouped_reducescatter _reducescatter "
+    "check_num_rank_power_of_2 handle_average_backwards_compatibility",
+}
+_ELSEWHERE = _LATER | {name: module for module, names in _HOROVODS.items() for name in names.split()}
+_MODULES = {
+    "elastic": "hvdlite.horovod.elastic",
+    "gradient_aggregation": "hvdlite.tensorflow.gradient_aggregation",
+    "keras": "hvdlite.tensorflow.keras",
+    "mpi_ops": "hvdlite.tensorflow.mpi_ops",
+    "util": "hvdlite.tensorflow.eager_mode",
+}
 _publish(__name__, _LATER)
 _leave_out_all()
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _LATER:
+    if name in _ELSEWHERE:
+        found = getattr(_import_module(_ELSEWHERE[name]), name)
+    elif name in _MODULES:
+        found = _import_module(_MODULES[name])
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(_import_module(_LATER[name]), name)
+    globals()[name] = found
     return found

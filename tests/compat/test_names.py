@@ -14,8 +14,8 @@ from hvdlite.compat.names import MODULES
 from tests.harness.patience import PATIENCE_S
 
 INSTALL = "from hvdlite.compat import install_as_horovod; install_as_horovod()\n"
-OF_OTHERS = ("hvdlite.tensorflow", "hvdlite.keras")  # which tests/tensorflow and tests/keras have
-OURS = {name: lent for name, lent in MODULES.items() if not lent.startswith(OF_OTHERS)}
+OF_OTHERS = ("horovod.tensorflow", "horovod.keras")  # which tests/tensorflow has
+OURS = {name: lent for name, lent in MODULES.items() if not name.startswith(OF_OTHERS)}
 
 
 def python(*arguments: str, **environ: str) -> str:

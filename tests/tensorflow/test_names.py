@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import subprocess
 import sys
+from operator import attrgetter
 
 import keras
 import pytest
@@ -42,6 +42,27 @@ SIGNATURES = {
     "reducescatter": "tensor device_dense compression op name process_set ignore_name_scope prescale_factor "
     "postscale_factor",
     "grouped_reducescatter": "tensors device_dense compression op process_set prescale_factor postscale_factor",
+    "grouped_allgather": "tensors name ignore_name_scope process_set",
+    "join": "",
+    "size_op": "process_set_id name",
+    "process_set_included_op": "process_set_id name",
+    "rank_op": "name",
+    "local_rank_op": "name",
+    "local_size_op": "name",
+    "broadcast_global_variables": "root_rank",
+    "BroadcastGlobalVariablesHook": "root_rank device",
+    "SyncBatchNormalization": "fused",
+    "mpi_ops._allreduce": "tensor name op prescale_factor postscale_factor ignore_name_scope process_set",
+    "mpi_ops._grouped_allreduce": "tensors name op prescale_factor postscale_factor ignore_name_scope process_set",
+    "mpi_ops._reducescatter": "tensor name op ignore_name_scope process_set prescale_factor postscale_factor",
+    "mpi_ops._grouped_reducescatter": "tensors name op ignore_name_scope process_set prescale_factor postscale_factor",
+    "mpi_ops.handle_average_backwards_compatibility": "op average",
+    "gradient_aggregation.LocalGradientAggregationHelper": "backward_passes_per_step allreduce_func sparse_as_dense "
+    "average_aggregated_gradients rank optimizer_type process_set scale_local_gradients name",
+    "gradient_aggregation.LocalGradientAggregationHelperEager": "backward_passes_per_step allreduce_func "
+    "sparse_as_dense average_aggregated_gradients process_set scale_local_gradients",
+    "_make_allreduce_grads_fn": "name device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor groups process_set",
     "allgather": "tensor name ignore_name_scope process_set",
     "broadcast": "tensor root_rank name ignore_name_scope process_set",
     "broadcast_": "variables root_rank name process_set",
@@ -73,14 +94,25 @@ def test_every_public_function_and_class_is_documented() -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_arguments_come_in_the_order_of_horovod(name: str) -> None:
     wanted = SIGNATURES[name].split()
-    assert list(inspect.signature(getattr(hvd, name)).parameters)[: len(wanted)] == wanted
+    assert list(inspect.signature(attrgetter(name)(hvd)).parameters)[: len(wanted)] == wanted
 
 
 def test_there_is_no_elastic_training() -> None:
-    elastic = importlib.import_module("hvdlite.tensorflow.elastic")
-    for name in ("run", "TensorFlowState", "TensorFlowKerasState"):
+    for name in set(hvd.elastic.__all__):
         with pytest.raises(NotImplementedError, match="save checkpoints, and start the job again"):
-            getattr(elastic, name)(None)
+            getattr(hvd.elastic, name)(None)
+    assert {"run", "TensorFlowState", "TensorFlowKerasState", "KerasState"} < set(hvd.elastic.__all__)
+
+
+def test_what_is_there_for_scripts_of_horovod_is_not_public() -> None:
+    names = [*hvd._HOROVODS["hvdlite.tensorflow.mpi_ops"].split(), *hvd._ELSEWHERE, *hvd._MODULES]
+    assert [name for name in names if not hasattr(hvd, name)] == []
+    assert [name for name in hvd.__all__ if name in names] == ["SyncBatchNormalization"]
+    hvd.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")
+    assert hvd.mpi_ops._basics.Sum == hvd.Sum
+    assert hvd.mpi_ops._normalize_name("a/b:0") == "a_b_0"
+    with pytest.raises(AttributeError, match="module 'hvdlite.tensorflow' has no attribute 'tensors'"):
+        attrgetter("tensors")(hvd)
 
 
 def test_an_optimizer_is_that_of_keras_or_refused() -> None:
@@ -94,21 +126,28 @@ def test_an_optimizer_is_that_of_keras_or_refused() -> None:
 
 def test_the_names_of_horovod() -> None:
     """In a process of its own, where horovod is hvdlite."""
-    names = {name: lent for name, lent in MODULES.items() if name.startswith("horovod.tensorflow")}
-    assert len(names) > 6
+    names = {name: lent for name, lent in MODULES.items() if name.startswith(("horovod.tensorflow", "horovod.keras"))}
+    assert len(names) > 12
     program = f"""
 import importlib, sys
 for name, lent in {names!r}.items():
     assert importlib.import_module(name) is importlib.import_module(lent), name
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as of_keras
+from horovod import keras as bare
+from horovod.keras.callbacks import MetricAverageCallback
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
+from horovod.tensorflow.keras.elastic import CommitStateCallback
 from horovod.tensorflow.mpi_ops import _allreduce, rank, size_op
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs
 from horovod.tensorflow.compression import Compression
 import hvdlite.keras, hvdlite.tensorflow, hvdlite.tensorflow.keras, tensorflow as tf
 assert hvd is hvdlite.tensorflow
-assert of_keras is hvdlite.keras is hvdlite.tensorflow.keras
+assert of_keras is hvdlite.keras is hvdlite.tensorflow.keras is bare
+assert hvd.LocalGradientAggregationHelper is LocalGradientAggregationHelper
+assert hvd.elastic.CommitStateCallback is CommitStateCallback
 assert _executing_eagerly()
 variable = tf.Variable(1.0)
 assert refs_to_vars(vars_to_refs([variable]))[0] is variable

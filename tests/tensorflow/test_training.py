@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from tests.harness.scenarios import Report, Scenarios
-from tests.tensorflow.ways import WAYS, assert_close, compiled, eagerly
+from tests.tensorflow.ways import WAYS, assert_close, by_numpy, compiled, eagerly, through
 
 scenario = Scenarios(ranks=[1, 2, 4])
 
@@ -78,17 +79,142 @@ def training_is_that_of_one_process_on_all_batches() -> None:
             assert_close(weight.read_value(), wanted.read_value(), 1e-5)
 
 
+def stepped(optimizer: Any, batches: Sequence[tuple[Any, Any]], way: Any) -> list[Any]:
+    """The weights after two steps on each batch, in a loop of the user's."""
+    weights, loss_of = model_of(seed=1)
+
+    def step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(images, labels)
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    for batch in 2 * list(batches):
+        way(step, *batch)
+    return weights
+
+
+@scenario
+def an_optimizer_takes_the_steps_of_one_process_on_all_batches() -> None:
+    batches = [data(rank) for rank in range(hvd.size())]
+    whole = tuple(tf.concat(parts, 0) for parts in zip(*batches, strict=True))
+    images, labels = batches[hvd.rank()]
+    halves = [(images[:4], labels[:4]), (images[4:], labels[4:])]
+    first = model_of(seed=1)[0][:2]
+
+    def sgd(rate: float = 0.2) -> Any:
+        return keras.optimizers.SGD(rate, momentum=0.9)
+
+    expected = stepped(sgd(), [whole], eagerly)
+    rows: list[tuple[Any, Sequence[Any], dict[str, Any]]] = [
+        (sgd(), [batches[hvd.rank()]], {}),
+        (sgd(0.2 / hvd.size()), [batches[hvd.rank()]], dict(op=hvd.Sum)),
+        (sgd(), [batches[hvd.rank()]], dict(gradient_predivide_factor=4.0)),
+        (sgd(), [batches[hvd.rank()]], dict(groups=2)),
+        (sgd(), [batches[hvd.rank()]], dict(groups=[first])),
+        (sgd(), [batches[hvd.rank()]], dict(sparse_as_dense=True, compression=hvd.Compression.none)),
+        (sgd(), halves, dict(backward_passes_per_step=2, average_aggregated_gradients=True)),
+        (sgd(0.1), halves, dict(backward_passes_per_step=2)),
+    ]
+    for number, (optimizer, own, options) in enumerate(rows):
+        distributed = hvd.DistributedOptimizer(optimizer, **options)
+        assert distributed is optimizer
+        assert isinstance(distributed, keras.optimizers.SGD)
+        for weight, wanted in zip(stepped(distributed, own, WAYS[number % 3]), expected, strict=True):
+            assert_close(weight.read_value(), wanted.read_value(), 1e-5)
+
+
+@scenario
+def an_optimizer_of_a_process_set_and_one_outside_of_it() -> None:
+    chosen = hvd.add_process_set([0, hvd.size() - 1] if hvd.size() > 2 else [0]) if hvd.size() > 1 else None
+    process_set = chosen or hvd.global_process_set
+    batches = [data(rank) for rank in range(hvd.size())]
+    members = process_set.ranks if process_set.included() else [hvd.rank()]
+    whole = tuple(tf.concat(parts, 0) for parts in zip(*(batches[rank] for rank in members), strict=True))
+    for way in WAYS:
+        expected = stepped(keras.optimizers.SGD(0.2), [whole], eagerly)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.2), process_set=process_set)
+        found = stepped(optimizer, [batches[hvd.rank()]], way)
+        for weight, wanted in zip(found, expected, strict=True):
+            assert_close(weight.read_value(), wanted.read_value(), 1e-5)
+    if chosen is not None:
+        hvd.remove_process_set(chosen)
+
+
+@scenario
+def an_optimizer_and_the_sparse_gradients_of_an_embedding() -> None:
+    expected = np.ones((10, 2), np.float32)
+    for rank in range(hvd.size()):
+        expected[[rank, 9]] -= 0.5 / hvd.size()
+    for way in WAYS:
+        for as_dense in (False, True):
+            table = tf.Variable(tf.ones((10, 2)))
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), sparse_as_dense=as_dense)
+
+            def step(table: Any = table, optimizer: Any = optimizer) -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.gather(table, [hvd.rank(), 9]))
+                optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+            way(step)
+            assert_close(table.read_value(), expected)
+
+
+@scenario
+def gradients_are_added_up_on_a_rank_and_reduced_every_second_pass() -> None:
+    """What Horovod's own optimizers are made of."""
+    weights = [tf.Variable(tf.zeros(2)), tf.Variable(0.0), tf.Variable(tf.zeros(3))]
+    mean = (hvd.size() + 1) / 2
+    for way, averages in zip(WAYS, (True, False, True), strict=True):
+        helper = hvd.gradient_aggregation.LocalGradientAggregationHelper(
+            2, hvd._make_allreduce_grads_fn("grads", groups=2), True, averages, process_set=hvd.global_process_set
+        )
+        helper.register_local_var(weights[1])
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(weights)
+
+        def one_pass(helper: Any = helper, optimizer: Any = optimizer) -> Any:
+            own = tf.constant(hvd.rank() + 1.0)
+            rows = tf.IndexedSlices(tf.reshape(own, [1]), tf.constant([0]), tf.constant([2]))
+            gradients = helper.compute_gradients([rows, own, None], weights)
+            applied = helper.apply_gradients(lambda: optimizer.iterations.assign_add(10), optimizer)
+            return *gradients[:2], applied, tf.constant(gradients[2] is None)
+
+        run = tf.function(one_pass) if way is not eagerly else one_pass
+        with through("numpy" if way is by_numpy else "compiled"):
+            found = [[each.numpy().tolist() for each in run()] for _ in range(4)]
+        own, scale = hvd.rank() + 1.0, 1.0 if averages else 2.0
+        first, second = [[own, 0.0], own, False, True], [[mean * scale, 0.0], own * scale / hvd.size(), True, True]
+        for one, wanted in zip(found, [first, second, first, second], strict=True):
+            assert one == [pytest.approx(wanted[0]), pytest.approx(wanted[1]), *wanted[2:]]
+        assert int(optimizer.iterations) == 22
+    with pytest.raises(ValueError, match="must be positive, got 0"):
+        hvd.LocalGradientAggregationHelper(0, len, True, True)
+    eager = hvd.gradient_aggregation.LocalGradientAggregationHelperEager(1, lambda grads, _: grads, False, False)
+    with pytest.raises(ValueError, match="pass sparse_as_dense=True"):
+        eager.compute_gradients([tf.IndexedSlices(tf.ones([1]), tf.constant([0]), tf.constant([2]))], weights[:1])
+
+
 @scenario
 def a_tape_stays_what_it_is() -> None:
     weights, loss_of = model_of(seed=1)
     with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
-        loss = loss_of(*data(hvd.rank()))
+        loss = tape_loss = loss_of(*data(hvd.rank()))
     assert isinstance(tape, tf.GradientTape)
     assert set(tape.watched_variables()[0].shape) == {5, 6}
     one = tape.gradient(loss, weights[0])
     by_name = tape.gradient(loss, {"bias": weights[1], "weight": weights[0]})
     assert_close(by_name["weight"], one)
     assert tape.gradient(loss, [weights[0], tf.Variable(1.0)])[1] is None
+    with tf.GradientTape() as plain:
+        loss = loss_of(*data(hvd.rank()))
+    own = plain.gradient(loss, weights)
+    tape.register_local_source(weights[1])
+    for local, reduced in (tape.get_local_and_global_gradients(tape_loss, weights),):
+        for mine, wanted in zip(local, own, strict=True):
+            assert_close(mine, wanted)
+        assert_close(reduced[0], one)
+        assert_close(reduced[1], own[1] / hvd.size())
 
 
 @scenario

@@ -56,7 +56,7 @@ class GradientReduction:
         local = {id(variable) for variable in self.local}
         for index, variable in enumerate(variables):
             if id(variable) in local and found[index] is not None and self._scales_local:
-                found[index] = _divided(found[index], group.size)
+                found[index] = divided(found[index], group.size)
         global_ones = [index for index in range(len(found)) if id(variables[index]) not in local]
         name = f"tape.{_ordinal(group, variables[0])}" if variables else "tape"
         for number, bucket in enumerate(self._buckets(variables, global_ones)):
@@ -104,9 +104,10 @@ class _Member:
         return self.variable.shape
 
 
-def _divided(gradient: Any, count: int) -> Any:
+def divided(gradient: Any, count: int) -> Any:
+    """Returns a gradient, dense or sparse, divided by ``count``."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_divided(gradient.values, count), gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(divided(gradient.values, count), gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(count, gradient.dtype)
 
 

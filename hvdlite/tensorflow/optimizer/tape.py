@@ -23,13 +23,22 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Computes the gradients and reduces them over all ranks. Like the tape's own, with Horovod's last argument."""
-        gradients = super().gradient(target, sources, *args, **kwargs)
-        reduced = self._hvdlite(tf.nest.flatten(gradients), tf.nest.flatten(sources))
-        return tf.nest.pack_sequence_as(gradients, reduced)
+        return self._reduced(super().gradient(target, sources, *args, **kwargs), sources)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Returns the gradients of this rank, and what `gradient` returns, of one computation."""
+        local = super().gradient(target, sources, *args, **kwargs)
+        return local, self._reduced(local, sources)
 
     def register_local_source(self, source: Any) -> None:
         """Keeps the gradient of ``source`` on its rank."""
         self._hvdlite.local.append(source)
+
+    def _reduced(self, gradients: Any, sources: Any) -> Any:
+        reduced = self._hvdlite(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(gradients, reduced)
 
 
 def DistributedGradientTape(

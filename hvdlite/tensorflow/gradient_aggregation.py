@@ -1,0 +1,161 @@
+"""``horovod.tensorflow.gradient_aggregation``: sums of gradients on a rank, which are reduced every few passes.
+
+Optimizers of hvdlite do not need it: theirs is Keras's ``gradient_accumulation_steps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import tensorflow as tf
+
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops.adapter import Compressor
+from hvdlite.tensorflow.autograph import converted
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.optimizer.reduction import GradientReduction, divided
+from hvdlite.tensors.dtypes import Average
+from hvdlite.training.buckets import Groups
+from hvdlite.training.peers import group_with_peers
+
+
+def _make_allreduce_grads_fn(
+    name: str = "",
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    groups: Groups[Any] = None,
+    process_set: ProcessSet = global_process_set,
+) -> GradientReduction:
+    """Returns a function of gradients and their variables, which reduces them over all ranks."""
+    how = compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set
+    return GradientReduction(*how, scales_local=True)
+
+
+class LocalGradientAggregationHelper:
+    """Adds up the gradients of ``backward_passes_per_step`` passes and hands them to ``allreduce_func`` together.
+
+    That takes gradients and variables. With ``average_aggregated_gradients`` its results are divided by the number of
+    passes. It works eagerly and inside `tf.function`. ``rank``, ``optimizer_type`` and ``name`` are accepted for
+    Horovod scripts. Raises ValueError for sparse gradients unless ``sparse_as_dense`` is set.
+    """
+
+    _OPTIMIZER_TYPE_KERAS: Final = "optimizer_type_keras"
+    _OPTIMIZER_TYPE_LEGACY: Final = "optimizer_type_legacy"
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        rank: int | None = None,
+        optimizer_type: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+        name: str = "",
+    ) -> None:
+        """Raises ValueError unless ``backward_passes_per_step`` is positive."""
+        if backward_passes_per_step <= 0:
+            raise ValueError(f"backward_passes_per_step must be positive, got {backward_passes_per_step}")
+        self.backward_passes_per_step = backward_passes_per_step
+        self.average_aggregated_gradients = average_aggregated_gradients
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self.scale_local_gradients = scale_local_gradients
+        self.locally_aggregated_grads: dict[int, Any] = {}
+        with tf.init_scope():
+            self.counter = tf.Variable(0, trainable=False)
+        self._allreduce = allreduce_func
+        self._local: list[Any] = []
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps the gradient of ``var`` on its rank."""
+        self._local.append(var)
+
+    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Adds ``grads`` of ``vars`` to the sums, and returns those: every few passes reduced, and then cleared."""
+        dense = [self._dense(gradient) for gradient in grads]
+        present = [index for index, gradient in enumerate(dense) if gradient is not None]
+        sums = [self._sum_of(index, dense[index]) for index in present]
+        for total, index in zip(sums, present, strict=True):
+            total.assign_add(dense[index])
+        self.counter.assign_add(1)
+
+        def reduce() -> list[Any]:
+            found = self._reduced([total.read_value() for total in sums], [vars[index] for index in present])
+            self.counter.assign(0)
+            for total in sums:
+                total.assign(tf.zeros_like(total))
+            return found
+
+        is_last = tf.equal(self.counter, self.backward_passes_per_step)
+        results = tf.cond(is_last, reduce, lambda: [total.read_value() for total in sums]) if sums else []
+        by_index = dict(zip(present, results if isinstance(results, (list, tuple)) else [results], strict=True))
+        return [by_index.get(index) for index in range(len(dense))]
+
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls ``apply_grads_closure`` in the pass in which gradients were reduced, and else counts an iteration."""
+
+        def apply() -> Any:
+            converted(apply_grads_closure)()
+            return tf.constant(True)
+
+        def count() -> Any:
+            if getattr(optimizer, "iterations", None) is not None:
+                optimizer.iterations.assign_add(1)
+            return tf.constant(False)
+
+        return tf.cond(tf.equal(self.counter, 0), apply, count)
+
+    def _dense(self, gradient: Any) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        if not self.sparse_as_dense:
+            raise ValueError("tf.IndexedSlices cannot be added up here; pass sparse_as_dense=True")
+        return tf.convert_to_tensor(gradient)
+
+    def _sum_of(self, index: int, gradient: Any) -> Any:
+        if index not in self.locally_aggregated_grads:
+            with tf.init_scope():
+                zeros = tf.zeros(gradient.shape, gradient.dtype)
+                self.locally_aggregated_grads[index] = tf.Variable(zeros, trainable=False)
+        return self.locally_aggregated_grads[index]
+
+    def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        local = {id(variable) for variable in self._local}
+        shared = [index for index, variable in enumerate(variables) if id(variable) not in local]
+        reduced = self._allreduce([gradients[index] for index in shared], [variables[index] for index in shared])
+        group = group_with_peers(self.process_set)
+        if group is not None and self.scale_local_gradients:
+            gradients = [divided(gradient, group.size) for gradient in gradients]
+        for index, gradient in zip(shared, reduced, strict=True):
+            gradients[index] = gradient
+        passes = self.backward_passes_per_step if self.average_aggregated_gradients else 1
+        return [divided(gradient, passes) for gradient in gradients]
+
+
+class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
+    """The same: Horovod has one for each mode of execution."""
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        super().__init__(
+            backward_passes_per_step,
+            allreduce_func,
+            sparse_as_dense,
+            average_aggregated_gradients,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
