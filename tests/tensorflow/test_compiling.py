@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
+from hvdlite.settings import cache_home
 from hvdlite.tensorflow.operation import compiling, route
 from hvdlite.tensorflow.operation.compiling import CannotCompile, library, obstacle
 from tests.harness.patience import PATIENCE_S
@@ -75,6 +76,13 @@ def test_it_is_made_once_and_found_again(tmp_path: Path, count: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not path.stat().st_mode & 0o022
     assert sorted(each.name for each in path.parent.iterdir()) == sorted(["lock", path.name])
+
+
+def test_it_needs_the_library_of_tensorflow_that_has_the_c_interface() -> None:
+    """Some versions of TensorFlow load that for themselves only."""
+    path = library(cache_home(), tf.__version__, tf.sysconfig.get_link_flags())
+    (name,) = [flag.removeprefix("-l:") for flag in tf.sysconfig.get_link_flags() if flag.startswith("-l:")]
+    assert name.encode() in path.read_bytes()
 
 
 def test_every_version_and_every_source_has_its_own(

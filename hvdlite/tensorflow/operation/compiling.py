@@ -14,14 +14,14 @@ import platform
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("kernels.cc")
 _COMPILERS: Final = ("g++", "c++", "clang++")
-_OPTIONS: Final = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared")
+_OPTIONS: Final = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,--no-as-needed")
 _COMPILING_S: Final = 120.0
 
 
@@ -29,10 +29,10 @@ class CannotCompile(Exception):
     """There will be no library, for the reason in the text."""
 
 
-def library(cache: Path, version: str) -> Path:
+def library(cache: Path, version: str, links: Sequence[str] = ()) -> Path:
     """Returns the library for ``version`` of TensorFlow in a folder of ``cache``, which it makes if necessary.
 
-    Raises CannotCompile.
+    ``links`` are the options that name TensorFlow's own libraries to the compiler. Raises CannotCompile.
     """
     try:
         folder = _own_folder(cache)
@@ -41,7 +41,7 @@ def library(cache: Path, version: str) -> Path:
             compiler = _compiler()
             with _locked(folder):
                 if not _is_ours(path):
-                    _compile(compiler, path)
+                    _compile(compiler, path, links)
     except OSError as error:
         raise CannotCompile(f"{error.strerror or error}: {error.filename or cache}") from error
     return path
@@ -107,11 +107,11 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, path: Path, links: Sequence[str]) -> None:
     for left in path.parent.glob(f"{path.name}.*"):  # by one that was killed
         left.unlink()
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    command = [compiler, *_OPTIONS, str(SOURCE), "-o", str(fresh)]
+    command = [compiler, *_OPTIONS, *links, str(SOURCE), "-o", str(fresh)]
     try:
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMPILING_S)
     except subprocess.TimeoutExpired:

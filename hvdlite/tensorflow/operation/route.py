@@ -50,7 +50,7 @@ def _route(choice: str) -> Route:
 
 @cache
 def _compiled() -> CompiledKernels:
-    return CompiledKernels(library(cache_home(), tf.__version__))
+    return CompiledKernels(library(cache_home(), tf.__version__, tf.sysconfig.get_link_flags()))
 
 
 class NumpyFunctions:
