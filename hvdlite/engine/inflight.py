@@ -9,7 +9,8 @@ interrupted has happened completely or not at all (`InFlight._after_interrupt`).
 finish entries, which are hvdlite's.
 
 An interrupted call leaves its entry in flight, because the other ranks make the same call. The thread's next call of
-that name does not fail with DuplicateName: it is submitted once that entry is done.
+that name does not fail with DuplicateName: it is submitted once that entry is done. So is any thread's next call if the
+entry was abandoned.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
-from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.entry import NOBODY, Entry
 from hvdlite.negotiation.handle import Handle, Waiter
 from hvdlite.negotiation.messages import JOIN_NAME
 from hvdlite.negotiation.unnamed import Unnamed
@@ -113,7 +114,7 @@ class InFlight:
             raise
 
     def _put_behind(self, entries: Sequence[Entry]) -> None:
-        """Lets `take_new` submit ``entries`` when interrupted calls of this thread, which have their names, are done.
+        """Lets `take_new` submit ``entries`` when interrupted or abandoned calls, which have their names, are done.
 
         Raises DuplicateName if other calls have a name.
         """
@@ -122,7 +123,7 @@ class InFlight:
         waiting = [other for call in self._behind for other in call if other.name in names]
         holding = [self._by_name.get(name) for name in names]
         for other in (*holding, *waiting):
-            if other is not None and other.caller != caller:
+            if other is not None and other.caller not in (caller, NOBODY):
                 raise self._refusal(other.name)
         if len(names) < len(entries):
             raise self._refusal(entries[0].name)

@@ -6,7 +6,7 @@ An entry is also its caller's handle: each tensor then costs one object to alloc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from hvdlite.negotiation.handle import Handle, InFlightIn, R
 from hvdlite.negotiation.kinds import KINDS
@@ -17,6 +17,10 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
 each rank; returns what `synchronize` hands out and the address of its memory."""
 
 
+NOBODY: Final = -1
+"""The caller of an entry whose result nobody will ask for."""
+
+
 class Entry(Handle[R]):
     """A tensor in flight.
 
@@ -24,7 +28,7 @@ class Entry(Handle[R]):
     same for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes it. ``owner``
     keeps the memory that is read: an array, or a `Storage`. A handle that is done, and that its caller keeps, has
     neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose
-    blocking call it was submitted, or 0: nobody else ever has its handle.
+    blocking call it was submitted, of which nobody else ever has the handle; `NOBODY` if it was abandoned; else 0.
     """
 
     __slots__ = ("allocate", "caller", "nbytes", "owner", "request", "source", "target", "was_taken_up")

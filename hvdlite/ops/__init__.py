@@ -7,7 +7,7 @@ makes an instance with its own adapter; `hvdlite.ops.arrays` is the one for nump
 from typing import TypeVar
 
 from hvdlite.ops.adapter import Adapter, Compressor
-from hvdlite.ops.handles import GroupHandle, poll, synchronize, synchronize_all
+from hvdlite.ops.handles import GroupHandle, abandon, poll, synchronize, synchronize_all
 from hvdlite.ops.meeting import barrier, join
 from hvdlite.ops.reductions import Reductions
 from hvdlite.ops.transfers import Transfers
@@ -18,6 +18,7 @@ __all__ = [
     "Collectives",
     "Compressor",
     "GroupHandle",
+    "abandon",
     "barrier",
     "group_of",
     "join",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, overload
 
 from hvdlite.errors import HvdError
-from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.entry import NOBODY, Entry
 from hvdlite.negotiation.handle import Handle, R
 
 
@@ -102,6 +102,17 @@ def run(handle: Handle[Any] | GroupHandle[Any]) -> Any:
         assert handle.group is not None
         handle.group.run(handle)
     return synchronize(handle)
+
+
+def abandon(handle: Handle[Any] | GroupHandle[Any]) -> None:
+    """Lets go of a handle that nobody will synchronize.
+
+    It stays in flight, because the other ranks make the same call. The next call of its name, by any thread, does not
+    fail with DuplicateName: it is submitted when this one is done.
+    """
+    for each in handle.handles if isinstance(handle, GroupHandle) else (handle,):
+        assert isinstance(each, Entry)
+        each.caller = NOBODY
 
 
 def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[Any]:

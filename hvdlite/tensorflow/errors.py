@@ -1,8 +1,7 @@
 """Errors as TensorFlow's users meet them.
 
 In eager execution an error is of hvdlite's class and of one of `tf.errors`, so either is caught. A graph fails with the
-class of `tf.errors` and the text; `last_error` then returns the object itself. Through `tf.numpy_function`, which knows
-fewer classes, it fails with InvalidArgumentError or UnknownError, and the text comes with a traceback.
+class of `tf.errors` and the text; `last_error` then returns the object itself.
 """
 
 from __future__ import annotations

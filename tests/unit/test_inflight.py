@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.errors import DuplicateName, HorovodInternalError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.ops import GroupHandle, abandon
 from hvdlite.tensors.buffer import address_of
 from hvdlite.tensors.dtypes import DType, Sum
 
@@ -100,6 +102,24 @@ def test_what_is_freed_with_a_tensor_may_submit(in_flight: InFlight) -> None:
     in_flight.submit(owned)
     in_flight.finish(in_flight.take_new())
     assert [each.name for each in in_flight.take_new()] == ["last words"]
+
+
+def test_the_next_call_of_an_abandoned_name_is_submitted_when_that_is_done(in_flight: InFlight) -> None:
+    first, refused, second, third = (entry("a") for _ in range(4))
+    in_flight.submit(first)
+    with pytest.raises(DuplicateName):
+        in_flight.submit(refused)
+    abandon(first)
+    with ThreadPoolExecutor(1) as other:  # any thread's
+        other.submit(in_flight.submit, second).result()
+    with pytest.raises(DuplicateName):  # one may wait, unless it is abandoned as well
+        in_flight.submit(refused)
+    abandon(GroupHandle((second,)))
+    in_flight.submit_all((third,))
+    for each in (first, second, third):
+        assert in_flight.take_new() == [each]
+        in_flight.finish((each,))
+    assert not in_flight
 
 
 class _Refused(list[Any]):

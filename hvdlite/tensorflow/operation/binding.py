@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +16,13 @@ import tensorflow as tf
 from hvdlite.ops import Collectives
 from hvdlite.tensorflow.errors import code_of
 from hvdlite.tensorflow.operation.calls import Call, Tensors
-from hvdlite.tensorflow.operation.tickets import finish, give_up, start
+from hvdlite.tensorflow.operation.tickets import finish, start, whose_runs_are_over
 from hvdlite.tensors.buffer import Buffer
 from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import ElementType, element_type
 
 _MAX_DIMENSIONS: Final = 16
-_AT_ONCE: Final = 16  # more than one for each start, so that the runs that are over never pile up
+_AT_ONCE: Final = 16
 
 
 class _View(ctypes.Structure):
@@ -106,6 +106,7 @@ class CompiledKernels:
         code = library.hvdlite_tensorflow_connect(*self._kept_alive)
         if code:
             raise OSError(f"TensorFlow does not register the operations of {path}: code {code}")
+        whose_runs_are_over.append(self._over)
 
     # ---- nodes
 
@@ -124,10 +125,13 @@ class CompiledKernels:
             dtype, shape = DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
             release, address = self._release, view.data or 0
             tensors.append(Memory(release, view.tensor, address, view.nbytes, view.dtype, dtype, shape))
-        ended = (c_int64 * _AT_ONCE)()
-        for index in range(self._ended(ended, _AT_ONCE)):
-            give_up(ended[index])
         return start(token, self._calls[token], self._kind, tensors)
+
+    def _over(self) -> Iterator[int]:
+        """Yields the tickets whose starts' outputs TensorFlow has dropped."""
+        numbers = (c_int64 * _AT_ONCE)()
+        while count := self._ended(numbers, _AT_ONCE):
+            yield from numbers[:count]
 
     def _finish(self, ticket: int, context: int) -> None:
         try:

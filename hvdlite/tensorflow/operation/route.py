@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +19,11 @@ from hvdlite.settings import cache_home
 from hvdlite.tensorflow.operation.binding import CompiledKernels
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call
 from hvdlite.tensorflow.operation.compiling import CannotCompile, library
-from hvdlite.tensorflow.operation.tickets import finish, start
+from hvdlite.tensorflow.operation.failing import failing
+from hvdlite.tensorflow.operation.tickets import finish, start, whose_runs_are_over
+from hvdlite.tensors.buffer import address_of
+
+_ALIGNMENT: Final = 64  # TensorFlow copies what is aligned to less
 
 
 class Route(Protocol):
@@ -54,22 +61,67 @@ def _compiled() -> CompiledKernels:
 
 
 class NumpyFunctions:
-    """The nodes of every TensorFlow."""
+    """The nodes of every TensorFlow.
+
+    A ticket is an array that TensorFlow keeps as the memory of a tensor for as long as the run may need it, so a run is
+    over when the array is gone. Where TensorFlow would copy it, tickets of runs that fail elsewhere stay. What a
+    function raises loses its class on the way, so another operation fails in its place (`Failing`), where there can be
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._failing = failing()
+        self._over: deque[int] = deque()
+        self._are_kept = _keeps_arrays()
+        whose_runs_are_over.append(self._ended)
 
     def start(self, token: int, call: Call, tensors: Sequence[Any]) -> Any:
-        return tf.numpy_function(partial(_start, token, call), tensors, tf.int64)
+        return tf.numpy_function(partial(self._start, token, call), tensors, tf.int64)
 
     def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Sequence[Any]:
-        outputs = tf.numpy_function(_finish, [ticket, news], list(dtypes))
+        before = [] if self._failing is None else [self._failing.node(ticket, news)]
+        with tf.control_dependencies(before):
+            outputs = tf.numpy_function(_finish, [ticket, news], list(dtypes))
         return outputs if isinstance(outputs, list) else [outputs]
 
+    def _start(self, token: int, call: Call, *values: Any) -> Any:
+        number = start(token, call, ARRAYS, [np.asarray(value) for value in values])
+        array = _aligned(number)
+        if self._are_kept:
+            weakref.finalize(array, self._over.append, number).atexit = False
+        return array
 
-def _start(token: int, call: Call, *values: Any) -> Any:
-    return np.int64(start(token, call, ARRAYS, [np.asarray(value) for value in values]))
+    def _ended(self) -> Iterator[int]:
+        with suppress(IndexError):
+            while True:
+                yield self._over.popleft()
 
 
 def _finish(ticket: Any, news: Any) -> list[Any]:
     try:
-        return [np.asarray(value) for value in finish(int(ticket))]
+        return [np.asarray(value) for value in finish(int(ticket[0]))]
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(str(error)) from None  # which makes the graph fail with the same class
+
+
+def _aligned(number: int) -> Any:
+    """Returns an array of ``number`` alone, whose memory TensorFlow can use as it is."""
+    memory = np.zeros(_ALIGNMENT + 8, np.uint8)
+    begin = -address_of(memory) % _ALIGNMENT
+    array = memory[begin : begin + 8].view(np.int64)
+    array[0] = number
+    return array
+
+
+def _keeps_arrays() -> bool:
+    """True if TensorFlow uses an array that a function returns as the memory of a tensor, as known versions do."""
+    array = _aligned(0)
+
+    def is_same(found: Any) -> Any:
+        return np.bool_(address_of(found) == address_of(array))
+
+    def compare() -> Any:
+        return tf.numpy_function(is_same, [tf.numpy_function(lambda: array, [], tf.int64)], tf.bool)
+
+    with tf.init_scope():
+        return bool(tf.function(compare, autograph=False)())
