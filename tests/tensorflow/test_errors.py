@@ -139,6 +139,31 @@ def a_dataset_refuses_collectives() -> None:
 
 
 @scenario
+def what_is_vectorized_refuses_collectives() -> None:
+    def reduce(x: Any) -> Any:
+        return hvd.allreduce(x * x, name="vectorized")
+
+    def derivative(use_pfor: bool) -> Any:
+        x = tf.ones(3)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = reduce(x)
+        return tape.jacobian(y, x, experimental_use_pfor=use_pfor)
+
+    sentence = r"cannot be vectorized; use tf\.map_fn.*experimental_use_pfor=False"
+    for way in WAYS:
+        for refused in (
+            lambda: tf.vectorized_map(reduce, tf.ones((3, 2))),
+            lambda: tf.vectorized_map(tf.function(reduce), tf.ones((3, 2))),
+            lambda: derivative(True),
+        ):
+            with pytest.raises(RuntimeError, match=sentence):
+                way(refused)
+        assert way(lambda: tf.map_fn(reduce, tf.fill((3, 2), 2.0))).numpy().tolist() == [[4.0, 4.0]] * 3
+        assert way(lambda: derivative(False)).numpy().tolist() == [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]
+
+
+@scenario
 def graphs_of_tensorflow_1_refuse_collectives() -> None:
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"TensorFlow 1; put them into a tf\.function"):
         hvd.allreduce(tf.ones(2))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from types import FrameType
+from typing import Any, Final
 
 from tensorflow.python.ops import control_flow_util
+
+_VECTORIZING: Final = ("tensorflow.python.ops.parallel_for.control_flow_ops", "_pfor_impl")
 
 
 def refuse_other_graphs(graph: Any) -> None:
@@ -17,6 +21,11 @@ def refuse_other_graphs(graph: Any) -> None:
         raise ValueError(
             "a collective cannot be compiled by XLA, because it waits for other processes; pass jit_compile=False to "
             "the tf.function, or to model.compile(), in which it is called"
+        )
+    if _is_vectorized():
+        raise RuntimeError(  # no ValueError, for which TensorFlow has a sentence of its own
+            "a collective cannot be vectorized; use tf.map_fn in place of tf.vectorized_map, and pass "
+            "experimental_use_pfor=False to tape.jacobian and tape.batch_jacobian"
         )
     if any(name.startswith("Dataset_") for name in _names_of(graph)):
         raise ValueError(
@@ -31,3 +40,13 @@ def _names_of(graph: Any) -> list[str]:
         names.append(getattr(graph, "name", ""))
         graph = getattr(graph, "outer_graph", None)
     return names
+
+
+def _is_vectorized() -> bool:
+    """True while TensorFlow builds the body of a loop that it will vectorize, which leaves no trace in the graph."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _VECTORIZING:
+            return True
+        frame = frame.f_back
+    return False
