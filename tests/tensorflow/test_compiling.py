@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
 import os
@@ -20,7 +21,11 @@ import hvdlite.tensorflow as hvd
 from hvdlite.settings import cache_home
 from hvdlite.tensorflow.operation import compiling, route
 from hvdlite.tensorflow.operation.compiling import CannotCompile, library, obstacle
+from tests.harness import process_ranks
+from tests.harness.forkserver import TENSORFLOW
 from tests.harness.patience import PATIENCE_S
+
+_CLONE_NEWNS = 0x20000
 
 FAKE = """#!/bin/sh
 echo made >> {count}
@@ -234,3 +239,69 @@ def test_without_a_compiler_one_line_says_so_and_numpy_takes_over(
         hvd.shutdown()
         for cached in (route._route, route._compiled):
             cached.cache_clear()
+
+
+def sum_in_a_graph(cache: str, is_read_only: bool = False) -> tuple[str, float, list[str]] | None:
+    """On a rank: the route of a graph, its result, and what was logged, with ``cache`` for the user's caches.
+
+    None if this process may not mount it read-only.
+    """
+    if is_read_only and not mounted_read_only(cache):
+        return None
+    os.environ["XDG_CACHE_HOME"] = cache
+    for cached in (route._route, route._compiled):
+        cached.cache_clear()
+    with mock.patch.object(route.logger, "log") as log:
+        hvd.init()
+        try:
+            total = float(tf.function(lambda: hvd.allreduce(hvd.rank() + 1.0, op=hvd.Sum))())
+            kind = type(route.route()).__name__
+        finally:
+            hvd.shutdown()
+    lines = [text % tuple(rest) for (level, text, *rest), _ in log.call_args_list if level >= logging.WARNING]
+    return kind, total, lines
+
+
+def mounted_read_only(folder: str) -> bool:
+    """Makes ``folder`` read-only for this thread and its children, which root's permissions cannot change."""
+    if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_CLONE_NEWNS) != 0:
+        return False
+    steps = (["--make-rprivate", "/"], ["--bind", folder, folder], ["-o", "remount,bind,ro", folder])
+    return all(subprocess.run(["mount", *step], check=False).returncode == 0 for step in steps)
+
+
+@pytest.mark.parametrize("is_read_only", [True, False])
+def test_where_nothing_can_be_kept_one_line_says_so_and_results_are_right(tmp_path: Path, is_read_only: bool) -> None:
+    cache = tmp_path / "cache"
+    if is_read_only:
+        cache.mkdir()
+    else:
+        cache.write_text("no folder\n")
+    outcomes = process_ranks(2, sum_in_a_graph, str(cache), is_read_only, server=TENSORFLOW)
+    found = [outcome.result() for outcome in outcomes]
+    if None in found:
+        pytest.skip("needs the right to mount, for a folder that root cannot write to")
+    assert [(kind, total) for kind, total, _ in found] == [("NumpyFunctions", 3.0)] * 2
+    (line,) = [line for *_, lines in found for line in lines]
+    assert found[0][2] == [line]
+    reason = "Read-only file system" if is_read_only else "Not a directory"
+    assert f"collectives in graphs run through tf.numpy_function, which is slower: {reason}: {cache}" in line
+
+
+def test_of_two_ranks_that_start_with_an_empty_cache_one_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which("g++")
+    if real is None:
+        pytest.skip("needs g++")
+    count = compiler(tmp_path / "bin", f'exec {real} "$@"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    outcomes = process_ranks(
+        2,
+        sum_in_a_graph,
+        str(tmp_path / "cache"),
+        server=TENSORFLOW,
+        environ={"HVDLITE_TENSORFLOW_ROUTE": "compiled", "PATH": os.environ["PATH"]},
+    )
+    assert [outcome.result() for outcome in outcomes] == [("CompiledKernels", 3.0, [])] * 2
+    assert calls(count) == 1
