@@ -47,12 +47,12 @@ def cross(call: Call, leaves: Leaves) -> Leaves:
     return list(_crossed(call, [jax.numpy.asarray(leaf) for leaf in leaves]))
 
 
-def last_error() -> HvdError | None:
+def last_error() -> HvdError | ValueError | None:
     """Returns the error of the last collective of a compiled function that failed, None if there was none."""
     return _last_error
 
 
-_last_error: HvdError | None = None
+_last_error: HvdError | ValueError | None = None
 
 
 def _have_values(leaves: Leaves) -> bool:
@@ -69,7 +69,7 @@ def _in_callback(call: Call, *leaves: Any) -> Leaves:
     global _last_error
     try:
         return call.run(arrays, [np.asarray(leaf) for leaf in leaves], has_shapes=True)
-    except HvdError as error:
+    except (HvdError, ValueError) as error:
         _last_error = error
         raise
 
@@ -81,7 +81,8 @@ def _run(call: Call, leaves: Leaves) -> Leaves:
 
 
 def _forward(call: Call, leaves: Leaves) -> tuple[Leaves, Sequence[Any]]:
-    return _run(call, leaves), [None if _is_floating(leaf) else leaf.shape for leaf in leaves]
+    """Calls what has a derivative, for derivatives of derivatives."""
+    return _crossed(call, leaves), [None if _is_floating(leaf) else leaf.shape for leaf in leaves]
 
 
 def _backward(call: Call, shapes: Sequence[Any], gradients: Leaves) -> tuple[Leaves]:
@@ -107,7 +108,7 @@ class _NotOurs(logging.Filter):
     """JAX logs the traceback of an error in a callback, and raises it as well. For ours the second is enough."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HvdError))
+        return not (record.exc_info and record.exc_info[1] is not None and record.exc_info[1] is _last_error)
 
 
 logging.getLogger("jax._src.callback").addFilter(_NotOurs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import jax
@@ -85,6 +86,46 @@ def derivatives_are_those_of_the_whole_job() -> None:
         np.testing.assert_allclose(gradient, 2 * own, rtol=1e-6)
         gradient = wrap(square(lambda x: hvd.broadcast(x, size - 1)))(own)
         np.testing.assert_allclose(gradient, 2 * own if rank == size - 1 else 0 * own, rtol=1e-6)
+
+
+@scenario
+def derivatives_of_derivatives_go_backwards() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    own = jnp.arange(3.0) + rank
+    total = sum(np.arange(3.0) + other for other in range(size))
+
+    def cube(x: Any) -> Any:
+        return (hvd.allreduce(x, op=hvd.Sum) ** 3).sum()
+
+    second = jax.grad(lambda x: jax.grad(cube)(x).sum())
+    for wrap in (jax.jit, lambda function: function):
+        np.testing.assert_allclose(wrap(second)(own), 6 * size**2 * total, rtol=1e-6)
+        for transformed, kind, sentence in (
+            (jax.jacfwd(cube), TypeError, "can't apply forward-mode autodiff"),
+            (jax.hessian(cube), TypeError, "can't apply forward-mode autodiff"),
+            (jax.jacrev(hvd.allreduce), ValueError, "Cannot `vmap` ordered IO callback"),
+            (jax.vmap(hvd.allreduce), ValueError, "Cannot `vmap` ordered IO callback"),
+            (jax.grad(jax.checkpoint(cube)), NotImplementedError, "Effects not supported in partial-eval"),
+        ):
+            with pytest.raises(kind, match=sentence):
+                wrap(transformed)(own)
+
+
+@scenario
+def an_invalid_argument_is_known_after_a_compiled_function() -> None:
+    logged: list[logging.LogRecord] = []
+    seen = logging.Handler()
+    seen.emit = logged.append  # type: ignore[method-assign]
+    jaxs = logging.getLogger("jax")
+    jaxs.addHandler(seen)
+    try:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="root_rank 7 is not a rank of this job"):
+            jax.block_until_ready(jax.jit(lambda x: hvd.broadcast(x, 7))(jnp.ones(2)))
+    finally:
+        jaxs.removeHandler(seen)
+    assert isinstance(hvd.last_error(), ValueError)
+    assert str(hvd.last_error()).startswith("root_rank 7 is not a rank of this job")
+    assert logged == []  # what is raised is not printed besides
 
 
 @scenario
