@@ -7,14 +7,14 @@ averages. So each of these sees what it would see in one process with the batche
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import keras
 from keras import ops
 
-from hvdlite.keras import backend
+from hvdlite.keras import backend, keras_2
 from hvdlite.keras.reduction import GradientReduction
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.session import size
@@ -31,6 +31,10 @@ class Distributed:
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         self._hvdlite.variables = list(trainable_variables)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _overwrite_variables_directly_with_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> Any:
+        grads = self._hvdlite.greatest(list(grads), list(vars))
+        return super()._overwrite_variables_directly_with_gradients(grads, vars)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return super()._clip_gradients(self._all_ranks_gradients(list(grads)))  # type: ignore[misc]
@@ -183,6 +187,10 @@ def _distributed(
     users = type(inner)
     # Keras writes `__class__` into a saved model, which so opens without hvdlite.
     namespace = {"_hvdlite": reduction, "__class__": property(lambda self: users), "__module__": users.__module__}
+    if keras_2.has_made(inner):
+        namespace |= keras_2.WITHOUT_LOSS_SCALING
+    else:
+        _agree_on_finite()
     object.__setattr__(inner, "__class__", type(users.__name__, (Distributed, users), namespace))
     return optimizer
 
@@ -198,8 +206,8 @@ def _check(
 ) -> None:
     if isinstance(optimizer, str):
         raise ValueError(f"expected a Keras optimizer, got {optimizer!r}; pass keras.optimizers.get({optimizer!r})")
-    if _is_of_keras_2(optimizer):
-        _check_keras_2(optimizer, passes, local_layers)
+    if keras_2.has_made(optimizer):
+        keras_2.check(optimizer, passes, local_layers)
     elif not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             f"expected an optimizer of Keras 3, got {type(optimizer).__module__}.{type(optimizer).__name__}"
@@ -220,21 +228,6 @@ def _check(
     refuse_distribution()
 
 
-def _is_of_keras_2(optimizer: Any) -> bool:
-    """True if the package tf_keras has made it. Its optimizers clip gradients at the same place."""
-    keras_2 = sys.modules.get("tf_keras")
-    return keras_2 is not None and isinstance(optimizer, keras_2.optimizers.Optimizer)
-
-
-def _check_keras_2(optimizer: Any, passes: int, local_layers: list[Any]) -> None:
-    if backend.NAME != "tensorflow":
-        raise ValueError(f"an optimizer of tf_keras works on TensorFlow only, and KERAS_BACKEND is {backend.NAME!r}")
-    if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError("loss scaling is not supported with tf_keras; use float32 or bfloat16 there, or Keras 3")
-    if passes != 1 or local_layers:
-        raise ValueError("backward_passes_per_step and local_layers are not supported with tf_keras; use Keras 3")
-
-
 def _accumulate(optimizer: Any, passes: int) -> None:
     """Makes ``optimizer`` average the gradients of ``passes`` steps for each that it applies."""
     if passes <= 0:
@@ -251,15 +244,17 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     optimizer.gradient_accumulation_steps = passes
 
 
-def _agree_on_finite(optimizer: type) -> None:
-    """Makes loss scaling of distributed optimizers skip the same steps on all ranks."""
-    own = optimizer.check_finite  # type: ignore[attr-defined]
+@cache
+def _agree_on_finite() -> None:
+    """Makes loss scaling of distributed optimizers skip the same steps on all ranks, from the first such optimizer on.
+
+    `compile` puts the loss scaling around an optimizer only after it was distributed, so it is changed for all.
+    """
+    scaled = keras.optimizers.LossScaleOptimizer
+    own = scaled.check_finite
 
     def check_finite(self: Any, grads: Iterable[Any]) -> Any:
         finite, reduction = own(self, grads), reduction_of(self)
         return finite if reduction is None else reduction.agreed(finite)
 
-    optimizer.check_finite = check_finite  # type: ignore[attr-defined]
-
-
-_agree_on_finite(keras.optimizers.LossScaleOptimizer)
+    scaled.check_finite = check_finite

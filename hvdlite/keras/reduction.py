@@ -11,7 +11,7 @@ from keras import ops
 from hvdlite.keras import backend
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.session import current
-from hvdlite.tensors.dtypes import Average, Min
+from hvdlite.tensors.dtypes import Average, Max, Min
 from hvdlite.training.naming import known_as
 from hvdlite.training.peers import group_with_peers
 
@@ -40,7 +40,7 @@ class GradientReduction:
     def __call__(self, gradients: Iterable[Any]) -> list[Any]:
         """Returns the gradients of all ranks, from this rank's, in one call."""
         gradients = list(gradients)
-        local = self._local_places()
+        local = self._local_places(self.variables)
         shared = [place for place in range(len(gradients)) if place not in local]
         reduced = self._reduced([gradients[place] for place in shared])
         for place, gradient in zip(shared, reduced, strict=True):
@@ -48,6 +48,25 @@ class GradientReduction:
         if local and self.scales_local and (group := group_with_peers(self.process_set)) is not None:
             for place in local:
                 gradients[place] = gradients[place] / group.size
+        return gradients
+
+    def greatest(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns ``gradients`` with the greatest of all ranks where a variable is overwritten with its gradient.
+
+        So Keras combines those of several batches when it accumulates: they are ranges of values, for float8.
+        """
+        local = self._local_places(variables)
+        overwriting = [
+            place
+            for place, variable in enumerate(variables)
+            if place not in local and getattr(variable, "overwrite_with_gradient", False)
+        ]
+        if overwriting and group_with_peers(self.process_set) is not None:
+            own = [gradients[place] for place in overwriting]
+            for place, found in zip(
+                overwriting, self._reduce(own, f"{self._unique_name()}.greatest", op=Max), strict=True
+            ):
+                gradients[place] = found
         return gradients
 
     def agreed(self, is_finite: Any) -> Any:
@@ -79,11 +98,11 @@ class GradientReduction:
             self._name_in = session, name
         return self._name_in[1]
 
-    def _local_places(self) -> set[int]:
-        """The places in `variables` of those whose gradients stay here."""
+    def _local_places(self, variables: Sequence[Any]) -> set[int]:
+        """The places in ``variables`` of those whose gradients stay here."""
         local = {id(variable) for layer in self.local_layers for variable in layer.trainable_variables}
         local.update(id(variable) for variable in self.local_variables)
-        return {place for place, variable in enumerate(self.variables) if id(variable) in local} if local else set()
+        return {place for place, variable in enumerate(variables) if id(variable) in local} if local else set()
 
 
 @dataclass(frozen=True)

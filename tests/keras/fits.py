@@ -142,3 +142,61 @@ def fit_with_a_dynamic_loss_scale() -> None:
         keras.config.set_dtype_policy("float32")
     assert isinstance(model.optimizer, optimizers.LossScaleOptimizer)
     assert_same(together, alone, tolerance=2e-3)
+
+
+@scenario
+def ranges_of_float8_are_the_same_on_all_ranks() -> None:
+    from keras import optimizers
+
+    import hvdlite.keras as hvd
+
+    optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.1))
+    model = network(dtype="float8_from_float32")
+    trained_together(model, optimizer, hvd.rank(), hvd.size(), epochs=1)
+    ranges = [np.asarray(each) for each in model.get_weights()]
+    assert len(ranges) > 4
+    for each in hvd.allgather_object(ranges):
+        assert_same(each, ranges, tolerance=0)
+
+
+@scenario
+def optimizers_of_keras_2_are_wrapped_too() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tf_keras
+
+    def weights_of(optimizer: Any, size: int, rank: int) -> list[Any]:
+        tf_keras.utils.set_random_seed(1)
+        dense = tf_keras.layers.Dense
+        model = tf_keras.Sequential([dense(8, activation="tanh", input_shape=(4,)), dense(1)])
+        model.compile(optimizer, loss="mse")
+        inputs, targets = (share(each, rank, size) for each in data())
+        model.fit(inputs, targets, batch_size=8 * hvd.size() // size, epochs=2, shuffle=False, verbose=0)
+        return list(model.get_weights())
+
+    def adam() -> Any:
+        return tf_keras.optimizers.Adam(0.01, weight_decay=0.1, global_clipnorm=0.05)
+
+    optimizer = hvd.DistributedOptimizer(adam())
+    assert isinstance(optimizer, tf_keras.optimizers.Adam)
+    assert_same(weights_of(optimizer, hvd.size(), hvd.rank()), weights_of(adam(), 1, 0))
+    scaled = tf_keras.mixed_precision.LossScaleOptimizer(adam())
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(4,))])
+    inner = tf_keras.optimizers.SGD()
+    tf_keras.mixed_precision.LossScaleOptimizer(inner)
+    model.compile(hvd.DistributedOptimizer(adam()), loss="mse")
+    calls = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    for call, message in (
+        (lambda: hvd.DistributedOptimizer(scaled), "loss scaling is not supported with tf_keras"),
+        (lambda: hvd.DistributedOptimizer(inner), "loss scaling is not supported with tf_keras"),
+        (lambda: tf_keras.mixed_precision.LossScaleOptimizer(optimizer), "loss scaling is not supported with tf_keras"),
+        (lambda: model.fit(*data(), callbacks=calls), "for models of Keras 3, and this one is of tf_keras"),
+        (lambda: hvd.DistributedOptimizer(adam(), backward_passes_per_step=2), "not supported with tf_keras"),
+        (lambda: hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD()), "expected an optimizer of Keras 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -67,6 +67,35 @@ def _apply(optimizer: Any, gradient: Any, variable: Any) -> None:
 
 
 @scenario
+def variables_that_are_overwritten_take_the_greatest_of_all_ranks() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    variable = keras.Variable(np.zeros(2, "float32"))
+    variable.overwrite_with_gradient = True
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.build([variable])
+    _apply(optimizer, np.array([hvd.rank(), -hvd.rank()], "float32"), variable)
+    assert keras.ops.convert_to_numpy(variable).tolist() == [hvd.size() - 1, 0]
+
+
+@scenario
+def loss_scaling_is_changed_for_distributed_optimizers_only() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    variable = keras.Variable(np.ones(2, "float32"))
+    bare = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1.0)
+    bare.build([variable])
+    before = _batches()
+    _apply(bare, np.full(2, float(hvd.rank() or np.inf), "float32"), variable)
+    assert _batches() == before
+    assert int(keras.ops.convert_to_numpy(bare.iterations)) == (hvd.rank() > 0)
+
+
+@scenario
 def a_custom_loop() -> None:
     import keras
 
@@ -265,41 +294,6 @@ def values_are_reduced_outside_of_a_model() -> None:
     variables = [keras.Variable(np.full(3, rank, "float32")), keras.Variable(rank, dtype="int32", trainable=False)]
     hvd.broadcast_variables(variables, root_rank=2)
     assert [keras.ops.convert_to_numpy(each).tolist() for each in variables] == [[2.0] * 3, 2]
-
-
-@scenario
-def optimizers_of_keras_2_are_wrapped_too() -> None:
-    import keras
-
-    import hvdlite.keras as hvd
-
-    if keras.backend.backend() != "tensorflow":
-        return
-    import tf_keras
-
-    def weights_of(optimizer: Any, size: int, rank: int) -> list[Any]:
-        tf_keras.utils.set_random_seed(1)
-        dense = tf_keras.layers.Dense
-        model = tf_keras.Sequential([dense(8, activation="tanh", input_shape=(4,)), dense(1)])
-        model.compile(optimizer, loss="mse")
-        inputs, targets = (share(each, rank, size) for each in data())
-        model.fit(inputs, targets, batch_size=8 * hvd.size() // size, epochs=2, shuffle=False, verbose=0)
-        return list(model.get_weights())
-
-    def adam() -> Any:
-        return tf_keras.optimizers.Adam(0.01, weight_decay=0.1, global_clipnorm=0.05)
-
-    optimizer = hvd.DistributedOptimizer(adam())
-    assert isinstance(optimizer, tf_keras.optimizers.Adam)
-    assert_same(weights_of(optimizer, hvd.size(), hvd.rank()), weights_of(adam(), 1, 0))
-    scaled = tf_keras.mixed_precision.LossScaleOptimizer(adam())
-    for call, message in (
-        (lambda: hvd.DistributedOptimizer(scaled), "loss scaling is not supported with tf_keras"),
-        (lambda: hvd.DistributedOptimizer(adam(), backward_passes_per_step=2), "not supported with tf_keras"),
-        (lambda: hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD()), "expected an optimizer of Keras 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
 
 
 def test_scenario(report: Report, name: str) -> None:

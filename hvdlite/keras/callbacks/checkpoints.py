@@ -6,10 +6,11 @@ from typing import Any
 
 import keras
 
+from hvdlite.keras.callbacks.models import OfKeras3
 from hvdlite.session import rank
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestModelCheckpoint(OfKeras3, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """`keras.callbacks.ModelCheckpoint` of the best model so far, which rank 0 writes.
 
     Put it after `MetricAverageCallback`, so that the metrics of all ranks decide. ``filepath`` may be set as an

@@ -8,11 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvdlite.keras.callbacks.models import OfKeras3
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.objects import allgather_object
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class MetricAverageCallback(OfKeras3, keras.callbacks.Callback):  # type: ignore[misc]
     """Averages the metrics of each epoch over the ranks, for the callbacks after it in the list and for the history.
 
     Put it before callbacks that look at metrics, such as `keras.callbacks.ReduceLROnPlateau` and ``EarlyStopping``,

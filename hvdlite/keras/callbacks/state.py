@@ -6,12 +6,13 @@ from typing import Any
 
 import keras
 
+from hvdlite.keras.callbacks.models import OfKeras3
 from hvdlite.keras.values import broadcast_variables
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.objects import allgather_object, broadcast_object
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):  # type: ignore[misc]
     """Gives the model's weights and the optimizer's state of ``root_rank`` to all ranks when training begins.
 
     So it does with the epoch at which `keras.callbacks.BackupAndRestore` resumes, if that comes before it in the list:
