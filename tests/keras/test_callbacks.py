@@ -135,9 +135,55 @@ def the_learning_rate_warms_up_with_each_batch_and_then_follows_its_schedule() -
     np.testing.assert_allclose(logs["lr"], [rates[steps - 1], 0.4, 0.1, 0.05, 0.004], rtol=1e-5)
     with pytest.raises(ValueError, match="initial_lr is needed"):
         hvd.callbacks.LearningRateScheduleCallback(None, 0.1)
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.9)), loss="mse")
-    with pytest.warns(UserWarning, match="momentum_correction has no effect"):
-        model.fit(inputs, targets, verbose=0, callbacks=[hvd.callbacks.LearningRateScheduleCallback(0.4, 1.0)])
+
+
+def _linear(rates: list[float], gradient: Any, weights: Any, corrects: bool, kind: str) -> Any:
+    """Weights after steps with momentum 0.9 in the words of Horovod, which multiplies the momentum of a step."""
+    velocity, square, before = np.zeros_like(weights), np.zeros_like(weights), rates[0]
+    for rate in rates:
+        momentum = 0.9 * rate / before if corrects else 0.9
+        found = gradient(weights)
+        if kind == "RMSprop":
+            square = 0.9 * square + 0.1 * found**2
+            found = found / np.sqrt(square + 1e-7)
+        velocity = momentum * velocity - rate * found
+        weights = weights + (0.9 * velocity - rate * found if kind == "Nesterov" else velocity)
+        before = rate
+    return weights
+
+
+@scenario
+def momentum_follows_the_learning_rate() -> None:
+    import keras
+    from keras import optimizers
+
+    import hvdlite.keras as hvd
+
+    inputs, targets = data(48)
+    found = {}
+    for kind, make in (
+        ("SGD", lambda: optimizers.SGD(0.05, momentum=0.9)),
+        ("Nesterov", lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True)),
+        ("RMSprop", lambda: optimizers.RMSprop(0.05, momentum=0.9)),
+    ):
+        for corrects in (True, False):
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+            first = model.get_weights()[0]
+            model.compile(hvd.DistributedOptimizer(make()), loss="mse")
+            schedule = hvd.callbacks.LearningRateScheduleCallback(
+                0.05, lambda epoch: 2.0 / (1 + epoch), staircase=False, momentum_correction=corrects
+            )
+            model.fit(inputs, targets, batch_size=48, steps_per_epoch=1, epochs=6, verbose=0, callbacks=[schedule])
+            (found[kind, corrects],) = model.get_weights()
+            rates = [0.05 * 2.0 / (1 + epoch) for epoch in range(6)]
+            gradient = lambda weights: 2 * inputs.T @ (inputs @ weights - targets) / len(inputs)  # noqa: E731
+            expected = _linear(rates, gradient, first, corrects, kind)
+            np.testing.assert_allclose(found[kind, corrects], expected, rtol=1e-4, atol=1e-5)
+        assert np.abs(found[kind, True] - found[kind, False]).max() > 1e-3
+    model.compile(hvd.DistributedOptimizer(optimizers.Muon(0.1)), loss="mse")
+    with pytest.warns(UserWarning, match="momentum_correction has no effect on the momentum of Muon"):
+        model.fit(inputs, targets, verbose=0, callbacks=[hvd.callbacks.LearningRateScheduleCallback(0.1, 1.0)])
 
 
 @scenario

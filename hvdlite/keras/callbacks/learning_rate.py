@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
+from hvdlite.keras.callbacks.models import OfKeras3
 from hvdlite.session import size
 
 Multiplier = float | Callable[[float], float]
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateScheduleCallback(OfKeras3, keras.callbacks.Callback):  # type: ignore[misc]
     """Sets the learning rate to ``initial_lr * multiplier`` from ``start_epoch`` on, before ``end_epoch``.
 
     ``multiplier`` is a number, or a function of the epoch. Unless ``staircase``, epochs are fractions, and the rate
     changes with each batch, for which ``steps_per_epoch`` is needed where `fit` does not know it.
 
-    ``momentum_correction`` has no effect: in Keras 3 an optimizer's momentum is a constant of its compiled step. A
-    warning says so if the optimizer has momentum.
+    With ``momentum_correction``, the momentum of SGD and RMSprop follows each change of the rate: their velocities are
+    sums of gradients times earlier rates, and are multiplied by the new rate over the one before it. On that step, this
+    is Horovod's multiplied momentum; where Nesterov's is ahead of the step, it is that of the paper. A warning says if
+    an optimizer has another momentum, which is left as it is.
     """
 
     def __init__(
@@ -51,10 +54,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             raise ValueError(
                 "steps_per_epoch is needed for a rate that changes with each batch; fit() does not know it"
             )
-        if self.momentum_correction and getattr(self._optimizer(), "momentum", None):
+        optimizer = self._optimizer()
+        if self.momentum_correction and getattr(optimizer, "momentum", None) and _velocities(optimizer) is None:
             warnings.warn(
-                "momentum_correction has no effect: in Keras 3 momentum is a constant of the compiled step; pass "
-                "momentum_correction=False",
+                f"momentum_correction has no effect on the momentum of {type(optimizer).__name__}, only on that of SGD "
+                "and RMSprop; pass momentum_correction=False",
                 stacklevel=2,
             )
 
@@ -72,20 +76,36 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the rate to ``logs``, as ``lr``."""
         if logs is not None:
-            logs["lr"] = float(keras.ops.convert_to_numpy(self._optimizer().learning_rate))
+            logs["lr"] = self._rate()
 
     def _adjust(self, epoch: float) -> None:
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
         if hasattr(self.model, "jax_state_sync"):  # there the next step reads variables only after this
             self.model.jax_state_sync()
-        self._optimizer().learning_rate = self.initial_lr * self.multiplier(epoch)
+        optimizer, before = self._optimizer(), self._rate()
+        optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+        if self.momentum_correction and before and (rate := self._rate()) != before:
+            for velocity in _velocities(optimizer) or ():
+                velocity.assign(velocity * (rate / before))
+
+    def _rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self._optimizer().learning_rate))
 
     def _optimizer(self) -> Any:
         return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
 
     def _steps(self) -> int:
         return self.steps_per_epoch or (self.params or {}).get("steps") or 0
+
+
+def _velocities(optimizer: Any) -> Sequence[Any] | None:
+    """The variables in which the learning rate is a factor; none before the first step. None for other optimizers."""
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return optimizer.momentums if optimizer.built else ()
+    if isinstance(optimizer, keras.optimizers.RMSprop):
+        return optimizer._momentums if optimizer.built else ()
+    return None
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -122,5 +142,4 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Tells on rank 0, with ``verbose``, that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and self.end_epoch is not None and epoch == int(self.end_epoch) - 1:
-            rate = float(keras.ops.convert_to_numpy(self._optimizer().learning_rate))
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate}.")
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate()}.")
