@@ -25,5 +25,8 @@ from hvdlite.keras.values import (
     reducescatter as reducescatter,
 )
 from hvdlite.publish import publish as _publish
+from hvdlite.untraced import leave_out_all as _leave_out_all
+
+_leave_out_all()  # torch is loaded on its back end, and init() may have been before
 
 _publish(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,27 @@ def fit_with_shards_of_a_dataset() -> None:
     # The same rows in each step as in one process, in another order.
     model.fit(dataset.shard(hvd.size(), hvd.rank()).batch(8), epochs=2, verbose=0, callbacks=callbacks)
     assert_same(model.get_weights(), alone, tolerance=1e-4)
+
+
+@scenario
+def fit_with_torch_compile() -> None:
+    """The compiler that dynamo's graphs go to does not matter; most of the time is dynamo's."""
+    import keras
+
+    import hvdlite.keras as hvd
+
+    if keras.backend.backend() != "torch":
+        return
+    import torch
+
+    from tests.harness import dynamo  # noqa: F401 - which makes it faster
+
+    alone = trained_alone(network(), keras.optimizers.SGD(0.1), hvd.size(), epochs=1)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+        together = trained_together(network(), optimizer, hvd.rank(), hvd.size(), epochs=1, jit_compile=True)
+    assert_same(together, alone)
 
 
 @scenario
