@@ -64,23 +64,58 @@ def other_shapes_dtypes_operations_and_roots() -> None:
 
 @scenario
 def a_gradient_that_is_missing_on_one_rank() -> None:
-    weights = [tf.Variable(1.0), tf.Variable(2.0)]
+    weights = [tf.Variable(1.0, name="first"), tf.Variable([2.0, 3.0], name="second"), tf.Variable(4.0, name="third")]
 
     def gradients() -> Any:
         with tf.GradientTape() as tape:
-            loss = weights[0] * 3.0 if hvd.rank() == 1 else weights[0] * weights[1]
+            loss = weights[0] * (3.0 if hvd.rank() == 1 else tf.reduce_sum(weights[1]))
         return [each for each in hvd.DistributedGradientTape(tape).gradient(loss, weights) if each is not None]
 
-    sentence = "ranks disagree about the number of tensors in group 'tape."
+    others = "rank 0 has [2]; rank 1" if hvd.size() == 2 else "ranks 0, 2 have [2]; rank 1"
+    sentence = (
+        f"[1]': {others} has [0]. Submit the same on every rank. "
+        "That is the gradient of second:0; where it has the shape [0], it is None."
+    )
     both_classes_eagerly_and_one_in_graphs(hvd.Mismatch, tf.errors.InvalidArgumentError, sentence, gradients)
 
 
 @scenario
+def gradients_that_are_rows_on_one_rank_and_missing_or_whole_on_another() -> None:
+    table, bias = tf.Variable(tf.ones([3, 2])), tf.Variable(1.0)
+    for other in (lambda: bias * 2.0, lambda: bias * tf.reduce_sum(table)):
+
+        def gradients(other: Callable[[], Any] = other) -> Any:
+            with tf.GradientTape() as tape:
+                loss = other() if hvd.rank() == 1 else bias * tf.reduce_sum(tf.gather(table, [1]))
+            found = hvd.DistributedGradientTape(tape).gradient(loss, [table, bias])
+            return [tf.convert_to_tensor(each) for each in found if each is not None]
+
+        sentence = "ranks disagree about the number of tensors in group 'tape."
+        both_classes_eagerly_and_one_in_graphs(hvd.Mismatch, tf.errors.InvalidArgumentError, sentence, gradients)
+
+
+@scenario
+def a_gradient_that_is_missing_everywhere() -> None:
+    weights = [tf.Variable(1.0), tf.Variable(2.0), tf.Variable(7)]
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = weights[0] * 3.0
+        first, *missing = hvd.DistributedGradientTape(tape).gradient(loss, weights)
+        assert missing == [None, None]
+        return first
+
+    for way in WAYS:
+        assert float(way(gradients)) == 3.0
+
+
+@scenario
 def a_rank_in_a_graph_and_one_outside_hear_the_same() -> None:
-    way = compiled if hvd.rank() == 1 else eagerly
-    error = raised(way, lambda: hvd.allreduce(tf.ones([2 + hvd.rank()]), name="uneven"))
-    assert isinstance(error, tf.errors.InvalidArgumentError)
-    assert "ranks disagree about the shape of tensor 'uneven'" in str(error)
+    for graph in GRAPHS:
+        way = graph if hvd.rank() == 1 else eagerly
+        error = raised(way, lambda: hvd.allreduce(tf.ones([2 + hvd.rank()]), name="uneven"))
+        assert isinstance(error, tf.errors.InvalidArgumentError)
+        assert "ranks disagree about the shape of tensor 'uneven'" in str(error)
 
 
 @scenario

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ import hvdlite.tensorflow as hvd
 from hvdlite.tensorflow.operation import tickets
 from tests.harness import process_ranks, reached
 from tests.harness.forkserver import TENSORFLOW
-from tests.harness.patience import NEVER_SILENT
+from tests.harness.patience import NEVER_SILENT, PATIENCE_S
 from tests.harness.processes import ProcessRanks
+from tests.launcher.hvdrun import pids_in, read_until, started, still_alive
 from tests.tensorflow.ways import through
 
 STEPS = 3
@@ -109,3 +112,38 @@ def test_ctrl_c_ends_ranks_of_which_some_are_inside_a_graph() -> None:
     assert outside.error == "KeyboardInterrupt"
     assert inside.error  # of whatever class TensorFlow makes of the interrupt
     assert "KeyboardInterrupt" in inside.output
+
+
+FOR_EVER = """
+import os, threading, time
+import tensorflow as tf
+import hvdlite.tensorflow as hvd
+from hvdlite.tensorflow.operation import tickets
+
+hvd.init()
+open(f"{folder}/pid.{{hvd.rank()}}", "w").write(str(os.getpid()))
+step = lambda index, x: (index + 1, hvd.allreduce(x, name="step"))
+loop = tf.function(lambda: tf.while_loop(lambda *_: True, step, (0, 1.0)), autograph=False)
+
+def watch():
+    while not tickets._tickets:
+        time.sleep(0.01)
+    print("ready", flush=True)
+
+threading.Thread(target=watch, daemon=True).start()
+loop()
+"""
+
+
+def test_ctrl_c_ends_a_job_of_which_all_ranks_are_inside_a_graph(tmp_path: Path) -> None:
+    """SIGTERM follows for those that do not see the interrupt, because Python runs its handler in the main thread."""
+    with started("-np", "2", sys.executable, "-c", FOR_EVER.format(folder=tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 2)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read().decode()
+        assert process.wait(PATIENCE_S) == 130
+    assert still_alive(pids_in(tmp_path), within_s=0.0) == []
+    lines = [line for line in said.splitlines() if line.startswith("hvdrun")]
+    assert lines == ["hvdrun: SIGINT: ending 2 rank(s); once more kills them at once"], said

@@ -13,6 +13,7 @@ from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops.adapter import Compressor
 from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allreduce
+from hvdlite.tensorflow.errors import ABSENT, explain
 from hvdlite.tensors.dtypes import OP_NAMES, Average
 from hvdlite.training.buckets import Groups, in_buckets
 from hvdlite.training.peers import group_with_peers
@@ -60,21 +61,24 @@ class GradientReduction:
         global_ones = [index for index in range(len(found)) if id(variables[index]) not in local]
         name = f"tape.{_ordinal(group, variables[0])}" if variables else "tape"
         for number, bucket in enumerate(self._buckets(variables, global_ones)):
-            self._reduce(found, bucket, name if number == 0 else f"{name}.{number}")
+            self._reduce(found, variables, bucket, name if number == 0 else f"{name}.{number}")
         return found
 
-    def _reduce(self, found: list[Any], bucket: Sequence[int], name: str) -> None:
-        """Replaces the gradients of ``bucket`` by their reductions."""
-        present = [index for index in bucket if found[index] is not None]
-        tensors = [found[index] for index in present]
-        sparse = [number for number, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
-        dense = [number for number in range(len(tensors)) if number not in sparse]
-        reduced = grouped_allreduce([tensors[number] for number in dense], name=name, **self._how)
-        for number, tensor in zip(dense, reduced, strict=True):
-            found[present[number]] = tensor
+    def _reduce(self, found: list[Any], variables: Sequence[Any], bucket: Sequence[int], name: str) -> None:
+        """Replaces the gradients of ``bucket`` by their reductions.
+
+        What is None travels as a tensor without elements, by which ranks see that they agree, and about which.
+        """
+        sparse = [index for index in bucket if isinstance(found[index], tf.IndexedSlices)]
+        dense = [index for index in bucket if index not in sparse]
+        explain(name, [_path_of(variables[index]) for index in dense])
+        sent = [_absent(variables[index]) if found[index] is None else found[index] for index in dense]
+        reduced = grouped_allreduce(sent, name=name, **self._how)
+        for index, tensor in zip(dense, reduced, strict=True):
+            found[index] = None if found[index] is None else tensor
         how = {key: value for key, value in self._how.items() if not key.endswith("_factor")}
-        for number in sparse:
-            found[present[number]] = allreduce(tensors[number], name=f"{name}.rows[{number}]", **how)
+        for index in sparse:
+            found[index] = allreduce(found[index], name=f"{name}.rows[{bucket.index(index)}]", **how)
 
     def _as_sent(self, gradient: Any) -> Any:
         is_sparse = isinstance(gradient, tf.IndexedSlices)
@@ -90,6 +94,15 @@ class GradientReduction:
             groups = [[members.get(id(each), _Member(each, -1)) for each in group] for group in groups]
         names = {member: str(getattr(member.variable, "name", member.index)) for member in members.values()}
         return [[member.index for _, member in bucket] for bucket in in_buckets(names, groups, _Member)]
+
+
+def _path_of(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "a variable"))
+
+
+def _absent(variable: Any) -> Any:
+    dtype = tf.as_dtype(variable.dtype)
+    return tf.zeros(ABSENT, dtype if dtype.is_floating or dtype.is_complex else tf.float32)
 
 
 class _Member:
