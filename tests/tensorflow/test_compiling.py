@@ -11,6 +11,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -286,6 +288,32 @@ def test_where_nothing_can_be_kept_one_line_says_so_and_results_are_right(tmp_pa
     assert found[0][2] == [line]
     reason = "Read-only file system" if is_read_only else "Not a directory"
     assert f"collectives in graphs run through tf.numpy_function, which is slower: {reason}: {cache}" in line
+
+
+def sums_of_two_threads() -> list[list[float]]:
+    """On a rank: the results of functions that two threads trace at once, before any other."""
+    hvd.init()
+    together = threading.Barrier(2)
+
+    def total(name: str) -> list[float]:
+        together.wait(PATIENCE_S)
+        found = tf.function(lambda: hvd.allreduce(tf.constant([1.0, 2.0]), op=hvd.Sum, name=name))()
+        return [float(each) for each in found]
+
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(total, ["a", "b"]))
+    finally:
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize("choice", ["compiled", "numpy"])
+def test_two_threads_may_be_the_first_to_build_graphs(choice: str) -> None:
+    if choice == "compiled" and shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    environ = {"HVDLITE_TENSORFLOW_ROUTE": choice}
+    outcomes = process_ranks(2, sums_of_two_threads, server=TENSORFLOW, environ=environ)
+    assert [outcome.result() for outcome in outcomes] == [[[2.0, 4.0]] * 2] * 2
 
 
 def test_of_two_ranks_that_start_with_an_empty_cache_one_compiles(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.session import group_of
-from hvdlite.tensorflow.operation import tickets
+from hvdlite.tensorflow.operation import binding, tickets
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, assert_close, compiled, through
@@ -168,6 +169,13 @@ def a_run_that_fails_returns_before_the_others_come_and_the_next_of_its_name_wai
                 assert_close(total, tf.fill([3], float(hvd.size())))
         tickets.give_up_ended()
         assert not tickets._tickets, choice
+
+
+@scenario
+def a_start_that_is_interrupted_ends_its_graph() -> None:
+    interrupted = mock.patch.object(binding, "start", side_effect=KeyboardInterrupt)
+    with interrupted, pytest.raises(tf.errors.CancelledError, match="interrupted while it started"):
+        compiled(lambda: hvd.allreduce(tf.ones(2)))
 
 
 def fails_while_its_collective_waits(function: Any) -> None:

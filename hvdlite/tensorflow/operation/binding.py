@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
+from hvdlite.log import logger
 from hvdlite.ops import Collectives
 from hvdlite.tensorflow.errors import code_of
 from hvdlite.tensorflow.operation.calls import Call, Tensors
@@ -120,12 +121,16 @@ class CompiledKernels:
     # ---- what they call, in threads of TensorFlow
 
     def _start(self, token: int, count: int, views: Any) -> int:
-        tensors = []
-        for view in itertools.islice(views, count):
-            dtype, shape = DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
-            release, address = self._release, view.data or 0
-            tensors.append(Memory(release, view.tensor, address, view.nbytes, view.dtype, dtype, shape))
-        return start(token, self._calls[token], self._kind, tensors)
+        try:
+            tensors = []
+            for view in itertools.islice(views, count):
+                dtype, shape = DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
+                release, address = self._release, view.data or 0
+                tensors.append(Memory(release, view.tensor, address, view.nbytes, view.dtype, dtype, shape))
+            return start(token, self._calls[token], self._kind, tensors)
+        except BaseException:  # of a signal handler, if TensorFlow runs this in the main thread
+            logger.exception("a collective was interrupted while it started")
+            return 0  # or ctypes would return anything
 
     def _over(self) -> Iterator[int]:
         """Yields the tickets whose starts' outputs TensorFlow has dropped."""

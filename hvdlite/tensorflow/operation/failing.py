@@ -59,7 +59,7 @@ class Failing:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._c, name)
             function.restype, function.argtypes = result, arguments
-        self._compute = _Compute(self._settle)  # which the kernels of all graphs call
+        self._compute = _Compute(self._settle)  # must outlive every kernel
         self._register()
 
     def node(self, ticket: Any, news: Any) -> Any:

@@ -23,7 +23,8 @@ def refuse_other_graphs(graph: Any) -> None:
             "the tf.function, or to model.compile(), in which it is called"
         )
     if _is_vectorized():
-        raise RuntimeError(  # no ValueError, for which TensorFlow has a sentence of its own
+        # Of a ValueError TensorFlow would make a sentence of its own.
+        raise RuntimeError(
             "a collective cannot be vectorized; use tf.map_fn in place of tf.vectorized_map, and pass "
             "experimental_use_pfor=False to tape.jacobian and tape.batch_jacobian"
         )

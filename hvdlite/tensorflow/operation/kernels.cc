@@ -59,6 +59,7 @@ int TF_GetCode(const TF_Status*);
 namespace {
 
 constexpr int kInt64 = 9;  // TF_INT64
+constexpr int kCancelled = 1;  // TF_CANCELLED
 constexpr int kMaxDimensions = 16;
 
 /// A tensor as Python sees it. One with more dimensions has only as many extents as there is room for.
@@ -71,7 +72,7 @@ struct View {
   int64_t extents[kMaxDimensions];
 };
 
-/// Starts the collective that `token` stands for, takes over the tensors, and returns its ticket.
+/// Starts the collective that `token` stands for, takes over the tensors, and returns its ticket; 0 if it has raised.
 using Start = int64_t (*)(int64_t token, int32_t count, const View* inputs);
 /// Gives the results of a ticket to `context`, or makes it fail.
 using Finish = void (*)(int64_t ticket, TF_OpKernelContext* context);
@@ -168,8 +169,14 @@ void start(void* token, TF_OpKernelContext* context) {
     TF_OpKernelContext_Failure(context, status);
     return;
   }
-  auto* ticket =
-      new Ticket{start_in_python(*static_cast<int64_t*>(token), static_cast<int32_t>(inputs.size()), inputs.data())};
+  const int64_t number =
+      start_in_python(*static_cast<int64_t*>(token), static_cast<int32_t>(inputs.size()), inputs.data());
+  if (number == 0) {
+    TF_SetStatus(status, kCancelled, "a collective was interrupted while it started");
+    TF_OpKernelContext_Failure(context, status);
+    return;
+  }
+  auto* ticket = new Ticket{number};
   TF_Tensor* output = TF_NewTensor(kInt64, nullptr, 0, ticket, sizeof(int64_t), drop_ticket, nullptr);
   TF_SetOutput(context, 0, output, status);
   TF_DeleteTensor(output);

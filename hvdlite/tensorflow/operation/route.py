@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ from hvdlite.tensors.buffer import address_of
 
 _ALIGNMENT: Final = 64  # TensorFlow copies what is aligned to less
 
+_choosing: Final = threading.Lock()  # TensorFlow ends a process that registers an operation twice
+
 
 class Route(Protocol):
     """Makes the two nodes of a collective that are hvdlite's own."""
@@ -38,7 +41,8 @@ class Route(Protocol):
 
 def route() -> Route:
     """Returns the route of this session, as ``HVDLITE_TENSORFLOW_ROUTE`` says."""
-    return _route(current().options.tensorflow_route)
+    with _choosing:
+        return _route(current().options.tensorflow_route)
 
 
 @cache

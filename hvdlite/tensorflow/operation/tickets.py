@@ -29,7 +29,7 @@ from hvdlite.tensorflow.operation.calls import Call, Tensors, submit
 NEWS: Final = [tf.bool]
 """The types of an element of a queue."""
 
-_numbers: Final = itertools.count()
+_numbers: Final = itertools.count(1)  # 0 is none
 _tickets: Final[dict[int, _Ticket]] = {}
 _stale: Final[set[int]] = set()
 """The calls in whose queues there may be news of runs that are over."""
