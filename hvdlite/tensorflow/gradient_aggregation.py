@@ -81,7 +81,7 @@ class LocalGradientAggregationHelper:
         """Adds ``grads`` of ``vars`` to the sums, and returns those: every few passes reduced, and then cleared."""
         dense = [self._dense(gradient) for gradient in grads]
         present = [index for index, gradient in enumerate(dense) if gradient is not None]
-        sums = [self._sum_of(index, dense[index]) for index in present]
+        sums = [self._sum_of(index, dense[index].dtype, vars[index].shape) for index in present]
         for total, index in zip(sums, present, strict=True):
             total.assign_add(dense[index])
         self.counter.assign_add(1)
@@ -89,7 +89,7 @@ class LocalGradientAggregationHelper:
         def reduce() -> list[Any]:
             found = self._reduced([total.read_value() for total in sums], [vars[index] for index in present])
             self.counter.assign(0)
-            for total in sums:
+            for total in self.locally_aggregated_grads.values():
                 total.assign(tf.zeros_like(total))
             return found
 
@@ -119,17 +119,19 @@ class LocalGradientAggregationHelper:
             raise ValueError("tf.IndexedSlices cannot be added up here; pass sparse_as_dense=True")
         return tf.convert_to_tensor(gradient)
 
-    def _sum_of(self, index: int, gradient: Any) -> Any:
+    def _sum_of(self, index: int, dtype: Any, shape: Any) -> Any:
         if index not in self.locally_aggregated_grads:
             with tf.init_scope():
-                zeros = tf.zeros(gradient.shape, gradient.dtype)
+                zeros = tf.zeros(shape, dtype)
                 self.locally_aggregated_grads[index] = tf.Variable(zeros, trainable=False)
         return self.locally_aggregated_grads[index]
 
     def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         local = {id(variable) for variable in self._local}
         shared = [index for index, variable in enumerate(variables) if id(variable) not in local]
-        reduced = self._allreduce([gradients[index] for index in shared], [variables[index] for index in shared])
+        reduced = converted(self._allreduce)(
+            [gradients[index] for index in shared], [variables[index] for index in shared]
+        )
         group = group_with_peers(self.process_set)
         if group is not None and self.scale_local_gradients:
             gradients = [divided(gradient, group.size) for gradient in gradients]
