@@ -43,4 +43,5 @@ class Hvdrun(ClusterEnv):  # type: ignore[misc]
         return Start.read().local_rank
 
 
-ClusterEnv._cluster_types.insert(0, ClusterEnv._cluster_types.pop())
+ClusterEnv._cluster_types.remove(Hvdrun)
+ClusterEnv._cluster_types.insert(0, Hvdrun)

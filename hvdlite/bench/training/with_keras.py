@@ -41,9 +41,7 @@ def _measure_steps(strategy: Any, iterations: int, warmup: int) -> Iterator[Grou
     candidates = [_bare(), _hvdlite(), _strategy(strategy)]
     nbytes = sum(4 * weight.shape.num_elements() for weight in make_model().trainable_variables)
     times = measure(candidates, iterations, warmup)
-    yield {
-        label: make_row(label, hvd.size(), "train keras", "float32", nbytes, taken) for label, taken in times.items()
-    }
+    yield {label: make_row(label, hvd.size(), _OP, "float32", nbytes, taken) for label, taken in times.items()}
 
 
 def _bare() -> Candidate:
