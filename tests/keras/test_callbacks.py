@@ -202,6 +202,23 @@ def different_numbers_of_batches_are_refused_before_the_first() -> None:
 
 
 @scenario
+def batch_normalization_of_the_replicas_of_keras_is_refused() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    if keras.backend.backend() != "tensorflow":
+        with pytest.raises(ValueError, match="synchronized"):  # by Keras itself
+            keras.layers.BatchNormalization(synchronized=True)
+        return
+    inputs, targets = data(8)
+    model = keras.Sequential([keras.Sequential([keras.layers.BatchNormalization(synchronized=True)]), *network().layers])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    with pytest.raises(ValueError, match=r"layer 'batch_norm.*' has synchronized=True.*use hvdlite.tensorflow.SyncB"):
+        model.fit(inputs, targets, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+
+@scenario
 def a_saved_model_opens_without_hvdlite_and_goes_on_with_it() -> None:
     import keras
 

@@ -19,7 +19,8 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):  # t
     only the root needs the backup. What is built during the first step only is broadcast after it. ``local_variables``
     are left as they are. ``device`` is accepted for Horovod scripts.
 
-    Raises ValueError on all ranks if they are about to take different numbers of steps.
+    Raises ValueError on all ranks if they are about to take different numbers of steps, and for layers that would
+    normalize the batches of other ranks by `tf.distribute`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):  # t
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts what there is."""
         self._compare_steps()
+        self._refuse_synchronized()
         self._is_done = self.model.built
         if self._is_done:
             if not self.model.optimizer.built:  # TensorFlow's does that in its first step
@@ -58,6 +60,14 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):  # t
         broadcast_variables(unique.values(), self.root_rank, self.process_set)
         first = getattr(self.model, "_initial_epoch", None)
         self.model._initial_epoch = broadcast_object(first, self.root_rank, "initial epoch", self.process_set)
+
+    def _refuse_synchronized(self) -> None:
+        for layer in self.model._flatten_layers():
+            if getattr(layer, "synchronized", False) and type(layer) is keras.layers.BatchNormalization:
+                raise ValueError(
+                    f"layer {layer.name!r} has synchronized=True, by which Keras means the replicas of tf.distribute; "
+                    "use hvdlite.tensorflow.SyncBatchNormalization for the batches of all ranks"
+                )
 
     def _compare_steps(self) -> None:
         steps = allgather_object((self.params or {}).get("steps"), "steps of an epoch", self.process_set)
