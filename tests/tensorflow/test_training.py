@@ -196,6 +196,25 @@ def gradients_are_added_up_on_a_rank_and_reduced_every_second_pass() -> None:
 
 
 @scenario
+def sums_are_cleared_also_of_gradients_that_the_last_pass_lacks() -> None:
+    weights, one = [tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])], tf.ones(2)
+
+    def doubled(gradients: Any, _: Any) -> Any:
+        for _ in tf.range(1):  # which AutoGraph rewrites
+            gradients = [2 * gradient for gradient in gradients]
+        return gradients
+
+    aggregate = hvd.LocalGradientAggregationHelper(2, doubled, True, False).compute_gradients
+    for gradients in ([one, one], [None, one]):
+        found = aggregate(gradients, weights)
+    assert (found[0], found[1].numpy().tolist()) == (None, [4.0, 4.0])
+    of_any_rows = tf.function(lambda first: aggregate([first, one], weights))
+    for _ in range(2):
+        found = of_any_rows.get_concrete_function(tf.TensorSpec([None]))(one)
+    assert [each.numpy().tolist() for each in found] == [[4.0, 4.0], [4.0, 4.0]]
+
+
+@scenario
 def a_tape_stays_what_it_is() -> None:
     weights, loss_of = model_of(seed=1)
     with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
