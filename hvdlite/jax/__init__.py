@@ -18,7 +18,7 @@ from hvdlite.publish import publish as _publish
 
 try:
     import hvdlite.jax.cluster as _cluster
-except (ImportError, AttributeError, ValueError):  # a private part of JAX, without which jax.distributed only needs more arguments
+except (ImportError, AttributeError, ValueError):  # a private part of JAX; jax.distributed then needs more arguments
     _cluster = None  # type: ignore[assignment]
 
 alltoall = _collectives.alltoall

@@ -212,7 +212,8 @@ def batch_normalization_of_the_replicas_of_keras_is_refused() -> None:
             keras.layers.BatchNormalization(synchronized=True)
         return
     inputs, targets = data(8)
-    model = keras.Sequential([keras.Sequential([keras.layers.BatchNormalization(synchronized=True)]), *network().layers])
+    inner = keras.Sequential([keras.layers.BatchNormalization(synchronized=True)])
+    model = keras.Sequential([inner, *network().layers])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
     with pytest.raises(ValueError, match=r"layer 'batch_norm.*' has synchronized=True.*use hvdlite.tensorflow.SyncB"):
         model.fit(inputs, targets, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])

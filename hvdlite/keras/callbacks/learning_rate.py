@@ -52,8 +52,8 @@ class LearningRateScheduleCallback(OfKeras3, keras.callbacks.Callback):  # type:
         """Looks for what it needs."""
         if not self.staircase and not self._steps():
             raise ValueError(
-                f"{type(self).__name__} changes the rate with each batch, and does not know how many an epoch has; pass "
-                "steps_per_epoch to it or to fit()"
+                f"{type(self).__name__} changes the rate with each batch, and does not know how many an epoch has; "
+                "pass steps_per_epoch to it or to fit()"
             )
         optimizer = self._optimizer()
         if self.momentum_correction and getattr(optimizer, "momentum", None) and _velocities(optimizer) is None:
