@@ -58,7 +58,7 @@ int TF_GetCode(const TF_Status*);
 
 namespace {
 
-constexpr int kInt64 = 9;  // TF_INT64
+constexpr int kInt64 = 9;      // TF_INT64
 constexpr int kCancelled = 1;  // TF_CANCELLED
 constexpr int kMaxDimensions = 16;
 
