@@ -65,7 +65,7 @@ test-engines: $(VENV)/.for-development native ## run the tests of jobs that torc
 	$(RUN_TESTS) tests/engines
 
 test-keras: $(KERAS_VENV)/.for-tests native ## run the tests of JAX and of Keras on JAX, PyTorch and TensorFlow
-	@$(SAY) 'training with Keras on each of its back ends: about five minutes on two cores'
+	@$(SAY) 'training with Keras on each of its back ends: about six minutes on two cores'
 	$(KERAS_VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS) tests/keras
 
 test-tensorflow: export PYTHONDONTWRITEBYTECODE =
