@@ -87,13 +87,13 @@ soak: $(VENV)/.for-development native ## random faults for MINUTES=10
 check: $(VENV)/.for-development ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $$(find native hvdlite -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format --dry-run -Werror $$(find native hvdlite tests -name '*.h' -o -name '*.cc')
 	@rm -rf $(TYPED) && mkdir -p $(TYPED) && ln -s $(addprefix ../../../,$(wildcard hvdlite/*) launcher) $(TYPED)
 	$(BIN)/mypy
 
 format: $(VENV)/.for-development ## format all sources in place
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(find native hvdlite -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format -i $$(find native hvdlite tests -name '*.h' -o -name '*.cc')
 
 docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.md from their tables
 	$(BIN)/python -m tests.house.settings_page

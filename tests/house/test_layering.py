@@ -20,7 +20,7 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 LAYERS = [
     {"errors", "log", "version", "builds", "compat", "cgroups", "untraced", "publish"},
     {"net", "tensors", "members", "native"},
-    {"negotiation", "launched_by"},
+    {"negotiation", "launched_by", "cuda"},
     {"settings"},
     {"launched_by.presence", "tracebacks", "spin"},
     {"launched_by.stopped"},
@@ -65,7 +65,7 @@ LAYERS = [
     {"tensorflow.mpi_ops"},
 ]
 # Where these will stand, once they are there.
-PLANNED = {"planes.nccl", "observe", "ray", "spark", "dask"}
+PLANNED = {"observe", "ray", "spark", "dask"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAUNCHER_MAY_IMPORT = (
     "errors",

@@ -1,0 +1,1 @@
+"""What hvdlite needs of CUDA, called through ctypes: the driver, streams, events, memory."""

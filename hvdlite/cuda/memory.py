@@ -1,0 +1,83 @@
+"""Memory of a GPU, memory of the host that a GPU can reach, and which of the two an address is in."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+from hvdlite.cuda import driver
+from hvdlite.cuda.context import Context
+from hvdlite.cuda.streams import Stream
+from hvdlite.tensors.device import Device
+
+KIND: Final = "cuda"
+
+
+def device_of(address: int) -> Device | None:
+    """Returns the GPU whose memory ``address`` is in; None for memory of the host, pinned or not."""
+    of = driver.library().cuPointerGetAttribute
+    memory, ordinal = ctypes.c_uint(), ctypes.c_int()
+    status = of(ctypes.byref(memory), driver.POINTER_MEMORY_TYPE, address)
+    if status != driver.SUCCESS or memory.value != driver.MEMORY_ON_DEVICE:
+        return None
+    of(ctypes.byref(ordinal), driver.POINTER_DEVICE_ORDINAL, address)
+    return Device(KIND, ordinal.value)
+
+
+class PinnedMemory:
+    """``nbytes`` of the host's memory that stay in place, so that GPUs copy from and to it by themselves."""
+
+    def __init__(self, context: Context, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._context = context
+        self._driver = driver.library()
+        self._address: ctypes.c_void_p | None = ctypes.c_void_p()
+        with context.current():
+            self._driver.cuMemHostAlloc(ctypes.byref(self._address), max(nbytes, 1), driver.HOST_ALLOC_PORTABLE)
+
+    @property
+    def address(self) -> int:
+        """Returns the address, the same for the host and its GPUs; 0 after `close`."""
+        return (self._address.value or 0) if self._address is not None else 0
+
+    def close(self) -> None:
+        """Frees the memory, which no copy may use any more. May be called twice."""
+        address, self._address = self._address, None
+        if address is not None and self._context.is_usable:
+            with self._context.current():
+                self._driver.cuMemFreeHost(address)
+
+
+class DeviceMemory:
+    """``nbytes`` of a GPU's memory for work in ``stream``, in whose order it is allocated and freed."""
+
+    def __init__(self, stream: Stream, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._stream = stream
+        self._driver = driver.library()
+        self._address = driver.Address()
+        with stream.context.current():
+            self._driver.cuMemAllocAsync(ctypes.byref(self._address), max(nbytes, 1), stream.handle)
+
+    @property
+    def address(self) -> int:
+        """Returns the address; 0 after `close`."""
+        return self._address.value
+
+    def fill(self, byte: int) -> None:
+        """Writes ``byte`` everywhere, in the stream."""
+        with self._stream.context.current():
+            self._driver.cuMemsetD8Async(self._address, byte, self.nbytes, self._stream.handle)
+
+    def close(self) -> None:
+        """Frees the memory after all that the stream has been given until now. May be called twice."""
+        address, self._address = self._address, driver.Address()
+        if address.value and self._stream.context.is_usable:
+            with self._stream.context.current():
+                self._driver.cuMemFreeAsync(address, self._stream.handle)
+
+
+def copy(target: int, source: int, nbytes: int, stream: Stream) -> None:
+    """Copies between memory of any kind, in ``stream``. Memory of the host that is not pinned may block it."""
+    with stream.context.current():
+        driver.library().cuMemcpyAsync(target, source, nbytes, stream.handle)

@@ -1,0 +1,1 @@
+"""Collectives over the memory of CUDA devices, by NVIDIA's NCCL."""

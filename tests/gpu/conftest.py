@@ -1,0 +1,31 @@
+"""The fakes, once for all tests of the folder, and what those tests must have given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gpu.fake import Fakes, build, missing
+
+
+@pytest.fixture(scope="session")
+def loaded_fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
+    if reason := missing():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("fakes")
+    build(folder)
+    fakes = Fakes(folder)
+    fakes.cuda.cuInit(0)  # maps the memory of its GPUs, which stays
+    return fakes
+
+
+@pytest.fixture
+def fakes(loaded_fakes: Fakes) -> Iterator[Fakes]:
+    """The fakes in this process; what they give out, but arrays of `Fakes`, must come back."""
+    loaded_fakes.forget()
+    before = loaded_fakes.held()
+    yield loaded_fakes
+    after = loaded_fakes.held()
+    kept = {"contexts", "streams", "events", "communicators"}
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}

@@ -1,0 +1,131 @@
+"""CUDA's driver and NCCL without a GPU: built from `fakes/`, loaded in place of the real ones, and their memory.
+
+Two GPUs are threads of the process that has loaded the fakes; `fakes/` says what they do as the real ones do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.cuda import driver
+from hvdlite.planes.nccl import library as nccl
+from tests.gpu import recorded
+from tests.harness.patience import PATIENCE_S
+
+Array = npt.NDArray[Any]
+
+SOURCES = Path(__file__).parent / "fakes"
+_FLAGS = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
+
+_ADDRESS, _SIZE, _TEXT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_char_p
+_OF_CUDA = {
+    "fake_fail": (None, (_TEXT, ctypes.c_int)),
+    "fake_hold": (None, (ctypes.c_void_p,)),
+    "fake_release": (None, (ctypes.c_void_p,)),
+    "fake_read": (ctypes.c_bool, (_ADDRESS, ctypes.c_void_p, _SIZE)),
+    "fake_write": (ctypes.c_bool, (_ADDRESS, ctypes.c_void_p, _SIZE)),
+    "fake_allocate": (_ADDRESS, (ctypes.c_int, _SIZE)),
+    "fake_streams": (ctypes.c_int, ()),
+    "fake_events": (ctypes.c_int, ()),
+    "fake_contexts": (ctypes.c_int, ()),
+    "fake_allocations": (ctypes.c_int, ()),
+    "fake_priority": (ctypes.c_int, (ctypes.c_void_p,)),
+    "fake_current_device": (ctypes.c_int, ()),
+}
+_OF_NCCL = {
+    "fake_communicators": (ctypes.c_int, ()),
+    "fake_hang": (None, (ctypes.c_int,)),
+    "fake_fail_later": (None, (ctypes.c_int,)),
+}
+
+
+def missing() -> str:
+    """What the fakes lack; empty if nothing."""
+    return "" if shutil.which("g++") else "the fakes of CUDA and NCCL need g++"
+
+
+def build(folder: Path) -> None:
+    """Compiles the fakes into ``folder``, both at once."""
+    (folder / "recorded.h").write_text(recorded.header())
+    compiling = [_compiling(folder, driver.SONAME, "cuda_*.cc"), _compiling(folder, nccl.SONAME, "nccl*.cc")]
+    assert [process.wait(PATIENCE_S) for process in compiling] == [0, 0]
+
+
+def _compiling(folder: Path, soname: str, sources: str) -> subprocess.Popen[bytes]:
+    """Begins to compile. NCCL's fake finds that of CUDA in the process that loads both."""
+    files = sorted(map(str, SOURCES.glob(sources)))
+    return subprocess.Popen(["g++", *_FLAGS, f"-I{folder}", f"-Wl,-soname,{soname}", *files, "-o", folder / soname])
+
+
+class Fakes:
+    """The fakes in this process, with what they offer to tests: ``cuda`` and ``nccl`` have `fake.h`'s functions."""
+
+    def __init__(self, folder: Path) -> None:
+        """Loads what `build` has made. From then on hvdlite finds it in this process."""
+        self.folder = folder
+        self.cuda = ctypes.CDLL(str(folder / driver.SONAME), mode=ctypes.RTLD_GLOBAL)
+        self.nccl = ctypes.CDLL(str(folder / nccl.SONAME), mode=ctypes.RTLD_GLOBAL)
+        for library, functions in ((self.cuda, _OF_CUDA), (self.nccl, _OF_NCCL)):
+            for name, (result, arguments) in functions.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+        self.forget()
+
+    def forget(self) -> None:
+        """Makes hvdlite look for the libraries again."""
+        for cached in (driver.library, driver.absence, nccl.library, nccl.absence):
+            cached.cache_clear()
+
+    def fail(self, name: str, status: int) -> None:
+        """Makes the next call of ``name`` in this process return ``status``."""
+        self.cuda.fake_fail(name.encode(), status)
+
+    def held(self) -> dict[str, int]:
+        """What was made and not given back in this process."""
+        return {
+            "contexts": self.cuda.fake_contexts(),
+            "streams": self.cuda.fake_streams(),
+            "events": self.cuda.fake_events(),
+            "allocations": self.cuda.fake_allocations(),
+            "communicators": self.nccl.fake_communicators(),
+        }
+
+    def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike, device: int = 0) -> GpuArray:
+        """Makes an array on a GPU, which is there until the process ends."""
+        return GpuArray(self, shape, dtype, device)
+
+    def array(self, values: Array, device: int = 0) -> GpuArray:
+        """Copies ``values`` to a GPU, at once."""
+        made = self.empty(values.shape, values.dtype, device)
+        made.write(values)
+        return made
+
+
+class GpuArray:
+    """An array in the memory of a GPU, which its ``address`` does not let the host touch."""
+
+    def __init__(self, fakes: Fakes, shape: Sequence[int] | int, dtype: npt.DTypeLike, device: int) -> None:
+        self._fakes = fakes
+        self._like = np.empty(shape, dtype)
+        self.nbytes = self._like.nbytes
+        self.address = int(fakes.cuda.fake_allocate(device, max(self.nbytes, 1)))
+        assert self.address, "the fake GPU has no memory left"
+
+    def read(self) -> Array:
+        """The values now, whatever the GPU's streams still do."""
+        found = np.empty_like(self._like)
+        assert self._fakes.cuda.fake_read(self.address, found.ctypes.data, self.nbytes)
+        return found
+
+    def write(self, values: Array) -> None:
+        held = np.ascontiguousarray(values)
+        assert held.nbytes == self.nbytes
+        assert self._fakes.cuda.fake_write(self.address, held.ctypes.data, self.nbytes)

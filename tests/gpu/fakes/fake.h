@@ -1,0 +1,35 @@
+// What the fakes offer each other and the tests, beside the functions that they fake.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "recorded.h"
+
+extern "C" {
+// The next call of the function `name` in this process does nothing and returns `status`.
+void fake_fail(const char* name, int status);
+// The status for this call of `name`; 0 if it is to work.
+int fake_failing(const char* name);
+// A stream that is held begins nothing.
+void fake_hold(CUstream stream);
+void fake_release(CUstream stream);
+// Copies from and to memory of the GPU at once, whatever its streams do. False for other addresses.
+bool fake_read(CUdeviceptr address, void* to, size_t nbytes);
+bool fake_write(CUdeviceptr address, const void* from, size_t nbytes);
+// Memory that is there until the process ends.
+CUdeviceptr fake_allocate(int device, size_t nbytes);
+// The number of streams, events, contexts and allocations that were made and not given back.
+int fake_streams();
+int fake_events();
+int fake_contexts();
+int fake_allocations();
+int fake_priority(CUstream stream);
+int fake_current_device();
+}
+
+// Where a device itself sees its memory, which the host has no access to; null for other addresses.
+void* fake_own(CUdeviceptr address, size_t nbytes);
+// Gives `stream` something to do, in its order. False if there is no such stream.
+bool fake_enqueue(CUstream stream, std::function<void()> task);
