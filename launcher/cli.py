@@ -93,7 +93,19 @@ def hvdrun(
     if where.ports:
         environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
     named = frozenset(text.partition("=")[0] for text in job.variables)
-    request = Request(command, hosts, job.size, environment, named, where.interfaces, where.ports, job.syncs)
+    if job.gpus_per_rank is not None and "CUDA_VISIBLE_DEVICES" in named:
+        raise click.UsageError("--gpus-per-proc sets CUDA_VISIBLE_DEVICES of each rank; leave out -x.")
+    request = Request(
+        command,
+        hosts,
+        job.size,
+        environment,
+        named,
+        where.interfaces,
+        where.ports,
+        job.syncs,
+        job.gpus_per_rank,
+    )
     identity = Job.create()
     _print_notes([*outcome.notes, *_counted_twice(hosts)])
     for wrong, right in misspelt(environment):

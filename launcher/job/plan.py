@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Literal
 
 from hvdlite.errors import BadHostSpec
 from hvdlite.members.topology import Placement, place
@@ -27,6 +27,18 @@ _TRAVELLING_PREFIXES: Final = tuple(
     "HVDLITE_ HOROVOD_ NCCL_ OMP_ PYTHON TORCH TF_ KERAS_ XLA_ JAX_ UCX_ MASTER_".split()
 )
 _BOUND_TO_A_HOST: Final = frozenset({"HVDLITE_HOSTID"})
+
+
+Size = int | Literal["auto"] | None
+"""The number of ranks as the user gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a host has for its ranks: cores, and the GPUs that CUDA_VISIBLE_DEVICES there may name."""
+
+    cores: int
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,35 +107,60 @@ class Plan:
         return (name in _TRAVELLING_NAMES or name.startswith(_TRAVELLING_PREFIXES)) and name not in _BOUND_TO_A_HOST
 
 
-def wanted_hosts(hosts: Sequence[Host], size: int | None, per_host: int | None = None) -> tuple[Host, ...]:
+def wanted_hosts(hosts: Sequence[Host], size: Size, per_host: int | None = None) -> tuple[Host, ...]:
     """The hosts to start on: those that were named, else this machine with a slot for each rank.
 
-    No host takes more than ``per_host`` ranks. Raises BadHostSpec if the number of ranks is unknown, and if a user is
-    given for this machine, where ranks run as the user who starts them.
+    "auto" leaves slots that nobody named to `place_ranks`. No host takes more than ``per_host`` ranks. Raises
+    BadHostSpec if the number of ranks is unknown, and if a user is given for this machine, where ranks run as the user
+    who starts them.
     """
     for host in hosts:
         if host.user and is_local(host.name):
             raise BadHostSpec(f"{host.name} is this host, where ranks run as you; leave out {host.user}@.")
     if not hosts:
         if size is None and per_host is None:
-            raise BadHostSpec("say how many processes to start: hvdrun -np 4 python train.py.")
-        hosts = (Host("localhost", per_host if size is None else size),)
+            raise BadHostSpec("say how many processes to start: hvdrun -np 4 python train.py, or -np auto.")
+        hosts = (Host("localhost", size if isinstance(size, int) else per_host),)
     if per_host is None:
         return tuple(hosts)
     return tuple(replace(host, slots=min(per_host, host.slots or per_host)) for host in hosts)
 
 
-def place_ranks(hosts: Sequence[Host], size: int | None, cores: Mapping[str, int]) -> tuple[Placement, ...]:
-    """Gives every rank its host. Without ``size`` all slots are used; a host without slots takes its ``cores``.
+def place_ranks(
+    hosts: Sequence[Host], size: Size, resources: Mapping[str, Resources], gpus_per_rank: int | None = None
+) -> tuple[Placement, ...]:
+    """Gives every rank its host. Without a number of ranks all slots are used.
 
-    Raises BadHostSpec for too few slots.
+    A host without slots takes as many ranks as it has GPUs for, if each gets ``gpus_per_rank`` or ``size`` is "auto",
+    and else as many as it has cores. Raises BadHostSpec for too few slots.
     """
-    slots = [(host.name, cores[host.name] if host.slots is None else host.slots) for host in hosts]
-    return place(slots, sum(count for _, count in slots) if size is None else size)
+
+    def slots_of(host: Host) -> int:
+        if host.slots is not None:
+            return host.slots
+        there = resources[host.name]
+        if gpus_per_rank is not None:
+            return len(there.gpus) // gpus_per_rank
+        return (size == "auto" and len(there.gpus)) or there.cores
+
+    slots = [(host.name, slots_of(host)) for host in hosts]
+    total = sum(count for _, count in slots)
+    if not total:
+        raise BadHostSpec(f"no host has {gpus_per_rank} GPU(s) for a rank; see nvidia-smi and CUDA_VISIBLE_DEVICES.")
+    return place(slots, size if isinstance(size, int) else total)
 
 
-def rank_environment(placement: Placement, size: int, cores: int, base: Mapping[str, str]) -> dict[str, str]:
-    """The variables that differ from rank to rank. ``base`` is what the user set; OMP_NUM_THREADS there wins."""
+def rank_environment(
+    placement: Placement,
+    size: int,
+    resources: Resources,
+    base: Mapping[str, str],
+    gpus_per_rank: int | None = None,
+) -> dict[str, str]:
+    """The variables that differ from rank to rank. ``base`` is what the user set; OMP_NUM_THREADS there wins.
+
+    Raises BadHostSpec if the host lacks ``gpus_per_rank`` for each of its ranks.
+    """
     numbers = {
         "RANK": placement.rank,
         "SIZE": size,
@@ -145,7 +182,15 @@ def rank_environment(placement: Placement, size: int, cores: int, base: Mapping[
     for name, number in numbers.items():
         environment |= {f"HOROVOD_{name}": str(number), f"HVDLITE_{name}": str(number)}
     if "OMP_NUM_THREADS" not in base:
-        environment["OMP_NUM_THREADS"] = str(max(1, cores // placement.local_size))
+        environment["OMP_NUM_THREADS"] = str(max(1, resources.cores // placement.local_size))
+    if gpus_per_rank is not None:
+        if len(resources.gpus) < placement.local_size * gpus_per_rank:
+            raise BadHostSpec(
+                f"{placement.host} has {len(resources.gpus)} GPU(s), too few for {placement.local_size} rank(s) with "
+                f"--gpus-per-proc {gpus_per_rank}; start fewer ranks there, or look at CUDA_VISIBLE_DEVICES."
+            )
+        first = placement.local_rank * gpus_per_rank
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(resources.gpus[first : first + gpus_per_rank])
     return environment
 
 
@@ -171,10 +216,11 @@ def job_environment(base: Mapping[str, str], job: Job, address: str, ports: Sequ
 def make_plan(
     command: Sequence[str],
     placements: tuple[Placement, ...],
-    cores: Mapping[str, int],
+    resources: Mapping[str, Resources],
     base: Mapping[str, str],
     job: Job,
     *,
+    gpus_per_rank: int | None = None,
     ports: Sequence[int],
     named: Collection[str] = (),
     of_host: Mapping[str, Mapping[str, str]] | None = None,
@@ -182,11 +228,13 @@ def make_plan(
 ) -> Plan:
     """The plan for ``command`` on ``placements``; ``base`` is the environment that the user wants.
 
-    ``cores`` is by host, and ``ports`` are free on the first one; see `Plan` for the rest. Raises ValueError
+    ``resources`` are by host, and ``ports`` are free on the first one; see `Plan` for the rest. Raises ValueError
     for a setting in ``base`` that ranks would refuse.
     """
     size, of_host = len(placements), of_host or {}
-    of_rank = tuple(rank_environment(placement, size, cores[placement.host], base) for placement in placements)
+    of_rank = tuple(
+        rank_environment(placement, size, resources[placement.host], base, gpus_per_rank) for placement in placements
+    )
     address = of_host.get(placements[0].host, {}).get("HVDLITE_ADDRESS", "127.0.0.1")
     environment = job_environment(base, job, address, ports)
     plan = Plan(tuple(command), os.getcwd(), placements, environment, of_rank, frozenset(named), folders or {}, of_host)

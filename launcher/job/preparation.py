@@ -6,7 +6,6 @@ be reachable from the others. Only then is there a plan.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,8 @@ from ..hosts import Host, is_local
 from ..network.candidates import network_environment
 from ..network.connect_test import choose_addresses
 from ..options.of_python import target_of
-from .plan import MEETINGS, PORTS, Plan, make_plan, place_ranks
+from ..stream.hello import Hello
+from .plan import MEETINGS, PORTS, Plan, Resources, Size, make_plan, place_ranks
 
 _HERE: Final = "127.0.0.1"
 _LATER: Final = "chosen-at-the-start"
@@ -31,34 +31,52 @@ _LATER: Final = "chosen-at-the-start"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The user's request: ``size`` ranks, or as many as there are slots, of ``command`` on ``hosts``."""
+    """The user's request: ``size`` ranks of ``command`` on ``hosts``, each with ``gpus_per_rank`` GPUs of its own.
+
+    Without a number of ranks there are as many as there are slots. None for the GPUs: all ranks see all.
+    """
 
     command: Sequence[str]
     hosts: Sequence[Host]
-    size: int | None
+    size: Size
     environment: Mapping[str, str]
     named: frozenset[str]  # the variables that -x names
     interfaces: tuple[str, ...] = ()
     ports: range | None = None
     syncs: bool = False
+    gpus_per_rank: int | None = None
 
-    def place(self, cores: Mapping[str, int]) -> tuple[Placement, ...] | None:
-        """The placement of all ranks, or None if the ``cores`` of a host without slots are not known."""
-        if any(host.slots is None and host.name not in cores for host in self.hosts):
+    def place(self, resources: Mapping[str, Resources]) -> tuple[Placement, ...] | None:
+        """The placement of all ranks, or None if the ``resources`` of a host without slots are not known."""
+        if any(host.slots is None and host.name not in resources for host in self.hosts):
             return None
-        return place_ranks(self.hosts, self.size, cores)
+        return place_ranks(self.hosts, self.size, resources, self.gpus_per_rank)
 
 
 def sketch(request: Request, job: Job) -> Plan:
     """The plan as far as it is known without connecting to any host. Raises BadHostSpec for invalid hosts."""
-    cores = {host.name: _cores_here() for host in request.hosts if is_local(host.name)}
-    placements = request.place(cores)
+    known = _here(request)
+    placements = request.place(known)
     if placements is None:
-        unknown = next(host.name for host in request.hosts if host.slots is None and host.name not in cores)
-        raise BadHostSpec(f"--dry-run connects to no host, so the cores of {unknown} are unknown; write {unknown}:N.")
-    assumed = {host.name: cores.get(host.name, host.slots or 1) for host in request.hosts}
+        unknown = next(host.name for host in request.hosts if host.slots is None and host.name not in known)
+        raise BadHostSpec(
+            f"--dry-run connects to no host, so the cores and GPUs of {unknown} are unknown; write {unknown}:N."
+        )
+    slots = {host.name: host.slots or 1 for host in request.hosts}
+    assumed = {
+        host: Resources(count, (_LATER,) * count * (request.gpus_per_rank or 0)) for host, count in slots.items()
+    }
     ports = free_ports({"address": _HERE, "ports": None, "count": PORTS})
-    plan = make_plan(request.command, placements, assumed, request.environment, job, ports=ports, named=request.named)
+    plan = make_plan(
+        request.command,
+        placements,
+        assumed | known,
+        request.environment,
+        job,
+        gpus_per_rank=request.gpus_per_rank,
+        ports=ports,
+        named=request.named,
+    )
     if len(plan.hosts) == 1:
         return plan
     later = dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "HVDLITE_ADDRESS", *MEETINGS), _LATER)
@@ -70,12 +88,11 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
 
     Raises CannotStart naming the host, and BadHostSpec, with nothing started but agents.
     """
-    cores = {host.name: _cores_here() for host in request.hosts if is_local(host.name)}
-    placements = request.place(cores)
+    placements = request.place(_here(request))
     used = {host.name for host in request.hosts} if placements is None else {place.host for place in placements}
     agents.connect([host for host in request.hosts if host.name in used])
-    cores = {name: hello.cores for name, hello in agents.hellos.items()}
-    placements = placements or request.place(cores)
+    resources = {name: _resources(hello) for name, hello in agents.hellos.items()}
+    placements = placements or request.place(resources)
     assert placements is not None
     hosts = tuple(dict.fromkeys(place.host for place in placements))
     folders = _folders(request, agents, hosts, tell)
@@ -90,9 +107,10 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
     return make_plan(
         request.command,
         placements,
-        cores,
+        resources,
         request.environment,
         job,
+        gpus_per_rank=request.gpus_per_rank,
         ports=ports,
         named=request.named,
         of_host=of_host,
@@ -100,8 +118,14 @@ def prepare(request: Request, job: Job, agents: Agents, tell: Callable[[str], No
     )
 
 
-def _cores_here() -> int:
-    return len(os.sched_getaffinity(0))
+def _here(request: Request) -> dict[str, Resources]:
+    """The resources of this host, by each name that it has among those of the request."""
+    here = _resources(Hello.describe())
+    return {host.name: here for host in request.hosts if is_local(host.name)}
+
+
+def _resources(hello: Hello) -> Resources:
+    return Resources(hello.cores, tuple(filter(None, hello.gpus.split(","))))
 
 
 def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 SECTIONS: Final[Mapping[str, str]] = {
-    "Starting": "num-proc stdin grace start-timeout config-file horovod-compat x dry-run",
+    "Starting": "num-proc gpus-per-proc stdin grace start-timeout config-file horovod-compat x dry-run",
     "Hosts": "hosts hostfile npernode sync ssh-port ssh-identity-file ssh-args remote-python "
     "network-interface port-range encrypt-data",
     "Output": "output-filename prefix-output-with-timestamp verbose log-level log-with-timestamp log-hide-timestamp",

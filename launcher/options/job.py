@@ -9,16 +9,18 @@ from typing import Final
 
 import click
 
+from ..job.plan import Size
 from ..job.supervisor import GRACE_S
 from .gather import gathered
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """``size`` and ``per_host`` are None if not given; ``variables`` are not checked yet."""
+    """``size``, ``per_host`` and ``gpus_per_rank`` are None if not given; ``variables`` are not checked yet."""
 
-    size: int | None
+    size: Size
     per_host: int | None
+    gpus_per_rank: int | None
     syncs: bool
     encrypts: bool
     variables: tuple[str, ...]
@@ -63,6 +65,10 @@ def _count(text: str) -> int:
     return int(digits)
 
 
+def _size(text: str) -> Size:
+    return "auto" if text.removeprefix("p") == "auto" else _count(text)
+
+
 def _reader(text: str) -> str:
     if text not in ("all", "none") and not re.fullmatch(r"\d{1,9}", text):
         raise click.BadParameter(f"{text!r} is not a rank, 'all' or 'none'.")
@@ -70,9 +76,12 @@ def _reader(text: str) -> str:
 
 
 _OF_JOB: Final = (
-    click.option("-np", "-n", "--num-proc", "size", type=_count, metavar="N", help="How many processes to start."),
+    click.option("-np", "-n", "--num-proc", "size", type=_size, metavar="N|auto",
+                 help="How many processes to start; auto: one for each GPU, or each core."),
     click.option("-ppn", "-npernode", "--npernode", "per_host", type=_count, metavar="N",
                  help="At most N on each host."),
+    click.option("--gpus-per-proc", "gpus_per_rank", type=click.IntRange(1), metavar="N",
+                 help="Give each process N GPUs of its host, and hide the others from it."),
     click.option("--sync", "syncs", is_flag=True, help="Copy the working directory to hosts that do not share it."),
     click.option("--encrypt-data", "encrypts", is_flag=True, help="Also encrypt tensors that cross a network."),
     click.option("-x", "variables", multiple=True, metavar="NAME[=VALUE]",

@@ -7,8 +7,10 @@ version of hvdlite, the same ABI of its native library and the same minor versio
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +21,19 @@ from hvdlite.version import NATIVE_ABI, __version__
 
 from .frames import FrameError
 
-PROTOCOL: Final = 3  # of the frames between hvdrun and agents
+PROTOCOL: Final = 4  # of the frames between hvdrun and agents
 _MAX_TEXT: Final = 4096
+_GPU: Final = re.compile(r"[\w/-]+", re.ASCII)  # a number, or a name such as GPU-8932f937 or MIG-GPU-8932f937/1/0
+_GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """One host as its agent sees it. ``cores`` counts those that the agent may use."""
+    """One host as its agent sees it.
+
+    ``cores`` counts those that the agent may use, and ``gpus`` are the GPUs that it sees, as CUDA_VISIBLE_DEVICES lists
+    them.
+    """
 
     protocol: int
     version: str
@@ -35,6 +43,7 @@ class Hello:
     folder: str
     hostname: str
     cores: int
+    gpus: str
     free_memory_bytes: int
 
     @classmethod
@@ -49,6 +58,7 @@ class Hello:
             folder=str(Path(__file__).resolve().parent.parent),
             hostname=socket.gethostname(),
             cores=len(os.sched_getaffinity(0)),
+            gpus=",".join(visible_gpus(os.environ)),
             free_memory_bytes=_free_memory_bytes(),
         )
 
@@ -60,6 +70,8 @@ class Hello:
             value = fields.get(name)
             if type(value) is not kind or (isinstance(value, str) and len(value) > _MAX_TEXT):
                 raise FrameError(f"the agent's hello has no valid {name!r}")
+        if fields["gpus"] and not all(map(_GPU.fullmatch, fields["gpus"].split(","))):
+            raise FrameError("the agent's hello has no valid 'gpus'")
         return cls(**{name: fields[name] for name in kinds})
 
     def fields(self) -> dict[str, Any]:
@@ -78,6 +90,20 @@ class Hello:
                 "use the same minor version on both, or name the right one with --remote-python"
             )
         return ""
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Returns the GPUs that a process with this environment sees, by the names that CUDA_VISIBLE_DEVICES has for them.
+
+    Those of that variable, which CUDA reads up to the first that is invalid; else all that the kernel shows here.
+    """
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        folder, pattern = _GPU_FILES
+        return [str(number) for number in range(len(list(folder.glob(pattern))))]
+    names = [name.strip() for name in listed.split(",")]
+    invalid = (place for place, name in enumerate(names) if name.startswith("-") or not _GPU.fullmatch(name))
+    return names[: next(invalid, len(names))]
 
 
 def _minor(version: str) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvdlite.launcher.stream import hello
 from hvdlite.launcher.stream.frames import FrameError
-from hvdlite.launcher.stream.hello import Hello
+from hvdlite.launcher.stream.hello import Hello, visible_gpus
 
 OWN = Hello.describe()
 
@@ -42,7 +44,40 @@ def test_what_does_not_fit_names_both_sides(difference: dict[str, Any], message:
     assert "\n" not in misfit
 
 
-@pytest.mark.parametrize("wrong", [{"cores": "2"}, {"cores": True}, {"hostname": "x" * 5000}, {"python": None}])
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [
+        (None, ["0", "1", "2"]),
+        ("", []),
+        ("4", ["4"]),
+        ("1, 0", ["1", "0"]),
+        ("2,-1,3", ["2"]),
+        ("GPU-8932f937-d72c,MIG-GPU-89/1/0", ["GPU-8932f937-d72c", "MIG-GPU-89/1/0"]),
+        ("0,,1", ["0"]),
+        ("NoDevFiles", ["NoDevFiles"]),
+    ],
+)
+def test_gpus_are_those_that_cuda_would_see(
+    listed: str | None, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(hello, "_GPU_FILES", (tmp_path, "nvidia[0-9]*"))
+    assert visible_gpus({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}) == seen
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": "0,$(x)"},
+        {"gpus": "0\0"},
+        {"gpus": None},
+        {"cores": "2"},
+        {"cores": True},
+        {"hostname": "x" * 5000},
+        {"python": None},
+    ],
+)
 def test_a_hello_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(FrameError, match=f"no valid '{name}'"):

@@ -61,6 +61,21 @@ def test_hosts_without_slots_have_as_many_as_cores() -> None:
     assert [rank["FAKE_HOST"] for rank in ended.values()] == ["far"] * cores + ["farther"] * cores
 
 
+def test_auto_counts_the_gpus_of_each_host_and_ranks_may_have_their_own() -> None:
+    command = ("-H", "localhost,fast", "-np", "auto", "--gpus-per-proc", "1", *DESCRIBE)
+    ended = described(run(*command, CUDA_VISIBLE_DEVICES="7"))
+    assert [(rank.get("FAKE_HOST"), rank["CUDA_VISIBLE_DEVICES"]) for rank in ended.values()] == [
+        (None, "7"),
+        ("fast", "4"),
+        ("fast", "5"),
+    ]
+    both = described(run("-H", "fast", "-np", "auto", *DESCRIBE))
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in both.values()] == ["4,5", "4,5"]
+    refused = run("-np", "auto", "--gpus-per-proc", "1", *DESCRIBE, CUDA_VISIBLE_DEVICES="")
+    assert refused.returncode == 2
+    assert "no host has 1 GPU(s) for a rank" in refused.stderr
+
+
 def test_no_more_ranks_on_a_host_than_were_allowed() -> None:
     ended = described(run("-H", "far:4,farther:4", "-ppn", "1", *DESCRIBE))
     assert [rank["FAKE_HOST"] for rank in ended.values()] == ["far", "farther"]

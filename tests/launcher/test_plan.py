@@ -6,7 +6,15 @@ import pytest
 
 from hvdlite.errors import BadHostSpec
 from hvdlite.launcher.hosts import Host
-from hvdlite.launcher.job.plan import job_environment, make_plan, place_ranks, rank_environment, wanted_hosts
+from hvdlite.launcher.job.plan import (
+    Resources,
+    Size,
+    job_environment,
+    make_plan,
+    place_ranks,
+    rank_environment,
+    wanted_hosts,
+)
 from hvdlite.members.topology import Placement
 from hvdlite.rendezvous.job import Job
 
@@ -41,8 +49,48 @@ def test_without_a_size_all_slots_are_used() -> None:
 
 
 def test_a_host_without_slots_takes_its_cores() -> None:
-    placements = place_ranks((Host("a"), Host("b"), Host("c", 1)), None, {"a": 2, "b": 1, "c": 9})
+    placements = place_ranks(
+        (Host("a"), Host("b"), Host("c", 1)), None, {"a": Resources(2), "b": Resources(1), "c": Resources(9)}
+    )
     assert [place.host for place in placements] == ["a", "a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus_per_rank", "hosts"),
+    [
+        (None, None, "aabbbc"),
+        ("auto", None, "aaabbbc"),
+        ("auto", 1, "aaac"),
+        ("auto", 2, "ac"),
+        (None, 2, "ac"),
+        (2, 3, "ac"),
+    ],
+)
+def test_a_rank_for_each_gpu(size: Size, gpus_per_rank: int | None, hosts: str) -> None:
+    resources = {"a": Resources(2, ("0", "1", "2")), "b": Resources(3), "c": Resources(9)}
+    placements = place_ranks((Host("a"), Host("b"), Host("c", 1)), size, resources, gpus_per_rank)
+    assert "".join(place.host for place in placements) == hosts
+
+
+def test_auto_takes_this_machine() -> None:
+    assert wanted_hosts((), "auto") == (Host("localhost", None),)
+    assert wanted_hosts((Host("a"), Host("b", 2)), "auto", 4) == (Host("a", 4), Host("b", 2))
+
+
+def test_ranks_have_gpus_of_their_own() -> None:
+    resources = {"a": Resources(8, ("4", "GPU-1", "6", "7")), "b": Resources(8, ("0", "1"))}
+    placements = place_ranks((Host("a", 2), Host("b", 1)), None, resources, 2)
+    plan = make_plan(["true"], placements, resources, {}, Job.create(), gpus_per_rank=2, ports=[5])
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in plan.of_rank] == ["4,GPU-1", "6,7", "0,1"]
+
+
+def test_a_host_with_too_few_gpus_is_named() -> None:
+    placements = place_ranks((Host("a", 3),), None, {}, 1)
+    two = {"a": Resources(8, ("0", "1"))}
+    with pytest.raises(BadHostSpec, match=r"a has 2 GPU\(s\), too few for 3 rank\(s\) with --gpus-per-proc 1; start"):
+        make_plan(["true"], placements, two, {}, Job.create(), gpus_per_rank=1, ports=[5])
+    with pytest.raises(BadHostSpec, match=r"no host has 2 GPU\(s\) for a rank; see nvidia-smi"):
+        place_ranks((Host("a"),), "auto", {"a": Resources(8, ("0",))}, 2)
 
 
 def test_more_ranks_than_slots_are_refused() -> None:
@@ -52,7 +100,7 @@ def test_more_ranks_than_slots_are_refused() -> None:
 
 def test_a_rank_has_its_numbers_under_every_name() -> None:
     place = here(4)[3]
-    environment = rank_environment(place, 4, cores=2, base={})
+    environment = rank_environment(place, 4, Resources(2), base={})
     numbers = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "3", "LOCAL_SIZE": "4", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
     for name, number in numbers.items():
         assert environment[f"HVDLITE_{name}"] == environment[f"HOROVOD_{name}"] == number
@@ -64,8 +112,8 @@ def test_a_rank_has_its_numbers_under_every_name() -> None:
 @pytest.mark.parametrize(("cores", "size", "threads"), [(8, 2, "4"), (2, 4, "1"), (7, 2, "3")])
 def test_cores_are_shared_out_among_the_ranks_of_a_host(cores: int, size: int, threads: str) -> None:
     place = here(size)[0]
-    assert rank_environment(place, size, cores, {})["OMP_NUM_THREADS"] == threads
-    assert "OMP_NUM_THREADS" not in rank_environment(place, size, cores, {"OMP_NUM_THREADS": "9"})
+    assert rank_environment(place, size, Resources(cores), {})["OMP_NUM_THREADS"] == threads
+    assert "OMP_NUM_THREADS" not in rank_environment(place, size, Resources(cores), {"OMP_NUM_THREADS": "9"})
 
 
 def test_what_the_user_set_wins_over_defaults_but_not_over_the_job() -> None:
@@ -88,7 +136,7 @@ def test_frameworks_meet_where_ports_are_free_and_never_by_tf_config() -> None:
     found = job_environment({}, Job.create(), "fe80::1", [5, 6])
     assert found["KERAS_DISTRIBUTION_JOB_ADDRESSES"] == "[fe80::1]:6"
     assert not {"JAX_COORDINATOR_ADDRESS", "TF_CONFIG"} & found.keys()
-    places = [rank_environment(place, 2, 2, {}) for place in here(2)]
+    places = [rank_environment(place, 2, Resources(2), {}) for place in here(2)]
     assert [(each["KERAS_DISTRIBUTION_PROCESS_ID"], each["KERAS_DISTRIBUTION_NUM_PROCESSES"]) for each in places] == [
         ("0", "2"),
         ("1", "2"),
@@ -97,8 +145,8 @@ def test_frameworks_meet_where_ports_are_free_and_never_by_tf_config() -> None:
 
 def test_a_plan_knows_its_hosts_in_order_and_where_its_ranks_meet() -> None:
     placements = place_ranks((Host("localhost", 1), Host("127.0.0.1", 2)), None, {})
-    cores = {"localhost": 1, "127.0.0.1": 1}
-    plan = make_plan(["true"], placements, cores, {}, Job.create(), ports=[5]).meeting_at("unix://@here")
+    resources = {"localhost": Resources(1), "127.0.0.1": Resources(1)}
+    plan = make_plan(["true"], placements, resources, {}, Job.create(), ports=[5]).meeting_at("unix://@here")
     assert plan.size == 3
     assert plan.hosts == ("localhost", "127.0.0.1")
     assert plan.ranks_on("127.0.0.1") == (1, 2)
@@ -114,7 +162,7 @@ def test_another_host_gets_what_belongs_to_the_job_and_meets_through_a_socket_of
     plan = make_plan(
         ["true"],
         placements,
-        {"localhost": 4, "far": 8},
+        {"localhost": Resources(4), "far": Resources(8)},
         {**base, **kept_here},
         Job.create(),
         ports=[5],
@@ -137,4 +185,4 @@ def test_another_host_gets_what_belongs_to_the_job_and_meets_through_a_socket_of
 
 def test_a_setting_that_every_rank_would_refuse_is_refused_here() -> None:
     with pytest.raises(ValueError, match="HVDLITE_SPIN='fast' must be a number"):
-        make_plan(["true"], here(2), {"localhost": 2}, {"HVDLITE_SPIN": "fast"}, Job.create(), ports=[5])
+        make_plan(["true"], here(2), {"localhost": Resources(2)}, {"HVDLITE_SPIN": "fast"}, Job.create(), ports=[5])
