@@ -19,34 +19,18 @@ __all__ = [
 
 
 def run(func: Any) -> NoReturn:
-    """Always raises NotImplementedError."""
+    """Raises NotImplementedError, with what to do instead."""
     raise NotImplementedError(
         "hvdlite's jobs keep their ranks, so there is no elastic training; save checkpoints, and start the job again"
     )
 
 
 class TensorFlowState:
-    """Always raises NotImplementedError."""
+    """Raises what `run` does, under each name of a state or a callback."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         run(None)
 
 
-class TensorFlowKerasState(TensorFlowState):
-    """Always raises NotImplementedError."""
-
-
-class KerasState(TensorFlowState):
-    """Always raises NotImplementedError."""
-
-
-class CommitStateCallback(TensorFlowState):
-    """Always raises NotImplementedError."""
-
-
-class UpdateBatchStateCallback(TensorFlowState):
-    """Always raises NotImplementedError."""
-
-
-class UpdateEpochStateCallback(TensorFlowState):
-    """Always raises NotImplementedError."""
+TensorFlowKerasState = KerasState = TensorFlowState
+CommitStateCallback = UpdateBatchStateCallback = UpdateEpochStateCallback = TensorFlowState

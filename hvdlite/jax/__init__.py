@@ -7,6 +7,8 @@ except ModuleNotFoundError as error:
 
 # ruff: noqa: F403, I001 - one statement for each module
 
+from contextlib import suppress as _suppress
+
 from hvdlite.public_names import *
 from hvdlite.public_names import __version__ as __version__
 from hvdlite.jax.broadcasting import broadcast_parameters as broadcast_parameters
@@ -16,10 +18,8 @@ from hvdlite.jax.eager import collectives as _collectives
 from hvdlite.jax.trees import allgather as allgather, allreduce as allreduce, broadcast as broadcast
 from hvdlite.publish import publish as _publish
 
-try:
-    import hvdlite.jax.cluster as _cluster
-except (ImportError, AttributeError, ValueError):  # a private part of JAX; jax.distributed then needs more arguments
-    _cluster = None  # type: ignore[assignment]
+with _suppress(ImportError, AttributeError, ValueError):  # private in JAX; jax.distributed then needs more arguments
+    import hvdlite.jax.cluster as _cluster  # noqa: F401
 
 alltoall = _collectives.alltoall
 alltoall_async = _collectives.alltoall_async

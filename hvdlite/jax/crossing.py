@@ -23,6 +23,7 @@ from hvdlite.errors import HvdError
 from hvdlite.jax.eager import collectives
 from hvdlite.ops import Collectives
 from hvdlite.ops.arrays import collectives as arrays
+from hvdlite.training.explanations import explaining
 
 Leaves = list[Any]
 
@@ -68,7 +69,8 @@ def _in_callback(call: Call, *leaves: Any) -> Leaves:
     """Runs ``call`` on memory of the host, without a JAX program inside of one."""
     global _last_error
     try:
-        return call.run(arrays, [np.asarray(leaf) for leaf in leaves], has_shapes=True)
+        with explaining():
+            return call.run(arrays, [np.asarray(leaf) for leaf in leaves], has_shapes=True)
     except (HvdError, ValueError) as error:
         _last_error = error
         raise

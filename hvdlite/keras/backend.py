@@ -1,7 +1,7 @@
 """How each back end of Keras reduces several tensors in one call, inside of its compiled step.
 
-`reduce` is that of the back end in use. It takes tensors, a name, and what Horovod's all-reduce takes; TensorFlow alone
-has sparse gradients.
+`reduce` is that of the back end in use. It takes tensors, a name, the variables whose gradients they are, if they are,
+and what Horovod's all-reduce takes; TensorFlow alone has sparse gradients.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
+
+from hvdlite.training.explanations import explain, explaining
 
 Reduce = Callable[..., list[Any]]
 
@@ -26,8 +28,12 @@ class BackEnd(NamedTuple):
 def _of_jax() -> BackEnd:
     import hvdlite.jax as hvd
 
-    def reduce(tensors: Sequence[Any], sparse_as_dense: bool = False, **how: Any) -> list[Any]:
-        reduced: list[Any] = hvd.allreduce(list(tensors), **how)
+    def reduce(
+        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
+    ) -> list[Any]:
+        explain(name, variables)
+        with explaining():
+            reduced: list[Any] = hvd.allreduce(list(tensors), name=name, **how)
         return reduced
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
@@ -38,9 +44,12 @@ def _of_torch() -> BackEnd:
 
     import hvdlite.torch as hvd
 
-    def reduce(tensors: Sequence[Any], sparse_as_dense: bool = False, **how: Any) -> list[Any]:
-        with torch.no_grad():
-            return hvd.grouped_allreduce(list(tensors), **how)
+    def reduce(
+        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
+    ) -> list[Any]:
+        explain(name, variables)
+        with torch.no_grad(), explaining():
+            return hvd.grouped_allreduce(list(tensors), name=name, **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, lambda: None)
 
@@ -50,11 +59,15 @@ def _of_tensorflow() -> BackEnd:
 
     import hvdlite.tensorflow as hvd
 
-    def reduce(tensors: Sequence[Any], sparse_as_dense: bool = False, **how: Any) -> list[Any]:
+    def reduce(
+        tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
+    ) -> list[Any]:
         is_scaled = how.get("prescale_factor", 1.0) != 1.0 or how.get("postscale_factor", 1.0) != 1.0
         if sparse_as_dense or is_scaled:  # slices are not scaled on their way
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        return hvd.grouped_allreduce(list(tensors), **how)
+        is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]  # which travel apart
+        explain(name, [variable for variable, sparse in zip(variables, is_sparse, strict=False) if not sparse])
+        return hvd.grouped_allreduce(list(tensors), name=name, **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, hvd.last_error)
 

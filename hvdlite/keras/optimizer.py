@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from hvdlite.keras import backend, keras_2
-from hvdlite.keras.reduction import GradientReduction
+from hvdlite.keras.reduction import GradientReduction, overwrites
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.session import size
 from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
@@ -41,12 +41,14 @@ class Distributed:
 
     def _all_ranks_gradients(self, grads: list[Any]) -> list[Any]:
         refuse_distribution()
-        steps = getattr(self, "gradient_accumulation_steps", None)  # Keras 2 has none
+        # Keras 2 has neither attribute.
+        trained = [variable for variable in getattr(self, "_trainable_variables", ()) if not overwrites(variable)]
+        steps = getattr(self, "gradient_accumulation_steps", None)
         if not steps or backend.NAME != "jax":
-            return self._hvdlite(grads)
+            return self._hvdlite(grads, trained)
         # There, gradients come here in every step, and those of the last of ``steps`` count.
         is_last = (self._iterations + 1) % steps == 0  # `iterations` counts updates
-        found: list[Any] = ops.cond(is_last, lambda: self._hvdlite(grads), lambda: grads)
+        found: list[Any] = ops.cond(is_last, lambda: self._hvdlite(grads, trained), lambda: grads)
         return found
 
     def register_local_var(self, var: Any) -> None:

@@ -12,6 +12,7 @@ from hvdlite.keras import backend
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.session import current
 from hvdlite.tensors.dtypes import Average, Max, Min
+from hvdlite.training.explanations import ABSENT
 from hvdlite.training.naming import known_as
 from hvdlite.training.peers import group_with_peers
 
@@ -21,7 +22,8 @@ class GradientReduction:
     """The choices that hold for all gradients of one optimizer.
 
     ``name`` is the optimizer's for messages, ``factor`` multiplies the results, and ``local_layers`` are those whose
-    gradients stay on their rank, multiplied by 1 / size if ``scales_local``. ``variables`` are those of the step.
+    gradients stay on their rank, multiplied by 1 / size if ``scales_local``. ``variables`` are those of the step that
+    have gradients. Gradients that only some ranks have are a `Mismatch` on all of them.
     """
 
     name: str
@@ -37,36 +39,40 @@ class GradientReduction:
     variables: Sequence[Any] = ()
     _name_in: tuple[Any, str] | None = None
 
-    def __call__(self, gradients: Iterable[Any]) -> list[Any]:
-        """Returns the gradients of all ranks, from this rank's, in one call."""
+    def __call__(self, gradients: Iterable[Any], trained: Sequence[Any]) -> list[Any]:
+        """Returns the gradients of all ranks, from this rank's, in one call.
+
+        ``trained`` are all variables that the optimizer has, if it is one of Keras 3.
+        """
         gradients = list(gradients)
-        local = self._local_places(self.variables)
-        shared = [place for place in range(len(gradients)) if place not in local]
-        reduced = self._reduced([gradients[place] for place in shared])
-        for place, gradient in zip(shared, reduced, strict=True):
-            gradients[place] = gradient
+        if not trained:
+            return self._reduced(gradients, trained)
+        places = {id(variable): place for place, variable in enumerate(self.variables)}
+        local = self._local(trained)
+        shared = [variable for variable in trained if id(variable) not in local]
+        own = [gradients[places[id(variable)]] if id(variable) in places else None for variable in shared]
+        for variable, gradient in zip(shared, self._reduced(own, shared), strict=True):
+            if id(variable) in places:
+                gradients[places[id(variable)]] = gradient
         if local and self.scales_local and (group := group_with_peers(self.process_set)) is not None:
-            for place in local:
+            for place in (places[key] for key in local if key in places):
                 gradients[place] = gradients[place] / group.size
         return gradients
 
     def greatest(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns ``gradients`` with the greatest of all ranks where a variable is overwritten with its gradient.
 
-        So Keras combines those of several batches when it accumulates: they are ranges of values, for float8.
+        So Keras combines those of several batches when it accumulates.
         """
-        local = self._local_places(variables)
+        local = self._local(variables)
         overwriting = [
-            place
-            for place, variable in enumerate(variables)
-            if place not in local and getattr(variable, "overwrite_with_gradient", False)
+            place for place, variable in enumerate(variables) if id(variable) not in local and overwrites(variable)
         ]
         if overwriting and group_with_peers(self.process_set) is not None:
             own = [gradients[place] for place in overwriting]
-            for place, found in zip(
-                overwriting, self._reduce(own, f"{self._unique_name()}.greatest", op=Max), strict=True
-            ):
-                gradients[place] = found
+            reduced = self._reduce(own, f"{self._unique_name()}.greatest", op=Max)
+            for place, gradient in zip(overwriting, reduced, strict=True):
+                gradients[place] = gradient
         return gradients
 
     def agreed(self, is_finite: Any) -> Any:
@@ -77,15 +83,22 @@ class GradientReduction:
         (least,) = self._reduce(flags, f"{self._unique_name()}.finite", op=Min)
         return ops.cast(least, "bool")
 
-    def _reduced(self, gradients: list[Any]) -> list[Any]:
+    def _reduced(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduces those that are not None. What is None travels as a tensor without elements, by which ranks agree."""
         if group_with_peers(self.process_set) is None:
-            return gradients if self.factor == 1.0 else [gradient * self.factor for gradient in gradients]
+            if self.factor == 1.0:
+                return gradients
+            return [each if each is None else each * self.factor for each in gradients]
         scales = {"prescale_factor": 1.0, "postscale_factor": self.factor}
         if self.op == Average and self.predivide_factor != 1.0:
             scales["prescale_factor"] /= self.predivide_factor
             scales["postscale_factor"] *= self.predivide_factor
         how = {"op": self.op, "compression": self.compression, "sparse_as_dense": self.sparse_as_dense, **scales}
-        return self._reduce(gradients, self._unique_name(), **how)
+        sent = [
+            ops.zeros(ABSENT, variables[place].dtype) if gradient is None else gradient
+            for place, gradient in enumerate(gradients)
+        ]
+        return self._reduce(sent, self._unique_name(), variables=variables, **how)
 
     def _reduce(self, tensors: list[Any], name: str, **how: Any) -> list[Any]:
         return backend.reduce(tensors, name=name, process_set=self.process_set, **how)
@@ -98,11 +111,16 @@ class GradientReduction:
             self._name_in = session, name
         return self._name_in[1]
 
-    def _local_places(self, variables: Sequence[Any]) -> set[int]:
-        """The places in ``variables`` of those whose gradients stay here."""
+    def _local(self, variables: Sequence[Any]) -> set[int]:
+        """The identities of those ``variables`` whose gradients stay here."""
         local = {id(variable) for layer in self.local_layers for variable in layer.trainable_variables}
         local.update(id(variable) for variable in self.local_variables)
-        return {place for place, variable in enumerate(variables) if id(variable) in local} if local else set()
+        return local.intersection(map(id, variables)) if local else local
+
+
+def overwrites(variable: Any) -> bool:
+    """True if Keras overwrites ``variable`` with its gradient: these are ranges of values, for float8."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.numbers import is_number
 from hvdlite.tensors.dtypes import Average
-from hvdlite.training.broadcasting import broadcast_all
+from hvdlite.training.explanations import explain, explaining
+
+_GROUP = "broadcast_variables"
 
 
 def allreduce(
@@ -60,10 +62,16 @@ def reducescatter(
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Overwrites variables of Keras with those of ``root_rank``: ``model.weights``, ``optimizer.variables``.
 
-    They are in the same order on all ranks.
+    They are in the same order on all ranks, and travel together. Raises ValueError if there are none on any rank.
     """
-    named = [(f"variable.{number}", variable) for number, variable in enumerate(variables)]
-    broadcast_all(named, root_rank, process_set, arrays, _Variables())
+    listed = list(variables)
+    explain(_GROUP, listed, "")
+    with explaining():
+        received = arrays.grouped_broadcast([_read(each) for each in listed], root_rank, _GROUP, process_set)
+    for variable, value in zip(listed, received, strict=True):
+        variable.assign(keras.ops.cast(value, variable.dtype))
+    if not listed:  # not before the others know
+        raise ValueError("there are no variables: call the model once on a batch, or model.build(shape), before")
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -78,12 +86,7 @@ def _value_of(value: Any) -> Any:
     return value if is_number(value) else np.asarray(keras.ops.convert_to_numpy(value))
 
 
-class _Variables:
-    """The store of Keras: variables travel as arrays. Whole numbers have 64 bits there, as on TensorFlow only."""
-
-    def read(self, variable: Any) -> Any:
-        value = np.array(keras.ops.convert_to_numpy(variable.value))
-        return value.astype(np.int64) if value.dtype.kind == "i" else value
-
-    def write(self, variable: Any, received: Any) -> None:
-        variable.assign(keras.ops.cast(received, variable.dtype))
+def _read(variable: Any) -> Any:
+    """Returns the value of ``variable`` as an array. Whole numbers have 64 bits, as they do on TensorFlow only."""
+    value = np.array(keras.ops.convert_to_numpy(variable.value))
+    return value.astype(np.int64) if value.dtype.kind == "i" else value

@@ -6,8 +6,6 @@ class of `tf.errors` and the text; `last_error` then returns the object itself.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any, Final
 
 import tensorflow as tf
@@ -15,6 +13,7 @@ import tensorflow as tf
 from hvdlite import errors
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.session import is_initialized
+from hvdlite.training.explanations import explained
 
 
 class Mismatch(errors.Mismatch, tf.errors.InvalidArgumentError):  # type: ignore[misc]
@@ -63,10 +62,6 @@ _CODES: Final = (
 )
 
 _last: BaseException | None = None
-_variables: dict[str, Sequence[str]] = {}
-
-ABSENT: Final = [0]
-"""The shape of what travels for a gradient that is None."""
 
 
 def in_both(error: BaseException) -> BaseException:
@@ -76,7 +71,7 @@ def in_both(error: BaseException) -> BaseException:
     kind = _PAIRS.get(type(error), CollectiveFailed if is_initialized() else NotInitialized)
     text, arguments = str(error), error.args
     if kind is Mismatch:
-        text = _explained(text)
+        text = explained(text)
         arguments = (text,)
     made: HvdError = kind.__new__(kind, *arguments)
     made.__dict__.update(error.__dict__, **_of_tensorflow(text, code_of(made)))
@@ -87,20 +82,6 @@ def in_both(error: BaseException) -> BaseException:
 def _of_tensorflow(message: str, code: int) -> dict[str, Any]:
     """Returns the attributes that an error of TensorFlow has."""
     return dict(_node_def=None, _op=None, _message=message, _error_code=code, _experimental_payloads={})
-
-
-def explain(group: str, variables: Sequence[str]) -> None:
-    """Says of which variables the tensors of ``group`` are the gradients, for the text of a `Mismatch`."""
-    _variables[group] = variables
-
-
-def _explained(text: str) -> str:
-    for group, number in re.findall(r"tensor '(.+)\[(\d+)\]'", text):
-        if group in _variables and int(number) < len(_variables[group]):
-            is_absent = re.search(rf"(has|have) {re.escape(str(ABSENT))}", text)
-            where = f"; where it has the shape {ABSENT}, it is None" if is_absent else ""
-            text += f" That is the gradient of {_variables[group][int(number)]}{where}."
-    return text
 
 
 def code_of(error: BaseException) -> int:

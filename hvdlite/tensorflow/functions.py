@@ -13,6 +13,7 @@ from hvdlite.ops import objects
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of
 from hvdlite.tensorflow.errors import in_both
+from hvdlite.training.explanations import explain
 
 
 def broadcast_(
@@ -26,6 +27,8 @@ def broadcast_(
     listed = list(variables)
     values = [_value_of(variable) for variable in listed]
     named = name_of("grouped_broadcast", name)
+    if named is not None:
+        explain(named, listed, "")
     received = cross("grouped_broadcast", values, root_rank=root_rank, name=named, process_set=process_set)
     for variable, value in zip(listed, received, strict=True):
         variable.assign(value)

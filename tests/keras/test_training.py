@@ -222,8 +222,34 @@ def ranks_that_disagree_in_the_middle_of_fit_say_so_and_may_go_on() -> None:
     error, text = raised_by(lambda: fit(9 if hvd.rank() == 1 else 8), hvd.Mismatch)
     assert str(error).startswith("ranks disagree about the shape of tensor 'gradients.disagreeing")
     assert "ranks 0, 2 have [4, 8]; rank 1 has [4, 9]" in str(error)
+    assert str(error).endswith("/kernel.")  # of the variable that it is the gradient of
     assert text.count(str(error)) == 1
     fit(8)
+
+
+@scenario
+def a_gradient_that_is_missing_is_named_where_only_some_ranks_miss_it() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    variables = [keras.Variable(np.zeros(2, "float32"), name=name) for name in ("first", "second", "third")]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), name="missing")
+    optimizer.build(variables)
+
+    def apply(*missing: str) -> None:
+        gradient = keras.ops.ones(2) * hvd.rank()
+        optimizer.apply([None if variable.name in missing else gradient for variable in variables], variables)
+
+    mean = (hvd.size() - 1) / 2
+    apply("second")
+    assert [variable.numpy().tolist() for variable in variables] == [[-mean] * 2, [0.0] * 2, [-mean] * 2]
+    error, text = raised_by(lambda: apply("second" if hvd.rank() == 1 else ""), hvd.Mismatch)
+    assert "'gradients.missing[1]': ranks 0, 2 have [2]; rank 1 has [0]." in str(error)
+    assert str(error).endswith("That is the gradient of second; where it has the shape [0], it is None.")
+    assert text.count(str(error)) == 1
+    apply("first", "second")
+    assert [variable.numpy().tolist() for variable in variables] == [[-mean] * 2, [0.0] * 2, [-2 * mean] * 2]
 
 
 @scenario
@@ -294,6 +320,14 @@ def values_are_reduced_outside_of_a_model() -> None:
     variables = [keras.Variable(np.full(3, rank, "float32")), keras.Variable(rank, dtype="int32", trainable=False)]
     hvd.broadcast_variables(variables, root_rank=2)
     assert [keras.ops.convert_to_numpy(each).tolist() for each in variables] == [[2.0] * 3, 2]
+    other = keras.Variable(np.zeros(2 + (rank == 1)), name="other")
+    sentence = r"tensor 'broadcast_variables\[1\]': ranks 0, 2 have \[2\]; rank 1 has \[3\].* That is other\.$"
+    with pytest.raises(hvd.Mismatch, match=sentence):
+        hvd.broadcast_variables([variables[0], other], root_rank=0)
+    with pytest.raises(hvd.Mismatch, match="number of tensors in group 'broadcast_variables': ranks 0, 2 have 2; rank"):
+        hvd.broadcast_variables([] if rank == 1 else variables, root_rank=0)
+    with pytest.raises(ValueError, match="there are no variables: call the model once on a batch"):
+        hvd.broadcast_variables([], root_rank=0)
 
 
 def test_scenario(report: Report, name: str) -> None:

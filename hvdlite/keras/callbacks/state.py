@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,8 +17,8 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):  # t
     """Gives the model's weights and the optimizer's state of ``root_rank`` to all ranks when training begins.
 
     So it does with the epoch at which `keras.callbacks.BackupAndRestore` resumes, if that comes before it in the list:
-    only the root needs the backup. What is built during the first step only is broadcast after it. ``local_variables``
-    are left as they are. ``device`` is accepted for Horovod scripts.
+    only the root needs the backup. If any rank builds its model during the first step only, all broadcast after it.
+    ``local_variables`` are left as they are. ``device`` is accepted for Horovod scripts.
 
     Raises ValueError on all ranks if they are about to take different numbers of steps, and for layers that would
     normalize the batches of other ranks by `tf.distribute`.
@@ -38,9 +39,13 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):  # t
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts what there is."""
-        self._compare_steps()
+        gathered = allgather_object(
+            ((self.params or {}).get("steps"), self.model.built), "the beginning of training", self.process_set
+        )
+        steps, built = zip(*gathered, strict=True)
+        self._compare(steps)
         self._refuse_synchronized()
-        self._is_done = self.model.built
+        self._is_done = all(built)
         if self._is_done:
             if not self.model.optimizer.built:  # TensorFlow's does that in its first step
                 self.model.optimizer.build(self.model.trainable_variables)
@@ -69,8 +74,7 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):  # t
                     "use hvdlite.tensorflow.SyncBatchNormalization for the batches of all ranks"
                 )
 
-    def _compare_steps(self) -> None:
-        steps = allgather_object((self.params or {}).get("steps"), "steps of an epoch", self.process_set)
+    def _compare(self, steps: Sequence[int | None]) -> None:
         known = [each for each in steps if each is not None]
         if len(set(known)) > 1:
             told = ", ".join(

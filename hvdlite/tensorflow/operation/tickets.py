@@ -91,9 +91,10 @@ def give_up_ended() -> None:
 
 def give_up(number: int) -> None:
     """Lets go of a ticket whose run is over, if it never asked for the results."""
-    ticket = _tickets.pop(number, None)
-    if ticket is not None and ticket.give_up():
-        _stale.add(ticket.token)
+    with _emptying:  # so that `start` sees either the ticket or that its news are stale
+        ticket = _tickets.pop(number, None)
+        if ticket is not None and ticket.give_up():
+            _stale.add(ticket.token)
 
 
 class _Ticket:

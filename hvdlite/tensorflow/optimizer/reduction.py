@@ -13,9 +13,9 @@ from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops.adapter import Compressor
 from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allreduce
-from hvdlite.tensorflow.errors import ABSENT, explain
 from hvdlite.tensors.dtypes import OP_NAMES, Average
 from hvdlite.training.buckets import Groups, in_buckets
+from hvdlite.training.explanations import ABSENT, explain
 from hvdlite.training.peers import group_with_peers
 
 
@@ -65,13 +65,10 @@ class GradientReduction:
         return found
 
     def _reduce(self, found: list[Any], variables: Sequence[Any], bucket: Sequence[int], name: str) -> None:
-        """Replaces the gradients of ``bucket`` by their reductions.
-
-        What is None travels as a tensor without elements, by which ranks see that they agree, and about which.
-        """
+        """Replaces the gradients of ``bucket`` by their reductions."""
         sparse = [index for index in bucket if isinstance(found[index], tf.IndexedSlices)]
         dense = [index for index in bucket if index not in sparse]
-        explain(name, [_path_of(variables[index]) for index in dense])
+        explain(name, [variables[index] for index in dense])
         sent = [_absent(variables[index]) if found[index] is None else found[index] for index in dense]
         reduced = grouped_allreduce(sent, name=name, **self._how)
         for index, tensor in zip(dense, reduced, strict=True):
@@ -94,10 +91,6 @@ class GradientReduction:
             groups = [[members.get(id(each), _Member(each, -1)) for each in group] for group in groups]
         names = {member: str(getattr(member.variable, "name", member.index)) for member in members.values()}
         return [[member.index for _, member in bucket] for bucket in in_buckets(names, groups, _Member)]
-
-
-def _path_of(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or getattr(variable, "name", "a variable"))
 
 
 def _absent(variable: Any) -> Any:

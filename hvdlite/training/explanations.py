@@ -1,0 +1,41 @@
+"""Which variables the tensors of a group belong to, for the text of a `Mismatch`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from hvdlite.errors import Mismatch
+
+ABSENT: Final = [0]
+"""The shape of what travels for a gradient that is None, by which ranks see that they agree, and about which."""
+
+_meanings: dict[str, Sequence[str]] = {}
+
+
+def explain(group: str, variables: Sequence[Any], what: str = "the gradient of ") -> None:
+    """Says that the tensors of ``group`` are ``what`` of these ``variables``, in this order."""
+    paths = [str(getattr(each, "path", None) or getattr(each, "name", "a variable")) for each in variables]
+    _meanings[group] = [what + path for path in paths]
+
+
+def explained(text: str) -> str:
+    """Returns the text of a `Mismatch` with the variables that its tensors belong to."""
+    for group, number in re.findall(r"tensor '(.+)\[(\d+)\]'", text):
+        if group in _meanings and int(number) < len(_meanings[group]):
+            is_absent = re.search(rf"(has|have) {re.escape(str(ABSENT))}", text)
+            where = f"; where it has the shape {ABSENT}, it is None" if is_absent else ""
+            text += f" That is {_meanings[group][int(number)]}{where}."
+    return text
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Lets a `Mismatch` pass with the variables that its tensors belong to."""
+    try:
+        yield
+    except Mismatch as error:
+        error.args = (explained(str(error)),)
+        raise
