@@ -20,6 +20,14 @@ def _tensorflow_ranks(_no_inherited_settings: None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _first_operation() -> None:
+    """Before any test: TensorFlow 2.16 never closes /proc/self/cmdline, which it reads with its first operation."""
+    import tensorflow as tf
+
+    tf.zeros(())
+
+
 @pytest.fixture(scope="module")
 def report(request: pytest.FixtureRequest) -> Report:
     """The error of each scenario of the module, by its name. A job of one rank runs here."""
