@@ -320,6 +320,7 @@ def _release_all(waiters: list[Waiter]) -> None:
     """Takes each of ``waiters`` off the list and releases it. Other threads may do so, and append, at the same time."""
     try:
         while waiters:
-            waiters.pop().release()
+            waiter = waiters.pop()  # lives while it rings: a wait that was interrupted may have left it here alone
+            waiter.release()
     except IndexError:  # another thread has taken the last one
         return

@@ -42,7 +42,7 @@ BAD = {
     "no key": (["-np", "1", "-i", "missing", "true"], "there is no file 'missing'"),
     "no words": (["-np", "1", "--ssh-args", "-o 'x", "true"], "cannot be split into words"),
     "no range": (["-np", "1", "--port-range", "9-5", "true"], "'9-5' is not a range of ports"),
-    "a plan for hosts whose cores are not known": (["-H", "a,b:2", "--dry-run", "true"], "cores of a are unknown"),
+    "a plan for a host that may have any cores": (["-H", "a,b:2", "--dry-run", "true"], "and GPUs of a are unknown"),
     "one host more, behind a space": (["-H", "a:2", "b:2", "true"], "no spaces: -H a:2,b:2"),
     "a space after the comma": (["-H", "a,", "b", "true"], "no spaces: -H a,b"),
     "hosts with spaces and without slots": (["-H", "a", "b", "c", "true"], "no spaces: -H a,b,c"),

@@ -15,6 +15,7 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.errors import DuplicateName, HorovodInternalError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.net.wake import Bell
 from hvdlite.ops import GroupHandle, abandon
 from hvdlite.tensors.buffer import address_of
 from hvdlite.tensors.dtypes import DType, Sum
@@ -44,6 +45,15 @@ def test_one_wake_until_what_is_new_was_taken(in_flight: InFlight, wakes: list[b
     assert [each.request.name for each in in_flight.take_new()] == ["a", "b"]
     in_flight.submit(entry("c"))
     assert len(wakes) == 2
+
+
+def test_a_bell_that_an_interrupted_wait_has_left_rings_nothing_else(in_flight: InFlight) -> None:
+    first = entry("a")
+    in_flight.submit(first)
+    assert in_flight.watch(first, Bell())
+    in_flight.finish(in_flight.take_new())
+    assert first.is_done
+    assert not in_flight.waiters
 
 
 def test_a_burst_wakes_at_its_end(in_flight: InFlight, wakes: list[bool]) -> None:
