@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from contextlib import suppress
 from typing import Final
 
 from hvdlite.cuda import driver
 from hvdlite.cuda.context import Context
 from hvdlite.cuda.streams import Stream
+from hvdlite.errors import HorovodInternalError
 from hvdlite.tensors.device import Device
 
 KIND: Final = "cuda"
@@ -68,6 +71,11 @@ class DeviceMemory:
         """Writes ``byte`` everywhere, in the stream."""
         with self._stream.context.current():
             self._driver.cuMemsetD8Async(self._address, byte, self.nbytes, self._stream.handle)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with suppress(HorovodInternalError):
+                self.close()
 
     def close(self) -> None:
         """Frees the memory after all that the stream has been given until now. May be called twice."""

@@ -24,6 +24,8 @@ Comm = c_void_p
 
 SUCCESS: Final = 0
 IN_PROGRESS: Final = 7
+OF_PEERS: Final = (2, 6)
+"""The errors of the system and of remote processes, which may be the loss of a peer."""
 
 AVERAGE: Final = 4
 OPERATIONS: Final = {Sum: 0, Product: 1, Max: 2, Min: 3}

@@ -1,0 +1,293 @@
+"""The plane for the memory of CUDA devices: collectives that NCCL launches on a stream of the plane.
+
+The communicator is made with the first collective, because only its addresses tell which GPU this rank uses: scripts
+choose it after `init`. All ranks run the same collectives in the same order, so they make it together.
+
+The thread that runs a batch launches it and goes on. Its end is an event of the stream, for which `Launched.wait` and
+streams that use the result wait. If a peer is missing, `Watcher` ends the kernels, and so those waits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from hvdlite.cuda import driver
+from hvdlite.cuda.memory import DeviceMemory, copy, device_of
+from hvdlite.cuda.streams import Event
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.nccl.gpu import Gpu
+from hvdlite.planes.nccl.library import BYTES, OPERATIONS
+from hvdlite.planes.nccl.packing import Pack
+from hvdlite.planes.nccl.reduction import Reduction, reduction
+from hvdlite.planes.nccl.watcher import Watcher
+from hvdlite.tensors.buffer import Matrix, Spans, paired
+from hvdlite.tensors.dtypes import DType, Max
+
+
+class Launched:
+    """A collective that the GPU has been given. ``event`` is its end, for streams that use the result."""
+
+    def __init__(self, plane: NcclPlane, event: Event) -> None:
+        self.event = event
+        self.at = time.monotonic()
+        self._plane = plane
+
+    def wait(self) -> None:
+        """Waits until the collective is done on this rank, and raises if the plane has failed. Releases the GIL."""
+        try:
+            self.event.wait()  # after an abort too: before the kernel has ended, its memory must not be freed
+        except HvdError as error:
+            self._plane.abort(error)
+        self._plane._passed(self)
+
+
+Give = Callable[[Gpu], None]
+"""Gives a GPU a part of a collective."""
+
+
+class NcclPlane(DataPlane):
+    """Rank ``rank`` of the ``size`` ranks that have the ``unique`` id.
+
+    Its GPU is that of the first address; without one, the ``local_rank``-th. Messages call the rank ``label``. An error
+    that NCCL reports of itself ends the plane after ``grace_s``, in which the group may find that a peer is lost.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        unique: bytes,
+        *,
+        local_rank: int,
+        label: int,
+        progress_timeout_s: float,
+        grace_s: float,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._unique = unique
+        self._local_rank = local_rank
+        self._label = label
+        self._progress_timeout_s = progress_timeout_s
+        self._grace_s = grace_s
+        self._owner_pid = os.getpid()
+        self._gpu: Gpu | None = None
+        self._is_closed = False
+        self._watcher: Watcher | None = None
+        self._launched: deque[Launched] = deque()  # and not passed, in order
+        self._passed_at = 0.0
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Launched | None:
+        rows = [row for row in spans.tolist() if row[2]]
+        if not rows:
+            self._refuse_if_aborted()
+            return None
+        chosen = reduction(dtype, op, prescale, postscale, self.size)
+
+        def give(gpu: Gpu, operation: int) -> None:
+            for read, write, nbytes in rows:
+                count = nbytes // dtype.itemsize
+                gpu.communicator.call("ncclAllReduce", read, write, count, chosen.dtype, operation)
+
+        return self._reduce("allreduce", rows[0][0], chosen, give)
+
+    def reducescatter(
+        self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float
+    ) -> Launched | None:
+        rows = [(root, *row) for root, spans in enumerate(parts) for row in spans.tolist() if row[2]]
+        if not rows:
+            self._refuse_if_aborted()
+            return None
+        chosen = reduction(dtype, op, prescale, postscale, self.size)
+
+        def give(gpu: Gpu, operation: int) -> None:
+            for root, read, write, nbytes in rows:
+                target, count = write if root == self.rank else 0, nbytes // dtype.itemsize
+                gpu.communicator.call("ncclReduce", read, target, count, chosen.dtype, operation, root)
+
+        return self._reduce("reducescatter", rows[0][1], chosen, give)
+
+    def allgather(self, streams: Sequence[Spans]) -> Launched | None:
+        rows = [(root, *row) for root, spans in enumerate(streams) for row in spans.tolist() if row[2]]
+        if not rows:
+            self._refuse_if_aborted()
+            return None
+
+        def give(gpu: Gpu) -> None:
+            with gpu.communicator.grouped():
+                for root, read, write, nbytes in rows:
+                    source = read if root == self.rank else write
+                    gpu.communicator.call("ncclBroadcast", source, write, nbytes, BYTES, root)
+
+        return self._launch("allgather", rows[0][2], give)
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Launched | None:
+        """Sends as `DataPlane.alltoall` does: one message from each rank to each other, packed if it has many rows."""
+        if not matrix.any():  # then all ranks have nothing; if only this one has not, it still makes a communicator
+            self._refuse_if_aborted()
+            return None
+        reads = [[(read, nbytes) for read, _, nbytes in spans.tolist()] for spans in sends]
+        writes = [[(write, nbytes) for _, write, nbytes in spans.tolist()] for spans in receives]
+        address = next((address for rows in (*reads, *writes) for address, nbytes in rows if nbytes), 0)
+        packs: list[tuple[Pack, Pack]] = []
+
+        def give(gpu: Gpu) -> None:
+            packs.extend(
+                (Pack(gpu.stream, out), Pack(gpu.stream, into)) for out, into in self._of_others(reads, writes)
+            )
+            for out, _ in packs:
+                out.gather()
+            for read, write, nbytes in paired(sends[self.rank], receives[self.rank]):
+                copy(write, read, nbytes, gpu.stream)
+            with gpu.communicator.grouped():
+                for peer, (out, into) in zip(self._others, packs, strict=True):
+                    if out.nbytes:
+                        gpu.communicator.call("ncclSend", out.address, out.nbytes, BYTES, peer)
+                    if into.nbytes:
+                        gpu.communicator.call("ncclRecv", into.address, into.nbytes, BYTES, peer)
+
+        def finish(gpu: Gpu) -> None:
+            for _, into in packs:
+                into.scatter()
+            for both in packs:
+                for pack in both:
+                    pack.close()
+
+        return self._launch("alltoall", address, give, finish)
+
+    def barrier(self) -> Launched:
+        with self._failing_for_good():
+            byte = DeviceMemory(self._used(0).stream, 1)
+
+        def give(gpu: Gpu) -> None:
+            with gpu.communicator.grouped():
+                gpu.communicator.call("ncclAllReduce", byte.address, byte.address, 1, BYTES, OPERATIONS[Max])
+
+        return self._launch("barrier", byte.address, give, lambda gpu: byte.close())
+
+    def zeros(self, nbytes: int) -> tuple[int, Any]:
+        with self._failing_for_good():
+            memory = DeviceMemory(self._used(0).stream, nbytes)
+            memory.fill(0)
+        return memory.address, memory
+
+    def abort(self, error: HvdError) -> None:
+        self._error = self._error or error
+        if self._watcher is not None:
+            self._watcher.wake()
+
+    def close(self) -> None:
+        """Frees everything. In a forked child it does nothing."""
+        if self._is_closed or os.getpid() != self._owner_pid:
+            return
+        self._is_closed = True
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._gpu is not None:
+            if self._error is not None:
+                self._gpu.communicator.abort()
+            self._gpu.close()
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _of_others(self, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """What ``lists`` have for each other rank."""
+        return [tuple(each[peer] for each in lists) for peer in self._others]
+
+    def _reduce(self, what: str, address: Any, chosen: Reduction, give: Callable[[Gpu, int], None]) -> Launched | None:
+        def give_group(gpu: Gpu) -> None:
+            with ExitStack() as stack:
+                operation = chosen.operation
+                if chosen.scalar is not None:
+                    operation = stack.enter_context(gpu.communicator.multiplying(chosen.scalar, chosen.dtype))
+                with gpu.communicator.grouped():
+                    give(gpu, operation)
+                self._settle(gpu, what)
+
+        return self._launch(what, address, give_group)
+
+    def _launch(self, what: str, address: int, give: Give, finish: Give | None = None) -> Launched:
+        """Does ``give``, and when that has been launched ``finish``, with the GPU of ``address``, which may be 0."""
+        with self._failing_for_good():
+            gpu = self._used(address)
+            give(gpu)
+            self._settle(gpu, what)
+            if finish is not None:
+                finish(gpu)
+            launched = Launched(self, gpu.event())
+        self._launched.append(launched)
+        assert self._watcher is not None
+        self._watcher.wake()
+        return launched
+
+    def _used(self, address: int) -> Gpu:
+        """Returns the GPU of this plane, whose memory ``address`` is; with the first call, and all ranks, makes it."""
+        if self._is_closed or os.getpid() != self._owner_pid:
+            reason = "the plane is closed" if self._is_closed else "this process is a forked child of the rank's"
+            raise HorovodInternalError(
+                f"rank {self._label} cannot use its GPU: {reason}; call hvdlite.init() here first."
+            )
+        device = device_of(address) if address else None
+        if self._gpu is None:
+            ordinal = self._local_rank % driver.count() if device is None else device.ordinal
+            self._make(ordinal)
+        assert self._gpu is not None
+        if device is not None and device.ordinal != self._gpu.context.ordinal:
+            raise HorovodInternalError(
+                f"rank {self._label} has used GPU {self._gpu.context.ordinal} in this group, and now {device.ordinal}; "
+                "call torch.cuda.set_device(hvd.local_rank()) before the first collective, and use that GPU only"
+            )
+        return self._gpu
+
+    def _make(self, ordinal: int) -> None:
+        self._gpu = Gpu(ordinal, self.rank, self.size, self._unique, self._grace_s)
+        self._watcher = Watcher(self._look)
+        self._settle(self._gpu, "connecting the ranks' GPUs")
+
+    def _settle(self, gpu: Gpu, what: str) -> None:
+        deadline = time.monotonic() + self._progress_timeout_s
+        gpu.communicator.settle(f"{what} on rank {self._label}", deadline, lambda: self._error)
+
+    def _passed(self, launched: Launched) -> None:
+        """Takes note that the GPU has passed ``launched``, the first of those that it had not."""
+        self._launched.popleft()
+        self._passed_at = time.monotonic()
+        if self._gpu is not None:
+            self._gpu.spare.append(launched.event)
+        self._refuse_if_aborted()
+
+    def _look(self) -> bool:
+        """Aborts NCCL if the plane was aborted or NCCL has failed. True if it should look again soon."""
+        gpu = self._gpu
+        if gpu is None:
+            return False
+        if self._error is None and (error := self._failure(gpu)) is not None:
+            self.abort(error)
+        if self._error is not None:
+            gpu.communicator.abort()
+            return False
+        return bool(self._launched)
+
+    def _failure(self, gpu: Gpu) -> HvdError | None:
+        what = f"a collective on rank {self._label}"
+        if (error := gpu.communicator.error(what)) is not None:
+            return error
+        try:
+            since = max(self._launched[0].at, self._passed_at)
+        except IndexError:  # nothing is under way
+            return None
+        if time.monotonic() - since <= self._progress_timeout_s:
+            return None
+        return HorovodInternalError(
+            f"{what} has not ended within HVDLITE_PROGRESS_TIMEOUT; the GPU of a rank is stopped or far behind"
+        )

@@ -1,0 +1,59 @@
+"""Which of NCCL's operations computes what was asked for."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.arithmetic import bits_of
+from hvdlite.planes.nccl.library import AVERAGE, OPERATIONS, TYPES
+from hvdlite.tensors.dtypes import OP_NAMES, DType, Max, Min, Product, Sum
+
+_OF_BOOL: Final = {Sum: Max, Max: Max, Product: Min, Min: Min}
+_SCALARS: Final[dict[DType, Any]] = {
+    DType.FLOAT16: ctypes.c_uint16,
+    DType.BFLOAT16: ctypes.c_uint16,
+    DType.FLOAT32: ctypes.c_float,
+    DType.FLOAT64: ctypes.c_double,
+}
+
+
+class Reduction(NamedTuple):
+    """NCCL's element type and operation. With a ``scalar`` it is a sum of elements that are multiplied by it before."""
+
+    dtype: int
+    operation: int
+    scalar: Any = None
+
+
+def reduction(dtype: DType, op: int, prescale: float, postscale: float, size: int) -> Reduction:
+    """Chooses for ``postscale * op(prescale * x)`` of ``size`` ranks. Raises HorovodInternalError if NCCL cannot.
+
+    A float is multiplied once, before it is added, by the product of both factors, which is rounded to its type. An
+    average is NCCL's own.
+    """
+    if dtype is DType.BOOL:  # 0 and 1; scales do not matter
+        return Reduction(TYPES[DType.UINT8], OPERATIONS[_OF_BOOL[op]])
+    if dtype not in TYPES:
+        raise HorovodInternalError(f"NCCL does not reduce {dtype}; pass tensor.int(), or tensor.cpu()")
+    number, factor = TYPES[dtype], prescale * postscale
+    if factor == 1:
+        return Reduction(number, OPERATIONS[op])
+    # The average of integers comes with the next larger factor where that one would truncate too far.
+    if op == Sum and prescale == 1 and postscale in (1 / size, np.nextafter(1 / size, 1)):
+        return Reduction(number, AVERAGE)
+    if op != Sum or not dtype.is_floating:
+        raise HorovodInternalError(
+            f"NCCL has no {OP_NAMES[op]} of {dtype} with scale factors; multiply the tensor, or pass tensor.cpu()"
+        )
+    return Reduction(number, OPERATIONS[Sum], _scalar(dtype, factor))
+
+
+def _scalar(dtype: DType, factor: float) -> Any:
+    if dtype in (DType.FLOAT16, DType.BFLOAT16):
+        bits = bits_of(np.array([factor], np.float32), dtype)
+        return ctypes.c_uint16(int(bits.view(np.uint16)[0]))
+    return _SCALARS[dtype](factor)

@@ -1,0 +1,216 @@
+"""Every collective of the plane for GPUs, over the fakes, with ranks that are threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.planes.nccl.reduction import reduction
+from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
+from tests.contract import oracle
+from tests.gpu.fake import Fakes
+from tests.gpu.planes import Planes, opened, receiving, sending, spans_of
+
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+COUNT = 1237
+
+
+@pytest.fixture(params=[1, 2, 3])
+def group(fakes: Fakes, request: pytest.FixtureRequest) -> Iterator[Planes]:
+    with opened(fakes, request.param) as planes:
+        yield planes
+
+
+def _reduced(
+    group: Planes, dtype: DType, op: int, prescale: float = 1.0, postscale: float = 1.0
+) -> tuple[list[Any], list[Any]]:
+    """The inputs, and the outputs of an all-reduce in two rows, one of them in place."""
+    rng = np.random.default_rng(int(dtype))
+    inputs = [oracle.random(rng, dtype, COUNT) for _ in range(group.size)]
+
+    def work(plane: NcclPlane) -> Any:
+        first, last = (group.array(plane, part) for part in np.split(inputs[plane.rank], [COUNT // 3]))
+        out = group.like(plane, first)
+        launched = plane.allreduce(spans_of((first, out), (last, last)), dtype, op, prescale, postscale)
+        assert launched is not None
+        launched.wait()
+        assert first.read().tobytes() == inputs[plane.rank][: COUNT // 3].tobytes()
+        return np.concatenate([out.read(), last.read()])
+
+    return inputs, group.run(work)
+
+
+def test_every_type_and_operation(group: Planes) -> None:
+    for dtype in sorted(set(DType) - {DType.INT16}):
+        for op in (Sum, Min, Max, Product):
+            inputs, outputs = _reduced(group, dtype, op)
+            for output in outputs:
+                oracle.assert_one_of(output, [oracle.allreduce(inputs, dtype, op)], dtype, f"{dtype} {op}")
+
+
+def test_averages_and_scaled_sums_of_floats(group: Planes) -> None:
+    for dtype in FLOATS:
+        for prescale, postscale in ((1.0, 1 / group.size), (0.5, 1.0), (3.7, -0.3)):
+            inputs, outputs = _reduced(group, dtype, Sum, prescale, postscale)
+            wide = [oracle.widen(each, dtype).astype(np.float64) for each in inputs]
+            exact = prescale * postscale * sum(wide)
+            # The factor and the result are each rounded to the type.
+            magnitude = abs(prescale * postscale) * sum(np.abs(wide))
+            digits = {DType.FLOAT16: 10, DType.BFLOAT16: 7, DType.FLOAT32: 22, DType.FLOAT64: 51}[dtype]
+            bound = magnitude * 2.0**-digits + (2.0**-24 if dtype is DType.FLOAT16 else 0)
+            for output in outputs:
+                assert np.all(np.abs(oracle.widen(output, dtype) - exact) <= bound), (dtype, prescale, postscale)
+
+
+def test_averages_of_integers_are_truncated(group: Planes) -> None:
+    for dtype in (DType.INT32, DType.INT64, DType.INT8):
+        scale = np.nextafter(1 / group.size, 1) if 1 / group.size * group.size < 1 else 1 / group.size
+
+        def work(plane: NcclPlane, dtype: DType = dtype, scale: float = scale) -> Any:
+            array = group.array(plane, np.arange(-20, 20, dtype=oracle.STORAGE[dtype]) + plane.rank)
+            launched = plane.allreduce(spans_of((array, array)), dtype, Sum, 1.0, float(scale))
+            assert launched is not None
+            launched.wait()
+            return array.read()
+
+        total = sum(np.arange(-20, 20) + rank for rank in range(group.size))
+        for output in group.run(work):
+            np.testing.assert_array_equal(output, np.trunc(total / group.size))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "scales", "told"),
+    [
+        (DType.INT16, Sum, (1.0, 1.0), "NCCL does not reduce int16; pass tensor.int"),
+        (DType.INT32, Sum, (0.5, 1.0), "NCCL has no Sum of int32 with scale factors"),
+        (DType.FLOAT32, Max, (1.0, 0.5), "NCCL has no Max of float32 with scale factors"),
+    ],
+)
+def test_what_nccl_cannot_compute_is_an_error_on_all_ranks(
+    dtype: DType, op: int, scales: tuple[float, float], told: str
+) -> None:
+    with pytest.raises(HorovodInternalError, match=told):
+        reduction(dtype, op, *scales, 4)
+
+
+def test_reduce_scatter_in_parts_of_unequal_length(group: Planes) -> None:
+    lengths = [0, 300, 17][: group.size] if group.size > 1 else [5]
+
+    def work(plane: NcclPlane) -> None:
+        rows = [np.full(length, 10 * plane.rank + part, np.float32) for part, length in enumerate(lengths)]
+        inputs = [group.array(plane, row) for row in rows]
+        output = group.array(plane, np.zeros(lengths[plane.rank], np.float32))
+        targets = [output if part == plane.rank else inputs[part] for part in range(group.size)]
+        parts = [spans_of(pair) for pair in zip(inputs, targets, strict=True)]
+        launched = plane.reducescatter(parts, DType.FLOAT32, Sum, 1.0, 1.0)
+        assert launched is not None
+        launched.wait()
+        assert (output.read() == 10 * sum(range(group.size)) + group.size * plane.rank).all()
+        for array, row in zip(inputs, rows, strict=True):
+            assert (array.read() == row).all()
+
+    group.run(work)
+
+
+def test_all_gather_and_broadcast(group: Planes) -> None:
+    def work(plane: NcclPlane) -> None:
+        own = group.array(plane, np.full(100 * plane.rank + 1, plane.rank, np.int16))
+        outputs = [group.array(plane, np.full(100 * rank + 1, -1, np.int16)) for rank in range(group.size)]
+        streams = [receiving(output) for output in outputs]
+        streams[plane.rank] = spans_of((own, outputs[plane.rank]))
+        launched = plane.allgather(streams)
+        assert launched is not None
+        launched.wait()
+        for rank, output in enumerate(outputs):
+            assert (output.read() == rank).all()
+        root = group.size - 1
+        sent = group.array(plane, np.full(70_000, plane.rank, np.uint8))  # in place
+        streams = [receiving() for _ in range(group.size)]
+        streams[root] = spans_of((sent, sent)) if plane.rank == root else receiving(sent)
+        launched = plane.allgather(streams)
+        assert launched is not None
+        launched.wait()
+        assert (sent.read() == root).all()
+
+    group.run(work)
+
+
+def test_all_to_all_whose_rows_are_divided_differently(group: Planes) -> None:
+    """Rank s sends ``s + 2 * d`` int64 to rank d, in rows of one; they are received in one row, or in two."""
+
+    def count(source: int, target: int) -> int:
+        return source + 2 * target if group.size > 1 else 3
+
+    matrix = np.array([[8 * count(s, d) for d in range(group.size)] for s in range(group.size)], np.uint64)
+
+    def work(plane: NcclPlane) -> None:
+        me = plane.rank
+        sent = [[group.array(plane, [100 * me + 10 * d + i]) for i in range(count(me, d))] for d in range(group.size)]
+        received = []
+        for source in range(group.size):
+            rows = count(source, me)
+            lengths = [rows // 2, rows - rows // 2] if source % 2 else [rows]
+            received.append([group.array(plane, np.full(length, -1)) for length in lengths])
+        launched = plane.alltoall([sending(*each) for each in sent], [receiving(*each) for each in received], matrix)
+        assert launched is not None
+        launched.wait()
+        for source, arrays in enumerate(received):
+            values = np.concatenate([array.read() for array in arrays]).tolist()
+            assert values == [100 * source + 10 * me + i for i in range(count(source, me))]
+
+    group.run(work)
+
+
+def test_a_rank_without_bytes_takes_part_in_making_the_communicator(fakes: Fakes) -> None:
+    """Only rank 0 sends to rank 1, in the first collective of three ranks."""
+    matrix = np.zeros((3, 3), np.uint64)
+    matrix[0, 1] = 8
+
+    with opened(fakes, 3) as group:
+
+        def work(plane: NcclPlane) -> None:
+            array = group.array(plane, [plane.rank + 5])
+            sends = [sending(array) if (plane.rank, peer) == (0, 1) else sending() for peer in range(3)]
+            receives = [receiving(array) if (peer, plane.rank) == (0, 1) else receiving() for peer in range(3)]
+            launched = plane.alltoall(sends, receives, matrix)
+            assert launched is not None
+            launched.wait()
+            assert array.read().tolist() == [5 if plane.rank == 1 else plane.rank + 5]
+
+        group.run(work)
+
+
+def test_nothing_to_move_is_nothing_to_do(group: Planes) -> None:
+    def work(plane: NcclPlane) -> None:
+        none = [spans_of() for _ in range(group.size)]
+        assert plane.allreduce(spans_of(), DType.INT16, Max, 1.0, 2.0) is None
+        assert plane.reducescatter(none, DType.INT16, Max, 1.0, 2.0) is None
+        assert plane.allgather(none) is None
+        assert plane.alltoall(none, none, np.zeros((group.size, group.size), np.uint64)) is None
+
+    group.run(work)
+    assert group.fakes.held()["communicators"] == 0
+
+
+def test_zeros_and_barriers(group: Planes) -> None:
+    before = group.fakes.held()["allocations"]
+
+    def work(plane: NcclPlane) -> None:
+        address, memory = plane.zeros(64)
+        plane.barrier().wait()
+        output = group.array(plane, np.ones(16, np.float32))
+        spans = np.array([(address, output.address, 64)], np.uint64)
+        launched = plane.allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0)
+        assert launched is not None
+        launched.wait()
+        assert (output.read() == 0).all()
+        del memory
+        plane.barrier().wait()
+
+    group.run(work)
+    assert group.fakes.held()["allocations"] == before + group.size  # the outputs
