@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ _OF_CUDA = {
     "fake_read": (ctypes.c_bool, (_ADDRESS, ctypes.c_void_p, _SIZE)),
     "fake_write": (ctypes.c_bool, (_ADDRESS, ctypes.c_void_p, _SIZE)),
     "fake_allocate": (_ADDRESS, (ctypes.c_int, _SIZE)),
+    "fake_free": (None, (_ADDRESS,)),
     "fake_streams": (ctypes.c_int, ()),
     "fake_events": (ctypes.c_int, ()),
     "fake_contexts": (ctypes.c_int, ()),
@@ -68,9 +70,9 @@ def _compiling(folder: Path, soname: str, sources: str) -> subprocess.Popen[byte
 class Fakes:
     """The fakes in this process, with what they offer to tests: ``cuda`` and ``nccl`` have `fake.h`'s functions."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
         """Loads what `build` has made. From then on hvdlite finds it in this process."""
-        self.folder = folder
+        self.folder = folder = Path(folder)
         self.cuda = ctypes.CDLL(str(folder / driver.SONAME), mode=ctypes.RTLD_GLOBAL)
         self.nccl = ctypes.CDLL(str(folder / nccl.SONAME), mode=ctypes.RTLD_GLOBAL)
         for library, functions in ((self.cuda, _OF_CUDA), (self.nccl, _OF_NCCL)):
@@ -99,7 +101,7 @@ class Fakes:
         }
 
     def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike, device: int = 0) -> GpuArray:
-        """Makes an array on a GPU, which is there until the process ends."""
+        """Makes an array on a GPU."""
         return GpuArray(self, shape, dtype, device)
 
     def array(self, values: Array, device: int = 0) -> GpuArray:
@@ -110,18 +112,19 @@ class Fakes:
 
 
 class GpuArray:
-    """An array in the memory of a GPU, which its ``address`` does not let the host touch."""
+    """An array in the memory of a GPU, which its ``address`` does not let the host touch, and the owner of it."""
 
     def __init__(self, fakes: Fakes, shape: Sequence[int] | int, dtype: npt.DTypeLike, device: int) -> None:
         self._fakes = fakes
-        self._like = np.empty(shape, dtype)
-        self.nbytes = self._like.nbytes
+        like = np.empty(shape, dtype)
+        self.shape, self.dtype, self.nbytes = like.shape, like.dtype, like.nbytes
         self.address = int(fakes.cuda.fake_allocate(device, max(self.nbytes, 1)))
         assert self.address, "the fake GPU has no memory left"
+        weakref.finalize(self, fakes.cuda.fake_free, self.address)
 
-    def read(self) -> Array:
-        """The values now, whatever the GPU's streams still do."""
-        found = np.empty_like(self._like)
+    def on_device(self) -> Array:
+        """A copy of the values now, whatever the GPU's streams still do."""
+        found = np.empty(self.shape, self.dtype)
         assert self._fakes.cuda.fake_read(self.address, found.ctypes.data, self.nbytes)
         return found
 
@@ -129,3 +132,9 @@ class GpuArray:
         held = np.ascontiguousarray(values)
         assert held.nbytes == self.nbytes
         assert self._fakes.cuda.fake_write(self.address, held.ctypes.data, self.nbytes)
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def __len__(self) -> int:
+        return self.nbytes

@@ -32,7 +32,7 @@ class Planes:
         return self.fakes.array(np.asarray(values), plane.rank % 2)
 
     def like(self, plane: NcclPlane, array: GpuArray) -> GpuArray:
-        return self.fakes.empty(array.read().shape, array.read().dtype, plane.rank % 2)
+        return self.fakes.empty(array.shape, array.dtype, plane.rank % 2)
 
 
 @contextmanager

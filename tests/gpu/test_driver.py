@@ -88,15 +88,15 @@ def test_a_stream_of_the_highest_priority_does_its_work_in_order(
     assert fakes.cuda.fake_priority(stream.handle) == GREATEST_PRIORITY
     array, last = fakes.array(np.zeros(1000, np.int32), 1), PinnedMemory(context, 4000)
     fakes.cuda.fake_hold(stream.handle)
-    for value in range(100):
-        source = fakes.array(np.full(1000, value, np.int32), 1)
+    sources = [fakes.array(np.full(1000, value, np.int32), 1) for value in range(100)]
+    for source in sources:
         copy(array.address, source.address, array.nbytes, stream)
     copy(last.address, array.address, array.nbytes, stream)
-    assert (array.read() == 0).all()
+    assert (array.on_device() == 0).all()
     fakes.cuda.fake_release(stream.handle)
     stream.synchronize()
-    assert (array.read() == 99).all()
-    assert ctypes.string_at(last.address, last.nbytes) == array.read().tobytes()
+    assert (array.on_device() == 99).all()
+    assert ctypes.string_at(last.address, last.nbytes) == array.on_device().tobytes()
     last.close()
     last.close()
     assert last.address == 0
@@ -118,7 +118,7 @@ def test_an_event_orders_two_streams_and_blocks_no_host(fakes: Fakes, context: C
     fakes.cuda.fake_release(stream.handle)
     end.wait()
     assert event.is_done
-    assert (target.read() == 7).all()
+    assert (target.on_device() == 7).all()
     event.record(other.handle)  # once more, for another stream
     event.wait()
     for each in (event, event, end, other):
@@ -140,7 +140,7 @@ def test_an_event_that_a_stream_waits_for_may_be_closed(fakes: Fakes, context: C
     copy(target.address, source.address, source.nbytes, other)
     fakes.cuda.fake_release(stream.handle)
     other.synchronize()
-    assert target.read().tolist() == [0, *[3] * 63]
+    assert target.on_device().tolist() == [0, *[3] * 63]
     other.close()
 
 
@@ -155,7 +155,7 @@ def test_memory_is_allocated_and_freed_in_the_order_of_a_stream(fakes: Fakes, st
     assert memory.address == 0
     fakes.cuda.fake_release(stream.handle)
     stream.synchronize()
-    assert (target.read() == 9).all()
+    assert (target.on_device() == 9).all()
     assert fakes.held()["allocations"] == before + 1
 
 

@@ -35,10 +35,12 @@ def test_reductions(fakes: Fakes) -> None:
         for dtype, number in nccl.TYPES.items():
             own = fakes.array(values[dtype][rank.rank], rank.rank % 2)
             for op in (Sum, Product, Min, Max):
-                result = fakes.empty(COUNT, own.read().dtype, rank.rank % 2)
+                result = fakes.empty(COUNT, own.dtype, rank.rank % 2)
                 rank.call("ncclAllReduce", own.address, result.address, COUNT, number, nccl.OPERATIONS[op])
                 rank.stream.synchronize()
-                oracle.assert_one_of(result.read(), [oracle.allreduce(values[dtype], dtype, op)], dtype, f"{dtype}")
+                oracle.assert_one_of(
+                    result.on_device(), [oracle.allreduce(values[dtype], dtype, op)], dtype, f"{dtype}"
+                )
         floats = values[DType.FLOAT32]
         own = fakes.array(floats[rank.rank], rank.rank % 2)
         result = fakes.empty(COUNT, np.float32, rank.rank % 2)
@@ -47,10 +49,10 @@ def test_reductions(fakes: Fakes) -> None:
         rank.call("ncclAllReduce", own.address, result.address, COUNT, 7, operation.value)
         rank.functions.ncclRedOpDestroy(operation.value, rank.comm)
         rank.stream.synchronize()
-        assert result.read().tobytes() == oracle.allreduce(floats, DType.FLOAT32, Sum, 0.5).tobytes()
+        assert result.on_device().tobytes() == oracle.allreduce(floats, DType.FLOAT32, Sum, 0.5).tobytes()
         rank.call("ncclAllReduce", own.address, own.address, COUNT, 7, nccl.AVERAGE)
         rank.stream.synchronize()
-        np.testing.assert_allclose(own.read(), sum(floats) / size, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(own.on_device(), sum(floats) / size, rtol=1e-6, atol=1e-6)
 
     raw_ranks(size, work)
 
@@ -85,11 +87,11 @@ def test_other_collectives_one_by_one_and_grouped(fakes: Fakes) -> None:
             rank.call("ncclRecv", swapped.address, COUNT, 2, (rank.rank - 1) % size)
             rank.functions.ncclGroupEnd()
             rank.stream.synchronize()
-            assert (everyone.read() == made(0, 1, 2)).all()
-            assert (once.read() == 1).all()
-            assert (summed.read() == 30 + 3 * rank.rank).all()
-            assert (root.read() == (3 if rank.rank == 2 else -1)).all()
-            assert (swapped.read() == (rank.rank - 1) % size).all()
+            assert (everyone.on_device() == made(0, 1, 2)).all()
+            assert (once.on_device() == 1).all()
+            assert (summed.on_device() == 30 + 3 * rank.rank).all()
+            assert (root.on_device() == (3 if rank.rank == 2 else -1)).all()
+            assert (swapped.on_device() == (rank.rank - 1) % size).all()
 
     raw_ranks(size, work)
 

@@ -28,8 +28,10 @@ LOST = PeerLost(11, "elsewhere", "its process ended")
 
 
 def _begin(plane: NcclPlane, array: GpuArray) -> Launched:
+    """Launches an all-reduce; what it returns keeps the array."""
     launched = plane.allreduce(spans_of((array, array)), DType.FLOAT32, Sum, 1.0, 1.0)
     assert launched is not None
+    launched.array = array  # type: ignore[attr-defined]
     return launched
 
 
@@ -71,7 +73,7 @@ def test_launches_return_before_the_gpu_begins_and_keep_their_order(fakes: Fakes
             copy(result.address, array.address, array.nbytes, user)
             fakes.cuda.fake_release(plane._gpu.stream.handle)
             user.synchronize()
-            assert (result.read() == 2.0**20).all()
+            assert (result.on_device() == 2.0**20).all()
             for each in launched:
                 each.wait()
             user.close()
@@ -133,6 +135,28 @@ def test_an_abort_ends_a_kernel_that_hangs_and_all_that_waits_for_it(fakes: Fake
         _until(lambda: fakes.held()["communicators"] == 1)
         group.planes[1].abort(LOST)
         user.close()
+
+
+def test_after_an_abort_new_planes_work_and_everything_was_given_back(fakes: Fakes) -> None:
+    """The fixture holds that no stream, event, context or communicator is left."""
+    for _ in range(3):
+        with opened(fakes, 2) as group:
+            _warm_up(group)
+            fakes.nccl.fake_hang(1)
+            plane = group.planes[0]
+            launched = _begin(plane, _ones(group, plane))
+            for each in group.planes:
+                each.abort(LOST)
+            assert _error_of(launched.wait) is LOST
+        with opened(fakes, 2) as group:
+
+            def train(plane: NcclPlane, group: Planes = group) -> None:
+                for step in range(100):
+                    array = group.array(plane, np.full(10, plane.rank + step, np.float32))
+                    _begin(plane, array).wait()
+                    assert (array.on_device() == 2 * step + 1).all()
+
+            group.run(train)
 
 
 @pytest.mark.parametrize(("status", "told"), [(6, "a remote error"), (3, "an internal error"), (1, "a CUDA error")])

@@ -113,8 +113,11 @@ class DeviceArray:
     def of(array: Array) -> DeviceArray:
         """A copy of what is in the host's memory."""
         made = DeviceArray(array.shape, array.dtype)
-        made.on_device()[...] = array
+        made.write(array)
         return made
+
+    def write(self, values: Array) -> None:
+        self.on_device()[...] = values
 
     def on_device(self) -> Array:
         """The values as the device sees them."""
@@ -128,24 +131,31 @@ class DeviceArray:
 
 
 class DeviceAdapter:
-    """The front end of the device."""
+    """The front end of a device: of arrays of class ``kind``, which ``make`` makes of a shape and a dtype."""
 
     finish = None
 
-    def buffer(self, tensor: DeviceArray, is_written: bool = False) -> Buffer:
-        if not isinstance(tensor, DeviceArray):
-            raise NotAnArray(f"expected a DeviceArray, got {type(tensor).__name__}")
-        return tensor.address, element_type(tensor.dtype), tensor.shape, tensor, DEVICE
+    def __init__(
+        self, kind: type[Any] = DeviceArray, make: Callable[..., Any] = DeviceArray, device: Device = DEVICE
+    ) -> None:
+        self._kind, self._make, self._device = kind, make, device
+
+    def buffer(self, tensor: Any, is_written: bool = False) -> Buffer:
+        if not isinstance(tensor, self._kind):
+            raise NotAnArray(f"expected a {self._kind.__name__}, got {type(tensor).__name__}")
+        return tensor.address, element_type(tensor.dtype), tensor.shape, tensor, self._device
 
     def of_number(self, value: Any) -> None:
         return None
 
-    def empty(self, shape: Sequence[int], like: DeviceArray) -> tuple[DeviceArray, int]:
-        output = DeviceArray(shape, like.dtype)
+    def empty(self, shape: Sequence[int], like: Any) -> tuple[Any, int]:
+        output = self._make(shape, like.dtype)
         return output, output.address
 
-    def counts(self, values: Sequence[int]) -> DeviceArray:
-        return DeviceArray.of(np.array(values, np.int32))
+    def counts(self, values: Sequence[int]) -> Any:
+        made = self._make((len(values),), np.int32)
+        made.write(np.array(values, np.int32))
+        return made
 
 
 collectives = Collectives[DeviceArray](DeviceAdapter())

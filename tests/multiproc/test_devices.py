@@ -7,7 +7,6 @@ there.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import signal
 from typing import Any
 
@@ -22,12 +21,7 @@ from hvdlite.training.parameter_check import ParameterCheck
 from tests.harness import process_ranks
 from tests.harness.device import DEVICE, DeviceAdapter, DeviceArray, DevicePart, collectives, install
 from tests.harness.patience import STALLED
-from tests.multiproc import calls, oracle
-from tests.multiproc.on_device import begin, ones
-from tests.multiproc.test_grid import KINDS, grid
-
-EVERY = 23  # not a divisor of the number of ops, dtypes or shapes
-
+from tests.multiproc.on_device import begin, every_collective, ones
 
 # ---- results
 
@@ -43,42 +37,9 @@ def test_whoever_touches_the_memory_of_the_device_dies() -> None:
     assert outcome.exit_code == -signal.SIGSEGV
 
 
-def _on_the_host(result: Any) -> Any:
-    if isinstance(result, (list, tuple)):
-        return [_on_the_host(each) for each in result]
-    return result if result is None else result.on_device().copy()
-
-
 def _every_collective() -> list[str]:
-    """Every kind of call in every form, all of a set at once, each beside the same one over arrays of the host."""
     plane = begin()
-    edge = hvd.add_process_set([0, hvd.size() - 1]) if hvd.size() > 2 else hvd.global_process_set
-    failures = []
-    for process_set in (hvd.global_process_set, edge):
-        ranks = list(process_set.ranks or ())
-        if hvd.rank() not in ranks:
-            continue
-        member, size = ranks.index(hvd.rank()), len(ranks)
-        for kind, mode in itertools.product(KINDS, ("", "_", "_async", "_async_")):
-            if mode.endswith("_") and kind not in calls.IN_PLACE:
-                continue
-            started = []
-            for call in itertools.islice(grid(kind, size), 0, None, EVERY):
-                if call.op == hvd.Adasum or not calls.takes_part(call, member, size):
-                    continue
-                given = calls.tensors(call, member, size)
-                on_device = [DeviceArray.of(tensor) for tensor in given]
-                for passed, front_end in ((on_device, collectives), (given, hvd)):
-                    name = f"{call} {front_end is hvd}"
-                    value = calls.start(call, name, mode, passed, ranks, process_set, front_end)
-                    started.append((call, value, front_end))
-            for call, value, front_end in started:
-                result = hvd.synchronize(value) if "async" in mode else value
-                wanted = oracle.expected(call, member, size)
-                try:
-                    oracle.assert_results(call, _on_the_host(result) if front_end is collectives else result, wanted)
-                except AssertionError as error:
-                    failures.append(f"rank {hvd.rank()} in {ranks}: {mode}: {call}: {error}")
+    failures = every_collective(collectives, DeviceArray.of)
     assert {kind for kind, _ in plane.given} == {"allreduce", "allgather", "reducescatter", "alltoall"}
     hvd.barrier()
     hvd.shutdown()

@@ -79,6 +79,17 @@ CUdeviceptr fake_allocate(int device, size_t nbytes) {
   return allocate(device, nbytes);
 }
 
+void fake_free(CUdeviceptr address) {
+  std::lock_guard lock(state.mutex);
+  int index = device_holding(address, 1);
+  if (index < 0) std::abort();
+  Device& device = state.devices[index];
+  auto found = device.used.find(address - reinterpret_cast<CUdeviceptr>(device.seen));
+  if (found == device.used.end()) std::abort();
+  std::memset(device.own + found->first, kFreed, found->second);
+  device.used.erase(found);
+}
+
 int fake_allocations() {
   std::lock_guard lock(state.mutex);
   size_t count = state.pinned.size();
@@ -128,15 +139,7 @@ int cuMemAllocAsync(CUdeviceptr* address, size_t nbytes, CUstream stream) {
 }
 
 int cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-  return enqueued(stream, [address] {
-    std::lock_guard lock(state.mutex);
-    int index = device_holding(address, 1);
-    Device& device = state.devices[index < 0 ? std::abort(), 0 : index];
-    auto found = device.used.find(address - reinterpret_cast<CUdeviceptr>(device.seen));
-    if (found == device.used.end()) std::abort();
-    std::memset(device.own + found->first, kFreed, found->second);
-    device.used.erase(found);
-  });
+  return enqueued(stream, [address] { fake_free(address); });
 }
 
 int cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t nbytes, CUstream stream) {

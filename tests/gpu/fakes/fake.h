@@ -18,8 +18,9 @@ void fake_release(CUstream stream);
 // Copies from and to memory of the GPU at once, whatever its streams do. False for other addresses.
 bool fake_read(CUdeviceptr address, void* to, size_t nbytes);
 bool fake_write(CUdeviceptr address, const void* from, size_t nbytes);
-// Memory that is there until the process ends.
+// Memory that no stream is asked for, and that is freed at once, whoever still uses it.
 CUdeviceptr fake_allocate(int device, size_t nbytes);
+void fake_free(CUdeviceptr address);
 // The number of streams, events, contexts and allocations that were made and not given back.
 int fake_streams();
 int fake_events();

@@ -1,0 +1,182 @@
+"""Ranks that are processes, with tensors on GPUs: the whole of hvdlite over the fakes of CUDA and NCCL."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite.cuda.memory import KIND
+from hvdlite.ops import Collectives
+from hvdlite.planes.choose import BY_DEVICE
+from hvdlite.planes.nccl.part import nccl_part
+from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.session import current
+from hvdlite.tensors.device import Device
+from tests.gpu.fake import Fakes, GpuArray
+from tests.harness import ProcessRanks, process_ranks, reached
+from tests.harness.device import DeviceAdapter
+from tests.harness.patience import NEVER_SILENT, STALLED
+from tests.multiproc.calls import REDUCTIONS, Call
+from tests.multiproc.on_device import every_collective, has_no_threads, until
+
+
+class Gpu:
+    """This rank's GPU, in a session that has begun."""
+
+    def __init__(self, folder: str) -> None:
+        self.fakes = Fakes(folder)
+        BY_DEVICE[KIND] = nccl_part
+        hvd.init()
+        self.ordinal = hvd.local_rank() % 2
+        device = Device(KIND, self.ordinal)
+        self.collectives = Collectives[GpuArray](DeviceAdapter(GpuArray, self.empty, device))
+
+    def empty(self, shape: Any, dtype: Any) -> GpuArray:
+        return self.fakes.empty(shape, dtype, self.ordinal)
+
+    def array(self, values: Any) -> GpuArray:
+        return self.fakes.array(np.asarray(values), self.ordinal)
+
+    @property
+    def plane(self) -> NcclPlane:
+        plane = current().everyone.engine.planes[KIND]
+        assert isinstance(plane, NcclPlane)
+        return plane
+
+    def leave(self) -> None:
+        """Shuts down, and holds that nothing is left."""
+        hvd.shutdown()
+        until(has_no_threads)
+        held = self.fakes.held()
+        assert {name: held[name] for name in ("contexts", "streams", "events", "communicators")} == {
+            "contexts": 0,
+            "streams": 0,
+            "events": 0,
+            "communicators": 0,
+        }
+
+
+def _is_taken(call: Call) -> bool:
+    """False for what NCCL cannot compute."""
+    if call.kind not in REDUCTIONS:
+        return True
+    for dtype, _ in call.parts:
+        factor = call.prescale * call.postscale
+        is_exact = factor == 1 or dtype == "bool"
+        if call.op == hvd.Average and not dtype.startswith("float") and (call.prescale, call.postscale) != (1.0, 1.0):
+            return False
+        if dtype == "int16" or not (is_exact or (call.op in (hvd.Sum, hvd.Average) and dtype.startswith("float"))):
+            return False
+    return True
+
+
+def _every_collective(folder: str) -> list[str]:
+    gpu = Gpu(folder)
+    failures = every_collective(gpu.collectives, gpu.array, _is_taken)
+    assert current().everyone.statistics().planes[KIND] == "nccl"
+    hvd.barrier()
+    gpu.leave()
+    return failures
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_collective(loaded_fakes: Fakes, size: int) -> None:
+    for outcome in process_ranks(size, _every_collective, str(loaded_fakes.folder), environ=STALLED):
+        assert outcome.result() == []
+
+
+def _in_another_order_on_each_rank(folder: str) -> None:
+    gpu = Gpu(folder)
+    order = np.random.default_rng(hvd.rank()).permutation(40)
+    for _ in range(3):  # new, and known
+        started = {}
+        for number in order.tolist():
+            name, array = f"tensor {number}", gpu.array(np.full(100 + number, number, np.float32))
+            started[number] = gpu.collectives.allreduce_async(array, name=name, op=hvd.Sum)
+            if number % 7 == 0:
+                hvd.allreduce_async(np.ones(3), name=f"of the host {number}")
+        for number, handle in started.items():
+            assert (hvd.synchronize(handle).on_device() == number * hvd.size()).all()
+    gpu.leave()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_are_launched_in_one_order(loaded_fakes: Fakes, size: int) -> None:
+    """NCCL's fake notices any other order, since lengths differ."""
+    folder = str(loaded_fakes.folder)
+    for outcome in process_ranks(size, _in_another_order_on_each_rank, folder, environ=STALLED):
+        outcome.result()
+
+
+def _joined(folder: str) -> list[list[float]]:
+    gpu = Gpu(folder)
+    totals = []
+    for _ in range(1 + hvd.rank()):
+        totals.append(gpu.collectives.allreduce(gpu.array(np.ones(2)), name="x", op=hvd.Sum).on_device().tolist())
+    assert hvd.join() == hvd.size() - 1
+    gpu.leave()
+    return totals
+
+
+def test_ranks_that_have_joined_give_zeros(loaded_fakes: Fakes) -> None:
+    outcomes = process_ranks(3, _joined, str(loaded_fakes.folder), environ=STALLED)
+    assert [outcome.result() for outcome in outcomes] == [
+        [[3.0] * 2],
+        [[3.0] * 2, [2.0] * 2],
+        [[3.0] * 2, [2.0] * 2, [1.0] * 2],
+    ]
+
+
+def _mixed(folder: str) -> None:
+    gpu = Gpu(folder)
+    front_end: Any
+    front_end, array = (gpu.collectives, gpu.array(np.ones(2))) if hvd.rank() else (hvd, np.ones(2))
+    with pytest.raises(hvd.Mismatch):
+        front_end.allreduce(array, name="x")
+    assert gpu.collectives.allreduce(gpu.array(np.ones(2)), name="y").on_device().tolist() == [1, 1]
+    gpu.leave()
+
+
+def test_a_gpu_here_and_a_cpu_there_disagree(loaded_fakes: Fakes) -> None:
+    for outcome in process_ranks(2, _mixed, str(loaded_fakes.folder), environ=STALLED):
+        outcome.result()
+
+
+def _die_within(folder: str, where: str) -> None:
+    """Rank 1 stays where it is said, for ever; the others wait for it."""
+    gpu = Gpu(folder)
+    ones = gpu.array(np.ones(1000, np.float32))
+    is_victim = hvd.rank() == 1
+    if where != "making":
+        gpu.collectives.allreduce(ones, name="first")
+    if is_victim and where == "making":
+        gpu.plane._make = lambda ordinal: threading.Event().wait()  # type: ignore[method-assign,assignment]
+    if is_victim and where == "kernel":
+        stream = gpu.plane._gpu.stream.handle  # type: ignore[union-attr]
+        gpu.fakes.cuda.fake_hold(stream)  # launched, and does not begin
+    handles = [gpu.collectives.allreduce_async(ones, name=f"x {number}") for number in range(3)]
+    reached("waiting")
+    error = None
+    try:
+        for handle in handles:
+            hvd.synchronize(handle)
+    except hvd.PeerLost as lost:
+        error = lost
+    assert error is not None
+    gpu.leave()
+    raise error
+
+
+@pytest.mark.parametrize("where", ["making", "kernel"])
+def test_a_rank_that_is_killed_is_lost_on_all_others(loaded_fakes: Fakes, where: str) -> None:
+    folder = str(loaded_fakes.folder)
+    with ProcessRanks(3, _die_within, folder, where, environ=NEVER_SILENT) as ranks:
+        ranks.wait_for("waiting")
+        ranks.kill(1)
+        outcomes = ranks.join()
+    for rank in (0, 2):
+        assert (outcomes[rank].error, outcomes[rank].details.get("rank")) == ("PeerLost", 1), outcomes[rank].output
