@@ -37,7 +37,6 @@ MEMORY_ON_DEVICE: Final = 2
 
 SIGNATURES: Final[Signatures] = {
     "cuInit": (Status, (c_uint,)),
-    "cuDriverGetVersion": (Status, (POINTER(c_int),)),
     "cuGetErrorName": (Status, (Status, POINTER(c_char_p))),
     "cuGetErrorString": (Status, (Status, POINTER(c_char_p))),
     "cuDeviceGetCount": (Status, (POINTER(c_int),)),

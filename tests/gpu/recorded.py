@@ -30,7 +30,6 @@ TYPES: Final = {
 
 CUDA: Final = {
     "cuInit": ["unsigned int"],
-    "cuDriverGetVersion": ["int*"],
     "cuGetErrorName": ["CUresult", "const char**"],
     "cuGetErrorString": ["CUresult", "const char**"],
     "cuDeviceGetCount": ["int*"],

@@ -140,6 +140,54 @@ def test_all_gather_and_broadcast(group: Planes) -> None:
     group.run(work)
 
 
+def test_even_parts_apart_from_each_other_and_together(group: Planes) -> None:
+    """Rows of two tensors, in pieces of their own or in one; then NCCL has a call of its own, for which pieces pack."""
+    size, lengths = group.size, (100, 33)
+
+    def work(plane: NcclPlane) -> None:
+        me, item = plane.rank, 4
+        for is_apart in (True, False):
+            wholes = [group.array(plane, np.repeat(np.arange(size, dtype=np.int32), length)) for length in lengths]
+            pieces = [[group.array(plane, np.full(n, rank, np.int32)) for n in lengths] for rank in range(size)]
+            outputs = [group.array(plane, np.full(n, -1, np.int32)) for n in lengths]
+
+            def address(
+                rank: int, row: int, is_apart: bool = is_apart, wholes: Any = wholes, pieces: Any = pieces
+            ) -> int:
+                return int(pieces[rank][row].address if is_apart else wholes[row].address + rank * lengths[row] * item)
+
+            parts = [
+                np.array(
+                    [(address(rank, row), outputs[row].address, n * item) for row, n in enumerate(lengths)], np.uint64
+                )
+                for rank in range(size)
+            ]
+            launched = plane.reducescatter(parts, DType.INT32, Sum, 1.0, 1.0)
+            assert launched is not None
+            launched.wait()
+            for output in outputs:
+                assert (output.on_device() == size * me).all()
+            own = [group.array(plane, np.full(n, 50 + me, np.int32)) for n in lengths]
+            streams = [
+                np.array(
+                    [
+                        (own[row].address if rank == me else 0, address(rank, row), n * item)
+                        for row, n in enumerate(lengths)
+                    ],
+                    np.uint64,
+                )
+                for rank in range(size)
+            ]
+            launched = plane.allgather(streams)
+            assert launched is not None
+            launched.wait()
+            for row, n in enumerate(lengths):
+                found = [pieces[rank][row].on_device() for rank in range(size)] if is_apart else wholes[row].on_device()
+                assert np.ravel(found).tolist() == np.repeat(50 + np.arange(size), n).tolist()
+
+    group.run(work)
+
+
 def test_all_to_all_whose_rows_are_divided_differently(group: Planes) -> None:
     """Rank s sends ``s + 2 * d`` int64 to rank d, in rows of one; they are received in one row, or in two."""
 

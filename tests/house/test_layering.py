@@ -91,13 +91,14 @@ PURE_PARTS_MUST_NOT_IMPORT = {
     "pathlib",
 }
 PURE = {"tensors", "members", "negotiation"}
-# The reconnector's thread belongs to a data plane and lives exactly as long.
+# The reconnector's thread and the watcher's belong to a data plane and live no longer.
 MAY_START_THREADS = (
     "hvdlite.engine",
     "hvdlite.rendezvous.lookout",
     "hvdlite.rendezvous.server",
     "hvdlite.launcher",
     "hvdlite.planes.ring.reconnector",
+    "hvdlite.planes.nccl.watcher",
 )
 MAY_READ_ENVIRONMENT = (
     "hvdlite.settings",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from hvdlite.cuda.memory import DeviceMemory, copy
 from hvdlite.cuda.streams import Stream
+from hvdlite.tensors.buffer import Spans
 
 Piece = tuple[int, int]
 """An address and a number of bytes."""
@@ -44,6 +47,18 @@ class Pack:
             for piece, nbytes in self._pieces:
                 yield piece, part, nbytes
                 part += nbytes
+
+
+def is_even(of_ranks: Sequence[Spans]) -> bool:
+    """True if each rank has the same bytes row by row, and some in each: so on one rank, so on all."""
+    lengths = of_ranks[0][:, 2]
+    return bool(lengths.all()) and all(np.array_equal(spans[:, 2], lengths) for spans in of_ranks)
+
+
+def across(of_ranks: Sequence[Spans], column: int) -> list[list[Piece]]:
+    """For each row the pieces of all ranks, in their order: addresses from ``column``, to read or to write."""
+    lists = [spans.tolist() for spans in of_ranks]
+    return [[(row[column], row[2]) for row in rows] for rows in zip(*lists, strict=True)]
 
 
 def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:

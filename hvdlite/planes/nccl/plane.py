@@ -23,7 +23,7 @@ from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.library import BYTES, OPERATIONS
-from hvdlite.planes.nccl.packing import Pack
+from hvdlite.planes.nccl.packing import Pack, across, is_even
 from hvdlite.planes.nccl.reduction import Reduction, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.tensors.buffer import Matrix, Spans, paired
@@ -107,12 +107,29 @@ class NcclPlane(DataPlane):
             self._refuse_if_aborted()
             return None
         chosen = reduction(dtype, op, prescale, postscale, self.size)
+        packs: list[Pack] = []
 
         def give(gpu: Gpu, operation: int) -> None:
             for root, read, write, nbytes in rows:
                 target, count = write if root == self.rank else 0, nbytes // dtype.itemsize
                 gpu.communicator.call("ncclReduce", read, target, count, chosen.dtype, operation, root)
 
+        def give_even(gpu: Gpu, operation: int) -> None:
+            for pack, (_, write, nbytes) in zip(packs, parts[self.rank].tolist(), strict=True):
+                count = nbytes // dtype.itemsize
+                gpu.communicator.call("ncclReduceScatter", pack.address, write, count, chosen.dtype, operation)
+
+        def begin(gpu: Gpu) -> None:
+            packs.extend(Pack(gpu.stream, each) for each in across(parts, 0))
+            for pack in packs:
+                pack.gather()
+
+        def finish(gpu: Gpu) -> None:
+            for pack in packs:
+                pack.close()
+
+        if is_even(parts):
+            return self._reduce("reducescatter", rows[0][1], chosen, give_even, begin, finish)
         return self._reduce("reducescatter", rows[0][1], chosen, give)
 
     def allgather(self, streams: Sequence[Spans]) -> Launched | None:
@@ -120,6 +137,7 @@ class NcclPlane(DataPlane):
         if not rows:
             self._refuse_if_aborted()
             return None
+        packs: list[Pack] = []
 
         def give(gpu: Gpu) -> None:
             with gpu.communicator.grouped():
@@ -127,7 +145,18 @@ class NcclPlane(DataPlane):
                     source = read if root == self.rank else write
                     gpu.communicator.call("ncclBroadcast", source, write, nbytes, BYTES, root)
 
-        return self._launch("allgather", rows[0][2], give)
+        def give_even(gpu: Gpu) -> None:
+            packs.extend(Pack(gpu.stream, each) for each in across(streams, 1))
+            with gpu.communicator.grouped():
+                for pack, (read, _, nbytes) in zip(packs, streams[self.rank].tolist(), strict=True):
+                    gpu.communicator.call("ncclAllGather", read, pack.address, nbytes, BYTES)
+
+        def finish(gpu: Gpu) -> None:
+            for pack in packs:
+                pack.scatter()
+                pack.close()
+
+        return self._launch("allgather", rows[0][2], give_even if is_even(streams) else give, finish)
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Launched | None:
         """Sends as `DataPlane.alltoall` does: one message from each rank to each other, packed if it has many rows."""
@@ -204,8 +233,20 @@ class NcclPlane(DataPlane):
         """What ``lists`` have for each other rank."""
         return [tuple(each[peer] for each in lists) for peer in self._others]
 
-    def _reduce(self, what: str, address: Any, chosen: Reduction, give: Callable[[Gpu, int], None]) -> Launched | None:
+    def _reduce(
+        self,
+        what: str,
+        address: int,
+        chosen: Reduction,
+        give: Callable[[Gpu, int], None],
+        begin: Give | None = None,
+        finish: Give | None = None,
+    ) -> Launched:
+        """Does ``begin``, ``give`` as one call of NCCL with the number of the operation, and ``finish``."""
+
         def give_group(gpu: Gpu) -> None:
+            if begin is not None:
+                begin(gpu)
             with ExitStack() as stack:
                 operation = chosen.operation
                 if chosen.scalar is not None:
@@ -214,7 +255,7 @@ class NcclPlane(DataPlane):
                     give(gpu, operation)
                 self._settle(gpu, what)
 
-        return self._launch(what, address, give_group)
+        return self._launch(what, address, give_group, finish)
 
     def _launch(self, what: str, address: int, give: Give, finish: Give | None = None) -> Launched:
         """Does ``give``, and when that has been launched ``finish``, with the GPU of ``address``, which may be 0."""
