@@ -6,16 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.gpu.fake import Fakes, build, missing
+from tests.gpu.fake import Fakes, built, missing
 
 
 @pytest.fixture(scope="session")
-def loaded_fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
+def loaded_fakes(pytestconfig: pytest.Config) -> Fakes:
     if reason := missing():
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("fakes")
-    build(folder)
-    fakes = Fakes(folder)
+    assert pytestconfig.cache is not None
+    fakes = Fakes(built(pytestconfig.cache.mkdir("fakes")))
     fakes.cuda.cuInit(0)  # maps the memory of its GPUs, which stays
     return fakes
 

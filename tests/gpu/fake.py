@@ -6,8 +6,10 @@ Two GPUs are threads of the process that has loaded the fakes; `fakes/` says wha
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import shutil
 import subprocess
+import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,8 +56,23 @@ def missing() -> str:
     return "" if shutil.which("g++") else "the fakes of CUDA and NCCL need g++"
 
 
-def build(folder: Path) -> None:
-    """Compiles the fakes into ``folder``, both at once."""
+def built(cache: Path) -> Path:
+    """The folder in ``cache`` that has the fakes as their sources are now; compiles them if it is not there."""
+    sources = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()))
+    digest = hashlib.sha256(sources + recorded.header().encode() + repr(_FLAGS).encode()).hexdigest()
+    folder = cache / digest[:16]
+    if not folder.exists():
+        fresh = Path(tempfile.mkdtemp(dir=cache))
+        _build(fresh)
+        try:
+            fresh.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(fresh)
+    return folder
+
+
+def _build(folder: Path) -> None:
+    """Compiles both at once."""
     (folder / "recorded.h").write_text(recorded.header())
     compiling = [_compiling(folder, driver.SONAME, "cuda_*.cc"), _compiling(folder, nccl.SONAME, "nccl*.cc")]
     assert [process.wait(PATIENCE_S) for process in compiling] == [0, 0]
@@ -71,7 +88,7 @@ class Fakes:
     """The fakes in this process, with what they offer to tests: ``cuda`` and ``nccl`` have `fake.h`'s functions."""
 
     def __init__(self, folder: Path | str) -> None:
-        """Loads what `build` has made. From then on hvdlite finds it in this process."""
+        """Loads what `built` has made. From then on hvdlite finds it in this process."""
         self.folder = folder = Path(folder)
         self.cuda = ctypes.CDLL(str(folder / driver.SONAME), mode=ctypes.RTLD_GLOBAL)
         self.nccl = ctypes.CDLL(str(folder / nccl.SONAME), mode=ctypes.RTLD_GLOBAL)
