@@ -18,6 +18,8 @@ from tests.tensorflow.ways import GRAPHS, WAYS, by_numpy, compiled, eagerly, thr
 
 scenario = Scenarios(ranks=[2, 3])
 
+IN_A_DATASET = r"cannot run inside tf\.data.*call it in the training step"
+
 
 def raised(way: Any, function: Callable[..., Any], *arguments: Any) -> Exception:
     """What the call raises."""
@@ -154,23 +156,98 @@ def a_function_that_xla_compiles_is_refused_while_it_is_traced() -> None:
 
     for choice in ("compiled", "numpy"):
         with through(choice):
-            for function in (inner, tf.function(inner)):
+            traced = tf.function(inner).get_concrete_function(tf.ones(2))
+            for function in (inner, tf.function(inner), traced):
                 with pytest.raises(ValueError, match=r"cannot be compiled by XLA.*pass jit_compile=False"):
-                    tf.function(function, jit_compile=True)(tf.ones(2))
+                    tf.function(lambda x, function=function: function(x), jit_compile=True)(tf.ones(2))
 
 
 @scenario
 def a_dataset_refuses_collectives() -> None:
     def reduce(x: Any) -> Any:
-        return hvd.allreduce(x)
+        return hvd.allreduce(x, op=hvd.Sum)
 
+    numbers = tf.data.Dataset.range(3)
     for build in (
-        lambda: tf.data.Dataset.range(3).map(reduce),
-        lambda: tf.data.Dataset.range(3).map(tf.function(reduce)),
-        lambda: tf.data.Dataset.range(3).filter(lambda x: hvd.allreduce(x) > 0),
+        lambda: numbers.map(reduce),
+        lambda: numbers.map(tf.function(reduce)),
+        lambda: numbers.filter(lambda x: reduce(x) > 0),
+        lambda: numbers.reduce(zero(), lambda total, x: total + reduce(x)),
+        lambda: numbers.flat_map(lambda x: tf.data.Dataset.range(x).map(reduce)),
     ):
-        with pytest.raises(ValueError, match=r"cannot run inside tf\.data.*call it in the training step"):
+        with pytest.raises(ValueError, match=IN_A_DATASET):
             build()
+
+
+@scenario
+def a_dataset_refuses_functions_with_a_collective_that_were_traced_before() -> None:
+    numbers = tf.data.Dataset.range(3)
+    for choice in ("compiled", "numpy"):
+        with through(choice):
+            reduce, of_reduce, branch = traced_before()
+        for function in (reduce, reduce.get_concrete_function(zero()), of_reduce, branch):
+            calls = (
+                lambda function=function: numbers.map(function),
+                lambda function=function: numbers.filter(lambda x: function(x) > 0),
+                lambda function=function: numbers.reduce(zero(), lambda total, x: total + function(x)),
+                lambda function=function: numbers.map(lambda x: tf.cond(x > 1, lambda: function(x), zero)),
+                lambda function=function: numbers.map(lambda x: tf.while_loop(lambda x: x < 9, function, [x])),
+                lambda function=function: numbers.flat_map(lambda x: tf.data.Dataset.range(x).map(function)),
+                tf.function(lambda function=function: tf.data.experimental.get_single_element(numbers.map(function))),
+            )
+            for call in calls:
+                with pytest.raises(ValueError, match=IN_A_DATASET):
+                    call()
+            assert int(function(zero() + 1)) == hvd.size()
+
+
+def traced_before() -> list[Any]:
+    """Functions of one number, each with a collective: its own, in a function that it calls, and in a branch."""
+    reduce = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    of_reduce = tf.function(lambda x: reduce(x))
+    branch = tf.function(lambda x: tf.cond(x > 0, lambda: reduce(x), lambda: x))
+    functions = [reduce, of_reduce, branch]
+    for function in functions:
+        assert int(function(zero() + 1)) == hvd.size()
+    return functions
+
+
+def zero() -> Any:
+    return tf.constant(0, tf.int64)
+
+
+@scenario
+def a_dataset_takes_other_functions_with_state() -> None:
+    """While a function with a collective calls them, too."""
+
+    @tf.function
+    def count(x: Any) -> Any:
+        return counter.assign_add(x)
+
+    @tf.function
+    def reduce(x: Any) -> Any:
+        return hvd.allreduce(count(x), op=hvd.Sum)
+
+    counter = tf.Variable(0, dtype=tf.int64)
+    assert int(reduce(zero() + 1)) == hvd.size()
+    assert [int(x) for x in tf.data.Dataset.range(3).map(count)] == [1, 2, 4]
+
+
+@scenario
+def the_last_step_of_a_loop_over_a_dataset_fails() -> None:
+    """After another step TensorFlow may begin the next one before it ends the loop."""
+
+    def loop() -> Any:
+        total = 0.0
+        for number in tf.data.Dataset.range(2):
+            total += tf.reduce_sum(hvd.allreduce(tf.ones(2 + number * hvd.rank()), name="uneven step"))
+        return total
+
+    for way in GRAPHS:
+        error = raised(way, loop)
+        assert isinstance(error, tf.errors.InvalidArgumentError)
+        assert "ranks disagree about the shape of tensor 'uneven step'" in str(error)
+        assert isinstance(hvd.last_error(), hvd.Mismatch)
 
 
 @scenario

@@ -64,6 +64,29 @@ def a_branch_that_all_ranks_take() -> None:
         assert_close(way(branch, tf.ones(3), tf.constant(0)), tf.ones(3))
 
 
+@scenario
+def a_loop_over_a_dataset_that_all_ranks_leave_at_the_same_step() -> None:
+    """AutoGraph makes of the loop a dataset whose function is the loop's body."""
+
+    def add(x: Any, total: Any) -> Any:
+        return total + hvd.allreduce(x, op=hvd.Sum)
+
+    for way in GRAPHS:
+        traced = tf.function(add)
+        assert_close(way(traced, tf.ones(3), tf.zeros(3)), tf.fill([3], float(hvd.size())))
+
+        def loop(numbers: Any, traced: Any = traced) -> Any:
+            total = tf.zeros(3)
+            for number in numbers:
+                total = traced(hvd.allreduce(tf.fill([3], number), op=hvd.Max), total)
+                if number > 10.0:
+                    break
+            return total
+
+        numbers = tf.data.Dataset.range(100, output_type=tf.float32)
+        assert_close(way(loop, numbers), tf.fill([3], 66.0 * hvd.size()))
+
+
 def in_threads(functions: Sequence[Callable[[], Any]]) -> list[Any]:
     """Calls each in a thread of its own, and the next when the one before has a collective in flight."""
     results: list[Any] = [None] * len(functions)

@@ -29,6 +29,9 @@ from hvdlite.tensorflow.operation.calls import Call, Tensors, submit
 NEWS: Final = [tf.bool]
 """The types of an element of a queue."""
 
+QUEUES: Final = "hvdlite."
+"""What the names of the queues begin with."""
+
 _numbers: Final = itertools.count(1)  # 0 is none
 _tickets: Final[dict[int, _Ticket]] = {}
 _stale: Final[set[int]] = set()
@@ -41,7 +44,7 @@ whose_runs_are_over: Final[list[Callable[[], Iterable[int]]]] = []
 
 def queue_of(token: int) -> Any:
     """Returns the handle of the queue of a call: a tensor, or a node where a graph is built."""
-    return tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=f"hvdlite.{token}")
+    return tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=f"{QUEUES}{token}")
 
 
 def start(token: int, call: Call, kind: Tensors, tensors: Sequence[Any]) -> int:
