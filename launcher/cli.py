@@ -25,7 +25,7 @@ from hvdlite.version import __version__
 from .agents.agents import Agents
 from .check_build import describe_build
 from .doctor.command import doctor
-from .hosts import Host, is_local
+from .hosts import Host, is_local, own_names
 from .job.execute import FailureReport, execute
 from .job.logs import Logs
 from .job.plan import Plan, wanted_hosts
@@ -85,26 +85,25 @@ def hvdrun(
         return 0
     if command:
         _check_command(command, environment, where, is_counted=job.is_counted)
-    hosts = wanted_hosts(where.listed(), job.size, job.per_host)
+    hosts = wanted_hosts(where.listed(), job.size, job.per_host, job.gpus_per_rank)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     if job.encrypts:
         environment["HVDLITE_ENCRYPT_DATA"] = "1"
     if where.ports:
         environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
-    named = frozenset(text.partition("=")[0] for text in job.variables)
-    if job.gpus_per_rank is not None and "CUDA_VISIBLE_DEVICES" in named:
-        raise click.UsageError("--gpus-per-proc sets CUDA_VISIBLE_DEVICES of each rank; leave out -x.")
+    job.check_gpus()
     request = Request(
         command,
         hosts,
         job.size,
         environment,
-        named,
+        job.named,
         where.interfaces,
         where.ports,
         job.syncs,
         job.gpus_per_rank,
+        job.per_host,
     )
     identity = Job.create()
     _print_notes([*outcome.notes, *_counted_twice(hosts)])
@@ -183,9 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment that the user wants for the workers: variables of -x win over ``settings`` of flags."""
     environment = dict(os.environ)
-    named = {text.partition("=")[0] for text in job.variables}
     for name, value in settings.items():
-        if named.isdisjoint(SETTINGS[name].variables):
+        if job.named.isdisjoint(SETTINGS[name].variables):
             environment |= dict.fromkeys(SETTINGS[name].variables, value)
     for text in job.variables:
         match = _VARIABLE.fullmatch(text)
@@ -219,7 +217,7 @@ def _check_command(
 
 
 def _counted_twice(hosts: Sequence[Host]) -> list[str]:
-    here = list(dict.fromkeys(host.name for host in hosts if is_local(host.name)))
+    here = own_names(hosts)
     if len(here) < 2:
         return []
     return [f"{' and '.join(here)} are one machine, this one, and count as {len(here)} hosts; {here[0]}:N is one host"]

@@ -12,7 +12,7 @@ import ipaddress
 import itertools
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,6 +76,11 @@ def is_local(name: str) -> bool:
     return bare in {"localhost", own, own.partition(".")[0]} or _is_own_address(bare)
 
 
+def own_names(hosts: Sequence[Host]) -> list[str]:
+    """The names that this machine has among ``hosts``."""
+    return list(dict.fromkeys(host.name for host in hosts if is_local(host.name)))
+
+
 def _is_own_address(text: str) -> bool:
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(text).version == 6 else socket.AF_INET
@@ -99,9 +104,11 @@ def _parse(specs: Iterable[tuple[str, str]], form: str) -> tuple[Host, ...]:
             raise BadHostSpec(f"{source}: {spec.strip()!r} has no slots; a host takes at least 1, or leave it out.")
         user = match["user"] or ""
         for name in _expanded(match["name"], f"{source}: {spec.strip()!r}"):
+            is_new = name not in users
             if users.setdefault(name, user) != user:
                 raise BadHostSpec(f"{source}: {name} is listed with two users, {users[name]!r} and {user!r}.")
-            hosts.append(Host(name, int(slots) if slots else None, user))
+            if slots or is_new:  # without slots the host takes what it has, and no more if it is listed again
+                hosts.append(Host(name, int(slots) if slots else None, user))
     return tuple(hosts)
 
 

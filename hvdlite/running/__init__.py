@@ -51,7 +51,7 @@ def run(
     if not callable(func):
         raise ValueError(f"func must be a function, got {type(func).__name__}")
     if isinstance(np, bool) or not isinstance(np, int) or np < 1:
-        raise ValueError(f"np must be the number of processes to start, at least 1; got {np!r}")
+        raise ValueError(f"np must be the number of processes to start, at least 1 (auto is for hvdrun); got {np!r}")
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile exclude each other; give one of them")
     interfaces = [network_interfaces] if isinstance(network_interfaces, str) else network_interfaces

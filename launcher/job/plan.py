@@ -19,7 +19,7 @@ from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings, Start
 
 from ..agent.tunnel import tunnelled
-from ..hosts import Host, is_local
+from ..hosts import Host, is_local, own_names
 
 # What goes to other hosts besides what -x names.
 _TRAVELLING_NAMES: Final = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"})
@@ -107,32 +107,44 @@ class Plan:
         return (name in _TRAVELLING_NAMES or name.startswith(_TRAVELLING_PREFIXES)) and name not in _BOUND_TO_A_HOST
 
 
-def wanted_hosts(hosts: Sequence[Host], size: Size, per_host: int | None = None) -> tuple[Host, ...]:
+def wanted_hosts(
+    hosts: Sequence[Host], size: Size, per_host: int | None = None, gpus_per_rank: int | None = None
+) -> tuple[Host, ...]:
     """The hosts to start on: those that were named, else this machine with a slot for each rank.
 
-    "auto" leaves slots that nobody named to `place_ranks`. No host takes more than ``per_host`` ranks. Raises
-    BadHostSpec if the number of ranks is unknown, and if a user is given for this machine, where ranks run as the user
-    who starts them.
+    If GPUs decide how many ranks there are, hosts without slots are left to `place_ranks`. No other takes more than
+    ``per_host`` ranks. Raises BadHostSpec if the number of ranks is unknown, if a user is given for this machine, where
+    ranks run as the user who starts them, and if ranks at two of its names would get the same GPUs.
     """
+    if gpus_per_rank is not None and len(own := own_names(hosts)) > 1:
+        raise BadHostSpec(
+            f"{' and '.join(own)} are one machine, this one, and ranks at each of these names would get the same GPUs; "
+            "use one name with --gpus-per-proc."
+        )
     for host in hosts:
         if host.user and is_local(host.name):
             raise BadHostSpec(f"{host.name} is this host, where ranks run as you; leave out {host.user}@.")
     if not hosts:
-        if size is None and per_host is None:
+        if size is None and per_host is None and gpus_per_rank is None:
             raise BadHostSpec("say how many processes to start: hvdrun -np 4 python train.py, or -np auto.")
-        hosts = (Host("localhost", size if isinstance(size, int) else per_host),)
+        hosts = (Host("localhost", size if isinstance(size, int) else None),)
     if per_host is None:
         return tuple(hosts)
-    return tuple(replace(host, slots=min(per_host, host.slots or per_host)) for host in hosts)
+    without = None if size == "auto" or gpus_per_rank is not None else per_host
+    return tuple(replace(host, slots=min(per_host, host.slots) if host.slots else without) for host in hosts)
 
 
 def place_ranks(
-    hosts: Sequence[Host], size: Size, resources: Mapping[str, Resources], gpus_per_rank: int | None = None
+    hosts: Sequence[Host],
+    size: Size,
+    resources: Mapping[str, Resources],
+    gpus_per_rank: int | None = None,
+    per_host: int | None = None,
 ) -> tuple[Placement, ...]:
     """Gives every rank its host. Without a number of ranks all slots are used.
 
     A host without slots takes as many ranks as it has GPUs for, if each gets ``gpus_per_rank`` or ``size`` is "auto",
-    and else as many as it has cores. Raises BadHostSpec for too few slots.
+    and else as many as it has cores, but no more than ``per_host``. Raises BadHostSpec for too few slots.
     """
 
     def slots_of(host: Host) -> int:
@@ -140,8 +152,10 @@ def place_ranks(
             return host.slots
         there = resources[host.name]
         if gpus_per_rank is not None:
-            return len(there.gpus) // gpus_per_rank
-        return (size == "auto" and len(there.gpus)) or there.cores
+            count = len(there.gpus) // gpus_per_rank
+        else:
+            count = (size == "auto" and len(there.gpus)) or there.cores
+        return min(count, per_host or count)
 
     slots = [(host.name, slots_of(host)) for host in hosts]
     total = sum(count for _, count in slots)

@@ -6,6 +6,7 @@ be reachable from the others. Only then is there a plan.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +34,8 @@ _LATER: Final = "chosen-at-the-start"
 class Request:
     """The user's request: ``size`` ranks of ``command`` on ``hosts``, each with ``gpus_per_rank`` GPUs of its own.
 
-    Without a number of ranks there are as many as there are slots. None for the GPUs: all ranks see all.
+    Without a number of ranks there are as many as there are slots, and at most ``per_host`` on a host without. None for
+    the GPUs: all ranks see all.
     """
 
     command: Sequence[str]
@@ -45,12 +47,13 @@ class Request:
     ports: range | None = None
     syncs: bool = False
     gpus_per_rank: int | None = None
+    per_host: int | None = None
 
     def place(self, resources: Mapping[str, Resources]) -> tuple[Placement, ...] | None:
         """The placement of all ranks, or None if the ``resources`` of a host without slots are not known."""
         if any(host.slots is None and host.name not in resources for host in self.hosts):
             return None
-        return place_ranks(self.hosts, self.size, resources, self.gpus_per_rank)
+        return place_ranks(self.hosts, self.size, resources, self.gpus_per_rank, self.per_host)
 
 
 def sketch(request: Request, job: Job) -> Plan:
@@ -62,9 +65,11 @@ def sketch(request: Request, job: Job) -> Plan:
         raise BadHostSpec(
             f"--dry-run connects to no host, so the cores and GPUs of {unknown} are unknown; write {unknown}:N."
         )
-    slots = {host.name: host.slots or 1 for host in request.hosts}
+    slots: Counter[str] = Counter()
+    for host in request.hosts:
+        slots[host.name] += host.slots or 1
     assumed = {
-        host: Resources(count, (_LATER,) * count * (request.gpus_per_rank or 0)) for host, count in slots.items()
+        name: Resources(count, (_LATER,) * count * (request.gpus_per_rank or 0)) for name, count in slots.items()
     }
     ports = free_ports({"address": _HERE, "ports": None, "count": PORTS})
     plan = make_plan(

@@ -28,7 +28,7 @@ SECTIONS: Final[Mapping[str, str]] = {
 _OTHERS_OPTIONS: Final = {  # of torchrun, mpirun and others
     "--nproc-per-node": "the number of processes is -np N, or -ppn N on each of several hosts",
     "--nnodes": "the hosts are -H HOST:N,...",
-    "--np": "the number of processes is -np N",
+    "--np": "the number of processes is -np N, or -np auto",
     "--host": "the hosts are -H HOST:N,...",
     "--standalone": "leave it out, hvdrun needs no rendezvous",
     "--list": "hvdrun --help lists the options, hvdrun --settings the settings",

@@ -31,8 +31,25 @@ class JobOptions:
 
     @property
     def is_counted(self) -> bool:
-        """True if the user gave the number of ranks."""
-        return self.size is not None or self.per_host is not None
+        """True if the options say how many ranks there are."""
+        return any(option is not None for option in (self.size, self.per_host, self.gpus_per_rank))
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The variables that -x names."""
+        return frozenset(text.partition("=")[0] for text in self.variables)
+
+    def check_gpus(self) -> None:
+        """Raises UsageError if ranks would see other GPUs, for -x, than those that they are counted or chosen by."""
+        if "CUDA_VISIBLE_DEVICES" not in self.named:
+            return
+        if self.gpus_per_rank is not None:
+            raise click.UsageError("--gpus-per-proc sets CUDA_VISIBLE_DEVICES of each rank; leave out -x.")
+        if self.size == "auto":
+            raise click.UsageError(
+                "-np auto counts the GPUs that each host has without -x CUDA_VISIBLE_DEVICES; leave that out, or give "
+                "a number."
+            )
 
     def readers(self, size: int) -> Collection[int]:
         """The ranks, of ``size``, that read hvdrun's stdin. Raises UsageError for one that does not exist."""
@@ -54,19 +71,19 @@ class OutputOptions:
     is_verbose: bool
 
 
-def _count(text: str) -> int:
+def _count(text: str, example: str = "-ppn 4") -> int:
     digits = text.removeprefix("p")  # click reads -np4 as -n with the value p4
     if re.match(r"p[a-z_]", text):
         raise click.BadParameter(f"-n{text.partition('=')[0]} is no option; the number of processes is -np N.")
     if not re.fullmatch(r"-?\d+", digits):
-        raise click.BadParameter(f"{text!r} is not a number of processes, as in -np 4.")
+        raise click.BadParameter(f"{text!r} is not a number of processes, as in {example}.")
     if int(digits) < 1:
         raise click.BadParameter(f"{digits} is not a number of processes; it must be at least 1.")
     return int(digits)
 
 
 def _size(text: str) -> Size:
-    return "auto" if text.removeprefix("p") == "auto" else _count(text)
+    return "auto" if text.removeprefix("p") == "auto" else _count(text, "-np 4 or -np auto")
 
 
 def _reader(text: str) -> str:

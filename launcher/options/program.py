@@ -19,7 +19,7 @@ import click
 
 _SLOTS: Final = re.compile(r"[^/\s]+:\d+(?:,.*)?")
 _HOST: Final = re.compile(r"[A-Za-z0-9][\w.-]*,?")
-_COUNT: Final = re.compile(r"(?:-np?|--num-proc)(?:=?(?P<count>\d+))?")
+_COUNT: Final = re.compile(r"(?:-np?|--num-proc)(?:=?(?P<count>\d+|auto))?")
 _OF_SHELL: Final = re.compile(r"[|&;<>$`*()]|^\w+=")  # what only a shell understands
 _NEARLY: Final = 0.8
 
@@ -47,7 +47,7 @@ def check_order(command: Sequence[str]) -> None:
     for index, word in enumerate(command):
         if match := _COUNT.fullmatch(word):
             count = match["count"] or "".join(command[index + 1 : index + 2])
-            if count.isdigit():
+            if count.isdigit() or count == "auto":
                 rest = [*command[:index], *command[index + (1 if match["count"] else 2) :]]
                 raise click.UsageError(
                     f"hvdrun's options come before the program: hvdrun -np {count} {shlex.join(rest)}."

@@ -6,6 +6,7 @@ version of hvdlite, the same ABI of its native library and the same minor versio
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hvdlite.members.topology import MAX_RANKS
 from hvdlite.net.proc import memory
 from hvdlite.version import NATIVE_ABI, __version__
 
@@ -23,7 +25,8 @@ from .frames import FrameError
 
 PROTOCOL: Final = 4  # of the frames between hvdrun and agents
 _MAX_TEXT: Final = 4096
-_GPU: Final = re.compile(r"[\w/-]+", re.ASCII)  # a number, or a name such as GPU-8932f937 or MIG-GPU-8932f937/1/0
+_MAX_GPUS: Final = 64  # of a host; their names fit into _MAX_TEXT
+_GPU: Final = re.compile(r"\d{1,9}|(GPU|MIG)-[\w/-]{1,58}", re.ASCII)  # such as 0, GPU-8932f937, MIG-GPU-8932f937/1/0
 _GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 
 
@@ -70,7 +73,9 @@ class Hello:
             value = fields.get(name)
             if type(value) is not kind or (isinstance(value, str) and len(value) > _MAX_TEXT):
                 raise FrameError(f"the agent's hello has no valid {name!r}")
-        if fields["gpus"] and not all(map(_GPU.fullmatch, fields["gpus"].split(","))):
+        if not 1 <= fields["cores"] <= MAX_RANKS:
+            raise FrameError("the agent's hello has no valid 'cores'")
+        if ",".join(_as_cuda_reads(fields["gpus"])) != fields["gpus"]:
             raise FrameError("the agent's hello has no valid 'gpus'")
         return cls(**{name: fields[name] for name in kinds})
 
@@ -95,15 +100,19 @@ class Hello:
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """Returns the GPUs that a process with this environment sees, by the names that CUDA_VISIBLE_DEVICES has for them.
 
-    Those of that variable, which CUDA reads up to the first that is invalid; else all that the kernel shows here.
+    Those of that variable, else all that the kernel shows here, but no more than 64.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        folder, pattern = _GPU_FILES
-        return [str(number) for number in range(len(list(folder.glob(pattern))))]
-    names = [name.strip() for name in listed.split(",")]
-    invalid = (place for place, name in enumerate(names) if name.startswith("-") or not _GPU.fullmatch(name))
-    return names[: next(invalid, len(names))]
+    if listed is not None:
+        return _as_cuda_reads(listed)
+    folder, pattern = _GPU_FILES
+    return [str(number) for number in range(len(list(folder.glob(pattern))))][:_MAX_GPUS]
+
+
+def _as_cuda_reads(listed: str) -> list[str]:
+    """The names in a list of GPUs up to the first that is invalid; none if one of them is repeated."""
+    names = list(itertools.takewhile(_GPU.fullmatch, map(str.strip, listed.split(","))))
+    return names[:_MAX_GPUS] if len(set(names)) == len(names) else []
 
 
 def _minor(version: str) -> list[str]:

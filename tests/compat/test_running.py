@@ -103,7 +103,8 @@ def test_a_result_that_cannot_travel_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (dict(np=0), ValueError, "at least 1; got 0"),
+        (dict(np=0), ValueError, r"at least 1 \(auto is for hvdrun\); got 0"),
+        (dict(np="auto"), ValueError, "got 'auto'"),
         (dict(np=2.0), ValueError, "got 2.0"),
         (dict(np=2, hosts="localhost:1"), BadHostSpec, "2 ranks do not fit into the 1 slots"),
         (dict(np=1, hosts="-oProxyCommand=x"), BadHostSpec, "is not a host"),

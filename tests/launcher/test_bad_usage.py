@@ -14,7 +14,22 @@ PYTHON = sys.executable
 BAD = {
     "no ranks": (["-np", "0", "true"], "it must be at least 1"),
     "negative ranks": (["-np", "-3", "true"], "it must be at least 1"),
-    "not a number": (["-np", "four", "true"], "'four' is not a number of processes"),
+    "not a number": (["-np", "four", "true"], "'four' is not a number of processes, as in -np 4 or -np auto."),
+    "auto with a capital": (["-np", "Auto", "true"], "'Auto' is not a number of processes, as in -np 4 or -np auto."),
+    "auto on each host": (["-ppn", "auto", "true"], "'auto' is not a number of processes, as in -ppn 4."),
+    "np behind two dashes": (["--np", "auto", "true"], "the number of processes is -np N, or -np auto"),
+    "GPUs that -x names too": (
+        ["-np", "1", "--gpus-per-proc", "1", "-x", "CUDA_VISIBLE_DEVICES=0", "true"],
+        "--gpus-per-proc sets CUDA_VISIBLE_DEVICES of each rank; leave out -x.",
+    ),
+    "ranks for other GPUs than -x names": (
+        ["-np", "auto", "-x", "CUDA_VISIBLE_DEVICES=0", "true"],
+        "leave that out, or give a number.",
+    ),
+    "one machine's GPUs for two names of it": (
+        ["-np", "auto", "-H", "localhost,127.0.0.1", "--gpus-per-proc", "1", "true"],
+        "use one name with --gpus-per-proc.",
+    ),
     "np without a number": (["-np"], "requires an argument"),
     "an option like torchrun's": (["-nproc", "2", "true"], "-nproc is no option; the number of processes is -np N"),
     "the same with its number": (["-nproc_per_node=2", "true"], "-nproc_per_node is no option"),
@@ -64,6 +79,7 @@ BAD = {
         ["python3", "train.py", "-np", "2", "--lr", "1"],
         "come before the program: hvdrun -np 2 python3 train.py --lr 1.",
     ),
+    "auto behind the program": (["python3", "train.py", "-np", "auto"], "hvdrun -np auto python3 train.py."),
     "the same in one word": (["python3", "train.py", "-np4"], "hvdrun -np 4 python3 train.py."),
     "a script and nothing else": (["train.py"], "write python train.py"),
     "an option of other programs": (["--list"], "hvdrun --help lists the options"),

@@ -81,6 +81,7 @@ def _completed(line: str) -> set[str]:
     [
         ("hvdrun --stall-check-", {"--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds"}),
         ("hvdrun -np 2 --fus", {"--fusion-threshold-mb"}),
+        ("hvdrun --gpus", {"--gpus-per-proc"}),
         ("hvdrun --autot", set()),
         ("hvdrun compl", {"completion"}),
         ("hvdrun completion f", {"fish"}),

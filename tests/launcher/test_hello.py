@@ -14,6 +14,10 @@ from hvdlite.launcher.stream.frames import FrameError
 from hvdlite.launcher.stream.hello import Hello, visible_gpus
 
 OWN = Hello.describe()
+MIG = "MIG-GPU-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f/13/0"
+MANY = ",".join(
+    f"MIG-GPU-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f/{part:011}" for part in range(99)
+)  # of the longest names
 
 
 def test_a_hello_passes_through_a_frame_unchanged() -> None:
@@ -52,9 +56,19 @@ def test_what_does_not_fit_names_both_sides(difference: dict[str, Any], message:
         ("4", ["4"]),
         ("1, 0", ["1", "0"]),
         ("2,-1,3", ["2"]),
+        ("-1", []),
         ("GPU-8932f937-d72c,MIG-GPU-89/1/0", ["GPU-8932f937-d72c", "MIG-GPU-89/1/0"]),
+        (MIG, [MIG]),
         ("0,,1", ["0"]),
-        ("NoDevFiles", ["NoDevFiles"]),
+        ("0,1,0", []),
+        ("1,-1,1", ["1"]),
+        ("NoDevFiles", []),
+        ("none", []),
+        ("3,void", ["3"]),
+        ("0," + "x" * 5000, ["0"]),
+        ("0,GPU-" + "x" * 5000, ["0"]),
+        ("9" * 5000, []),
+        (MANY, MANY.split(",")[:64]),
     ],
 )
 def test_gpus_are_those_that_cuda_would_see(
@@ -64,6 +78,14 @@ def test_gpus_are_those_that_cuda_would_see(
         (tmp_path / name).touch()
     monkeypatch.setattr(hello, "_GPU_FILES", (tmp_path, "nvidia[0-9]*"))
     assert visible_gpus({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}) == seen
+    assert Hello.parse(OWN.fields() | {"gpus": ",".join(seen)}).gpus == ",".join(seen)
+
+
+def test_no_host_has_more_gpus_than_its_hello_can_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(65):
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setattr(hello, "_GPU_FILES", (tmp_path, "nvidia[0-9]*"))
+    assert visible_gpus({}) == list(map(str, range(64)))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +93,14 @@ def test_gpus_are_those_that_cuda_would_see(
     [
         {"gpus": "0,$(x)"},
         {"gpus": "0\0"},
+        {"gpus": "-1"},
+        {"gpus": "0,0"},
+        {"gpus": "0,"},
+        {"gpus": "NoDevFiles"},
+        {"gpus": ",".join(map(str, range(65)))},
+        {"cores": 0},
+        {"cores": -2},
+        {"cores": (1 << 16) + 1},
         {"gpus": None},
         {"cores": "2"},
         {"cores": True},

@@ -21,6 +21,8 @@ from hvdlite.launcher.hosts import Host, is_local, parse_hosts, read_hostfile
         ("node-1.cluster.example:8", (Host("node-1.cluster.example", 8),)),
         ("[fe80::1]:4", (Host("[fe80::1]", 4),)),
         ("[fe80::1%eth0]", (Host("[fe80::1%eth0]"),)),
+        ("a,b,a", (Host("a"), Host("b"))),
+        ("a:2,a:4,a", (Host("a", 2), Host("a", 4))),
         ("me@a:2,you.too@[::1]", (Host("a", 2, "me"), Host("[::1]", None, "you.too"))),
         ("n[08-10]:8", (Host("n08", 8), Host("n09", 8), Host("n10", 8))),
         ("n[1,3-4].x,b", (Host("n1.x"), Host("n3.x"), Host("n4.x"), Host("b"))),

@@ -69,7 +69,7 @@ def test_auto_counts_the_gpus_of_each_host_and_ranks_may_have_their_own() -> Non
         ("fast", "4"),
         ("fast", "5"),
     ]
-    both = described(run("-H", "fast", "-np", "auto", *DESCRIBE))
+    both = described(run("-H", "fast,fast", "-np", "auto", "-ppn", "8", *DESCRIBE))
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in both.values()] == ["4,5", "4,5"]
     refused = run("-np", "auto", "--gpus-per-proc", "1", *DESCRIBE, CUDA_VISIBLE_DEVICES="")
     assert refused.returncode == 2

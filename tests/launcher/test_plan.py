@@ -72,9 +72,35 @@ def test_a_rank_for_each_gpu(size: Size, gpus_per_rank: int | None, hosts: str) 
     assert "".join(place.host for place in placements) == hosts
 
 
-def test_auto_takes_this_machine() -> None:
-    assert wanted_hosts((), "auto") == (Host("localhost", None),)
-    assert wanted_hosts((Host("a"), Host("b", 2)), "auto", 4) == (Host("a", 4), Host("b", 2))
+@pytest.mark.parametrize(
+    ("size", "per_host", "gpus_per_rank", "hosts"),
+    [
+        ("auto", 4, None, "aabb"),
+        ("auto", 1, None, "ab"),
+        ("auto", 4, 1, "aabb"),
+        ("auto", 4, 2, "abb"),
+        (None, 4, 1, "aabb"),
+        (None, 4, None, "aaaabb"),
+        (2, 1, 1, "ab"),
+    ],
+)
+def test_at_most_so_many_on_a_host(size: Size, per_host: int, gpus_per_rank: int | None, hosts: str) -> None:
+    wanted = wanted_hosts((Host("a"), Host("b", 2)), size, per_host, gpus_per_rank)
+    resources = {"a": Resources(8, ("0", "1")), "b": Resources(8, ("0", "1"))}
+    placements = place_ranks(wanted, size, resources, gpus_per_rank, per_host)
+    assert "".join(place.host for place in placements) == hosts
+
+
+def test_gpus_decide_how_many_ranks_this_machine_has() -> None:
+    for size, per_host, gpus_per_rank in (("auto", None, None), ("auto", 4, None), (None, None, 1), (None, 4, 1)):
+        assert wanted_hosts((), size, per_host, gpus_per_rank) == (Host("localhost"),)
+
+
+def test_two_names_of_this_machine_do_not_share_its_gpus() -> None:
+    twice = (Host("localhost", 1), Host("far", 1), Host("127.0.0.1", 1))
+    with pytest.raises(BadHostSpec, match=r"localhost and 127.0.0.1 are one machine.*; use one name with --gpus-per"):
+        wanted_hosts(twice, 2, None, 1)
+    assert wanted_hosts(twice, "auto") == twice
 
 
 def test_ranks_have_gpus_of_their_own() -> None:
