@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.entry import Entry, OnDevice
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Work
@@ -21,6 +21,7 @@ from hvdlite.negotiation.rows import Rows, received_by
 from hvdlite.planes import adasum
 from hvdlite.planes.base import Completion, DataPlane, Planes
 from hvdlite.tensors.buffer import Spans, holds
+from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import Adasum, Average, DType, Sum, added_as
 
 _ARRAY = np.ndarray
@@ -54,6 +55,8 @@ def run(work: Work, planes: Planes) -> Completion | None:
                 "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
     work.nbytes = nbytes
+    if first.device is not CPU:
+        plane.after([entry.ready for entry in work.entries if isinstance(entry, OnDevice)])
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
 
 
@@ -62,7 +65,7 @@ def _allreduce(work: Work, plane: DataPlane) -> Completion | None:
     if request.op == Adasum:
         adasum.allreduce(work.entries, plane)
         return None
-    dtype, op, postscale = _arithmetic(request, plane)
+    dtype, op, postscale = arithmetic(request, plane.size)
     words: list[int] = []
     for entry in work.entries:
         words += (entry.source, entry.target, entry.nbytes)
@@ -71,8 +74,8 @@ def _allreduce(work: Work, plane: DataPlane) -> Completion | None:
     return plane.allreduce(spans, dtype, op, request.prescale, postscale)
 
 
-def _arithmetic(request: Request, plane: DataPlane) -> tuple[DType, int, float]:
-    """Returns the elements, the operation and the postscale that make a plane compute ``request``.
+def arithmetic(request: Request, size: int) -> tuple[DType, int, float]:
+    """Returns the elements, the operation and the postscale that make a plane of ``size`` compute ``request``.
 
     Integers are truncated, and 49 times the double that is next to 1/49 is less than 1. Where that is so, the next
     larger one does it right.
@@ -81,15 +84,15 @@ def _arithmetic(request: Request, plane: DataPlane) -> tuple[DType, int, float]:
     assert dtype is not None  # what has no sums was refused
     if request.op != Average:
         return dtype, request.op, request.postscale
-    scale = request.postscale / plane.size
-    if request.postscale == 1 and not dtype.is_floating and scale * plane.size < 1:
+    scale = request.postscale / size
+    if request.postscale == 1 and not dtype.is_floating and scale * size < 1:
         scale = math.nextafter(scale, 1)
     return dtype, Sum, scale
 
 
 def _reducescatter(work: Work, plane: DataPlane) -> Completion | None:
     request = work.entries[0].request
-    dtype, op, postscale = _arithmetic(request, plane)
+    dtype, op, postscale = arithmetic(request, plane.size)
     parts = _lists(plane.size)
     for entry, rows in zip(work.entries, work.rows, strict=True):
         read, row_bytes = entry.source, _row_bytes(entry.request)

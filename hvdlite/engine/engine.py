@@ -221,7 +221,7 @@ class Engine:
         while not self._is_stopping:
             turns = self._turns
             self._inbox.sleep(self._milliseconds_to_sleep(self._is_alert))
-            self._is_alert = bool(self._in_flight or self._watches) or self._turns != turns
+            self._is_alert = bool(self._in_flight or self._watches or self._executor.is_issuing) or self._turns != turns
             self._turn()
             self._executor.wake()
 

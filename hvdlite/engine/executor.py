@@ -13,17 +13,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from hvdlite.engine.batch import run
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.issued import Issued
 from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, HvdError
-from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.entry import Entry, OnDevice, memory_of
 from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
 from hvdlite.planes.base import Completion, Planes
+from hvdlite.tensors.streams import Launch
 
 
 class Executor:
@@ -57,6 +59,11 @@ class Executor:
     def backlog(self) -> int:
         """Number of batches that run or wait to run, without those that a device works on by itself."""
         return len(self._unfinished)
+
+    @property
+    def is_issuing(self) -> bool:
+        """True if a device works on batches by itself."""
+        return any(issued.works() for issued in list(self._issued.values()))
 
     def entries(self) -> set[Entry]:
         """Returns the entries of all unfinished batches."""
@@ -140,7 +147,12 @@ class Executor:
             except Exception:  # no thread can be started
                 completion.wait()  # the batch fails, and its tensors must not be freed while the device has them
                 raise
-        self._issued[kind].put(work, completion)
+        launched = [entry for entry in work.entries if isinstance(entry, OnDevice)]
+        for entry in launched:
+            entry.launch = cast(Launch, completion)
+        self._issued[kind].put(work, completion, [memory_of(entry) for entry in work.entries])
+        if launched:  # streams order the rest
+            self._in_flight.finish(launched)
 
     def _finish(self, work: Work, raised: Exception | None) -> None:
         error = None

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from hvdlite.negotiation.replica import Work
 from hvdlite.planes.base import Completion
@@ -30,10 +31,10 @@ class Issued:
         self._thread = threading.Thread(target=self._serve, name="hvdlite-issued", daemon=True)
         self._thread.start()
 
-    def put(self, work: Work, completion: Completion) -> None:
-        """Finishes ``work`` when ``completion`` is done."""
+    def put(self, work: Work, completion: Completion, memory: Any = None) -> None:
+        """Finishes ``work`` when ``completion`` is done, and keeps ``memory`` until then."""
         self._works.append(work)
-        self._due.put(partial(self._wait, completion))
+        self._due.put(partial(self._wait, completion, memory))
 
     def works(self) -> list[Work]:
         """Returns the unfinished batches."""
@@ -63,7 +64,7 @@ class Issued:
             step()
             step = None  # what its completion holds goes now, not when the next batch comes
 
-    def _wait(self, completion: Completion) -> None:
+    def _wait(self, completion: Completion, memory: Any) -> None:
         error: Exception | None = None
         try:
             completion.wait()

@@ -11,6 +11,7 @@ from typing import Any, Final
 from hvdlite.negotiation.handle import Handle, InFlightIn, R
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Request
+from hvdlite.tensors.streams import Launch, Streams
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
 """Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
@@ -95,7 +96,67 @@ class Converted(Entry[R]):
     output: Any = property(_result, _hold)
 
 
+class OnDevice(Entry[R]):
+    """An entry of a device that works in ``streams``. It is done when the device has been given its collective.
+
+    That begins once the device has passed ``ready``, which the plane made at the submit (`DataPlane.mark`). Whoever
+    reads the result makes the thread's current stream wait for the collective's end, and does not wait itself. An error
+    of ``launch``, which is there from then on, counts until that end has come without one.
+    """
+
+    __slots__ = ("convert", "launch", "ready", "streams")
+
+    convert: Callable[[Any], Any] | None
+    launch: Launch | None
+    ready: Any
+    streams: Streams
+
+    def __init__(self, *args: Any) -> None:
+        self.convert = self.launch = None
+        super().__init__(*args)
+
+    @property
+    def has_result(self) -> bool:
+        launch = self.launch
+        return self.is_done and (launch is None or launch.is_done or launch.error is not None)
+
+    def _result(self) -> Any:
+        held, launch = _held.__get__(self), self.launch
+        if held is not None and launch is not None and self.error is None:
+            launch.hold_back(self.streams.current())
+            self.streams.use(held)
+        return held if held is None or self.convert is None else self.convert(held)
+
+    def _hold(self, output: Any) -> None:
+        _held.__set__(self, output)
+
+    def _failure(self) -> Any:
+        own = _error.__get__(self)
+        return own if own is not None or self.launch is None else self.launch.error
+
+    def _fail(self, error: Any) -> None:
+        _error.__set__(self, error)
+
+    output: Any = property(_result, _hold)
+    error: Any = property(_failure, _fail)
+
+
 _held: Any = Handle.__dict__["output"]
+_error: Any = Handle.__dict__["error"]
+
+
+def converted(entry: Entry[Any], convert: Callable[[Any], R]) -> Entry[R]:
+    """Makes of ``entry``, which is not in flight, one whose result is ``convert`` of the output."""
+    if not isinstance(entry, OnDevice):
+        return Converted(entry, convert)
+    first = entry.convert
+    entry.convert = convert if first is None else lambda output: convert(first(output))
+    return entry
+
+
+def memory_of(entry: Entry[Any]) -> tuple[Any, Any]:
+    """Returns what keeps the memory that is read, and the memory that is written."""
+    return entry.owner, _held.__get__(entry)
 
 
 def of_joined(request: Request) -> Entry[Any]:

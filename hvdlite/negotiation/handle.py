@@ -62,6 +62,11 @@ class Handle(Generic[R]):
     is_done: bool
     is_taken: bool
 
+    @property
+    def has_result(self) -> bool:
+        """True if nobody has to wait for the result, or error, any more."""
+        return self.is_done
+
     def __repr__(self) -> str:
         state = "done" if self.is_done else "in flight"
         return f"<Handle {self.name!r} {state}>"

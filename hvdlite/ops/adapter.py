@@ -20,6 +20,9 @@ class Adapter(Protocol[T]):
     def buffer(self, tensor: T, is_written: bool = False) -> Buffer:
         """Returns the memory of ``tensor``, or of a contiguous copy unless it ``is_written``.
 
+        The owner of memory of a device that works in streams has them as ``streams``
+        (`hvdlite.tensors.streams.Streams`).
+
         Raises NotAnArray if it is no tensor, and ValueError if it has no memory, if its elements have no fixed size,
         and if it ``is_written`` and is read-only or not contiguous.
         """

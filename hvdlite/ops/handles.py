@@ -33,6 +33,10 @@ class GroupHandle(Generic[R]):
         return all(handle.is_done for handle in self.handles)
 
     @property
+    def has_result(self) -> bool:
+        return all(handle.has_result for handle in self.handles)
+
+    @property
     def is_taken(self) -> bool:
         return self.handles[0].is_taken
 
@@ -42,10 +46,10 @@ class GroupHandle(Generic[R]):
 
 
 def poll(handle: Handle[Any] | GroupHandle[Any]) -> bool:
-    """True if `synchronize` would return at once. Raises ValueError for a handle that was synchronized already."""
+    """True if the result is there. Raises ValueError for a handle that was synchronized already."""
     if not isinstance(handle, (Handle, GroupHandle)) or handle.is_taken:
         raise ValueError(f"{handle!r} is not a handle in flight; each handle is synchronized once")
-    return handle.is_done
+    return handle.has_result
 
 
 @overload
@@ -58,6 +62,9 @@ def synchronize(handle: GroupHandle[R]) -> list[R]: ...
 
 def synchronize(handle: Handle[Any] | GroupHandle[Any]) -> Any:
     """Waits for a handle and returns its result, or raises its error. None if it was synchronized already.
+
+    For a tensor of a GPU, this waits until the GPU has been given the collective, and makes the current stream wait for
+    its end.
 
     If a signal handler raises meanwhile, the handle stays as it is and can be synchronized again.
     """

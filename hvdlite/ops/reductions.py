@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast, overload
 
 from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.negotiation.entry import Converted, Entry
+from hvdlite.negotiation.entry import Entry, converted
 from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.rows import even_splits
@@ -267,7 +267,7 @@ class Reductions(Calls[T]):
         except NotAnArray as refusal:
             scalar, convert = self._of_number(tensor, refusal)
             entry = self._reduce(scalar, root_rank, name, *reduction, process_set)
-            return Converted(cast(Entry[T], entry), convert)
+            return converted(cast(Entry[T], entry), convert)
         _, _, shape, _, _ = source
         output, target = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
         return self._entry_of(group, name, Kind.REDUCE, source, target, output, reduction, root)

@@ -12,17 +12,20 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
+from hvdlite.engine.batch import arithmetic
 from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError
-from hvdlite.negotiation.entry import Allocate, Converted, Entry
+from hvdlite.negotiation.entry import Allocate, Entry, OnDevice, converted
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
 from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle
+from hvdlite.planes.base import DataPlane
 from hvdlite.tensors.buffer import Buffer, NotAnArray, holds
 from hvdlite.tensors.device import CPU, Device
 from hvdlite.tensors.dtypes import BY_NAME, OP_NAMES, Adasum, Average, DType, ElementType, Sum, added_as, is_complex
+from hvdlite.tensors.streams import Streams
 
 T = TypeVar("T")
 
@@ -44,7 +47,7 @@ class Calls(Generic[T]):
 
     def _entry_to_finish(self, *args: Any, **kwargs: Any) -> Entry[T]:
         """`entry_of` for a front end that makes its tensors of what was received."""
-        return Converted(entry_of(*args, **kwargs), self._finished)
+        return converted(entry_of(*args, **kwargs), self._finished)
 
     def _finished(self, output: Any) -> Any:
         finish = self._adapter.finish
@@ -89,7 +92,7 @@ class Calls(Generic[T]):
             scalar, convert = self._of_number(tensor, refusal)
             if is_in_place:
                 raise ValueError("a number cannot be written in place; use the form without _") from None
-            return Converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
+            return converted(self._alike(group, kind, False, reduction, root, name, scalar, length), convert)
         address, _, shape, _, _ = source
         if is_in_place:
             return entry_of(group, name, kind, source, address, tensor, reduction, root, length)
@@ -177,7 +180,55 @@ def entry_of(
             )
         text, is_given = named(group, kind, name)
         request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length, device)
+        if device is not CPU:
+            _refuse_what_lacks(group.engine.planes[device.kind], request)
+    if device is not CPU:
+        return _on_device(request, group, address, target, nbytes, owner, output, allocate)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
+
+
+def _refuse_what_lacks(plane: DataPlane, request: Request) -> None:
+    """Raises ValueError if ``plane`` does not reduce as ``request`` says."""
+    if KINDS[request.kind].reduces:
+        dtype, op, postscale = arithmetic(request, plane.size)
+        if refusal := plane.refusal(dtype, op, request.prescale, postscale):
+            raise ValueError(refusal)
+
+
+def _on_device(
+    request: Request,
+    group: Group,
+    address: int,
+    target: int,
+    nbytes: int,
+    owner: Any,
+    output: Any,
+    allocate: Allocate | None,
+) -> Entry[Any]:
+    """Makes the entry of a tensor that is not in the memory of the CPU, after its result has been allocated."""
+    streams: Any = getattr(owner, "streams", None)
+    device = request.device
+    mark = None
+    if streams is not None:
+        mark = group.engine.planes[device.kind].mark(device.ordinal, streams.current())
+    if mark is None:
+        return Entry(request, group, address, target, nbytes, owner, output, allocate)
+    entry = OnDevice(request, group, address, target, nbytes, owner, output, _aside(allocate, streams))
+    entry.streams, entry.ready = streams, mark
+    return entry
+
+
+def _aside(allocate: Allocate | None, streams: Streams) -> Allocate | None:
+    """Makes ``allocate`` return memory that the device no longer uses, since it is called later and in any thread."""
+    if allocate is None:
+        return None
+    allocates = allocate
+
+    def allocate_aside(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
+        with streams.allocating():
+            return allocates(shape, rows)
+
+    return allocate_aside
 
 
 def named(group: Group, kind: Kind, name: str | None, *between: Any) -> tuple[str, bool]:

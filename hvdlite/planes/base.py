@@ -54,6 +54,11 @@ class DataPlane(ABC):
     """The first failure, or the error given to `abort`. Every later collective raises it."""
 
     @property
+    def error(self) -> HvdError | None:
+        """Returns what has ended the plane, if anything has. Any thread."""
+        return self._error
+
+    @property
     def counters(self) -> Mapping[str, int]:
         """Its counters by name. Any thread may read them, at any time."""
         return {}
@@ -107,6 +112,20 @@ class DataPlane(ABC):
         """Returns the address of ``nbytes`` zeros on the plane's device, and their owner. Executor thread only."""
         zeros = np.zeros(nbytes, np.uint8)
         return address_of(zeros), zeros
+
+    def mark(self, ordinal: int, stream: int) -> Any:
+        """Returns a mark of all that ``stream`` has been given until now, on the device of that ``ordinal``.
+
+        None if the device has no streams; otherwise what the plane's collectives return are `Launch`es. Any thread.
+        """
+        return None
+
+    def after(self, marks: Sequence[Any]) -> None:  # noqa: B027 - as `mark`
+        """Lets the next collective begin only when the device has passed ``marks``. Executor thread only."""
+
+    def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
+        """Returns why the plane does not reduce so, and what to pass instead; empty if it does. Any thread."""
+        return ""
 
     def use(self, regions: Regions) -> None:  # noqa: B027 - most planes have no way to
         """Lets collectives reduce tensors in ``regions``, the ranks' parts of an arena, without copying."""

@@ -137,7 +137,7 @@ class GpuArray:
         self.shape, self.dtype, self.nbytes = like.shape, like.dtype, like.nbytes
         self.address = int(fakes.cuda.fake_allocate(device, max(self.nbytes, 1)))
         assert self.address, "the fake GPU has no memory left"
-        weakref.finalize(self, fakes.cuda.fake_free, self.address)
+        self.finalizer = weakref.finalize(self, fakes.cuda.fake_free, self.address)
 
     def on_device(self) -> Array:
         """A copy of the values now, whatever the GPU's streams still do."""

@@ -13,6 +13,7 @@ import pytest
 
 from hvdlite.cuda import driver
 from hvdlite.cuda.context import Context
+from hvdlite.cuda.events import Events, latest
 from hvdlite.cuda.memory import DeviceMemory, PinnedMemory, copy, device_of
 from hvdlite.cuda.streams import Event, Stream
 from hvdlite.errors import HorovodInternalError, NativeUnavailable
@@ -232,3 +233,23 @@ def test_a_missing_driver(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(driver, "SONAME", "libcuda-of-nobody.so.1")
     assert "libcuda-of-nobody.so.1: cannot open" in driver.absence()
     assert "docker run --gpus all" in driver.absence()
+
+
+def test_events_are_used_again_when_nobody_asks_for_their_moment(fakes: Fakes) -> None:
+    events = Events(0)
+    streams = [Stream(events.context) for _ in range(2)]
+    handles = [stream.handle.value or 0 for stream in streams]
+    moments = [events.record(handle) for handle in (handles[0], handles[1], handles[0])]
+    assert latest(moments) == [moments[2], moments[1]]
+    thread = threading.Thread(target=lambda: moments.append(events.record(handles[0])))
+    thread.start()
+    thread.join()
+    assert latest(moments) == [moments[2], moments[1], moments[3]]
+    before = fakes.held()["events"]
+    for _ in range(3):
+        del moments[0]
+        moments.append(events.record(handles[1]))
+    assert fakes.held()["events"] == before
+    for stream in streams:
+        stream.close()
+    events.close()

@@ -15,8 +15,9 @@ from hvdlite.cuda.memory import copy
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError, PeerLost
 from hvdlite.planes.nccl.communicator import unique_id
+from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.part import NcclPart
-from hvdlite.planes.nccl.plane import Launched, NcclPlane
+from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.settings import Settings
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.gpu.fake import Fakes, GpuArray

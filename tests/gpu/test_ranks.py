@@ -10,54 +10,13 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.cuda.memory import KIND
-from hvdlite.ops import Collectives
-from hvdlite.planes.choose import BY_DEVICE
-from hvdlite.planes.nccl.part import nccl_part
-from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.session import current
-from hvdlite.tensors.device import Device
-from tests.gpu.fake import Fakes, GpuArray
+from tests.gpu.fake import Fakes
+from tests.gpu.program import Gpu
 from tests.harness import ProcessRanks, process_ranks, reached
-from tests.harness.device import DeviceAdapter
 from tests.harness.patience import NEVER_SILENT, STALLED
 from tests.multiproc.calls import REDUCTIONS, Call
-from tests.multiproc.on_device import every_collective, has_no_threads, until
-
-
-class Gpu:
-    """This rank's GPU, in a session that has begun."""
-
-    def __init__(self, folder: str) -> None:
-        self.fakes = Fakes(folder)
-        BY_DEVICE[KIND] = nccl_part
-        hvd.init()
-        self.ordinal = hvd.local_rank() % 2
-        device = Device(KIND, self.ordinal)
-        self.collectives = Collectives[GpuArray](DeviceAdapter(GpuArray, self.empty, device))
-
-    def empty(self, shape: Any, dtype: Any) -> GpuArray:
-        return self.fakes.empty(shape, dtype, self.ordinal)
-
-    def array(self, values: Any) -> GpuArray:
-        return self.fakes.array(np.asarray(values), self.ordinal)
-
-    @property
-    def plane(self) -> NcclPlane:
-        plane = current().everyone.engine.planes[KIND]
-        assert isinstance(plane, NcclPlane)
-        return plane
-
-    def leave(self) -> None:
-        """Shuts down, and holds that nothing is left."""
-        hvd.shutdown()
-        until(has_no_threads)
-        held = self.fakes.held()
-        assert {name: held[name] for name in ("contexts", "streams", "events", "communicators")} == {
-            "contexts": 0,
-            "streams": 0,
-            "events": 0,
-            "communicators": 0,
-        }
+from tests.multiproc.on_device import every_collective
 
 
 def _is_taken(call: Call) -> bool:
@@ -93,14 +52,16 @@ def _in_another_order_on_each_rank(folder: str) -> None:
     gpu = Gpu(folder)
     order = np.random.default_rng(hvd.rank()).permutation(40)
     for _ in range(3):  # new, and known
-        started = {}
+        started, of_the_host = {}, []
         for number in order.tolist():
             name, array = f"tensor {number}", gpu.array(np.full(100 + number, number, np.float32))
             started[number] = gpu.collectives.allreduce_async(array, name=name, op=hvd.Sum)
             if number % 7 == 0:
-                hvd.allreduce_async(np.ones(3), name=f"of the host {number}")
+                of_the_host.append(hvd.allreduce_async(np.ones(3), name=f"of the host {number}"))
         for number, handle in started.items():
             assert (hvd.synchronize(handle).on_device() == number * hvd.size()).all()
+        for handle in of_the_host:
+            hvd.synchronize(handle)
     gpu.leave()
 
 
@@ -180,3 +141,44 @@ def test_a_rank_that_is_killed_is_lost_on_all_others(loaded_fakes: Fakes, where:
         outcomes = ranks.join()
     for rank in (0, 2):
         assert (outcomes[rank].error, outcomes[rank].details.get("rank")) == ("PeerLost", 1), outcomes[rank].output
+
+
+REFUSED = [
+    ("int16", hvd.Sum, 1.0, "NCCL does not reduce int16; pass tensor.int(), or tensor.cpu()"),
+    ("int32", hvd.Sum, 2.0, "NCCL has no Sum of int32 with scale factors; multiply the tensor, or pass tensor.cpu()"),
+    ("int64", hvd.Average, 3.0, "NCCL has no Sum of int64 with scale factors; multiply the tensor, or pass"),
+    ("float32", hvd.Min, 2.0, "NCCL has no Min of float32 with scale factors; multiply the tensor, or pass"),
+    ("float64", hvd.Max, 2.0, "NCCL has no Max of float64 with scale factors; multiply the tensor, or pass"),
+    ("float16", hvd.Product, 2.0, "NCCL has no Product of float16 with scale factors; multiply the tensor, or pass"),
+]
+
+
+def _refused(folder: str) -> list[tuple[str, str]]:
+    gpu, wrong = Gpu(folder), []
+    front_end: Any = gpu.collectives
+    for dtype, op, scale, told in REFUSED:
+        forms = {
+            "allreduce": lambda array: [array],
+            "allreduce_": lambda array: [array],
+            "grouped_allreduce": lambda array: [[array, array]],
+            "reducescatter": lambda array: [array],
+            "reduce": lambda array: [array, 0],
+        }
+        for form, arguments in forms.items():
+            keywords = {"op": op, "prescale_factor": scale}
+            with pytest.raises(ValueError) as raised:
+                getattr(front_end, form)(*arguments(gpu.array(np.ones(6, dtype))), name="x", **keywords)
+            if not str(raised.value).startswith(told):
+                wrong.append((form, str(raised.value)))
+            getattr(hvd, form)(*arguments(np.ones(6, dtype)), name="x", **keywords)
+    array = gpu.array(np.ones(6, np.int16))
+    assert (front_end.broadcast(array, 0, name="x").shape, hvd.size()) == ((6,), 2)
+    for average in (np.float32, np.int32):
+        front_end.allreduce(gpu.array(np.ones(6, average)), name="x")
+    gpu.leave()
+    return wrong
+
+
+def test_what_nccl_lacks_is_refused_to_the_caller(loaded_fakes: Fakes) -> None:
+    for outcome in process_ranks(2, _refused, str(loaded_fakes.folder), environ=STALLED):
+        assert outcome.result() == []

@@ -1,4 +1,4 @@
-"""What a plane has on a GPU: a stream, a communicator for it, and events."""
+"""What a plane has on a GPU: a stream and a communicator for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from hvdlite.cuda.context import Context
-from hvdlite.cuda.streams import Event, Stream
+from hvdlite.cuda.events import Events, Moment
+from hvdlite.cuda.streams import Stream
 from hvdlite.planes.nccl.communicator import Communicator
 
 _CLOSE_S: Final = 5.0
@@ -16,30 +16,20 @@ _CLOSE_S: Final = 5.0
 class Gpu:
     """The GPU that a plane uses, from its first collective on."""
 
-    def __init__(self, ordinal: int, rank: int, size: int, unique: bytes, grace_s: float) -> None:
+    def __init__(self, events: Events, rank: int, size: int, unique: bytes, grace_s: float) -> None:
+        self.context = events.context
+        self._events = events
         with ExitStack() as undo:
-            self.context = Context(ordinal)
-            undo.callback(self.context.close)
             self.stream = Stream(self.context)
             undo.callback(self.stream.close)
             self.communicator = Communicator(self.context, self.stream, rank, size, unique, grace_s)
             undo.pop_all()
-        self._events: list[Event] = []
-        self.spare: list[Event] = []  # those that nobody uses
 
-    def event(self) -> Event:
-        """Returns the event of all that the stream has been given until now."""
-        if not self.spare:
-            self._events.append(Event(self.context))
-            self.spare.append(self._events[-1])
-        event = self.spare.pop()
-        event.record(self.stream.handle)
-        return event
+    def moment(self) -> Moment:
+        """Returns the moment at which the stream will have done all that it has been given until now."""
+        return self._events.record(self.stream.handle.value or 0)
 
     def close(self) -> None:
         """Frees everything, when the GPU is done or after some seconds."""
         self.communicator.close(time.monotonic() + _CLOSE_S)
-        for event in self._events:
-            event.close()
         self.stream.close()
-        self.context.close()

@@ -17,35 +17,18 @@ from contextlib import ExitStack
 from typing import Any
 
 from hvdlite.cuda import driver
+from hvdlite.cuda.events import Events, Moment, latest
 from hvdlite.cuda.memory import DeviceMemory, copy, device_of
-from hvdlite.cuda.streams import Event
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.gpu import Gpu
+from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.library import BYTES, OPERATIONS
 from hvdlite.planes.nccl.packing import Pack, across, is_even
-from hvdlite.planes.nccl.reduction import Reduction, reduction
+from hvdlite.planes.nccl.reduction import Reduction, lack, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.tensors.buffer import Matrix, Spans, paired
 from hvdlite.tensors.dtypes import DType, Max
-
-
-class Launched:
-    """A collective that the GPU has been given. ``event`` is its end, for streams that use the result."""
-
-    def __init__(self, plane: NcclPlane, event: Event) -> None:
-        self.event = event
-        self.at = time.monotonic()
-        self._plane = plane
-
-    def wait(self) -> None:
-        """Waits until the collective is done on this rank, and raises if the plane has failed. Releases the GIL."""
-        try:
-            self.event.wait()  # after an abort too: before the kernel has ended, its memory must not be freed
-        except HvdError as error:
-            self._plane.abort(error)
-        self._plane._passed(self)
-
 
 Give = Callable[[Gpu], None]
 """Gives a GPU a part of a collective."""
@@ -79,6 +62,8 @@ class NcclPlane(DataPlane):
         self._progress_timeout_s = progress_timeout_s
         self._grace_s = grace_s
         self._owner_pid = os.getpid()
+        self._events: dict[int, Events] = {}  # by the number of the GPU
+        self._marks: Sequence[Moment] = ()  # for which the next collective waits
         self._gpu: Gpu | None = None
         self._is_closed = False
         self._watcher: Watcher | None = None
@@ -208,6 +193,15 @@ class NcclPlane(DataPlane):
             memory.fill(0)
         return memory.address, memory
 
+    def mark(self, ordinal: int, stream: int) -> Moment:
+        return self._events_of(ordinal).record(stream)
+
+    def after(self, marks: Sequence[Moment]) -> None:
+        self._marks = marks
+
+    def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
+        return lack(dtype, op, prescale, postscale, self.size)
+
     def abort(self, error: HvdError) -> None:
         self._error = self._error or error
         if self._watcher is not None:
@@ -224,6 +218,8 @@ class NcclPlane(DataPlane):
             if self._error is not None:
                 self._gpu.communicator.abort()
             self._gpu.close()
+        for events in self._events.values():
+            events.close()
 
     @property
     def _others(self) -> list[int]:
@@ -261,11 +257,15 @@ class NcclPlane(DataPlane):
         """Does ``give``, and when that has been launched ``finish``, with the GPU of ``address``, which may be 0."""
         with self._failing_for_good():
             gpu = self._used(address)
+            marks = latest(self._marks)
+            for mark in marks:
+                mark.event.hold_back(gpu.stream.handle)
+            self._marks = ()
             give(gpu)
             self._settle(gpu, what)
             if finish is not None:
                 finish(gpu)
-            launched = Launched(self, gpu.event())
+            launched = Launched(self, gpu.moment(), marks, self._passed)
         self._launched.append(launched)
         if len(self._launched) == 1 and self._watcher is not None:  # else it looks anyway
             self._watcher.wake()
@@ -291,9 +291,18 @@ class NcclPlane(DataPlane):
         return self._gpu
 
     def _make(self, ordinal: int) -> None:
-        self._gpu = Gpu(ordinal, self.rank, self.size, self._unique, self._grace_s)
+        self._gpu = Gpu(self._events_of(ordinal), self.rank, self.size, self._unique, self._grace_s)
         self._watcher = Watcher(self._look)
         self._settle(self._gpu, "connecting the ranks' GPUs")
+
+    def _events_of(self, ordinal: int) -> Events:
+        """Returns the events of a GPU. Takes no lock, since a signal handler may end a submit anywhere."""
+        if (found := self._events.get(ordinal)) is None:
+            made = Events(ordinal)
+            found = self._events.setdefault(ordinal, made)
+            if found is not made:  # another thread was faster
+                made.close()
+        return found
 
     def _settle(self, gpu: Gpu, what: str) -> None:
         deadline = time.monotonic() + self._progress_timeout_s
@@ -303,8 +312,6 @@ class NcclPlane(DataPlane):
         """Takes note that the GPU has passed ``launched``, the first of those that it had not."""
         self._launched.popleft()
         self._passed_at = time.monotonic()
-        if self._gpu is not None:
-            self._gpu.spare.append(launched.event)
         self._refuse_if_aborted()
 
     def _look(self) -> bool:
@@ -324,9 +331,12 @@ class NcclPlane(DataPlane):
         if (error := gpu.communicator.error(what)) is not None:
             return error
         try:
-            since = max(self._launched[0].at, self._passed_at)
+            first = self._launched[0]
         except IndexError:  # nothing is under way
             return None
+        if first.waits_for_caller():
+            return None
+        since = max(first.at, self._passed_at)
         if time.monotonic() - since <= self._progress_timeout_s:
             return None
         return HorovodInternalError(

@@ -29,27 +29,40 @@ class Reduction(NamedTuple):
     scalar: Any = None
 
 
+def lack(dtype: DType, op: int, prescale: float, postscale: float, size: int) -> str:
+    """Returns why NCCL cannot compute ``postscale * op(prescale * x)``, and what to pass instead; empty if it can."""
+    if dtype is DType.BOOL:
+        return ""
+    if dtype not in TYPES:
+        return f"NCCL does not reduce {dtype}; pass tensor.int(), or tensor.cpu()"
+    if prescale * postscale == 1 or _is_average(op, prescale, postscale, size):
+        return ""
+    if op != Sum or not dtype.is_floating:
+        return f"NCCL has no {OP_NAMES[op]} of {dtype} with scale factors; multiply the tensor, or pass tensor.cpu()"
+    return ""
+
+
 def reduction(dtype: DType, op: int, prescale: float, postscale: float, size: int) -> Reduction:
     """Chooses for ``postscale * op(prescale * x)`` of ``size`` ranks. Raises HorovodInternalError if NCCL cannot.
 
     A float is multiplied once, before it is added, by the product of both factors, which is rounded to its type. An
     average is NCCL's own.
     """
+    if reason := lack(dtype, op, prescale, postscale, size):
+        raise HorovodInternalError(reason)
     if dtype is DType.BOOL:  # 0 and 1; scales do not matter
         return Reduction(TYPES[DType.UINT8], OPERATIONS[_OF_BOOL[op]])
-    if dtype not in TYPES:
-        raise HorovodInternalError(f"NCCL does not reduce {dtype}; pass tensor.int(), or tensor.cpu()")
     number, factor = TYPES[dtype], prescale * postscale
     if factor == 1:
         return Reduction(number, OPERATIONS[op])
-    # The average of integers comes with the next larger factor where that one would truncate too far.
-    if op == Sum and prescale == 1 and postscale in (1 / size, np.nextafter(1 / size, 1)):
+    if _is_average(op, prescale, postscale, size):
         return Reduction(number, AVERAGE)
-    if op != Sum or not dtype.is_floating:
-        raise HorovodInternalError(
-            f"NCCL has no {OP_NAMES[op]} of {dtype} with scale factors; multiply the tensor, or pass tensor.cpu()"
-        )
     return Reduction(number, OPERATIONS[Sum], _scalar(dtype, factor))
+
+
+def _is_average(op: int, prescale: float, postscale: float, size: int) -> bool:
+    """True for an average. That of integers comes with the next larger factor where 1 / size would truncate too far."""
+    return op == Sum and prescale == 1 and postscale in (1 / size, np.nextafter(1 / size, 1))
 
 
 def _scalar(dtype: DType, factor: float) -> Any:

@@ -1,0 +1,62 @@
+"""Events of one GPU, which are used again and again."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Iterable
+
+from hvdlite.cuda.context import Context
+from hvdlite.cuda.streams import Event
+
+
+class Events:
+    """The events of GPU ``ordinal`` that one plane uses. Any thread may `record`."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.context = Context(ordinal)
+        self._made: list[Event] = []
+        self._spare: list[Event] = []  # those that nobody uses
+        self._numbers = itertools.count()
+
+    def record(self, stream: int) -> Moment:
+        """Returns the moment at which ``stream`` will have done all that it has been given until now."""
+        try:
+            event = self._spare.pop()
+        except IndexError:
+            event = Event(self.context)
+            self._made.append(event)
+        order = (stream, threading.get_ident()), next(self._numbers)
+        event.record(ctypes.c_void_p(stream))
+        return Moment(event, self._spare, order)
+
+    def close(self) -> None:
+        """Frees the events, also of moments that are still there. May be called twice."""
+        for event in self._made:
+            event.close()
+        self.context.close()
+
+
+class Moment:
+    """An event for as long as somebody asks for it. Then another moment has it."""
+
+    __slots__ = ("_spare", "event", "order")
+
+    def __init__(self, event: Event, spare: list[Event], order: tuple[tuple[int, int], int]) -> None:
+        self.event = event
+        self.order = order
+        self._spare = spare
+
+    def __del__(self) -> None:
+        self._spare.append(self.event)
+
+
+def latest(moments: Iterable[Moment]) -> list[Moment]:
+    """Returns those after which all of ``moments`` have passed: the last one of each thread in each stream."""
+    found: dict[tuple[int, int], Moment] = {}
+    for moment in moments:
+        place, number = moment.order
+        if place not in found or found[place].order[1] < number:
+            found[place] = moment
+    return list(found.values())
