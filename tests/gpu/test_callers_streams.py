@@ -230,7 +230,7 @@ def _lose(folder: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "environ"),
-    [(signal.SIGKILL, NEVER_SILENT), (signal.SIGSTOP, {"HVDLITE_PEER_TIMEOUT": "3"})],
+    [(signal.SIGKILL, NEVER_SILENT), (signal.SIGSTOP, {"HVDLITE_PEER_TIMEOUT": "6"})],
     ids=["killed", "stopped"],
 )
 def test_a_peer_that_is_lost_after_the_launch(loaded_fakes: Fakes, number: int, environ: dict[str, str]) -> None:
