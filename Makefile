@@ -36,12 +36,12 @@ KERAS_PIP := $(KERAS_VENV)/bin/python -m pip --disable-pip-version-check install
 
 # Tests with an environment of their own, and those with a target of their own.
 OTHER_FRAMEWORKS := tests/keras tests/tensorflow
-FAMILIES := tests/engines $(OTHER_FRAMEWORKS)
+FAMILIES := tests/engines tests/gpu tests/house $(OTHER_FRAMEWORKS)
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-house test-gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,14 @@ test: $(VENV)/.for-development native ## run the tests of the core and of PyTorc
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
 	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about ten minutes on two cores'
 	$(RUN_TESTS) $(addprefix --ignore=,$(FAMILIES))
+
+test-house: $(VENV)/.for-development native ## run the tests of the code's form, of the pages' examples and of the package
+	@$(SAY) 'checking imports, names and pages, and building wheels: about two minutes'
+	$(RUN_TESTS) tests/house
+
+test-gpu: $(VENV)/.for-development native ## run the tests of the plane for GPUs, on stand-ins for CUDA and NCCL
+	@$(SAY) 'building stand-ins for CUDA and NCCL, and running collectives on them: half a minute'
+	$(RUN_TESTS) tests/gpu
 
 test-engines: export PYTHONDONTWRITEBYTECODE =
 test-engines: $(VENV)/.for-development native ## run the tests of jobs that torchrun, mpirun and mpiexec start

@@ -74,6 +74,14 @@ def _of_tensorflow() -> BackEnd:
 
 _BACK_ENDS = {"jax": _of_jax, "torch": _of_torch, "tensorflow": _of_tensorflow}
 
+
+def is_traced(value: Any) -> bool:
+    """True for a value of JAX that a compiled function is made with."""
+    import jax
+
+    return isinstance(value, jax.core.Tracer)
+
+
 NAME: str = keras.backend.backend()
 if NAME not in _BACK_ENDS:
     raise ValueError(f"hvdlite.keras trains on the back ends {', '.join(_BACK_ENDS)}; KERAS_BACKEND is {NAME!r}")

@@ -20,6 +20,7 @@ from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.session import size
 from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
 from hvdlite.training.buckets import merged
+from hvdlite.untraced import outside_of_graphs
 
 
 class Distributed:
@@ -27,13 +28,17 @@ class Distributed:
 
     _hvdlite: GradientReduction
     _iterations: Any
+    _var_key: Any
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         self._hvdlite.variables = list(trainable_variables)
-        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+        try:
+            super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+        finally:
+            self._hvdlite.variables = ()
 
     def _overwrite_variables_directly_with_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> Any:
-        grads = self._hvdlite.greatest(list(grads), list(vars))
+        grads = self._hvdlite.greatest(list(grads), list(vars), self._var_key)
         return super()._overwrite_variables_directly_with_gradients(grads, vars)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
@@ -41,14 +46,15 @@ class Distributed:
 
     def _all_ranks_gradients(self, grads: list[Any]) -> list[Any]:
         refuse_distribution()
-        # Keras 2 has neither attribute.
+        key, steps = getattr(self, "_var_key", id), getattr(self, "gradient_accumulation_steps", None)  # of Keras 3
         trained = [variable for variable in getattr(self, "_trainable_variables", ()) if not overwrites(variable)]
-        steps = getattr(self, "gradient_accumulation_steps", None)
         if not steps or backend.NAME != "jax":
-            return self._hvdlite(grads, trained)
+            return self._hvdlite(grads, trained, key)
         # There, gradients come here in every step, and those of the last of ``steps`` count.
         is_last = (self._iterations + 1) % steps == 0  # `iterations` counts updates
-        found: list[Any] = ops.cond(is_last, lambda: self._hvdlite(grads, trained), lambda: grads)
+        if not backend.is_traced(is_last):  # `cond` would trace both branches, and run what has values while it does
+            return self._hvdlite(grads, trained, key) if is_last else grads
+        found: list[Any] = ops.cond(is_last, lambda: self._hvdlite(grads, trained, key), lambda: grads)
         return found
 
     def register_local_var(self, var: Any) -> None:
@@ -194,6 +200,8 @@ def _distributed(
     else:
         _agree_on_finite()
     object.__setattr__(inner, "__class__", type(users.__name__, (Distributed, users), namespace))
+    if backend.NAME == "torch":  # where dynamo would find the methods of `__class__`, and trace past ours
+        object.__setattr__(inner, "apply", outside_of_graphs(inner.apply))
     return optimizer
 
 

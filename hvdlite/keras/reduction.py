@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 from keras import ops
 
 from hvdlite.keras import backend
@@ -15,6 +17,8 @@ from hvdlite.tensors.dtypes import Average, Max, Min
 from hvdlite.training.explanations import ABSENT
 from hvdlite.training.naming import known_as
 from hvdlite.training.peers import group_with_peers
+
+Key = Callable[[Any], Any]
 
 
 @dataclass
@@ -39,34 +43,41 @@ class GradientReduction:
     variables: Sequence[Any] = ()
     _name_in: tuple[Any, str] | None = None
 
-    def __call__(self, gradients: Iterable[Any], trained: Sequence[Any]) -> list[Any]:
+    def __call__(self, gradients: Iterable[Any], trained: Sequence[Any], key: Key) -> list[Any]:
         """Returns the gradients of all ranks, from this rank's, in one call.
 
-        ``trained`` are all variables that the optimizer has, if it is one of Keras 3.
+        ``trained`` are all variables of the optimizer, and equal ``key`` are one variable to it. Without either, or if
+        it does not say which variables the gradients are of, those have the same places on all ranks.
         """
         gradients = list(gradients)
-        if not trained:
-            return self._reduced(gradients, trained)
-        places = {id(variable): place for place, variable in enumerate(self.variables)}
-        local = self._local(trained)
-        shared = [variable for variable in trained if id(variable) not in local]
-        own = [gradients[places[id(variable)]] if id(variable) in places else None for variable in shared]
-        for variable, gradient in zip(shared, self._reduced(own, shared), strict=True):
-            if id(variable) in places:
-                gradients[places[id(variable)]] = gradient
+        if not trained or len(gradients) != len(self.variables):
+            return self._reduced(gradients, ())
+        by_key = {key(variable): variable for variable in (*trained, *self.variables)}
+        places: dict[Any, list[int]] = {each: [] for each in by_key}
+        for place, variable in enumerate(self.variables):  # which may have one twice, with a gradient for each
+            places[key(variable)].append(place)
+        local = self._local(key)
+        sent: list[tuple[int | None, Any]] = [
+            (place, by_key[each]) for each in by_key if each not in local for place in places[each] or (None,)
+        ]
+        own = [None if place is None else gradients[place] for place, _ in sent]
+        reduced = self._reduced(own, [variable for _, variable in sent])
+        for (target, _), gradient in zip(sent, reduced, strict=True):
+            if target is not None:
+                gradients[target] = gradient
         if local and self.scales_local and (group := group_with_peers(self.process_set)) is not None:
-            for place in (places[key] for key in local if key in places):
+            for place in itertools.chain.from_iterable(places.get(each, ()) for each in local):
                 gradients[place] = gradients[place] / group.size
         return gradients
 
-    def greatest(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+    def greatest(self, gradients: list[Any], variables: Sequence[Any], key: Key) -> list[Any]:
         """Returns ``gradients`` with the greatest of all ranks where a variable is overwritten with its gradient.
 
         So Keras combines those of several batches when it accumulates.
         """
-        local = self._local(variables)
+        local = self._local(key)
         overwriting = [
-            place for place, variable in enumerate(variables) if id(variable) not in local and overwrites(variable)
+            place for place, variable in enumerate(variables) if key(variable) not in local and overwrites(variable)
         ]
         if overwriting and group_with_peers(self.process_set) is not None:
             own = [gradients[place] for place in overwriting]
@@ -95,7 +106,7 @@ class GradientReduction:
             scales["postscale_factor"] *= self.predivide_factor
         how = {"op": self.op, "compression": self.compression, "sparse_as_dense": self.sparse_as_dense, **scales}
         sent = [
-            ops.zeros(ABSENT, variables[place].dtype) if gradient is None else gradient
+            ops.zeros(ABSENT, _dtype_of_gradient(variables[place])) if gradient is None else gradient
             for place, gradient in enumerate(gradients)
         ]
         return self._reduce(sent, self._unique_name(), variables=variables, **how)
@@ -111,11 +122,15 @@ class GradientReduction:
             self._name_in = session, name
         return self._name_in[1]
 
-    def _local(self, variables: Sequence[Any]) -> set[int]:
-        """The identities of those ``variables`` whose gradients stay here."""
-        local = {id(variable) for layer in self.local_layers for variable in layer.trainable_variables}
-        local.update(id(variable) for variable in self.local_variables)
-        return local.intersection(map(id, variables)) if local else local
+    def _local(self, key: Key) -> set[Any]:
+        """The keys of the variables whose gradients stay here."""
+        local = {key(variable) for layer in self.local_layers for variable in layer.trainable_variables}
+        return local.union(map(key, self.local_variables))
+
+
+def _dtype_of_gradient(variable: Any) -> str:
+    dtype: str = keras.backend.standardize_dtype(variable.dtype)
+    return dtype if dtype in ("float16", "bfloat16", "float64") else "float32"
 
 
 def overwrites(variable: Any) -> bool:

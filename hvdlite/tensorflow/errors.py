@@ -6,6 +6,7 @@ class of `tf.errors` and the text; `last_error` then returns the object itself.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import tensorflow as tf
@@ -16,19 +17,37 @@ from hvdlite.session import is_initialized
 from hvdlite.training.explanations import explained
 
 
-class Mismatch(errors.Mismatch, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+class _OfTensorFlow:
+    """Precedes hvdlite's class in an error of both."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Takes what hvdlite's class does, or TensorFlow's four.
+
+        With those Keras makes an error with a longer text of the one that it handles, whose attributes are kept.
+        """
+        if len(arguments) != 4:
+            super().__init__(*arguments)
+            return
+        text, handled = arguments[2], sys.exc_info()[1]
+        Exception.__init__(self, text)
+        if type(handled) is type(self):
+            self.__dict__.update(handled.__dict__)
+        self.__dict__.update(_of_tensorflow(text, arguments[3]))
+
+
+class Mismatch(_OfTensorFlow, errors.Mismatch, tf.errors.InvalidArgumentError):  # type: ignore[misc]
     """Ranks disagree about a tensor."""
 
 
-class PeerLost(errors.PeerLost, tf.errors.AbortedError):  # type: ignore[misc]
+class PeerLost(_OfTensorFlow, errors.PeerLost, tf.errors.AbortedError):  # type: ignore[misc]
     """A rank died or stopped answering."""
 
 
-class ShutDown(errors.ShutDown, tf.errors.AbortedError):  # type: ignore[misc]
+class ShutDown(_OfTensorFlow, errors.ShutDown, tf.errors.AbortedError):  # type: ignore[misc]
     """The session ended before the collective could run."""
 
 
-class Stalled(errors.Stalled, tf.errors.AbortedError):  # type: ignore[misc]
+class Stalled(_OfTensorFlow, errors.Stalled, tf.errors.AbortedError):  # type: ignore[misc]
     """Some ranks submitted a tensor and others did not within the allowed time."""
 
 
@@ -41,7 +60,7 @@ class NotInitialized(HorovodInternalError, tf.errors.FailedPreconditionError):  
         self.__dict__.update(_of_tensorflow(message, tf.errors.FAILED_PRECONDITION))
 
 
-class CollectiveFailed(HorovodInternalError, tf.errors.InternalError):  # type: ignore[misc]
+class CollectiveFailed(_OfTensorFlow, HorovodInternalError, tf.errors.InternalError):  # type: ignore[misc]
     """A collective failed for another reason, which the text says."""
 
 

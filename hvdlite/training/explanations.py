@@ -12,13 +12,17 @@ from hvdlite.errors import Mismatch
 ABSENT: Final = [0]
 """The shape of what travels for a gradient that is None, by which ranks see that they agree, and about which."""
 
+_MAX_GROUPS: Final = 1000
 _meanings: dict[str, Sequence[str]] = {}
 
 
 def explain(group: str, variables: Sequence[Any], what: str = "the gradient of ") -> None:
     """Says that the tensors of ``group`` are ``what`` of these ``variables``, in this order."""
     paths = [str(getattr(each, "path", None) or getattr(each, "name", "a variable")) for each in variables]
+    _meanings.pop(group, None)
     _meanings[group] = [what + path for path in paths]
+    if len(_meanings) > _MAX_GROUPS:  # a program that makes models for ever
+        del _meanings[next(iter(_meanings))]
 
 
 def explained(text: str) -> str:

@@ -89,12 +89,13 @@ def fit_with_torch_compile() -> None:
 
     from tests.harness import dynamo  # noqa: F401 - which makes it faster
 
-    alone = trained_alone(network(), keras.optimizers.SGD(0.1), hvd.size(), epochs=1)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-        together = trained_together(network(), optimizer, hvd.rank(), hvd.size(), epochs=1, jit_compile=True)
-    assert_same(together, alone)
+    for make in (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.Lion):
+        alone = trained_alone(network(), make(0.01), hvd.size(), epochs=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+            optimizer = hvd.DistributedOptimizer(make(0.01))
+            together = trained_together(network(), optimizer, hvd.rank(), hvd.size(), epochs=1, jit_compile=True)
+        assert_same(together, alone)
 
 
 @scenario

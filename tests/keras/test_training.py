@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,54 @@ def a_gradient_that_is_missing_is_named_where_only_some_ranks_miss_it() -> None:
     assert text.count(str(error)) == 1
     apply("first", "second")
     assert [variable.numpy().tolist() for variable in variables] == [[-mean] * 2, [0.0] * 2, [-2 * mean] * 2]
+
+
+@scenario
+def a_gradient_that_is_missing_is_named_in_the_second_of_two_passes() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    variables = [keras.Variable(np.zeros(2, "float32"), name=name) for name in ("first", "second")]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), name="passes", backward_passes_per_step=2)
+    optimizer.build(variables)
+    gradient = keras.ops.ones(2) * hvd.rank()
+    optimizer.apply([None if hvd.rank() == 1 else gradient, gradient], variables)
+    error, text = raised_by(
+        lambda: optimizer.apply([None if hvd.rank() == 1 else gradient, gradient], variables), hvd.Mismatch
+    )
+    assert "ranks 0, 2 have [2]; rank 1 has [0]." in str(error)
+    assert str(error) in text
+
+
+@scenario
+def gradients_find_their_variables_however_they_are_listed() -> None:
+    import keras
+
+    import hvdlite.keras as hvd
+
+    def trained(apply: Callable[[Any, Any, list[Any]], Any], kind: type = keras.optimizers.SGD) -> list[list[float]]:
+        variables = [keras.Variable(np.zeros(1, "float32")) for _ in range(2)]
+        variables.append(keras.Variable(np.zeros(1, "uint32"), trainable=False))  # which has no gradient
+        optimizer = hvd.DistributedOptimizer(kind(1.0))
+        optimizer.build(variables)
+        apply(optimizer, keras.ops.ones(1) * (hvd.rank() + 1.0), variables)
+        return [variable.numpy().tolist() for variable in variables[:2]]
+
+    class Clipping(keras.optimizers.SGD):  # type: ignore[misc]
+        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+            for gradient, variable in zip(self._clip_gradients(list(grads)), trainable_variables, strict=True):
+                variable.assign_sub(gradient)
+
+    mean = (hvd.size() + 1) / 2
+    once = [[-mean], [-mean]]
+    assert trained(lambda optimizer, gradient, each: optimizer.apply([gradient] * 2, each[1::-1])) == once
+    twice = trained(lambda optimizer, gradient, each: optimizer.apply([gradient] * 3, [each[0], each[1], each[0]]))
+    assert twice == [[-2 * mean], [-mean]]
+    assert trained(lambda optimizer, gradient, each: optimizer.apply([gradient] * 2, each[:2]), Clipping) == once
+    if keras.backend.backend() == "tensorflow":  # the variables of TensorFlow are the same ones to Keras there
+        watched = lambda optimizer, gradient, each: optimizer.apply([gradient] * 2, [one.value for one in each[:2]])  # noqa: E731
+        assert trained(watched) == once
 
 
 @scenario

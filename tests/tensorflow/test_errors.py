@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
+from hvdlite.errors import PeerLost
+from hvdlite.tensorflow.errors import in_both
 from hvdlite.tensorflow.operation import route, running
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, WAYS, by_numpy, compiled, eagerly, through
@@ -94,6 +96,39 @@ def gradients_that_are_rows_on_one_rank_and_missing_or_whole_on_another() -> Non
 
         sentence = "ranks disagree about the number of tensors in group 'tape."
         both_classes_eagerly_and_one_in_graphs(hvd.Mismatch, tf.errors.InvalidArgumentError, sentence, gradients)
+
+
+@scenario
+def tensors_that_are_rows_on_one_rank_and_whole_on_another() -> None:
+    whole = tf.ones([3, 2])
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([3, 2]))
+
+    def reduced() -> Any:
+        found = hvd.grouped_allreduce([rows, whole if hvd.rank() == 1 else rows], op=hvd.Sum, name="rows")
+        return [tf.convert_to_tensor(each) for each in found]
+
+    sentence = "ranks disagree about the number of tensors in group 'rows'"
+    both_classes_eagerly_and_one_in_graphs(hvd.Mismatch, tf.errors.InvalidArgumentError, sentence, reduced)
+
+
+@scenario
+def keras_adds_to_the_text_of_an_error_that_passes_through_a_layer() -> None:
+    class Summed(tf.keras.layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return hvd.allreduce(inputs, op=hvd.Sum, name="layer")
+
+    sentence = r"(?s)calling Summed\.call.*ranks disagree about the shape of tensor 'layer'.*Arguments received"
+    with pytest.raises(hvd.Mismatch, match=sentence) as raised:
+        Summed()(tf.ones([2 + (hvd.rank() == 1)]))
+    assert isinstance(raised.value, tf.errors.InvalidArgumentError)
+    assert raised.value.message == str(raised.value)
+    try:
+        raise in_both(PeerLost(1, "node", "it was killed"))
+    except tf.errors.AbortedError as error:
+        longer = error.__class__(error.node_def, error.op, f"{error.message} And more.", error.error_code)
+    assert isinstance(longer, hvd.PeerLost)
+    assert str(longer).endswith("And more.")
+    assert (longer.rank, longer.host, longer.cause) == (1, "node", "it was killed")
 
 
 @scenario

@@ -62,11 +62,10 @@ def grouped_allreduce(
     how = dict(op=_op_of(average, op), prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     results: list[Any] = list(tensors)
     dense = [index for index, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
-    if dense or not results:
-        sent = [results[index] for index in dense]
-        reduced = _of_several("grouped_allreduce", sent, compression, name, process_set, how)
-        for index, tensor in zip(dense, reduced, strict=True):
-            results[index] = tensor
+    sent = [results[index] for index in dense]  # if there are none, too, since another rank may have some
+    reduced = _of_several("grouped_allreduce", sent, compression, name, process_set, how)
+    for index, tensor in zip(dense, reduced, strict=True):
+        results[index] = tensor
     for index in sorted(set(range(len(results))) - set(dense)):
         results[index] = _gathered(results[index], suffixed(name, f".slices[{index}]"), process_set, how)
     return results
