@@ -17,7 +17,7 @@ from hvdlite.session import is_initialized
 from hvdlite.training.explanations import explained
 
 
-class _OfTensorFlow:
+class _OfTensorFlow(HvdError):
     """Precedes hvdlite's class in an error of both."""
 
     def __init__(self, *arguments: Any) -> None:
