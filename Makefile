@@ -60,7 +60,7 @@ test: $(VENV)/.for-development native ## run the tests of the core and of PyTorc
 	$(RUN_TESTS) $(addprefix --ignore=,$(FAMILIES))
 
 test-house: $(VENV)/.for-development native ## run the tests of the code's form, of the pages' examples and of the package
-	@$(SAY) 'checking imports, names and pages, and building wheels: about two minutes'
+	@$(SAY) 'checking imports, names and pages, and building wheels: about a minute'
 	$(RUN_TESTS) tests/house
 
 test-gpu: $(VENV)/.for-development native ## run the tests of the plane for GPUs, on stand-ins for CUDA and NCCL
@@ -83,7 +83,7 @@ test-tensorflow: $(TENSORFLOW_VENV)/.for-tests native ## run the tests of Tensor
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
 test-busy: $(VENV)/.for-development native ## run the tests of test and test-engines while other processes keep the cores busy
-	@$(SAY) 'running the tests beside processes that keep the cores busy: about 25 minutes on two cores'
+	@$(SAY) 'running the tests beside processes that keep the cores busy: about half an hour on two cores'
 	$(BIN)/python -m tests.harness.load $(RUN_TESTS) $(addprefix --ignore=,$(OTHER_FRAMEWORKS))
 
 test-faults: $(VENV)/.for-development native ## run all tests of several hosts, of faults and of attacks
