@@ -21,7 +21,7 @@ Wrong arguments are ``ValueError`` (``DuplicateName`` among them), raised at the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 
@@ -99,6 +99,15 @@ class ShutDown(HorovodInternalError):
 
 class NativeUnavailable(HvdError, ImportError):
     """The native library cannot be loaded; the message says how to build it."""
+
+
+def absence_of(library: Callable[[], object]) -> str:
+    """Returns why ``library``, which loads one, cannot: the text of its NativeUnavailable; empty if it can."""
+    try:
+        library()
+    except NativeUnavailable as error:
+        return str(error)
+    return ""
 
 
 class DuplicateName(ValueError):

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from hvdlite.errors import HorovodInternalError, HvdError, NativeUnavailable
+from hvdlite.errors import HorovodInternalError, HvdError, NativeUnavailable, absence_of
 from hvdlite.version import NATIVE_ABI
 
 ABI_VERSION: Final = NATIVE_ABI
@@ -131,11 +131,7 @@ def library() -> Any:
 @cache
 def absence() -> str:
     """Returns why the library cannot be used; empty if it can."""
-    try:
-        library()
-    except NativeUnavailable as error:
-        return str(error)
-    return ""
+    return absence_of(library)
 
 
 def check(status: int, what: str, aborted_by: HvdError | None = None) -> None:

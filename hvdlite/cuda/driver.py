@@ -99,16 +99,6 @@ def library() -> Any:
     return loaded
 
 
-@cache
-def absence() -> str:
-    """Returns why the driver cannot be used; empty if it can."""
-    try:
-        library()
-    except NativeUnavailable as error:
-        return str(error)
-    return ""
-
-
 def count() -> int:
     """Returns the number of GPUs that this process sees."""
     found = c_int()

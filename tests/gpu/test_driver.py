@@ -16,7 +16,7 @@ from hvdlite.cuda.context import Context
 from hvdlite.cuda.events import Events, latest
 from hvdlite.cuda.memory import DeviceMemory, PinnedMemory, copy, device_of
 from hvdlite.cuda.streams import Event, Stream
-from hvdlite.errors import HorovodInternalError, NativeUnavailable
+from hvdlite.errors import HorovodInternalError, NativeUnavailable, absence_of
 from hvdlite.tensors.device import Device
 from tests.gpu.fake import Fakes
 
@@ -222,7 +222,7 @@ def test_a_gpu_that_is_not_there_is_named(fakes: Fakes) -> None:
 )
 def test_a_driver_that_cannot_be_initialized(fakes: Fakes, status: int, told: str) -> None:
     fakes.fail("cuInit", status)
-    assert "cannot be initialized" in driver.absence()
+    assert "cannot be initialized" in absence_of(driver.library)
     fakes.forget()
     fakes.fail("cuInit", status)
     with pytest.raises(NativeUnavailable, match=told):
@@ -231,8 +231,8 @@ def test_a_driver_that_cannot_be_initialized(fakes: Fakes, status: int, told: st
 
 def test_a_missing_driver(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "SONAME", "libcuda-of-nobody.so.1")
-    assert "libcuda-of-nobody.so.1: cannot open" in driver.absence()
-    assert "docker run --gpus all" in driver.absence()
+    assert "libcuda-of-nobody.so.1: cannot open" in absence_of(driver.library)
+    assert "docker run --gpus all" in absence_of(driver.library)
 
 
 def test_events_are_used_again_when_nobody_asks_for_their_moment(fakes: Fakes) -> None:

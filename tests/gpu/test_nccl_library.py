@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from hvdlite.errors import HorovodInternalError, NativeUnavailable
+from hvdlite.errors import HorovodInternalError, NativeUnavailable, absence_of
 from hvdlite.planes.nccl import library as nccl
 from tests.gpu.fake import Fakes
 
@@ -14,7 +14,7 @@ from tests.gpu.fake import Fakes
 def test_the_loaded_library_is_known_by_version_and_file(fakes: Fakes) -> None:
     loaded = nccl.library()
     assert (loaded.version, loaded.path) == (23203, str(fakes.folder / nccl.SONAME))
-    assert nccl.absence() == ""
+    assert absence_of(nccl.library) == ""
 
 
 @pytest.mark.parametrize(("number", "text"), [(21903, "2.19.3"), (23203, "2.32.3"), (2804, "2.8.4"), (30100, "3.1.0")])
@@ -30,8 +30,8 @@ def test_a_version_that_is_too_old(fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 
 def test_a_missing_library(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "SONAME", "libnccl-of-nobody.so.2")
-    assert "libnccl-of-nobody.so.2: cannot open" in nccl.absence()
-    assert "pip install nvidia-nccl-cu12" in nccl.absence()
+    assert "libnccl-of-nobody.so.2: cannot open" in absence_of(nccl.library)
+    assert "pip install nvidia-nccl-cu12" in absence_of(nccl.library)
 
 
 @pytest.mark.parametrize(

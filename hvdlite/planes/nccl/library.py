@@ -122,16 +122,6 @@ def library() -> Loaded:
     return Loaded(functions, number.value, path)
 
 
-@cache
-def absence() -> str:
-    """Returns why NCCL cannot be used; empty if it can."""
-    try:
-        library()
-    except NativeUnavailable as error:
-        return str(error)
-    return ""
-
-
 def dotted(version: int) -> str:
     """Converts NCCL's number of a version to text: 21903 is 2.19.3, and before 2.9 2804 was 2.8.4."""
     unit = 10_000 if version >= 10_000 else 1000

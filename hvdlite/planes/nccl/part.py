@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hvdlite.cuda import driver
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, absence_of
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
@@ -46,7 +46,7 @@ class NcclPart(Part[DataPlane]):
 
 def nccl_part(membership: Membership, options: Settings) -> NcclPart | None:
     """Makes the part of this rank; None if it has no GPU, or no NCCL."""
-    return None if driver.absence() or library.absence() else NcclPart(membership, options)
+    return None if absence_of(driver.library) or absence_of(library.library) else NcclPart(membership, options)
 
 
 def _parsed(address: Address) -> bytes:
