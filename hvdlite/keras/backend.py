@@ -47,8 +47,7 @@ def _of_torch() -> BackEnd:
     def reduce(
         tensors: Sequence[Any], name: str, variables: Sequence[Any] = (), sparse_as_dense: bool = False, **how: Any
     ) -> list[Any]:
-        explain(name, variables)
-        with torch.no_grad(), explaining():
+        with torch.no_grad(), explaining(name, variables):
             return hvd.grouped_allreduce(list(tensors), name=name, **how)
 
     return BackEnd(reduce, hvd.Compression, hvd.Compressor, lambda: None)

@@ -46,7 +46,8 @@ class Distributed:
 
     def _all_ranks_gradients(self, grads: list[Any]) -> list[Any]:
         refuse_distribution()
-        key, steps = getattr(self, "_var_key", id), getattr(self, "gradient_accumulation_steps", None)  # of Keras 3
+        # Keras 2 has none of these attributes.
+        key, steps = getattr(self, "_var_key", id), getattr(self, "gradient_accumulation_steps", None)
         trained = [variable for variable in getattr(self, "_trainable_variables", ()) if not overwrites(variable)]
         if not steps or backend.NAME != "jax":
             return self._hvdlite(grads, trained, key)

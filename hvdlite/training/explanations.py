@@ -36,10 +36,12 @@ def explained(text: str) -> str:
 
 
 @contextmanager
-def explaining() -> Iterator[None]:
-    """Lets a `Mismatch` pass with the variables that its tensors belong to."""
+def explaining(group: str = "", variables: Sequence[Any] = ()) -> Iterator[None]:
+    """Lets a `Mismatch` pass with the variables that its tensors belong to, as `explain` said, or says here."""
     try:
         yield
     except Mismatch as error:
+        if variables:
+            explain(group, variables)
         error.args = (explained(str(error)),)
         raise
