@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from hvdlite.cuda.events import Events, Moment
 from hvdlite.cuda.streams import Stream
 from hvdlite.planes.nccl.communicator import Communicator
+from hvdlite.planes.nccl.reduction import Reduction
 
 _CLOSE_S: Final = 5.0
 
@@ -28,6 +30,15 @@ class Gpu:
     def moment(self) -> Moment:
         """Returns the moment at which the stream will have done all that it has been given until now."""
         return self._events.record(self.stream.handle.value or 0)
+
+    @contextmanager
+    def operation(self, chosen: Reduction) -> Iterator[int]:
+        """A context with the number that NCCL has for the operation."""
+        if chosen.scalar is None:
+            yield chosen.operation
+        else:
+            with self.communicator.multiplying(chosen.scalar, chosen.dtype) as operation:
+                yield operation
 
     def close(self) -> None:
         """Frees everything, when the GPU is done or after some seconds."""

@@ -12,26 +12,27 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from hvdlite.cuda import driver
 from hvdlite.cuda.events import Events, Moment, latest
-from hvdlite.cuda.memory import DeviceMemory, copy, device_of
+from hvdlite.cuda.memory import DeviceMemory, device_of
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.planes.base import DataPlane
+from hvdlite.planes.nccl.collectives import Group, allgather, allreduce, alltoall, reducescatter
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.library import BYTES, OPERATIONS
-from hvdlite.planes.nccl.packing import Pack, across, is_even
-from hvdlite.planes.nccl.reduction import Reduction, lack, reduction
+from hvdlite.planes.nccl.reduction import lack, reduction
 from hvdlite.planes.nccl.watcher import Watcher
-from hvdlite.tensors.buffer import Matrix, Spans, paired
+from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType, Max
 
-Give = Callable[[Gpu], None]
-"""Gives a GPU a part of a collective."""
+Give = Callable[[Gpu, Group], None]
+"""Gives a GPU a collective."""
 
 
 class NcclPlane(DataPlane):
@@ -71,121 +72,44 @@ class NcclPlane(DataPlane):
         self._passed_at = 0.0
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Launched | None:
-        rows = [row for row in spans.tolist() if row[2]]
-        if not rows:
+        if (address := _first_address((spans,), 0)) is None:
             self._refuse_if_aborted()
             return None
         chosen = reduction(dtype, op, prescale, postscale, self.size)
-
-        def give(gpu: Gpu, operation: int) -> None:
-            for read, write, nbytes in rows:
-                count = nbytes // dtype.itemsize
-                gpu.communicator.call("ncclAllReduce", read, write, count, chosen.dtype, operation)
-
-        return self._reduce("allreduce", rows[0][0], chosen, give)
+        return self._launch("allreduce", address, lambda gpu, group: allreduce(gpu, group, spans, chosen))
 
     def reducescatter(
         self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float
     ) -> Launched | None:
-        rows = [(root, *row) for root, spans in enumerate(parts) for row in spans.tolist() if row[2]]
-        if not rows:
+        if (address := _first_address(parts, 0)) is None:
             self._refuse_if_aborted()
             return None
         chosen = reduction(dtype, op, prescale, postscale, self.size)
-        packs: list[Pack] = []
-
-        def give(gpu: Gpu, operation: int) -> None:
-            for root, read, write, nbytes in rows:
-                target, count = write if root == self.rank else 0, nbytes // dtype.itemsize
-                gpu.communicator.call("ncclReduce", read, target, count, chosen.dtype, operation, root)
-
-        def give_even(gpu: Gpu, operation: int) -> None:
-            for pack, (_, write, nbytes) in zip(packs, parts[self.rank].tolist(), strict=True):
-                count = nbytes // dtype.itemsize
-                gpu.communicator.call("ncclReduceScatter", pack.address, write, count, chosen.dtype, operation)
-
-        def begin(gpu: Gpu) -> None:
-            packs.extend(Pack(gpu.stream, each) for each in across(parts, 0))
-            for pack in packs:
-                pack.gather()
-
-        def finish(gpu: Gpu) -> None:
-            for pack in packs:
-                pack.close()
-
-        if is_even(parts):
-            return self._reduce("reducescatter", rows[0][1], chosen, give_even, begin, finish)
-        return self._reduce("reducescatter", rows[0][1], chosen, give)
+        return self._launch(
+            "reducescatter", address, lambda gpu, group: reducescatter(gpu, group, parts, self.rank, chosen)
+        )
 
     def allgather(self, streams: Sequence[Spans]) -> Launched | None:
-        rows = [(root, *row) for root, spans in enumerate(streams) for row in spans.tolist() if row[2]]
-        if not rows:
+        if (address := _first_address(streams, 1)) is None:
             self._refuse_if_aborted()
             return None
-        packs: list[Pack] = []
-
-        def give(gpu: Gpu) -> None:
-            with gpu.communicator.grouped():
-                for root, read, write, nbytes in rows:
-                    source = read if root == self.rank else write
-                    gpu.communicator.call("ncclBroadcast", source, write, nbytes, BYTES, root)
-
-        def give_even(gpu: Gpu) -> None:
-            packs.extend(Pack(gpu.stream, each) for each in across(streams, 1))
-            with gpu.communicator.grouped():
-                for pack, (read, _, nbytes) in zip(packs, streams[self.rank].tolist(), strict=True):
-                    gpu.communicator.call("ncclAllGather", read, pack.address, nbytes, BYTES)
-
-        def finish(gpu: Gpu) -> None:
-            for pack in packs:
-                pack.scatter()
-                pack.close()
-
-        return self._launch("allgather", rows[0][2], give_even if is_even(streams) else give, finish)
+        return self._launch("allgather", address, lambda gpu, group: allgather(gpu, group, streams, self.rank))
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Launched | None:
-        """Sends as `DataPlane.alltoall` does: one message from each rank to each other, packed if it has many rows."""
         if not matrix.any():  # then all ranks have nothing; if only this one has not, it still makes a communicator
             self._refuse_if_aborted()
             return None
-        reads = [[(read, nbytes) for read, _, nbytes in spans.tolist()] for spans in sends]
-        writes = [[(write, nbytes) for _, write, nbytes in spans.tolist()] for spans in receives]
-        address = next((address for rows in (*reads, *writes) for address, nbytes in rows if nbytes), 0)
-        packs: list[tuple[Pack, Pack]] = []
-
-        def give(gpu: Gpu) -> None:
-            packs.extend(
-                (Pack(gpu.stream, out), Pack(gpu.stream, into)) for out, into in self._of_others(reads, writes)
-            )
-            for out, _ in packs:
-                out.gather()
-            for read, write, nbytes in paired(sends[self.rank], receives[self.rank]):
-                copy(write, read, nbytes, gpu.stream)
-            with gpu.communicator.grouped():
-                for peer, (out, into) in zip(self._others, packs, strict=True):
-                    if out.nbytes:
-                        gpu.communicator.call("ncclSend", out.address, out.nbytes, BYTES, peer)
-                    if into.nbytes:
-                        gpu.communicator.call("ncclRecv", into.address, into.nbytes, BYTES, peer)
-
-        def finish(gpu: Gpu) -> None:
-            for _, into in packs:
-                into.scatter()
-            for both in packs:
-                for pack in both:
-                    pack.close()
-
-        return self._launch("alltoall", address, give, finish)
+        address = _first_address(sends, 0) or _first_address(receives, 1) or 0
+        return self._launch("alltoall", address, lambda gpu, group: alltoall(gpu, group, sends, receives, self.rank))
 
     def barrier(self) -> Launched:
-        with self._failing_for_good():
-            byte = DeviceMemory(self._used(0).stream, 1)
-
-        def give(gpu: Gpu) -> None:
-            with gpu.communicator.grouped():
+        def give(gpu: Gpu, group: Group) -> None:
+            byte = DeviceMemory(gpu.stream, 1)
+            with group():
                 gpu.communicator.call("ncclAllReduce", byte.address, byte.address, 1, BYTES, OPERATIONS[Max])
+            byte.close()
 
-        return self._launch("barrier", byte.address, give, lambda gpu: byte.close())
+        return self._launch("barrier", 0, give)
 
     def zeros(self, nbytes: int) -> tuple[int, Any]:
         with self._failing_for_good():
@@ -221,55 +145,26 @@ class NcclPlane(DataPlane):
         for events in self._events.values():
             events.close()
 
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank != self.rank]
-
-    def _of_others(self, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """What ``lists`` have for each other rank."""
-        return [tuple(each[peer] for each in lists) for peer in self._others]
-
-    def _reduce(
-        self,
-        what: str,
-        address: int,
-        chosen: Reduction,
-        give: Callable[[Gpu, int], None],
-        begin: Give | None = None,
-        finish: Give | None = None,
-    ) -> Launched:
-        """Does ``begin``, ``give`` as one call of NCCL with the number of the operation, and ``finish``."""
-
-        def give_group(gpu: Gpu) -> None:
-            if begin is not None:
-                begin(gpu)
-            with ExitStack() as stack:
-                operation = chosen.operation
-                if chosen.scalar is not None:
-                    operation = stack.enter_context(gpu.communicator.multiplying(chosen.scalar, chosen.dtype))
-                with gpu.communicator.grouped():
-                    give(gpu, operation)
-                self._settle(gpu, what)
-
-        return self._launch(what, address, give_group, finish)
-
-    def _launch(self, what: str, address: int, give: Give, finish: Give | None = None) -> Launched:
-        """Does ``give``, and when that has been launched ``finish``, with the GPU of ``address``, which may be 0."""
+    def _launch(self, what: str, address: int, give: Give) -> Launched:
+        """Has ``give`` give the GPU of ``address``, which may be 0, a collective."""
         with self._failing_for_good():
             gpu = self._used(address)
             marks = latest(self._marks)
             for mark in marks:
                 mark.event.hold_back(gpu.stream.handle)
             self._marks = ()
-            give(gpu)
-            self._settle(gpu, what)
-            if finish is not None:
-                finish(gpu)
+            give(gpu, partial(self._grouped, gpu, what))
             launched = Launched(self, gpu.moment(), marks, self._passed)
         self._launched.append(launched)
         if len(self._launched) == 1 and self._watcher is not None:  # else it looks anyway
             self._watcher.wake()
         return launched
+
+    @contextmanager
+    def _grouped(self, gpu: Gpu, what: str) -> Iterator[None]:
+        with gpu.communicator.grouped():
+            yield
+        self._settle(gpu, what)
 
     def _used(self, address: int) -> Gpu:
         """Returns the GPU of this plane, whose memory ``address`` is; with the first call, and all ranks, makes it."""
@@ -342,3 +237,8 @@ class NcclPlane(DataPlane):
         return HorovodInternalError(
             f"{what} has not ended within HVDLITE_PROGRESS_TIMEOUT; the GPU of a rank is stopped or far behind"
         )
+
+
+def _first_address(lists: Sequence[Spans], column: int) -> int | None:
+    """Returns the first address in ``column`` that has bytes; None if there are none."""
+    return next((row[column] for spans in lists for row in spans.tolist() if row[2]), None)

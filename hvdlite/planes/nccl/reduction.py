@@ -25,8 +25,13 @@ class Reduction(NamedTuple):
     """NCCL's element type and operation. With a ``scalar`` it is a sum of elements that are multiplied by it before."""
 
     dtype: int
+    itemsize: int
     operation: int
     scalar: Any = None
+
+    def count(self, nbytes: int) -> int:
+        """Returns the number of elements in ``nbytes``."""
+        return nbytes // self.itemsize
 
 
 def lack(dtype: DType, op: int, prescale: float, postscale: float, size: int) -> str:
@@ -51,13 +56,13 @@ def reduction(dtype: DType, op: int, prescale: float, postscale: float, size: in
     if reason := lack(dtype, op, prescale, postscale, size):
         raise HorovodInternalError(reason)
     if dtype is DType.BOOL:  # 0 and 1; scales do not matter
-        return Reduction(TYPES[DType.UINT8], OPERATIONS[_OF_BOOL[op]])
-    number, factor = TYPES[dtype], prescale * postscale
+        return Reduction(TYPES[DType.UINT8], 1, OPERATIONS[_OF_BOOL[op]])
+    number, itemsize, factor = TYPES[dtype], dtype.itemsize, prescale * postscale
     if factor == 1:
-        return Reduction(number, OPERATIONS[op])
+        return Reduction(number, itemsize, OPERATIONS[op])
     if _is_average(op, prescale, postscale, size):
-        return Reduction(number, AVERAGE)
-    return Reduction(number, OPERATIONS[Sum], _scalar(dtype, factor))
+        return Reduction(number, itemsize, AVERAGE)
+    return Reduction(number, itemsize, OPERATIONS[Sum], _scalar(dtype, factor))
 
 
 def _is_average(op: int, prescale: float, postscale: float, size: int) -> bool:
