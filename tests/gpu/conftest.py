@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.gpu.fake import Fakes, built, missing
+from tests.gpu.staging import One
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,10 @@ def fakes(loaded_fakes: Fakes) -> Iterator[Fakes]:
     after = loaded_fakes.held()
     kept = {"contexts", "streams", "events", "communicators"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+@pytest.fixture
+def one(fakes: Fakes) -> Iterator[One]:
+    made = One(fakes)
+    yield made
+    made.close()

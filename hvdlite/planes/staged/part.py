@@ -1,0 +1,32 @@
+"""The plane that goes through the memory of the host before it is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hvdlite.members.membership import Membership
+from hvdlite.members.part import Address, Part
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.staged.plane import StagedPlane
+
+
+class StagedPart(Part[DataPlane]):
+    """The part of a plane of its own for the memory of the host, which ``make`` makes of a membership."""
+
+    def __init__(self, membership: Membership, make: Callable[[Membership], Part[DataPlane]]) -> None:
+        self._membership = membership
+        self._inner = make(membership.among(range(membership.size), "staged"))
+
+    def bind(self) -> Address:
+        return self._inner.bind()
+
+    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+        members = self._membership
+        return StagedPlane(
+            self._inner.connect(addresses, deadline),
+            local_rank=members.on_this_host.index(members.rank),
+            label=members.number,
+        )
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,205 @@
+"""The plane for the memory of CUDA devices that goes through memory of the host, where ranks have no NCCL.
+
+Another plane, of its own, does the collectives in pinned memory. So they have the arithmetic of CPUs, whatever the type
+and the scale factors, and tensors on CPUs never wait for GPUs: those have a plane of theirs, in another thread.
+
+A collective is taken at once; who waits for its completion does it, one after the other. The memory of the host that
+this takes does not depend on the tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from hvdlite.cuda import driver
+from hvdlite.cuda.events import Events, Moment
+from hvdlite.cuda.memory import DeviceMemory, device_of
+from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.staged.pieces import Flow, Move, count_of, cut_of, pieces, room_for
+from hvdlite.planes.staged.pipeline import Pipeline
+from hvdlite.planes.staged.staged import Staged
+from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.dtypes import DType
+
+PIECE_BYTES: Final = 4 << 20
+
+
+class StagedPlane(DataPlane):
+    """A rank of ``inner``, a plane for the memory of the host that only this one uses, and closes.
+
+    Its GPU is that of the first address; without one, the ``local_rank``-th. Messages call the rank ``label``.
+    """
+
+    name = "staged"
+
+    def __init__(self, inner: DataPlane, *, local_rank: int, label: int, piece_bytes: int = PIECE_BYTES) -> None:
+        self.rank = inner.rank
+        self.size = inner.size
+        self._inner = inner
+        self._local_rank = local_rank
+        self._label = label
+        self._room = room_for(piece_bytes, inner.size)
+        self._owner_pid = os.getpid()
+        self._events: dict[int, Events] = {}  # by the number of the GPU
+        self._marks: Sequence[Moment] = ()  # for which the next collective waits
+        self._gpu: Pipeline | None = None
+        self._taken: deque[Staged] = deque()  # and not finished, in order
+        self._running = threading.Lock()  # who has it moves bytes
+        self._is_closed = False
+
+    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Staged | None:
+        def move(number: int, pinned: Sequence[Spans]) -> None:
+            self._inner.allreduce(pinned[0], dtype, op, prescale, postscale)
+
+        return self._stage([Flow(spans, is_read=True, is_written=True)], _bytes_in([spans]), move)
+
+    def allgather(self, streams: Sequence[Spans]) -> Staged | None:
+        def move(number: int, pinned: Sequence[Spans]) -> None:
+            self._inner.allgather(pinned)
+
+        flows = [
+            Flow(spans, is_read=rank == self.rank, is_written=True, keeps_in_place=rank == self.rank)
+            for rank, spans in enumerate(streams)
+        ]
+        return self._stage(flows, _bytes_in(streams), move)
+
+    def reducescatter(
+        self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float
+    ) -> Staged | None:
+        def move(number: int, pinned: Sequence[Spans]) -> None:
+            self._inner.reducescatter(pinned, dtype, op, prescale, postscale)
+
+        flows = [Flow(spans, is_read=True, is_written=rank == self.rank) for rank, spans in enumerate(parts)]
+        return self._stage(flows, _bytes_in(parts), move)
+
+    def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Staged | None:
+        if (_bytes_of(sends) != matrix[self.rank]).any() or (_bytes_of(receives) != matrix[:, self.rank]).any():
+            raise ValueError("alltoall: the spans have not the bytes that the matrix says")
+        most = int((matrix.sum(0) + matrix.sum(1)).max())  # of any rank, so that all make as many pieces
+        count = count_of(most, 2 * self.size, self._room)
+
+        def move(number: int, pinned: Sequence[Spans]) -> None:
+            self._inner.alltoall(pinned[: self.size], pinned[self.size :], cut_of(matrix, number, count))
+
+        flows = [Flow(spans, is_read=True, is_written=False) for spans in sends]
+        flows += [Flow(spans, is_read=False, is_written=True) for spans in receives]
+        return self._stage(flows, most, move)
+
+    def barrier(self) -> Staged:
+        return self._take([], 1, lambda number, pinned: self._inner.barrier())
+
+    def zeros(self, nbytes: int) -> tuple[int, Any]:
+        with self._failing_for_good():
+            memory = DeviceMemory(self._used(0).down, nbytes)
+            memory.fill(0)
+        return memory.address, memory
+
+    def mark(self, ordinal: int, stream: int) -> Moment:
+        return self._events_of(ordinal).record(stream)
+
+    def after(self, marks: Sequence[Moment]) -> None:
+        self._marks = marks
+
+    def abort(self, error: HvdError) -> None:
+        self._error = self._error or error
+        self._inner.abort(self._error)
+        for staged in list(self._taken):
+            staged.wake()
+
+    def close(self) -> None:
+        """Frees everything, or leaves it to the thread that still waits for the GPU. Does nothing in a forked child."""
+        if os.getpid() != self._owner_pid:
+            return
+        self._is_closed = True
+        self._free_if_closed()
+
+    def _stage(self, flows: Sequence[Flow], most: int, move: Move) -> Staged | None:
+        """Takes a collective of at ``most`` so many bytes on a rank; None if no rank has any."""
+        if not most:
+            self._refuse_if_aborted()
+            return None
+        return self._take(flows, count_of(most, len(flows), self._room), move)
+
+    def _take(self, flows: Sequence[Flow], count: int, move: Move) -> Staged:
+        with self._failing_for_good():
+            self._used(next((address for flow in flows if (address := flow.address)), 0))
+        staged = Staged(self, pieces(flows, count, move), self._marks, self._carry_out)
+        self._marks = ()
+        self._taken.append(staged)
+        return staged
+
+    def _carry_out(self, last: Staged) -> None:
+        """Does what was taken, in order, up to ``last``."""
+        with self._running:
+            while not last.is_over:
+                self._do(self._taken[0])
+                self._taken.popleft()
+        self._free_if_closed()
+
+    def _do(self, staged: Staged) -> None:
+        error: HvdError | None = HorovodInternalError(f"a collective on rank {self._label} failed")
+        try:
+            with self._failing_for_good():
+                assert self._gpu is not None
+                end = self._gpu.run(staged.pieces, staged.marks, self._refuse_if_aborted)
+                staged.given(end)
+                end.event.wait()
+                error = None
+        except HvdError as raised:  # `Staged.wait` raises it
+            error = raised
+        finally:
+            staged.finished(error)
+
+    def _used(self, address: int) -> Pipeline:
+        """Returns what this plane has on its GPU, whose memory ``address`` is; makes it with the first collective."""
+        if self._is_closed or os.getpid() != self._owner_pid:
+            reason = "the plane is closed" if self._is_closed else "this process is a forked child of the rank's"
+            raise HorovodInternalError(
+                f"rank {self._label} cannot use its GPU: {reason}; call hvdlite.init() here first."
+            )
+        device = device_of(address) if address else None
+        if self._gpu is None:
+            ordinal = self._local_rank % driver.count() if device is None else device.ordinal
+            self._gpu = Pipeline(self._events_of(ordinal), self._room)
+        if device is not None and device.ordinal != self._gpu.context.ordinal:
+            raise HorovodInternalError(
+                f"rank {self._label} has used GPU {self._gpu.context.ordinal} in this group, and now {device.ordinal}; "
+                "call torch.cuda.set_device(hvd.local_rank()) before the first collective, and use that GPU only"
+            )
+        return self._gpu
+
+    def _events_of(self, ordinal: int) -> Events:
+        """Returns the events of a GPU. Takes no lock, since a signal handler may end a submit anywhere."""
+        if (found := self._events.get(ordinal)) is None:
+            made = Events(ordinal)
+            found = self._events.setdefault(ordinal, made)
+            if found is not made:  # another thread was faster
+                made.close()
+        return found
+
+    def _free_if_closed(self) -> None:
+        """Frees everything once the plane is closed and nothing runs, in whichever thread notices it last."""
+        if self._is_closed and self._running.acquire(blocking=False):
+            try:
+                if self._gpu is not None:
+                    self._gpu.close()
+                for events in self._events.values():
+                    events.close()
+                self._inner.close()
+            finally:
+                self._running.release()
+
+
+def _bytes_in(lists: Sequence[Spans]) -> int:
+    return int(sum(int(spans[:, 2].sum()) for spans in lists))
+
+
+def _bytes_of(lists: Sequence[Spans]) -> Matrix:
+    return np.array([spans[:, 2].sum() for spans in lists], np.uint64)
