@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,12 @@ class Context:
     def is_usable(self) -> bool:
         """True until `close`, in the process that has made the context."""
         return self._handle is not None and os.getpid() == self._owner_pid
+
+    def identity(self) -> str:
+        """Returns the UUID of the GPU, or of the instance of one, which tells it from all others."""
+        found = driver.Uuid()
+        self._driver.cuDeviceGetUuid_v2(ctypes.byref(found), self._device)
+        return str(uuid.UUID(bytes=bytes(found)))
 
     @contextmanager
     def current(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from hvdlite.errors import HorovodInternalError, NativeUnavailable
 SONAME: Final = "libcuda.so.1"
 
 Status = c_int  # CUresult
+Uuid = c_ubyte * 16  # CUuuid
 Address = c_uint64  # CUdeviceptr
 
 SUCCESS: Final = 0
@@ -41,6 +42,7 @@ SIGNATURES: Final[Signatures] = {
     "cuGetErrorString": (Status, (Status, POINTER(c_char_p))),
     "cuDeviceGetCount": (Status, (POINTER(c_int),)),
     "cuDeviceGet": (Status, (POINTER(c_int), c_int)),
+    "cuDeviceGetUuid_v2": (Status, (POINTER(Uuid), c_int)),
     "cuDevicePrimaryCtxRetain": (Status, (POINTER(c_void_p), c_int)),
     "cuDevicePrimaryCtxRelease_v2": (Status, (c_int,)),
     "cuCtxPushCurrent_v2": (Status, (c_void_p,)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ ErrCheck = Callable[[Any, Any, tuple[Any, ...]], Any]
 
 # Other flags than RTLD_NOLOAD are or-ed to those of a library that is there; these change nothing.
 _IF_LOADED: Final = os.RTLD_NOLOAD | os.RTLD_LAZY
+_CACHE: Final = Path("/etc/ld.so.cache")  # has the name of each library in the system's folders
 
 
 def load(soname: str, package: str = "") -> ctypes.CDLL:
@@ -39,6 +41,27 @@ def load(soname: str, package: str = "") -> ctypes.CDLL:
         except OSError as error:
             failures.append(str(error))
     raise NativeUnavailable("; ".join(failures))
+
+
+def is_loaded(soname: str) -> bool:
+    """True if this process has loaded ``soname``."""
+    try:
+        ctypes.CDLL(soname, mode=_IF_LOADED)
+    except OSError:
+        return False
+    return True
+
+
+def is_installed(soname: str, package: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """True if `load` will probably find a file of ``soname``, which is not loaded."""
+    if any(_in_package(package, soname)):
+        return True
+    folders = [*environ.get("LD_LIBRARY_PATH", "").split(":"), f"{sys.prefix}/lib"]  # the latter is Conda's
+    if any(os.path.exists(f"{folder}/{soname}") for folder in folders if folder):
+        return True
+    with suppress(OSError):
+        return b"\0" + soname.encode() + b"\0" in _CACHE.read_bytes()
+    return False
 
 
 def declare(library: ctypes.CDLL, signatures: Signatures, path: str, check: ErrCheck) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import sys
 from contextlib import suppress
-from typing import Final
 
 from hvdlite.cuda import driver
 from hvdlite.cuda.context import Context
+from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError
 from hvdlite.tensors.device import Device
-
-KIND: Final = "cuda"
 
 
 def device_of(address: int) -> Device | None:

@@ -7,6 +7,7 @@ error in place of its addresses.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.membership import Membership
 from hvdlite.net.descriptors import check_descriptors
 from hvdlite.planes.base import Planes
-from hvdlite.planes.choose import WITH_ARENA, choose, parts_by_device
+from hvdlite.planes.choose import BY_DEVICE, WITH_ARENA, choose, parts_by_device
 from hvdlite.planes.shm.arena import Regions
 from hvdlite.planes.shm.part import ArenaPart
 from hvdlite.settings import Settings
@@ -91,9 +92,16 @@ class Connecting:
             undo.callback(link.close)
             planes = Planes()
             undo.callback(planes.close)
-            for kind in sorted(self._planes):  # all ranks in one order, because each waits for the others
-                if all(kind in bound for bound in of_planes):
+            for kind in sorted(
+                {*BY_DEVICE, *itertools.chain(*of_planes)}
+            ):  # each waits for the others, so in one order
+                if lacking := [rank for rank, bound in zip(self.ranks, of_planes, strict=True) if kind not in bound]:
+                    planes.lacking[kind] = lacking
+                else:
                     planes[kind] = self._planes[kind].connect([bound[kind] for bound in of_planes], deadline)
+            for kind, plane in planes.items():
+                if kind != CPU.kind:
+                    plane.beside(planes[CPU.kind])
             if regions is not None:
                 planes[CPU.kind].use(regions)
             undo.pop_all()

@@ -169,11 +169,8 @@ def entry_of(
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         checked = _checked(reduction, kind, dtype, device)
         nbytes = math.prod(shape) * dtype.itemsize
-        if device.kind not in group.engine.planes:
-            legal = ", ".join(group.engine.planes)
-            raise ValueError(
-                f"a tensor is on {device}, for whose memory the ranks have no data plane; pass a copy on one of {legal}"
-            )
+        if reason := group.engine.planes.unfitness(device):
+            raise ValueError(reason)
         if not holds(owner, address, nbytes):
             raise ValueError(
                 f"the tensor has {nbytes} bytes, but its storage was resized to fewer; pass tensor.clone()"

@@ -22,16 +22,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from hvdlite.errors import HvdError
 from hvdlite.tensors.buffer import Matrix, Spans, address_of
+from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType
 
 if TYPE_CHECKING:
     from hvdlite.planes.shm.arena import Regions
+
+_TOLD: Final = 8  # ranks named in one error message
 
 
 class Completion(Protocol):
@@ -123,6 +126,16 @@ class DataPlane(ABC):
     def after(self, marks: Sequence[Any]) -> None:  # noqa: B027 - as `mark`
         """Lets the next collective begin only when the device has passed ``marks``. Executor thread only."""
 
+    def beside(self, of_host: DataPlane) -> None:  # noqa: B027 - most planes have nothing to tell
+        """Takes the group's plane for CPU memory, over which it may tell other ranks something in any collective.
+
+        Called once, before the first collective.
+        """
+
+    def unfitness(self, device: Device) -> str:
+        """Returns why the plane takes no tensor of ``device``, and what to do; empty if it does. Any thread."""
+        return ""
+
     def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
         """Returns why the plane does not reduce so, and what to pass instead; empty if it does. Any thread."""
         return ""
@@ -155,7 +168,26 @@ class DataPlane(ABC):
 
 
 class Planes(dict[str, DataPlane]):
-    """The planes of a group, by the kind of device whose memory each of them moves."""
+    """The planes of a group, by the kind of device whose memory each of them moves.
+
+    ``lacking`` are the ranks, by their numbers in the job, that have none for a kind of device. So the group has none.
+    """
+
+    def __init__(self, **planes: DataPlane) -> None:
+        super().__init__(planes)
+        self.lacking: dict[str, list[int]] = {}
+
+    def unfitness(self, device: Device) -> str:
+        """Returns why there is no plane for a tensor of ``device``, and what to do; empty if there is one."""
+        if (plane := self.get(device.kind)) is not None:
+            return plane.unfitness(device)
+        if not (lacking := self.lacking.get(device.kind)):
+            return f"a tensor is on {device}, and hvdlite moves no such memory; pass a copy on {' or '.join(self)}"
+        told = ", ".join(map(str, lacking[:_TOLD])) + (f" and {len(lacking) - _TOLD} more" * (len(lacking) > _TOLD))
+        return (
+            f"a tensor is on {device}, but rank(s) {told} found no {device.kind} device at hvd.init(); run hvdrun "
+            f"--check-build there, which says why, or pass a copy on {' or '.join(self)}"
+        )
 
     def abort(self, error: HvdError) -> None:
         """Calls `DataPlane.abort` of all planes."""

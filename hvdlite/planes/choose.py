@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from hvdlite.cuda.presence import KIND as GPU_KIND
+from hvdlite.cuda.presence import absence_of_gpus
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane, HostPlane
@@ -53,7 +55,22 @@ def plane_part(membership: Membership, options: Settings) -> Part[DataPlane]:
     return _PARTS[choose(options.plane, membership)](membership, options)
 
 
-BY_DEVICE: dict[str, Callable[[Membership, Settings], Part[DataPlane] | None]] = {CPU.kind: plane_part}
+def gpu_part(membership: Membership, options: Settings) -> Part[DataPlane] | None:
+    """Makes the part that becomes the members' plane for the memory of GPUs.
+
+    Every `init` asks for it, so it loads nothing of NVIDIA's, and without a GPU imports nothing either.
+    """
+    if absence_of_gpus():
+        return None
+    from hvdlite.planes.nccl.part import NcclPart
+
+    return NcclPart(membership, options)
+
+
+BY_DEVICE: dict[str, Callable[[Membership, Settings], Part[DataPlane] | None]] = {
+    CPU.kind: plane_part,
+    GPU_KIND: gpu_part,
+}
 """By kind of device: makes the part of the plane for its memory, or None where this rank has no such device."""
 
 

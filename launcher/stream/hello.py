@@ -6,9 +6,7 @@ version of hvdlite, the same ABI of its native library and the same minor versio
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hvdlite.cuda.presence import MAX_GPUS, as_cuda_reads
 from hvdlite.members.topology import MAX_RANKS
 from hvdlite.net.proc import memory
 from hvdlite.version import NATIVE_ABI, __version__
@@ -24,9 +23,7 @@ from hvdlite.version import NATIVE_ABI, __version__
 from .frames import FrameError
 
 PROTOCOL: Final = 4  # of the frames between hvdrun and agents
-_MAX_TEXT: Final = 4096
-_MAX_GPUS: Final = 64  # of a host; their names fit into _MAX_TEXT
-_GPU: Final = re.compile(r"\d{1,9}|(GPU|MIG)-[\w/-]{1,58}", re.ASCII)  # such as 0, GPU-8932f937, MIG-GPU-8932f937/1/0
+_MAX_TEXT: Final = 4096  # the names of MAX_GPUS fit
 _GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 
 
@@ -75,7 +72,7 @@ class Hello:
                 raise FrameError(f"the agent's hello has no valid {name!r}")
         if not 1 <= fields["cores"] <= MAX_RANKS:
             raise FrameError("the agent's hello has no valid 'cores'")
-        if ",".join(_as_cuda_reads(fields["gpus"])) != fields["gpus"]:
+        if ",".join(as_cuda_reads(fields["gpus"])) != fields["gpus"]:
             raise FrameError("the agent's hello has no valid 'gpus'")
         return cls(**{name: fields[name] for name in kinds})
 
@@ -104,15 +101,9 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
-        return _as_cuda_reads(listed)
+        return as_cuda_reads(listed)
     folder, pattern = _GPU_FILES
-    return [str(number) for number in range(len(list(folder.glob(pattern))))][:_MAX_GPUS]
-
-
-def _as_cuda_reads(listed: str) -> list[str]:
-    """The names in a list of GPUs up to the first that is invalid; none if one of them is repeated."""
-    names = list(itertools.takewhile(_GPU.fullmatch, map(str.strip, listed.split(","))))
-    return names[:_MAX_GPUS] if len(set(names)) == len(names) else []
+    return [str(number) for number in range(len(list(folder.glob(pattern))))][:MAX_GPUS]
 
 
 def _minor(version: str) -> list[str]:

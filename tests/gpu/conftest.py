@@ -20,6 +20,12 @@ def loaded_fakes(pytestconfig: pytest.Config) -> Fakes:
     return fakes
 
 
+@pytest.fixture(autouse=True)
+def _ranks_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are two GPUs, and often more ranks."""
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+
+
 @pytest.fixture
 def fakes(loaded_fakes: Fakes) -> Iterator[Fakes]:
     """The fakes in this process; what they give out, but arrays of `Fakes`, must come back."""

@@ -43,6 +43,7 @@ _OF_CUDA = {
     "fake_allocations": (ctypes.c_int, ()),
     "fake_priority": (ctypes.c_int, (ctypes.c_void_p,)),
     "fake_current_device": (ctypes.c_int, ()),
+    "fake_is_initialized": (ctypes.c_bool, ()),
 }
 _OF_NCCL = {
     "fake_communicators": (ctypes.c_int, ()),

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from hvdlite.planes.nccl.communicator import unique_id
 from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.tensors.buffer import Spans
+from tests.contract.joined import shm
 from tests.gpu.fake import Fakes, GpuArray
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 T = TypeVar("T")
 
 
 class Planes:
-    """The planes of one group. Rank r uses GPU r % 2."""
+    """The planes of one group, whose ranks have the numbers from 10 on. Rank r uses GPU r % 2."""
 
     def __init__(self, fakes: Fakes, planes: Sequence[NcclPlane]) -> None:
         self.fakes, self.planes, self.size = fakes, planes, len(planes)
@@ -37,14 +39,15 @@ class Planes:
 
 @contextmanager
 def opened(fakes: Fakes, size: int, timeout_s: float = PATIENCE_S, grace_s: float = 0.0) -> Iterator[Planes]:
-    unique = unique_id()
     with ExitStack() as stack:
+        of_host = stack.enter_context(shm.PLANE.open(size, timeout_s))
+        numbers = tuple(range(10, 10 + size))
         planes = [
-            NcclPlane(
-                rank, size, unique, local_rank=rank, label=10 + rank, progress_timeout_s=timeout_s, grace_s=grace_s
-            )
+            NcclPlane(replace(member(rank, "a" * size), ranks=numbers), progress_timeout_s=timeout_s, grace_s=grace_s)
             for rank in range(size)
         ]
+        for plane, each in zip(planes, of_host, strict=True):
+            plane.beside(each)
         stack.callback(lambda: thread_ranks(size, lambda rank: planes[rank].close()))  # together, as NCCL wants it
         yield Planes(fakes, planes)
 

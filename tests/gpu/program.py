@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 import hvdlite as hvd
 from hvdlite.cuda.context import Context
-from hvdlite.cuda.memory import KIND, copy
+from hvdlite.cuda.memory import copy
+from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
 from hvdlite.ops import Collectives
-from hvdlite.planes.choose import BY_DEVICE
-from hvdlite.planes.nccl.part import nccl_part
+from hvdlite.planes import choose
 from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.session import current
 from hvdlite.tensors.device import Device
@@ -30,10 +30,15 @@ from tests.multiproc.on_device import has_no_threads, until
 class Gpu:
     """This rank's GPU, with a front end that has no streams."""
 
+    looks_at_files = False  # of which the fakes have none in /dev
+
     def __init__(self, folder: str) -> None:
         self.fakes = Fakes(folder)
-        BY_DEVICE[KIND] = nccl_part
+        if not self.looks_at_files:
+            choose.absence_of_gpus = str
         hvd.init()
+        assert not self.fakes.cuda.fake_is_initialized()  # this process may still fork
+        self.fakes.cuda.cuInit(0)  # by the program
         self.ordinal = hvd.local_rank() % 2
         device = Device(KIND, self.ordinal)
         self.collectives = Collectives[GpuArray](DeviceAdapter(GpuArray, self.empty, device))

@@ -26,7 +26,7 @@ _SCALARS = {
     "size_t": ctypes.c_size_t,
     "unsigned long long": ctypes.c_ulonglong,
 }
-_STRUCTURES = {"ncclUniqueId": nccl.UniqueId, "ncclConfig_t": nccl.Config}
+_STRUCTURES = {"ncclUniqueId": nccl.UniqueId, "ncclConfig_t": nccl.Config, "CUuuid": driver.Uuid}
 
 
 def _declared_as(c_type: str) -> Any:
@@ -65,7 +65,7 @@ def test_structures_have_the_recorded_fields() -> None:
     inside = recorded.TYPES["ncclConfig_t"].removeprefix("struct {").removesuffix("}")
     expected = [each.strip().rsplit(" ", 1) for each in inside.split(";") if each.strip()]
     assert fields == [(name, _SCALARS[kind]) for kind, name in expected]
-    assert ctypes.sizeof(nccl.UniqueId) == 128
+    assert (ctypes.sizeof(nccl.UniqueId), ctypes.sizeof(driver.Uuid)) == (128, 16)
 
 
 def test_the_same_numbers_mean_the_same() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.cuda.memory import KIND
+from hvdlite.cuda.presence import KIND
 from hvdlite.session import current
 from tests.gpu.fake import Fakes
 from tests.gpu.program import Gpu

@@ -75,6 +75,7 @@ LAUNCHER_MAY_IMPORT = (
     "version",
     "cgroups",
     "compat",
+    "cuda.presence",
     "net",
     "rendezvous",
     "members.topology",
@@ -101,8 +102,12 @@ MAY_START_THREADS = (
     "hvdlite.planes.ring.reconnector",
     "hvdlite.planes.nccl.watcher",
 )
+# What NVIDIA's libraries, the dynamic linker, guests and scripts read is no setting of hvdlite's.
 MAY_READ_ENVIRONMENT = (
     "hvdlite.settings",
+    "hvdlite.cuda.presence",
+    "hvdlite.cuda.loading",
+    "hvdlite.planes.nccl.offers",
     "hvdlite.launcher",
     "hvdlite.bench",
     "hvdlite.compat",

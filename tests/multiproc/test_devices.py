@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,7 @@ def _only_on_one() -> list[str]:
     alone = hvd.add_process_set([1])
     texts = []
     for kind in ("allreduce", "allgather", "alltoall", "reducescatter"):
-        with pytest.raises(ValueError, match="no data plane") as caught:
+        with pytest.raises(ValueError, match="found no toy device") as caught:
             getattr(collectives, kind)(ones(), name="x")
         texts.append(str(caught.value))
         np.testing.assert_array_equal(hvd.allreduce(np.ones(3), name="x"), 1)
@@ -173,8 +174,24 @@ def _only_on_one() -> list[str]:
 
 
 def test_a_device_that_only_some_ranks_have_is_refused_where_it_is_submitted() -> None:
-    text = "a tensor is on toy:0, for whose memory the ranks have no data plane; pass a copy on one of cpu"
+    text = (
+        "a tensor is on toy:0, but rank(s) 0 found no toy device at hvd.init(); run hvdrun --check-build there, which "
+        "says why, or pass a copy on cpu"
+    )
     assert [outcome.result() for outcome in process_ranks(2, _only_on_one, environ=STALLED)] == [[text] * 4] * 2
+
+
+def _without_gpus() -> None:
+    hvd.init()
+    assert current().everyone.engine.planes.keys() == {"cpu"}
+    hvd.barrier()
+    assert not [name for name in sys.modules if name.startswith(("hvdlite.planes.nccl", "hvdlite.cuda.driver"))]
+    hvd.shutdown()
+
+
+def test_a_host_without_gpus_does_not_even_import_what_is_for_them() -> None:
+    for outcome in process_ranks(2, _without_gpus, environ={**STALLED, "CUDA_VISIBLE_DEVICES": ""}):
+        outcome.result()
 
 
 def _adasum() -> str:

@@ -11,8 +11,8 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from hvdlite.cuda.loading import Signatures, declare, file_of, load
-from hvdlite.errors import HorovodInternalError, NativeUnavailable
+from hvdlite.cuda.loading import Signatures, declare, file_of, is_installed, is_loaded, load
+from hvdlite.errors import HorovodInternalError, NativeUnavailable, absence_of
 from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 
 SONAME: Final = "libnccl.so.2"
@@ -89,6 +89,12 @@ SIGNATURES: Final[Signatures] = {
 }
 
 
+_INSTALL: Final = (
+    "install a PyTorch for CUDA, which brings it along, or pip install nvidia-nccl-cu12 (or -cu13, whichever CUDA you "
+    "have)"
+)
+
+
 class Loaded(NamedTuple):
     """NCCL in this process. ``functions`` has those of `SIGNATURES`, which raise HorovodInternalError if they fail."""
 
@@ -106,10 +112,7 @@ def library() -> Loaded:
     try:
         functions = load(SONAME, PACKAGE)
     except NativeUnavailable as error:
-        raise NativeUnavailable(
-            f"NCCL cannot be loaded ({error}); install a PyTorch for CUDA, which brings it along, or "
-            "pip install nvidia-nccl-cu12 (or -cu13, whichever CUDA you have)."
-        ) from None
+        raise NativeUnavailable(f"NCCL cannot be loaded ({error}); {_INSTALL}.") from None
     path = file_of(functions, "ncclGetVersion")
     number = c_int()
     functions.ncclGetVersion(ctypes.byref(number))
@@ -120,6 +123,16 @@ def library() -> Loaded:
         )
     declare(functions, SIGNATURES, path, _checked)
     return Loaded(functions, number.value, path)
+
+
+def apparent_absence() -> str:
+    """Returns why this process cannot use NCCL; empty if it seems that it can. Loads nothing.
+
+    It would take a moment, and perhaps be another copy than the one that a framework loads later.
+    """
+    if is_loaded(SONAME):
+        return absence_of(library)
+    return "" if is_installed(SONAME, PACKAGE) else f"there is no {SONAME}; {_INSTALL}."
 
 
 def dotted(version: int) -> str:

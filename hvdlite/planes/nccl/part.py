@@ -5,56 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hvdlite.cuda import driver
-from hvdlite.errors import HorovodInternalError, absence_of
+from hvdlite.errors import HorovodInternalError
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.nccl import library
-from hvdlite.planes.nccl.communicator import unique_id
+from hvdlite.planes.nccl.library import apparent_absence
 from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.settings import Settings
 
-_ID_BYTES: Final = 128
+_LONGEST: Final = 400  # characters of an address
 
 
 class NcclPart(Part[DataPlane]):
-    """Publishes the unique id of the first rank. Ranks connect with their first collective."""
+    """Publishes why this rank cannot load NCCL; nothing if it seems to have it. Nothing is loaded before it is used."""
 
     def __init__(self, membership: Membership, options: Settings) -> None:
         self._membership = membership
         self._options = options
 
     def bind(self) -> Address:
-        return unique_id().hex() if self._membership.rank == 0 else ""
+        return apparent_absence()[:_LONGEST]
 
     def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
         members = self._membership
+        if not all(isinstance(address, str) and len(address) <= _LONGEST for address in addresses):
+            raise HorovodInternalError("a rank published no valid address of NCCL; is its hvdlite the same as here?")
+        lacking = [f"on rank {rank} {why}" for rank, why in zip(members.ranks, addresses, strict=True) if why]
         return NcclPlane(
-            members.rank,
-            members.size,
-            _parsed(addresses[0]),
-            local_rank=members.on_this_host.index(members.rank),
-            label=members.number,
+            members,
             progress_timeout_s=self._options.progress_timeout,
             grace_s=self._options.peer_timeout,
+            lack=f"tensors on GPUs need NCCL on all ranks, but {lacking[0]}" if lacking else "",
         )
 
     def close(self) -> None:
         pass
-
-
-def nccl_part(membership: Membership, options: Settings) -> NcclPart | None:
-    """Makes the part of this rank; None if it has no GPU, or no NCCL."""
-    return None if absence_of(driver.library) or absence_of(library.library) else NcclPart(membership, options)
-
-
-def _parsed(address: Address) -> bytes:
-    """The unique id in the address of the first rank."""
-    try:
-        found = bytes.fromhex(address)
-    except (TypeError, ValueError):
-        found = b""
-    if len(found) != _ID_BYTES:
-        raise HorovodInternalError("the first rank published no id of NCCL; is its hvdlite the same as here?")
-    return found

@@ -1,7 +1,8 @@
 """The plane for the memory of CUDA devices: collectives that NCCL launches on a stream of the plane.
 
 The communicator is made with the first collective, because only its addresses tell which GPU this rank uses: scripts
-choose it after `init`. All ranks run the same collectives in the same order, so they make it together.
+choose it after `init`. All ranks run the same collectives in the same order, so they make it together, after they have
+told each other of their GPUs (`offers`).
 
 The thread that runs a batch launches it and goes on. Its end is an event of the stream, for which `Launched.wait` and
 streams that use the result wait. If a peer is missing, `Watcher` ends the kernels, and so those waits.
@@ -21,14 +22,18 @@ from hvdlite.cuda import driver
 from hvdlite.cuda.events import Events, Moment, latest
 from hvdlite.cuda.memory import DeviceMemory, device_of
 from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.collectives import Group, allgather, allreduce, alltoall, reducescatter
+from hvdlite.planes.nccl.communicator import unique_id
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.launched import Launched
-from hvdlite.planes.nccl.library import BYTES, OPERATIONS
+from hvdlite.planes.nccl.library import BYTES, OPERATIONS, library
+from hvdlite.planes.nccl.offers import Offer, exchange, obstacle, sharing
 from hvdlite.planes.nccl.reduction import lack, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType, Max
 
 Give = Callable[[Gpu, Group], None]
@@ -36,30 +41,23 @@ Give = Callable[[Gpu, Group], None]
 
 
 class NcclPlane(DataPlane):
-    """Rank ``rank`` of the ``size`` ranks that have the ``unique`` id.
+    """The plane of one of the ``members``.
 
-    Its GPU is that of the first address; without one, the ``local_rank``-th. Messages call the rank ``label``. An error
-    that NCCL reports of itself ends the plane after ``grace_s``, in which the group may find that a peer is lost.
+    Its GPU is that of the first address; without one, that with the number of the rank on its host. An error that NCCL
+    reports of itself ends the plane after ``grace_s``, in which the group may find that a peer is lost. ``lack`` says
+    which ranks have no NCCL: the plane then takes no tensors.
     """
 
     name = "nccl"
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        unique: bytes,
-        *,
-        local_rank: int,
-        label: int,
-        progress_timeout_s: float,
-        grace_s: float,
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self._unique = unique
-        self._local_rank = local_rank
-        self._label = label
+    def __init__(self, members: Membership, *, progress_timeout_s: float, grace_s: float = 0.0, lack: str = "") -> None:
+        self.rank = members.rank
+        self.size = members.size
+        self._members = members
+        self._label = members.number
+        self._lack = lack
+        self._of_host: DataPlane | None = None  # over which the ranks make their offers
+        self._is_meeting = False
         self._progress_timeout_s = progress_timeout_s
         self._grace_s = grace_s
         self._owner_pid = os.getpid()
@@ -123,11 +121,19 @@ class NcclPlane(DataPlane):
     def after(self, marks: Sequence[Moment]) -> None:
         self._marks = marks
 
+    def beside(self, of_host: DataPlane) -> None:
+        self._of_host = of_host
+
+    def unfitness(self, device: Device) -> str:
+        return self._lack
+
     def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
         return lack(dtype, op, prescale, postscale, self.size)
 
     def abort(self, error: HvdError) -> None:
         self._error = self._error or error
+        if self._is_meeting and self._of_host is not None:
+            self._of_host.abort(error)  # which ends with this one anyway
         if self._watcher is not None:
             self._watcher.wake()
 
@@ -175,7 +181,7 @@ class NcclPlane(DataPlane):
             )
         device = device_of(address) if address else None
         if self._gpu is None:
-            ordinal = self._local_rank % driver.count() if device is None else device.ordinal
+            ordinal = self._usual_ordinal() if device is None else device.ordinal
             self._make(ordinal)
         assert self._gpu is not None
         if device is not None and device.ordinal != self._gpu.context.ordinal:
@@ -185,10 +191,39 @@ class NcclPlane(DataPlane):
             )
         return self._gpu
 
+    def _usual_ordinal(self) -> int:
+        return self._members.on_this_host.index(self.rank) % driver.count()
+
     def _make(self, ordinal: int) -> None:
-        self._gpu = Gpu(self._events_of(ordinal), self.rank, self.size, self._unique, self._grace_s)
+        offers = self._meet(self._offer(ordinal))
+        if reason := obstacle(offers, self._members.ranks, [host.name for host in self._members.hosts]):
+            raise HorovodInternalError(reason)
+        unique = bytes.fromhex(offers[0].unique)
+        self._gpu = Gpu(self._events_of(ordinal), self.rank, self.size, unique, self._grace_s)
         self._watcher = Watcher(self._look)
         self._settle(self._gpu, "connecting the ranks' GPUs")
+
+    def _meet(self, own: Offer) -> list[Offer]:
+        assert self._of_host is not None
+        self._is_meeting = True
+        try:
+            self._refuse_if_aborted()  # before `abort` could see that this waits
+            return exchange(own, self._of_host)
+        finally:
+            self._is_meeting = False
+
+    def _offer(self, ordinal: int) -> Offer:
+        try:
+            return Offer(
+                version=library().version,
+                gpu=self._events_of(ordinal).context.identity(),
+                ordinal=ordinal,
+                visible=driver.count(),
+                unique=unique_id().hex() if self.rank == 0 else "",
+                **sharing(),
+            )
+        except HvdError as error:
+            return Offer(lack=str(error))
 
     def _events_of(self, ordinal: int) -> Events:
         """Returns the events of a GPU. Takes no lock, since a signal handler may end a submit anywhere."""

@@ -1,5 +1,7 @@
 // Contexts, errors, and what tests ask for.
 
+#include <cstring>
+
 #include "cuda_state.h"
 
 State& state = *new State;
@@ -27,6 +29,11 @@ int fake_contexts() {
 }
 
 int fake_current_device() { return current.empty() ? -1 : current.back()->device; }
+
+bool fake_is_initialized() {
+  std::lock_guard lock(state.mutex);
+  return state.is_initialized;
+}
 
 int cuInit(unsigned int) {
   if (int status = fake_failing("cuInit")) return status;
@@ -70,6 +77,14 @@ int cuDeviceGet(int* device, int ordinal) {
   if (!state.is_initialized) return kNotInitialized;
   if (ordinal < 0 || ordinal >= kDevices) return kInvalidDevice;
   *device = ordinal;
+  return kSuccess;
+}
+
+// All processes see the same two GPUs.
+int cuDeviceGetUuid_v2(CUuuid* uuid, int device) {
+  if (int status = fake_failing("cuDeviceGetUuid_v2")) return status;
+  if (device < 0 || device >= kDevices) return kInvalidDevice;
+  std::memset(uuid->bytes, 0xA0 + device, sizeof(uuid->bytes));
   return kSuccess;
 }
 

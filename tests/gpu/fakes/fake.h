@@ -28,6 +28,7 @@ int fake_contexts();
 int fake_allocations();
 int fake_priority(CUstream stream);
 int fake_current_device();
+bool fake_is_initialized();
 }
 
 // Where a device itself sees its memory, which the host has no access to; null for other addresses.

@@ -1,6 +1,8 @@
 // Communicators, and the calls that launch collectives.
 
+#include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 
 #include "nccl_communicator.h"
@@ -66,14 +68,31 @@ int called(const char* name, ncclComm_t comm, CUstream stream, Call call, const 
   return launch(std::move(grouped));
 }
 
+// The GPU, and what NCCL takes for its host.
+uint64_t place_of(const ncclComm* comm) {
+  const char* host = std::getenv("NCCL_HOSTID");
+  return std::hash<std::string>{}(host ? host : "") * 16 + static_cast<uint64_t>(comm->device) + 1;
+}
+
+bool may_share() {
+  const char* set = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return set && std::atoi(set) != 0;
+}
+
 void join(ncclComm* comm) {
   comm->segment = map_segment(comm->name);
   if (!comm->segment) return comm->fail(kSystemError, "no shared memory");
   int none = 0;
   comm->segment->size.compare_exchange_strong(none, comm->size);
   if (comm->segment->size != comm->size) return comm->fail(kInvalidUsage, "ranks expect different numbers of ranks");
+  comm->segment->gpus[comm->rank] = place_of(comm);
   if (++comm->segment->joined == comm->size) unlink_segment(comm->name);
   while (comm->segment->joined < comm->size && !comm->is_aborted) pause_a_moment();
+  for (int peer = 0; peer < comm->size && !comm->is_aborted; peer++) {
+    if (peer == comm->rank || comm->segment->gpus[peer] != comm->segment->gpus[comm->rank] || may_share()) continue;
+    return comm->fail(kInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(comm->rank) + " and rank " +
+                                         std::to_string(peer));
+  }
   if (!comm->is_aborted) comm->state = kSuccess;
 }
 

@@ -20,8 +20,9 @@ struct Ring {
 
 struct Segment {
   std::atomic<int> joined;
-  std::atomic<int> size;             // what the first to come says; others must say the same
-  Ring rings[kMaxRanks][kMaxRanks];  // from, to
+  std::atomic<int> size;                  // what the first to come says; others must say the same
+  std::atomic<uint64_t> gpus[kMaxRanks];  // and the host's, as NCCL identifies it
+  Ring rings[kMaxRanks][kMaxRanks];       // from, to
 };
 
 // Maps the segment `name`, which the first caller makes. Null if there is none.

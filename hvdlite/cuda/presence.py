@@ -1,0 +1,34 @@
+"""Whether this process may have GPUs, as far as that is known without asking CUDA.
+
+Every `init` of every program looks. CUDA's driver is not asked, because a process that has initialized it breaks CUDA
+in its later forks, such as the workers of a data loader, and programs choose their GPU after `init`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from typing import Final
+
+KIND: Final = "cuda"  # of the devices
+MAX_GPUS: Final = 64  # of a host
+_GPU: Final = re.compile(r"\d{1,9}|(GPU|MIG)-[\w/-]{1,58}", re.ASCII)  # such as 0, GPU-8932f937, MIG-GPU-8932f937/1/0
+_CONTROL_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's kernel module, and of Windows' under WSL
+
+
+def absence_of_gpus(environ: Mapping[str, str] = os.environ, control_files: tuple[str, ...] = _CONTROL_FILES) -> str:
+    """Returns why this process can have no GPU; empty if it may have one."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None and not as_cuda_reads(listed):
+        return f"CUDA_VISIBLE_DEVICES={listed:.60} hides all GPUs"
+    if not any(map(os.path.exists, control_files)):
+        return f"there is neither {' nor '.join(control_files)}; in a container, start it with the GPUs of its host"
+    return ""
+
+
+def as_cuda_reads(listed: str) -> list[str]:
+    """The names in a list of GPUs up to the first that is invalid; none if one of them is repeated."""
+    names = list(itertools.takewhile(_GPU.fullmatch, map(str.strip, listed.split(","))))
+    return names[:MAX_GPUS] if len(set(names)) == len(names) else []

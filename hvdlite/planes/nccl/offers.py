@@ -1,0 +1,132 @@
+"""What ranks tell each other when they make a communicator: which GPU each uses, and what NCCL needs or lacks.
+
+They do so within their first collective over GPUs, because before it no rank need have chosen a GPU, nor loaded NCCL.
+It travels over the group's plane for CPU memory, and all ranks come to the same conclusion from it, which NCCL does
+not: it fails on some, hangs on others, and names neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.base import DataPlane
+from hvdlite.planes.nccl.library import dotted
+from hvdlite.tensors.buffer import address_of
+
+K = TypeVar("K", bound=Hashable)
+
+ID_BYTES: Final = 128  # of a unique id
+_BYTES: Final = 4096  # of an offer: of the same length on all ranks, so that none must tell it first
+_LONGEST: Final = 400  # characters of a text, each of which JSON may make six of
+_SHARES: Final = 23000  # the first NCCL that can run several ranks on one GPU
+_TOLD: Final = 4  # groups of ranks in one error message
+
+
+class Offer(NamedTuple):
+    """What a rank says of itself. With a ``lack``, the reason why it cannot use NCCL, the rest may be missing.
+
+    ``gpu`` is CUDA's UUID, and ``ordinal`` its number among the ``visible`` ones of the rank's process. ``host_id`` and
+    ``may_share`` are what NCCL's own variables say. The first rank has the ``unique`` id, in hexadecimal digits.
+    """
+
+    lack: str = ""
+    version: int = 0
+    gpu: str = ""
+    ordinal: int = 0
+    visible: int = 0
+    host_id: str = ""
+    may_share: bool = False
+    unique: str = ""
+
+
+def sharing(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Returns the fields of an `Offer` that follow from NCCL's variables."""
+    shares = environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "").strip() not in ("", "0")
+    return {"host_id": environ.get("NCCL_HOSTID", "")[:_LONGEST], "may_share": shares}
+
+
+def exchange(own: Offer, over: DataPlane) -> list[Offer]:
+    """Returns the offers of all ranks of the plane ``over``. Raises HorovodInternalError if one is not an offer."""
+    whole = np.zeros((over.size, _BYTES), np.uint8)
+    text = json.dumps(own._replace(lack=own.lack[:_LONGEST])).encode()
+    whole[over.rank, : len(text)] = np.frombuffer(text, np.uint8)
+    begin = address_of(whole)
+    over.allgather(
+        [
+            np.array([[(begin + rank * _BYTES) * (rank == over.rank), begin + rank * _BYTES, _BYTES]], np.uint64)
+            for rank in range(over.size)
+        ]
+    )
+    return [_parsed(each.tobytes(), rank) for rank, each in enumerate(whole)]
+
+
+def obstacle(offers: Sequence[Offer], ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Returns why the ranks cannot make a communicator, and what to do; empty if they can.
+
+    ``ranks`` are their numbers in the job, and ``hosts`` the names of their hosts.
+    """
+    numbers = range(len(offers))
+    if lacking := _grouped(lambda rank: offers[rank].lack, (rank for rank in numbers if offers[rank].lack)):
+        return "; ".join(f"{_ranks(having, ranks)}: {lack}" for lack, having in lacking[:_TOLD])
+    versions = _grouped(lambda rank: offers[rank].version, numbers)
+    if len(versions) > 1:
+        told = "; ".join(f"{dotted(version)} on {_ranks(having, ranks)}" for version, having in versions[:_TOLD])
+        return f"NCCL needs the same version on all ranks, but there is {told}; install the same everywhere."
+    shared = [
+        having
+        for _, having in _grouped(lambda rank: (offers[rank].gpu, offers[rank].host_id), numbers)
+        if len(having) > 1 and not all(offers[rank].may_share and offers[rank].version >= _SHARES for rank in having)
+    ]
+    return "; ".join(_of_one_gpu(having, offers, ranks, hosts) for having in shared[:_TOLD])
+
+
+def _of_one_gpu(having: Sequence[int], offers: Sequence[Offer], ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    first = having[0]
+    gpu, host = offers[first], hosts[first]
+    on_host = hosts.count(host)
+    told = f"{_ranks(having, ranks)} use one GPU, number {gpu.ordinal} of {host} ({gpu.gpu})"
+    if gpu.visible >= on_host:
+        return f"{told}; add torch.cuda.set_device(hvd.local_rank()) after hvd.init(), before anything is on a GPU"
+    return (
+        f"{told}, and see {gpu.visible} GPU(s) for {on_host} ranks there; start one rank for each GPU, as hvdrun -np "
+        "auto does, or set NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30)"
+    )
+
+
+def _grouped(key: Callable[[int], K], numbers: Iterable[int]) -> list[tuple[K, list[int]]]:
+    found: dict[K, list[int]] = {}
+    for number in numbers:
+        found.setdefault(key(number), []).append(number)
+    return list(found.items())
+
+
+def _ranks(members: Sequence[int], ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(members) > 1)} {', '.join(str(ranks[member]) for member in members)}"
+
+
+def _parsed(data: bytes, rank: int) -> Offer:
+    try:
+        found = json.loads(data.rstrip(b"\0"))
+    except (ValueError, RecursionError):
+        found = None
+    match found:
+        case [str(), int(), str(), int(), int(), str(), bool(), str()]:
+            offer = Offer(*found)
+            if rank or offer.lack or _is_id(offer.unique):
+                return offer
+    raise HorovodInternalError(
+        f"member {rank} of the group made no valid offer for NCCL; is its hvdlite the same as here?"
+    )
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return len(bytes.fromhex(text)) == ID_BYTES
+    except ValueError:
+        return False
