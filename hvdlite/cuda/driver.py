@@ -64,6 +64,10 @@ SIGNATURES: Final[Signatures] = {
     "cuMemFreeAsync": (Status, (Address, c_void_p)),
     "cuMemcpyAsync": (Status, (Address, Address, c_size_t, c_void_p)),
     "cuMemsetD8Async": (Status, (Address, c_ubyte, c_size_t, c_void_p)),
+    "cuModuleLoadData": (Status, (POINTER(c_void_p), c_void_p)),
+    "cuModuleGetFunction": (Status, (POINTER(c_void_p), c_void_p, c_char_p)),
+    "cuModuleUnload": (Status, (c_void_p,)),
+    "cuLaunchKernel": (Status, (c_void_p, *(c_uint,) * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p))),
 }
 
 # What a status other than success may be, where that is an answer and no error.

@@ -9,36 +9,10 @@ import ctypes
 
 from hvdlite.cuda import driver
 from hvdlite.cuda.context import Context
-from hvdlite.errors import HorovodInternalError
+from hvdlite.cuda.owned import Owned
 
 
-class _Owned:
-    """What CUDA has made for hvdlite in ``context``, and a function of the driver frees."""
-
-    _kind: str
-    _free: str
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self._driver = driver.library()
-        self._handle: ctypes.c_void_p | None = ctypes.c_void_p()
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """CUDA's own handle. Raises HorovodInternalError after `close`."""
-        if self._handle is None:
-            raise HorovodInternalError(f"the {self._kind} on GPU {self.context.ordinal} is closed")
-        return self._handle
-
-    def close(self) -> None:
-        """Frees it, when the GPU has done what it was given and nobody waits for it. May be called twice."""
-        handle, self._handle = self._handle, None
-        if handle is not None and self.context.is_usable:
-            with self.context.current():
-                getattr(self._driver, self._free)(handle)
-
-
-class Stream(_Owned):
+class Stream(Owned):
     """A stream of hvdlite's own on the GPU of ``context``.
 
     It has the highest priority, so that a collective, for which other GPUs wait, gets the next free multiprocessor
@@ -63,7 +37,7 @@ class Stream(_Owned):
             self._driver.cuStreamSynchronize(self.handle)
 
 
-class Event(_Owned):
+class Event(Owned):
     """A point in a stream of the GPU of ``context``, without a time; once recorded it may be recorded again.
 
     An event that was never recorded is done. Threads that wait for one sleep.

@@ -33,7 +33,7 @@ def fakes(loaded_fakes: Fakes) -> Iterator[Fakes]:
     before = loaded_fakes.held()
     yield loaded_fakes
     after = loaded_fakes.held()
-    kept = {"contexts", "streams", "events", "communicators"}
+    kept = {"contexts", "streams", "events", "modules", "communicators"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
 
 

@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+import traceback
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +21,19 @@ import numpy.typing as npt
 
 from hvdlite.cuda import driver
 from hvdlite.planes.nccl import library as nccl
-from tests.gpu import recorded
+from tests.gpu import ptx, recorded
 from tests.harness.patience import PATIENCE_S
 
 Array = npt.NDArray[Any]
 
+ILLEGAL_ADDRESS = 700
 SOURCES = Path(__file__).parent / "fakes"
 _FLAGS = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
 
 _ADDRESS, _SIZE, _TEXT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_char_p
+_INTERPRETER = ctypes.CFUNCTYPE(
+    ctypes.c_int, _TEXT, _TEXT, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
+)
 _OF_CUDA = {
     "fake_fail": (None, (_TEXT, ctypes.c_int)),
     "fake_hold": (None, (ctypes.c_void_p,)),
@@ -44,6 +49,11 @@ _OF_CUDA = {
     "fake_priority": (ctypes.c_int, (ctypes.c_void_p,)),
     "fake_current_device": (ctypes.c_int, ()),
     "fake_is_initialized": (ctypes.c_bool, ()),
+    "fake_modules": (ctypes.c_int, ()),
+    "fake_interpret": (None, (_INTERPRETER,)),
+    "fake_heal": (None, ()),
+    "fake_memory": (_SIZE, (ctypes.c_int, ctypes.POINTER(_ADDRESS), ctypes.POINTER(ctypes.c_void_p))),
+    "fake_extents": (_SIZE, (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, _SIZE)),
 }
 _OF_NCCL = {
     "fake_communicators": (ctypes.c_int, ()),
@@ -97,7 +107,19 @@ class Fakes:
             for name, (result, arguments) in functions.items():
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
+        self._interpreter = _INTERPRETER(self._interpret)
+        self.cuda.fake_interpret(self._interpreter)
         self.forget()
+
+    def _interpret(self, text: bytes, name: bytes, blocks: int, threads: int, parameter: int, nbytes: int) -> int:
+        """Runs a kernel, in the thread of its stream. Returns 0, or the error of an illegal address."""
+        try:
+            given = ctypes.string_at(parameter, nbytes)
+            ptx.run(text.decode(), name.decode(), blocks, threads, given, DeviceView(self.cuda))
+        except Exception:
+            traceback.print_exc()
+            return ILLEGAL_ADDRESS
+        return 0
 
     def forget(self) -> None:
         """Makes hvdlite look for the libraries again."""
@@ -114,6 +136,7 @@ class Fakes:
             "contexts": self.cuda.fake_contexts(),
             "streams": self.cuda.fake_streams(),
             "events": self.cuda.fake_events(),
+            "modules": self.cuda.fake_modules(),
             "allocations": self.cuda.fake_allocations(),
             "communicators": self.nccl.fake_communicators(),
         }
@@ -127,6 +150,47 @@ class Fakes:
         made = self.empty(values.shape, values.dtype, device)
         made.write(values)
         return made
+
+
+class DeviceView:
+    """The memory of the GPUs as their kernels see it, with the allocations of now."""
+
+    _ROOM = 100_000
+
+    def __init__(self, cuda: ctypes.CDLL) -> None:
+        self._memories, begins, lengths = [], [], []
+        for device in range(2):
+            seen, own = ctypes.c_uint64(), ctypes.c_void_p()
+            nbytes = cuda.fake_memory(device, ctypes.byref(seen), ctypes.byref(own))
+            self._memories.append(
+                (seen.value, np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(own.value)))
+            )
+            extents = np.empty((2, self._ROOM), np.uint64)
+            count = cuda.fake_extents(device, extents[0].ctypes.data, extents[1].ctypes.data, self._ROOM)
+            begins.append(extents[0, :count])
+            lengths.append(extents[1, :count])
+        self._begins = np.concatenate(begins)
+        order = np.argsort(self._begins)
+        self._begins = self._begins[order]
+        self._ends = self._begins + np.concatenate(lengths)[order]
+
+    def load(self, addresses: Array, nbytes: int) -> Array:
+        memory, indices = self._at(addresses, nbytes)
+        return memory[indices]
+
+    def store(self, addresses: Array, words: Array) -> None:
+        memory, indices = self._at(addresses, words.shape[1])
+        memory[indices] = words
+
+    def _at(self, addresses: Array, nbytes: int) -> tuple[Array, Array]:
+        """The memory that all ``addresses`` are in, and the places of each one's bytes there."""
+        assert (addresses % np.uint64(nbytes) == 0).all(), "misaligned"
+        owner = np.searchsorted(self._begins, addresses, "right").astype(np.int64) - 1
+        assert (owner >= 0).all(), "not allocated"
+        assert (addresses + np.uint64(nbytes) <= self._ends[owner]).all(), "beyond an allocation"
+        seen, memory = max(each for each in self._memories if each[0] <= addresses.min())
+        offsets = (addresses - np.uint64(seen)).astype(np.int64)
+        return memory, offsets[:, None] + np.arange(nbytes)
 
 
 class GpuArray:

@@ -60,10 +60,11 @@ class Gpu:
         hvd.shutdown()
         until(has_no_threads)
         held = self.fakes.held()
-        assert {name: held[name] for name in ("contexts", "streams", "events", "communicators")} == {
+        assert {name: held[name] for name in ("contexts", "streams", "events", "modules", "communicators")} == {
             "contexts": 0,
             "streams": 0,
             "events": 0,
+            "modules": 0,
             "communicators": 0,
         }
 

@@ -15,6 +15,8 @@ TYPES: Final = {
     "CUcontext": "struct CUctx_st*",
     "CUstream": "struct CUstream_st*",
     "CUevent": "struct CUevent_st*",
+    "CUmodule": "struct CUmod_st*",
+    "CUfunction": "struct CUfunc_st*",
     "CUdeviceptr": "unsigned long long",
     "CUuuid": "struct { char bytes[16]; }",
     "CUpointer_attribute": "int",
@@ -57,6 +59,10 @@ CUDA: Final = {
     "cuMemFreeAsync": ["CUdeviceptr", "CUstream"],
     "cuMemcpyAsync": ["CUdeviceptr", "CUdeviceptr", "size_t", "CUstream"],
     "cuMemsetD8Async": ["CUdeviceptr", "unsigned char", "size_t", "CUstream"],
+    "cuModuleLoadData": ["CUmodule*", "const void*"],
+    "cuModuleGetFunction": ["CUfunction*", "CUmodule", "const char*"],
+    "cuModuleUnload": ["CUmodule"],
+    "cuLaunchKernel": ["CUfunction", *["unsigned int"] * 7, "CUstream", "void**", "void**"],
 }
 
 NCCL: Final = {

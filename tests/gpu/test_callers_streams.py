@@ -89,7 +89,7 @@ def _every_form(folder: str) -> list[str]:
                 program.release(stream)
                 stream.synchronize()
                 for copied, right in zip(copies, wanted, strict=True):
-                    if not np.array_equal(copied.on_device(), right):
+                    if not np.allclose(copied.on_device(), right, rtol=1e-6):  # NCCL rounds 1 / 3
                         wrong.append(f"{what}, {'known' if again else 'new'}: {copied.on_device()}")
     del copies, copied
     hvd.barrier()

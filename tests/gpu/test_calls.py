@@ -37,8 +37,8 @@ def _declared_as(c_type: str) -> Any:
     behind = recorded.TYPES.get(c_type, c_type)
     if behind in _SCALARS:
         return _SCALARS[behind]
-    if c_type == "char**":
-        return ctypes.POINTER(ctypes.c_char_p)
+    if c_type == "char*":
+        return ctypes.c_char_p
     if behind == "void*" or behind.startswith("struct "):
         return ctypes.c_void_p
     assert c_type.endswith("*"), c_type

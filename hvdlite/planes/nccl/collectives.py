@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from hvdlite.cuda.memory import copy
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.library import BYTES
-from hvdlite.planes.nccl.packing import Pack, across, is_even
+from hvdlite.planes.nccl.packing import Pack, Piece, across, gather, in_one_piece, is_even, place, scatter
 from hvdlite.planes.nccl.reduction import Reduction
-from hvdlite.tensors.buffer import Spans, paired
+from hvdlite.tensors.buffer import Spans, in_place, paired
 
 Group = Callable[[], AbstractContextManager[None]]
 """Makes a context whose calls NCCL gets as one, and has launched at its end."""
@@ -23,29 +23,44 @@ def allreduce(gpu: Gpu, group: Group, spans: Spans, chosen: Reduction) -> None:
                 gpu.communicator.call("ncclAllReduce", read, write, chosen.count(nbytes), chosen.dtype, operation)
 
 
+def packed_allreduce(gpu: Gpu, group: Group, spans: Spans, chosen: Reduction) -> None:
+    """Gives one call between two launches of a kernel, which also multiplies."""
+    address, nbytes, into, out = in_one_piece(spans, gpu.scratch)
+    gpu.mover.move(into, chosen.element, chosen.before)
+    with group():
+        count = chosen.count(nbytes)
+        gpu.communicator.call("ncclAllReduce", address, address, count, chosen.dtype, chosen.operation)
+    gpu.mover.move(out, chosen.element, chosen.after)
+
+
 def reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: int, chosen: Reduction) -> None:
-    """Gives reduce-scatters of packs of equal parts, and otherwise a reduce to the rank of each part."""
-    if not is_even(parts):
-        with gpu.operation(chosen) as operation, group():
-            for root, spans in enumerate(parts):
-                for read, write, nbytes in spans.tolist():
-                    if nbytes:
-                        arguments = read, write if root == rank else 0, chosen.count(nbytes), chosen.dtype, operation
-                        gpu.communicator.call("ncclReduce", *arguments, root)
-        return
-    packs = [Pack(gpu.stream, pieces) for pieces in across(parts, 0)]
-    for pack in packs:
-        pack.gather()
+    """Gives a reduce-scatter of each row of equal parts, and otherwise a reduce of each row to the rank of its part."""
+    rows: list[tuple[list[Piece], int, int, int]]  # pieces to read; the root; its address to write and the bytes there
+    if is_scattered := is_even(parts):
+        own = parts[rank].tolist()
+        rows = [(pieces, rank, *row[1:]) for pieces, row in zip(across(parts, 0), own, strict=True)]
+    else:
+        rows = [
+            ([(read, nbytes)], root, write if root == rank else 0, nbytes)
+            for root, spans in enumerate(parts)
+            for read, write, nbytes in spans.tolist()
+            if nbytes
+        ]
+    packs = [Pack(pieces, is_copy=chosen.before != 1) for pieces, *_ in rows]
+    place(packs, gpu.scratch)
+    gather(packs, gpu.mover, chosen.element, chosen.before)
     with gpu.operation(chosen) as operation, group():
-        for pack, (_, write, nbytes) in zip(packs, parts[rank].tolist(), strict=True):
+        for pack, (_, root, write, nbytes) in zip(packs, rows, strict=True):
             arguments = pack.address, write, chosen.count(nbytes), chosen.dtype, operation
-            gpu.communicator.call("ncclReduceScatter", *arguments)
-    for pack in packs:
-        pack.close()
+            if is_scattered:
+                gpu.communicator.call("ncclReduceScatter", *arguments)
+            else:
+                gpu.communicator.call("ncclReduce", *arguments, root)
+    gpu.mover.move(in_place(parts[rank]), chosen.element, chosen.after)
 
 
 def allgather(gpu: Gpu, group: Group, streams: Sequence[Spans], rank: int) -> None:
-    """Gives all-gathers to packs of equal parts, and otherwise a broadcast from each rank."""
+    """Gives an all-gather of each row of equal parts, and otherwise a broadcast of each row of each rank."""
     if not is_even(streams):
         with group():
             for root, spans in enumerate(streams):
@@ -54,22 +69,21 @@ def allgather(gpu: Gpu, group: Group, streams: Sequence[Spans], rank: int) -> No
                         source = read if root == rank else write
                         gpu.communicator.call("ncclBroadcast", source, write, nbytes, BYTES, root)
         return
-    packs = [Pack(gpu.stream, pieces) for pieces in across(streams, 1)]
+    packs = [Pack(pieces) for pieces in across(streams, 1)]
+    place(packs, gpu.scratch)
     with group():
         for pack, (read, _, nbytes) in zip(packs, streams[rank].tolist(), strict=True):
             gpu.communicator.call("ncclAllGather", read, pack.address, nbytes, BYTES)
-    for pack in packs:
-        pack.scatter()
-        pack.close()
+    scatter(packs, gpu.mover)
 
 
 def alltoall(gpu: Gpu, group: Group, sends: Sequence[Spans], receives: Sequence[Spans], rank: int) -> None:
     """Gives one message from each rank to each other, packed if it has many rows."""
     peers = [peer for peer in range(len(sends)) if peer != rank]
-    outs = [Pack(gpu.stream, [(read, nbytes) for read, _, nbytes in sends[peer].tolist()]) for peer in peers]
-    intos = [Pack(gpu.stream, [(write, nbytes) for _, write, nbytes in receives[peer].tolist()]) for peer in peers]
-    for out in outs:
-        out.gather()
+    outs = [Pack((read, nbytes) for read, _, nbytes in sends[peer].tolist()) for peer in peers]
+    intos = [Pack((write, nbytes) for _, write, nbytes in receives[peer].tolist()) for peer in peers]
+    place([*outs, *intos], gpu.scratch)
+    gather(outs, gpu.mover)
     for read, write, nbytes in paired(sends[rank], receives[rank]):
         copy(write, read, nbytes, gpu.stream)
     with group():
@@ -78,7 +92,4 @@ def alltoall(gpu: Gpu, group: Group, sends: Sequence[Spans], receives: Sequence[
                 gpu.communicator.call("ncclSend", out.address, out.nbytes, BYTES, peer)
             if into.nbytes:
                 gpu.communicator.call("ncclRecv", into.address, into.nbytes, BYTES, peer)
-    for into in intos:
-        into.scatter()
-    for pack in (*outs, *intos):
-        pack.close()
+    scatter(intos, gpu.mover)

@@ -1,4 +1,4 @@
-"""What a plane has on a GPU: a stream and a communicator for it."""
+"""What a plane has on a GPU: a stream, a communicator for it, and what packs tensors in its order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Final
 from hvdlite.cuda.events import Events, Moment
 from hvdlite.cuda.streams import Stream
 from hvdlite.planes.nccl.communicator import Communicator
+from hvdlite.planes.nccl.mover import Mover
 from hvdlite.planes.nccl.reduction import Reduction
+from hvdlite.planes.nccl.scratch import Scratch
 
 _CLOSE_S: Final = 5.0
 
@@ -26,6 +28,8 @@ class Gpu:
             undo.callback(self.stream.close)
             self.communicator = Communicator(self.context, self.stream, rank, size, unique, grace_s)
             undo.pop_all()
+        self.mover = Mover(self.stream)
+        self.scratch = Scratch(self.stream)
 
     def moment(self) -> Moment:
         """Returns the moment at which the stream will have done all that it has been given until now."""
@@ -43,4 +47,6 @@ class Gpu:
     def close(self) -> None:
         """Frees everything, when the GPU is done or after some seconds."""
         self.communicator.close(time.monotonic() + _CLOSE_S)
+        self.mover.close()
+        self.scratch.close()
         self.stream.close()

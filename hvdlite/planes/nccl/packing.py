@@ -6,47 +6,97 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from hvdlite.cuda.memory import DeviceMemory, copy
-from hvdlite.cuda.streams import Stream
+from hvdlite.planes.nccl.mover import Mover
+from hvdlite.planes.nccl.scratch import LINE, Scratch
 from hvdlite.tensors.buffer import Spans
+from hvdlite.tensors.dtypes import DType
 
 Piece = tuple[int, int]
 """An address and a number of bytes."""
 
+MEAN_BYTES = 512 << 10
+"""The most bytes of a tensor on average for which `is_worth_packing`; a bench may change it, on all ranks alike.
+
+Not measured yet. NCCL takes some microseconds for each tensor of a group, on the host and in its kernel. To pack and
+unpack a tensor is to move its bytes four times, at about 1 TB/s; at 3 µs both cost the same at 0.75 MB.
+"""
+FEWEST = 4
+"""The fewest tensors for which it is worth the two launches."""
+
+
+def is_worth_packing(spans: Spans) -> bool:
+    """True if ``spans`` are reduced sooner in one piece than by a call for each.
+
+    All ranks must think so, or none; so it depends on the bytes of the spans only, which are the same on all.
+    """
+    count = int(np.count_nonzero(spans[:, 2]))
+    return count >= FEWEST and int(spans[:, 2].sum()) <= count * MEAN_BYTES
+
+
+def in_one_piece(spans: Spans, scratch: Scratch) -> tuple[int, int, Spans, Spans]:
+    """Returns an address, the bytes there, and spans that copy what ``spans`` read there, and from there to theirs.
+
+    One span is its own place, the one where it writes. Of several each begins at a multiple of `LINE`, and between them
+    is what was there before; the layout is the same on all ranks.
+    """
+    spans = spans[spans[:, 2] > 0]
+    if len(spans) == 1:
+        place = spans[:, 1]
+        nbytes = int(spans[0, 2])
+    else:
+        lengths = -(-spans[:, 2].astype(np.int64) // LINE) * LINE
+        ends = np.cumsum(lengths)
+        nbytes = int(ends[-1])
+        place = (ends - lengths + scratch.take([nbytes])[0]).astype(np.uint64)
+    return (
+        int(place[0]),
+        nbytes,
+        np.stack([spans[:, 0], place, spans[:, 2]], axis=1),
+        np.stack([place, spans[:, 1], spans[:, 2]], axis=1),
+    )
+
 
 class Pack:
-    """``pieces`` in one piece of memory: themselves if they are one, else memory of its own in ``stream``."""
+    """``pieces`` as one: themselves if they are, else a part of a `Scratch` that `place` gives them.
 
-    def __init__(self, stream: Stream, pieces: Iterable[Piece]) -> None:
-        self._stream = stream
+    With ``is_copy`` it is a part of that also for a single piece.
+    """
+
+    def __init__(self, pieces: Iterable[Piece], is_copy: bool = False) -> None:
         self._pieces = list(_merged(pieces))
         self.nbytes = sum(nbytes for _, nbytes in self._pieces)
-        self._own = DeviceMemory(stream, self.nbytes) if len(self._pieces) > 1 else None
-        first = self._pieces[0][0] if self._pieces else 0
-        self.address = self._own.address if self._own is not None else first
+        self.is_copy = len(self._pieces) > 1 or (is_copy and self.nbytes > 0)
+        self.address = self._pieces[0][0] if self._pieces and not self.is_copy else 0
 
-    def gather(self) -> None:
-        """Copies the pieces into the pack, in the stream."""
-        for piece, part, nbytes in self._parts():
-            copy(part, piece, nbytes, self._stream)
-
-    def scatter(self) -> None:
-        """Copies the pack to the pieces, in the stream."""
-        for piece, part, nbytes in self._parts():
-            copy(piece, part, nbytes, self._stream)
-
-    def close(self) -> None:
-        """Frees the pack after all that the stream has been given until now. May be called twice."""
-        if self._own is not None:
-            self._own.close()
-
-    def _parts(self) -> Iterator[tuple[int, int, int]]:
-        """Each piece with its place in the pack, if that has memory of its own."""
-        if self._own is not None:
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the address of each piece, that of its place in the pack, and its bytes; nothing if both are one."""
+        if self.is_copy:
             part = self.address
             for piece, nbytes in self._pieces:
                 yield piece, part, nbytes
                 part += nbytes
+
+
+def place(packs: Sequence[Pack], scratch: Scratch) -> None:
+    """Gives those of ``packs`` that need it a part of the scratch."""
+    needy = [pack for pack in packs if pack.is_copy]
+    if needy:
+        for pack, address in zip(needy, scratch.take([pack.nbytes for pack in needy]), strict=True):
+            pack.address = address
+
+
+def gather(packs: Iterable[Pack], mover: Mover, dtype: DType | None = None, factor: float = 1.0) -> None:
+    """Copies the pieces to their packs, elements of ``dtype`` times ``factor``."""
+    mover.move(_array(span for pack in packs for span in pack.spans()), dtype, factor)
+
+
+def scatter(packs: Iterable[Pack], mover: Mover) -> None:
+    """Copies the packs to their pieces."""
+    mover.move(_array((part, piece, nbytes) for pack in packs for piece, part, nbytes in pack.spans()))
+
+
+def _array(rows: Iterable[tuple[int, int, int]]) -> Spans:
+    return np.array(list(rows), np.uint64).reshape(-1, 3)
 
 
 def is_even(of_ranks: Sequence[Spans]) -> bool:

@@ -24,12 +24,13 @@ from hvdlite.cuda.memory import DeviceMemory, device_of
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.nccl.collectives import Group, allgather, allreduce, alltoall, reducescatter
+from hvdlite.planes.nccl.collectives import Group, allgather, allreduce, alltoall, packed_allreduce, reducescatter
 from hvdlite.planes.nccl.communicator import unique_id
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.library import BYTES, OPERATIONS, library
 from hvdlite.planes.nccl.offers import Offer, exchange, obstacle, sharing
+from hvdlite.planes.nccl.packing import is_worth_packing
 from hvdlite.planes.nccl.reduction import lack, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.tensors.buffer import Matrix, Spans
@@ -73,8 +74,10 @@ class NcclPlane(DataPlane):
         if (address := _first_address((spans,), 0)) is None:
             self._refuse_if_aborted()
             return None
-        chosen = reduction(dtype, op, prescale, postscale, self.size)
-        return self._launch("allreduce", address, lambda gpu, group: allreduce(gpu, group, spans, chosen))
+        is_packed = is_worth_packing(spans)
+        chosen = reduction(dtype, op, prescale, postscale, self.size, is_packed)
+        give = packed_allreduce if is_packed or chosen.has_kernels else allreduce
+        return self._launch("allreduce", address, lambda gpu, group: give(gpu, group, spans, chosen))
 
     def reducescatter(
         self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float
@@ -128,7 +131,7 @@ class NcclPlane(DataPlane):
         return self._lack
 
     def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
-        return lack(dtype, op, prescale, postscale, self.size)
+        return lack(dtype)
 
     def abort(self, error: HvdError) -> None:
         self._error = self._error or error
@@ -160,6 +163,7 @@ class NcclPlane(DataPlane):
                 mark.event.hold_back(gpu.stream.handle)
             self._marks = ()
             give(gpu, partial(self._grouped, gpu, what))
+            gpu.scratch.trim()
             launched = Launched(self, gpu.moment(), marks, self._passed)
         self._launched.append(launched)
         if len(self._launched) == 1 and self._watcher is not None:  # else it looks anyway

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.planes.arithmetic import bits_of
+from hvdlite.planes.arithmetic import bits_of, values_of
 from hvdlite.planes.nccl.library import AVERAGE, OPERATIONS, TYPES
-from hvdlite.tensors.dtypes import OP_NAMES, DType, Max, Min, Product, Sum
+from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 
 _OF_BOOL: Final = {Sum: Max, Max: Max, Product: Min, Min: Min}
 _SCALARS: Final[dict[DType, Any]] = {
@@ -22,52 +22,74 @@ _SCALARS: Final[dict[DType, Any]] = {
 
 
 class Reduction(NamedTuple):
-    """NCCL's element type and operation. With a ``scalar`` it is a sum of elements that are multiplied by it before."""
+    """NCCL's operation on elements of a type. With a ``scalar`` it is a sum that multiplies by it before it adds.
 
-    dtype: int
-    itemsize: int
+    ``before`` and ``after`` it, kernels multiply, if the factors are not 1.
+    """
+
+    element: DType
     operation: int
     scalar: Any = None
+    before: float = 1.0
+    after: float = 1.0
+
+    @property
+    def dtype(self) -> int:
+        """NCCL's number of the type."""
+        return TYPES[self.element]
+
+    @property
+    def has_kernels(self) -> bool:
+        return self.before != 1 or self.after != 1
 
     def count(self, nbytes: int) -> int:
         """Returns the number of elements in ``nbytes``."""
-        return nbytes // self.itemsize
+        return nbytes // self.element.itemsize
 
 
-def lack(dtype: DType, op: int, prescale: float, postscale: float, size: int) -> str:
-    """Returns why NCCL cannot compute ``postscale * op(prescale * x)``, and what to pass instead; empty if it can."""
-    if dtype is DType.BOOL:
+def lack(dtype: DType) -> str:
+    """Returns why elements of ``dtype`` are not reduced, and what to pass instead; empty if they are."""
+    if dtype in TYPES or dtype is DType.BOOL:
         return ""
-    if dtype not in TYPES:
-        return f"NCCL does not reduce {dtype}; pass tensor.int(), or tensor.cpu()"
-    if prescale * postscale == 1 or _is_average(op, prescale, postscale, size):
-        return ""
-    if op != Sum or not dtype.is_floating:
-        return f"NCCL has no {OP_NAMES[op]} of {dtype} with scale factors; multiply the tensor, or pass tensor.cpu()"
-    return ""
+    return f"NCCL does not reduce {dtype}; pass tensor.int(), or tensor.cpu()"
 
 
-def reduction(dtype: DType, op: int, prescale: float, postscale: float, size: int) -> Reduction:
-    """Chooses for ``postscale * op(prescale * x)`` of ``size`` ranks. Raises HorovodInternalError if NCCL cannot.
+def reduction(
+    dtype: DType, op: int, prescale: float, postscale: float, size: int, is_packed: bool = False
+) -> Reduction:
+    """Chooses for ``postscale * op(prescale * x)`` of ``size`` ranks. Raises HorovodInternalError for lacking types.
 
-    A float is multiplied once, before it is added, by the product of both factors, which is rounded to its type. An
-    average is NCCL's own.
+    A sum of floats multiplies once, before it adds, by the product of both factors, rounded to the type. NCCL does so
+    itself; but where kernels pack the elements anyway, they do, with the same results, and NCCL has its fastest sum.
+    Other averages are NCCL's own. For the rest kernels multiply twice, as `DataPlane.allreduce` says.
     """
-    if reason := lack(dtype, op, prescale, postscale, size):
+    if reason := lack(dtype):
         raise HorovodInternalError(reason)
     if dtype is DType.BOOL:  # 0 and 1; scales do not matter
-        return Reduction(TYPES[DType.UINT8], 1, OPERATIONS[_OF_BOOL[op]])
-    number, itemsize, factor = TYPES[dtype], dtype.itemsize, prescale * postscale
-    if factor == 1:
-        return Reduction(number, itemsize, OPERATIONS[op])
+        return Reduction(DType.UINT8, OPERATIONS[_OF_BOOL[op]])
+    is_sum_of_floats = op == Sum and dtype.is_floating
+    factor = prescale * postscale
+    if prescale == postscale == 1 or (is_sum_of_floats and factor == 1):
+        return Reduction(dtype, OPERATIONS[op])
+    if is_sum_of_floats and is_packed:
+        return Reduction(dtype, OPERATIONS[Sum], before=_rounded(factor, dtype))
     if _is_average(op, prescale, postscale, size):
-        return Reduction(number, itemsize, AVERAGE)
-    return Reduction(number, itemsize, OPERATIONS[Sum], _scalar(dtype, factor))
+        return Reduction(dtype, AVERAGE)
+    if is_sum_of_floats:
+        return Reduction(dtype, OPERATIONS[Sum], scalar=_scalar(dtype, factor))
+    return Reduction(dtype, OPERATIONS[op], before=prescale, after=postscale)
 
 
 def _is_average(op: int, prescale: float, postscale: float, size: int) -> bool:
     """True for an average. That of integers comes with the next larger factor where 1 / size would truncate too far."""
     return op == Sum and prescale == 1 and postscale in (1 / size, np.nextafter(1 / size, 1))
+
+
+def _rounded(factor: float, dtype: DType) -> float:
+    """Rounds to a 16-bit type as `_scalar` does. Kernels round to others themselves."""
+    if dtype in (DType.FLOAT16, DType.BFLOAT16):
+        return float(values_of(bits_of(np.array([factor], np.float32), dtype), dtype)[0])
+    return factor
 
 
 def _scalar(dtype: DType, factor: float) -> Any:

@@ -79,6 +79,23 @@ CUdeviceptr fake_allocate(int device, size_t nbytes) {
   return allocate(device, nbytes);
 }
 
+size_t fake_memory(int device, CUdeviceptr* seen, void** own) {
+  *seen = reinterpret_cast<CUdeviceptr>(state.devices[device].seen);
+  *own = state.devices[device].own;
+  return kBytes;
+}
+
+size_t fake_extents(int device, CUdeviceptr* begins, uint64_t* lengths, size_t room) {
+  std::lock_guard lock(state.mutex);
+  size_t count = 0;
+  for (auto [offset, length] : state.devices[device].used) {
+    if (count == room) break;
+    begins[count] = reinterpret_cast<CUdeviceptr>(state.devices[device].seen) + offset;
+    lengths[count++] = length;
+  }
+  return count;
+}
+
 void fake_free(CUdeviceptr address) {
   std::lock_guard lock(state.mutex);
   int index = device_holding(address, 1);

@@ -18,7 +18,7 @@
 #include "fake.h"
 
 constexpr int kSuccess = 0, kInvalidValue = 1, kNotInitialized = 3, kInvalidDevice = 101, kInvalidContext = 201,
-              kInvalidHandle = 400, kNotReady = 600, kOutOfMemory = 2;
+              kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kOutOfMemory = 2;
 constexpr int kDevices = 2;
 constexpr size_t kBytes = size_t{1} << 28;
 constexpr size_t kLine = 256;
@@ -98,6 +98,18 @@ struct CUevent_st {
   int device;
 };
 
+struct CUfunc_st {
+  std::string text, name;
+  size_t nbytes;
+  int device;
+};
+
+struct CUmod_st {
+  std::string text;
+  int device;
+  std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
+};
+
 // Never freed: threads of streams may use it while the process ends.
 struct State {
   std::mutex mutex;
@@ -109,11 +121,18 @@ struct State {
   std::set<CUevent> events;
   std::map<void*, size_t> pinned;
   std::map<std::string, int> failures;
+  std::map<CUmodule, std::unique_ptr<CUmod_st>> modules;
+  int broken[kDevices] = {};  // the status of each that a kernel has broken
 };
 extern State& state;
 extern thread_local std::vector<CUcontext> current;
 
 void make(Device& device);
+
+inline int broken(int device) {
+  std::lock_guard lock(state.mutex);
+  return state.broken[device];
+}
 
 // `fake_enqueue` with CUDA's answer.
 inline int enqueued(CUstream stream, std::function<void()> task) {

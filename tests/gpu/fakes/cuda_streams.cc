@@ -12,6 +12,11 @@ std::shared_ptr<Queue> queue_of(CUstream stream) {
   return found == state.streams.end() ? nullptr : found->second->queue;
 }
 
+int device_of(CUstream stream) {
+  std::lock_guard lock(state.mutex);
+  return state.streams.at(stream)->device;
+}
+
 }  // namespace
 
 bool fake_enqueue(CUstream stream, std::function<void()> task) {
@@ -63,7 +68,7 @@ int cuStreamSynchronize(CUstream stream) {
   auto signal = std::make_shared<Signal>();
   int status = enqueued(stream, [signal] { signal->set(); });
   if (status == kSuccess) signal->wait();
-  return status;
+  return status ? status : broken(device_of(stream));
 }
 
 int cuStreamDestroy_v2(CUstream stream) {
@@ -120,13 +125,16 @@ int cuEventQuery(CUevent event) {
 
 int cuEventSynchronize(CUevent event) {
   std::shared_ptr<Signal> signal;
+  int device;
   {
     std::lock_guard lock(state.mutex);
     if (!state.events.count(event)) return kInvalidHandle;
     signal = event->signal;
+    device = event->device;
   }
   signal->wait();
-  return fake_failing("cuEventSynchronize");
+  int status = fake_failing("cuEventSynchronize");
+  return status ? status : broken(device);
 }
 
 int cuEventDestroy_v2(CUevent event) {

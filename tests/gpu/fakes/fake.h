@@ -29,6 +29,16 @@ int fake_allocations();
 int fake_priority(CUstream stream);
 int fake_current_device();
 bool fake_is_initialized();
+int fake_modules();
+// Has `run` run the kernels: PTX, the kernel's name, blocks, threads of each, its parameter and the bytes of that. It
+// returns a status. Any but success stays: the GPU is broken, as a real one is after an error, until it is healed.
+typedef int (*fake_interpreter)(const char*, const char*, unsigned, unsigned, const void*, size_t);
+void fake_interpret(fake_interpreter run);
+void fake_heal();
+// Where the memory of a GPU begins, as callers see it and as the GPU does, and its bytes.
+size_t fake_memory(int device, CUdeviceptr* seen, void** own);
+// Fills in the first byte and the length of each allocation on a GPU, in order, of `room` at most; their number.
+size_t fake_extents(int device, CUdeviceptr* begins, uint64_t* lengths, size_t room);
 }
 
 // Where a device itself sees its memory, which the host has no access to; null for other addresses.

@@ -57,15 +57,25 @@ T folded(T left, T right, int operation) {
 }
 
 template <typename E>
+typename E::Value rounded(double value) {
+  E element;
+  element.set(static_cast<typename E::Value>(value));
+  return element.value();
+}
+
+// Averages of floats are sums of elements times the rounded 1 / ranks, as NCCL's are; those of integers are divided.
+template <typename E>
 void reduce_as(const std::vector<const void*>& inputs, void* output, size_t count, int operation, double factor) {
   using V = typename E::Value;
-  auto scaled = [&](V value) { return factor == 1 ? value : static_cast<V>(value * static_cast<V>(factor)); };
+  bool divides = operation == kAverage && std::is_integral_v<V>;
+  if (operation == kAverage && !divides) factor = rounded<E>(1.0 / inputs.size());
+  auto scaled = [&](V value) { return factor == 1 ? value : rounded<E>(value * static_cast<V>(factor)); };
   for (size_t index = 0; index < count; index++) {
     V total = scaled(static_cast<const E*>(inputs[0])[index].value());
     for (size_t rank = 1; rank < inputs.size(); rank++) {
       total = folded<V>(total, scaled(static_cast<const E*>(inputs[rank])[index].value()), operation);
     }
-    if (operation == kAverage) total = static_cast<V>(total / static_cast<V>(inputs.size()));
+    if (divides) total = static_cast<V>(total / static_cast<V>(inputs.size()));
     static_cast<E*>(output)[index].set(total);
   }
 }

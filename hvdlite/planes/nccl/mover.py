@@ -1,0 +1,85 @@
+"""Moves pieces of a GPU's memory in the order of a stream, and multiplies their elements on the way."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.cuda.module import Module
+from hvdlite.cuda.streams import Stream
+from hvdlite.planes.nccl.kernels import (
+    COPIES,
+    HEADER,
+    NAME,
+    PARAMETERS,
+    PIECES,
+    SCALED,
+    THREADS,
+    TILE,
+    WARPS,
+    Element,
+    text,
+)
+from hvdlite.tensors.buffer import Spans, address_of
+from hvdlite.tensors.dtypes import DType
+
+BLOCKS: Final = 32
+"""The most blocks of a launch: about as many multiprocessors as NCCL uses, so that computations keep the rest."""
+
+
+class Mover:
+    """Moves in the order of ``stream``. Kernels are loaded when they are first used."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._loaded: dict[Element, Module] = {}
+
+    def move(self, spans: Spans, dtype: DType | None = None, factor: float = 1.0) -> None:
+        """Copies ``spans``, elements of ``dtype`` times ``factor``; each must be aligned to its size.
+
+        Products are those of `hvdlite.planes.arithmetic.scaled`. Spans that would not change are left alone.
+        """
+        if factor == 1 or dtype is None or dtype is DType.BOOL:
+            spans = spans[(spans[:, 0] != spans[:, 1]) & (spans[:, 2] > 0)]
+            element = _widest_copy(spans)
+        else:
+            spans = spans[spans[:, 2] > 0]
+            element = SCALED[dtype]
+        for first in range(0, len(spans), PIECES):
+            parameters, blocks = launch_of(spans[first : first + PIECES], factor)
+            self._kernel(element).launch(self._stream, blocks, THREADS, address_of(parameters))
+
+    def close(self) -> None:
+        """Frees the kernels, when the GPU has run them. May be called twice."""
+        for module in self._loaded.values():
+            module.close()
+
+    def _kernel(self, element: Element) -> Module:
+        if element not in self._loaded:
+            self._loaded[element] = Module(self._stream.context, text(element), NAME)
+        return self._loaded[element]
+
+
+def launch_of(spans: Spans, factor: float) -> tuple[npt.NDArray[Any], int]:
+    """Returns the parameters of the launch that moves ``spans``, at most `PIECES` and none empty, and its blocks."""
+    tiles = -(-spans[:, 2].astype(np.int64) // TILE)
+    begins = ((np.cumsum(tiles) - tiles) * TILE).astype(np.uint64)
+    total = int(tiles.sum())
+    blocks = min(BLOCKS, -(-total // WARPS))
+    words = np.zeros(PARAMETERS // 8, np.uint64)
+    words[0] = np.float64(factor).view(np.uint64)
+    words[1] = -(-total // blocks) * TILE
+    words[2] = len(spans)
+    table = words[HEADER // 8 :].reshape(-1, 3)[: len(spans)]
+    np.subtract(spans[:, 0], begins, out=table[:, 0])
+    np.subtract(spans[:, 1], begins, out=table[:, 1])
+    np.add(spans[:, 2], begins, out=table[:, 2])
+    return words, blocks
+
+
+def _widest_copy(spans: Spans) -> Element:
+    """Returns the element as wide as all addresses and lengths let it be."""
+    bits = int(np.bitwise_or.reduce(spans, axis=None)) if len(spans) else 0
+    return COPIES[min(bits & -bits or 8, 8)]

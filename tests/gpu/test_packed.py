@@ -1,0 +1,244 @@
+"""All-reduces in one piece, and factors that NCCL lacks: the same bits as by a call for each tensor, or on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.nccl import packing, scratch
+from hvdlite.planes.nccl.communicator import Communicator
+from hvdlite.planes.nccl.launched import Launched
+from hvdlite.planes.nccl.packing import is_worth_packing
+from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.tensors.buffer import in_place
+from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
+from tests.contract import oracle
+from tests.gpu.fake import Fakes, GpuArray
+from tests.gpu.planes import Planes, opened, spans_of
+
+TYPES = sorted(set(DType) - {DType.INT16})
+LENGTHS = (1, 0, 7, 40, 600)
+FACTORS = ((1.0, 1.0), (0.5, 1.0), (1 / 3, -2.5), (3.0, 1 / 3))
+SIZES = (1, 2, 3)
+
+
+@pytest.fixture(params=SIZES)
+def group(fakes: Fakes, request: pytest.FixtureRequest) -> Iterator[Planes]:
+    with opened(fakes, request.param) as planes:
+        yield planes
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of NCCL's functions that were called from then on, by all ranks."""
+    called: list[str] = []
+    call = Communicator.call
+
+    def recording(communicator: Communicator, name: str, *arguments: Any) -> None:
+        called.append(name)
+        call(communicator, name, *arguments)
+
+    monkeypatch.setattr(Communicator, "call", recording)
+    return called
+
+
+def _choose(monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
+    monkeypatch.setattr(packing, "FEWEST", 0 if packs else 1 << 62)
+
+
+def _done(launched: Launched | None) -> None:
+    assert launched is not None
+    launched.wait()
+
+
+def _values(dtype: DType, op: int, rank: int) -> list[Any]:
+    """Any integers, and floats that no operation rounds."""
+    rng = np.random.default_rng([int(dtype), op, rank])
+    if not dtype.is_floating:
+        return [oracle.random(rng, dtype, length) for length in LENGTHS]
+    small = [1, 2, 4] if op == Product else np.arange(-9, 10) * 3
+    return [oracle.narrow(rng.choice(small, length).astype(_wide(dtype)), dtype) for length in LENGTHS]
+
+
+def _wide(dtype: DType) -> type[np.generic]:
+    return np.float64 if dtype is DType.FLOAT64 else np.float32
+
+
+def _results(group: Planes, dtype: DType, op: int, factors: tuple[float, float]) -> list[list[Any]]:
+    """The outputs of all ranks. Arrays before the last are in place, and all but those begin at odd elements."""
+    item = dtype.itemsize
+
+    def work(plane: NcclPlane) -> list[Any]:
+        values = _values(dtype, op, plane.rank)
+        *inside, last = (group.array(plane, np.concatenate([each[:1], each, each[:1]])) for each in values)
+        output = group.array(plane, np.zeros(LENGTHS[-1], values[-1].dtype))
+        rows = [(each.address + item,) * 2 + (each.nbytes - 2 * item,) for each in inside if each.nbytes > 2 * item]
+        rows.append((last.address + item, output.address, output.nbytes))
+        _done(plane.allreduce(np.array(rows, np.uint64), dtype, op, *factors))
+        found = [each.on_device() for each in inside]
+        for each, before in zip(found, values, strict=False):
+            assert each[:1].tobytes() + each[-1:].tobytes() == 2 * before[:1].tobytes()  # what is around them stays
+        return [*(each[1:-1] for each in found), output.on_device()]
+
+    return group.run(work)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_both_ways_give_the_same_bits(group: Planes, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [(Sum, factors) for factors in (*FACTORS, (1.0, 1 / group.size))]
+    cases += product((Min, Max, Product), FACTORS[::2])
+    for op, factors in cases:
+        outcomes = []
+        for packs in (True, False):
+            _choose(monkeypatch, packs)
+            outcomes.append(_results(group, dtype, op, factors))
+        inputs = [_values(dtype, op, rank) for rank in range(group.size)]
+        for row in range(len(LENGTHS)):
+            found = {each[row].tobytes() for outcome in outcomes for each in outcome}
+            assert len(found) == 1, (dtype, op, factors, row)
+            _assert_as_on_a_cpu([each[row] for each in inputs], outcomes[0][0][row], dtype, op, factors)
+
+
+def _assert_as_on_a_cpu(inputs: list[Any], found: Any, dtype: DType, op: int, factors: tuple[float, float]) -> None:
+    """Bit by bit, unless a float is rounded more often: to its type before it is added, and with other factors."""
+    expected = oracle.allreduce(inputs, dtype, op, *factors)
+    if dtype is DType.INT64 and op == Sum and factors == (1.0, 1 / len(inputs)):  # exact, and not in double
+        total = oracle.allreduce(inputs, dtype, op)
+        expected = np.sign(total) * (abs(total) // len(inputs))
+    is_exact = not dtype.is_floating or factors in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.5))
+    if is_exact:
+        oracle.assert_one_of(found, [expected], dtype, f"{dtype} {op} {factors}")
+    else:
+        digits = {DType.FLOAT16: 8, DType.BFLOAT16: 5, DType.FLOAT32: 21, DType.FLOAT64: 50}[dtype]
+        wide = [oracle.widen(each, dtype).astype(np.float64) for each in (found, expected)]
+        np.testing.assert_allclose(*wide, rtol=2.0**-digits, atol=2.0**-digits * 100)
+
+
+def _scattered(group: Planes, dtype: DType, op: int, factors: tuple[float, float], lengths: Sequence[int]) -> None:
+    """Reduce-scatters two rows of ``lengths`` for each rank: results as on a CPU, and inputs as they were."""
+    inputs = [
+        [
+            [oracle.random(np.random.default_rng([rank, part, row]), dtype, length) for row in range(2)]
+            for part, length in enumerate(lengths)
+        ]
+        for rank in range(group.size)
+    ]
+
+    def work(plane: NcclPlane) -> list[Any]:
+        arrays = [[group.array(plane, row) for row in rows] for rows in inputs[plane.rank]]
+        outputs = [group.like(plane, each) for each in arrays[plane.rank]]
+        parts = [
+            spans_of(*zip(rows, outputs if part == plane.rank else rows, strict=True))
+            for part, rows in enumerate(arrays)
+        ]
+        for part in range(group.size):
+            if part != plane.rank:
+                parts[part][:, 1] = 0
+        _done(plane.reducescatter(parts, dtype, op, *factors))
+        for rows, before in zip(arrays, inputs[plane.rank], strict=True):
+            assert [row.on_device().tobytes() for row in rows] == [each.tobytes() for each in before]
+        return [each.on_device() for each in outputs]
+
+    for rank, rows in enumerate(group.run(work)):
+        for row, found in enumerate(rows):
+            given = [inputs[each][rank][row] for each in range(group.size)]
+            oracle.assert_one_of(found, [oracle.allreduce(given, dtype, op, *factors)], dtype, f"{dtype} {op}")
+
+
+@pytest.mark.parametrize("lengths", [[100, 100, 100], [0, 33, 5]], ids=["even", "uneven"])
+def test_reduce_scatter_with_factors_that_nccl_lacks(group: Planes, lengths: list[int]) -> None:
+    lengths = lengths[: group.size] if group.size > 1 else [33]
+    for dtype in (DType.INT8, DType.UINT8, DType.INT32, DType.INT64):
+        for op, factors in product((Sum, Max), ((0.5, 1.0), (1.0, 0.3), (-1.5, 2.0))):
+            _scattered(group, dtype, op, factors, lengths)
+    for factors in ((2.0, 1.0), (1.0, -0.3)):
+        _scattered(group, DType.FLOAT64, Min, factors, lengths)
+
+
+def test_which_are_packed() -> None:
+    def told(*lengths: int) -> bool:
+        return is_worth_packing(np.array([(1, 1, length) for length in lengths], np.uint64).reshape(-1, 3))
+
+    few, most = packing.FEWEST, packing.MEAN_BYTES
+    assert [told(*[4] * count) for count in (0, 1, few - 1, few, 1000)] == [False, False, False, True, True]
+    assert told(*[4] * (few - 1), 0, 0, 0) is False
+    assert [told(*[most + more] * few) for more in (-1, 0, 1)] == [True, True, False]
+    assert told(*[4] * few, (few + 1) * most - 4 * few)
+
+
+def test_many_tensors_are_one_call(fakes: Fakes, calls: list[str]) -> None:
+    with opened(fakes, 2) as group:
+
+        def work(plane: NcclPlane) -> None:
+            arrays = [group.array(plane, np.full(number, number, np.float32)) for number in range(1, 201)]
+            _done(plane.allreduce(spans_of(*zip(arrays, arrays, strict=True)), DType.FLOAT32, Sum, 1.0, 0.5))
+            for number, array in enumerate(arrays, 1):
+                assert (array.on_device() == number).all()
+
+        group.run(work)
+    assert calls == ["ncclAllReduce"] * 2
+
+
+def test_packs_follow_each_other_in_the_stream_and_use_the_same_memory(fakes: Fakes) -> None:
+    """Batches of different sizes that are all launched before the first begins."""
+    with opened(fakes, 2) as group:
+
+        def work(plane: NcclPlane) -> None:
+            _done(plane.barrier())
+            assert plane._gpu is not None
+            fakes.cuda.fake_hold(plane._gpu.stream.handle)
+            arrays: list[GpuArray] = []
+            launched = []
+            for batch in range(6):
+                made = [group.array(plane, np.full(100 * (batch % 3 + 1), batch, np.int32)) for _ in range(5)]
+                spans = spans_of(*zip(made, made, strict=True))
+                launched.append(plane.allreduce(spans, DType.INT32, Sum, 2.0, 1.0))
+                launched.append(plane.allreduce(in_place(spans), DType.INT32, Sum, 1.0, 1.0))
+                arrays += made
+            fakes.cuda.fake_release(plane._gpu.stream.handle)
+            for each in launched:
+                _done(each)
+            assert [array.on_device()[-1] for array in arrays] == [8 * (each // 5) for each in range(30)]
+
+        group.run(work)
+
+
+def test_the_memory_of_packs_is_kept_to_a_bound_and_given_back(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "KEPT_BYTES", 10_000)
+    before = fakes.held()["allocations"]
+    with opened(fakes, 1) as group:
+        plane = group.planes[0]
+        kept = []
+        for length in (100, 50, 200, 1000, 100):
+            arrays = [group.array(plane, np.zeros(length, np.float32)) for _ in range(5)]
+            held = fakes.held()["allocations"]
+            _done(plane.allreduce(spans_of(*zip(arrays, arrays, strict=True)), DType.FLOAT32, Sum, 1.0, 1.0))
+            kept.append(fakes.held()["allocations"] - held)
+        del arrays
+        assert kept == [1, 0, 0, -1, 1]
+    assert fakes.held()["allocations"] == before
+
+
+def test_a_launch_that_fails_and_a_kernel_that_breaks_end_the_plane(fakes: Fakes) -> None:
+    for breaks in (False, True):
+        with opened(fakes, 1) as group:
+            plane = group.planes[0]
+            arrays = [group.array(plane, np.zeros(10, np.float32)) for _ in range(5)]
+            spans = spans_of(*zip(arrays, arrays, strict=True))
+            if breaks:
+                spans[3, 1] = 16  # no allocation
+                told = "cuEventSynchronize failed: CUDA_ERROR_ILLEGAL_ADDRESS"
+            else:
+                fakes.fail("cuLaunchKernel", 701)
+                told = r"cuLaunchKernel failed.*\(701\)"
+            with pytest.raises(HorovodInternalError, match=told) as raised:
+                _done(plane.allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0))
+            with pytest.raises(HorovodInternalError) as again:
+                plane.allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0)
+            assert again.value is raised.value is plane.error
+            fakes.cuda.fake_heal()
