@@ -1,10 +1,14 @@
 """Answers to what Horovod's scripts ask about the build. Every function works before ``init``.
 
 hvdlite always negotiates and moves CPU tensors the same way, without MPI or a vendor's library. Scripts that ask for
-``gloo`` mean exactly that, "works without MPI", so the answer is True.
+``gloo`` mean exactly that, "works without MPI", so the answer is True. CUDA's driver and NCCL are found when they are
+needed, so about them the answers are what is here now. They leave the driver uninitialized, since forks come later.
 """
 
 from __future__ import annotations
+
+from hvdlite.cuda.presence import absence_of_gpus
+from hvdlite.errors import absence_of
 
 
 def mpi_threads_supported() -> bool:
@@ -33,8 +37,13 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Always 0, which means no NCCL."""
-    return 0
+    """The version of the NCCL that hvdlite uses here, such as 22304 for 2.23.4; 0 if there is none, or a too old one.
+
+    Loads it: the framework's, if that is imported already.
+    """
+    from hvdlite.planes.nccl.library import library  # most programs never ask
+
+    return 0 if absence_of(library) else library().version
 
 
 def ddl_built() -> bool:
@@ -48,10 +57,33 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Always false: this version takes no tensors on CUDA."""
-    return False
+    """True if this process seems to have a GPU: CUDA's driver can be loaded, and its files are in /dev.
+
+    False where CUDA_VISIBLE_DEVICES hides all GPUs.
+    """
+    from hvdlite.cuda import driver
+
+    return not (absence_of_gpus() or absence_of(driver.loaded))
 
 
 def rocm_built() -> bool:
     """Always false: this version takes no tensors on ROCm."""
     return False
+
+
+def describe_gpus() -> dict[str, str]:
+    """Returns what there is of CUDA and of NCCL, and why not.
+
+    Initializes the driver, so it is for a process of its own.
+    """
+    from hvdlite.cuda import driver
+    from hvdlite.planes.nccl.library import dotted, library
+
+    without_cuda = absence_of_gpus() or absence_of(driver.library)
+    without_nccl = absence_of(library)
+    return {
+        "cuda": "" if without_cuda else f"CUDA {driver.version()}, {driver.count()} GPU(s)",
+        "without_cuda": without_cuda,
+        "nccl": "" if without_nccl else f"NCCL {dotted(library().version)}: {library().path}",
+        "without_nccl": without_nccl,
+    }

@@ -37,6 +37,11 @@ def describe_build() -> Iterator[str]:
     yield _line(not problem, "ring, hierarchical: ranks of several hosts", needs)
     yield _line(not messaging, f"zmq: any ranks, in Python{'; what jobs use here' if problem else ''}", messaging)
     yield ""
+    yield "GPUs:"
+    crash = "loading it ended the process that tried"
+    yield _line(bool(found.get("cuda")), found.get("cuda") or "CUDA", found.get("without_cuda", crash))
+    yield _line(bool(found.get("nccl")), found.get("nccl") or "NCCL", found.get("without_nccl", crash))
+    yield ""
     yield "Frameworks:"
     for name, module in FRAMEWORKS:
         version = found.get("frameworks", {}).get(module)

@@ -38,6 +38,7 @@ MEMORY_ON_DEVICE: Final = 2
 
 SIGNATURES: Final[Signatures] = {
     "cuInit": (Status, (c_uint,)),
+    "cuDriverGetVersion": (Status, (POINTER(c_int),)),
     "cuGetErrorName": (Status, (Status, POINTER(c_char_p))),
     "cuGetErrorString": (Status, (Status, POINTER(c_char_p))),
     "cuDeviceGetCount": (Status, (POINTER(c_int),)),
@@ -81,28 +82,45 @@ _ANSWERS: Final[dict[str, Container[int]]] = {
 
 
 @cache
-def library() -> Any:
-    """Loads the driver and initializes it. Its functions raise HorovodInternalError unless they succeed.
+def loaded() -> Any:
+    """Loads the driver, and leaves it to others to initialize it. Its functions raise HorovodInternalError.
 
-    Raises NativeUnavailable, with what to do, if it is missing, too old, or finds no GPU.
+    Raises NativeUnavailable, with what to do, if it is missing or too old.
     """
     try:
-        loaded = load(SONAME)
+        found = load(SONAME)
     except NativeUnavailable as error:
         raise NativeUnavailable(
             f"CUDA's driver cannot be loaded ({error}); install NVIDIA's driver, or, in a container, start that with "
             "its GPUs (docker run --gpus all)."
         ) from None
-    declare(loaded, SIGNATURES, file_of(loaded, "cuInit"), _checked)
-    status = loaded.cuInit(0)
+    declare(found, SIGNATURES, file_of(found, "cuInit"), _checked)
+    return found
+
+
+@cache
+def library() -> Any:
+    """Loads the driver and initializes it. Its functions raise HorovodInternalError unless they succeed.
+
+    Raises NativeUnavailable, with what to do, if it is missing, too old, or finds no GPU.
+    """
+    found = loaded()
+    status = found.cuInit(0)
     if status != SUCCESS:
         advice = (
             "no GPU is visible; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"
             if status == NO_DEVICE
             else "see that nvidia-smi works, and that the driver fits its kernel module"
         )
-        raise NativeUnavailable(f"CUDA's driver cannot be initialized: {described(status, loaded)}; {advice}.")
-    return loaded
+        raise NativeUnavailable(f"CUDA's driver cannot be initialized: {described(status, found)}; {advice}.")
+    return found
+
+
+def version() -> str:
+    """Returns the newest version of CUDA that the driver, initialized or not, can run."""
+    found = c_int()
+    loaded().cuDriverGetVersion(ctypes.byref(found))
+    return f"{found.value // 1000}.{found.value % 1000 // 10}"
 
 
 def count() -> int:
@@ -125,7 +143,7 @@ def described(status: int, driver: Any) -> str:
 def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> int:
     name = function.__name__
     if status != SUCCESS and status not in _ANSWERS.get(name, ()):
-        raise HorovodInternalError(f"{name} failed: {described(status, library())}. {_advice(status)}")
+        raise HorovodInternalError(f"{name} failed: {described(status, loaded())}. {_advice(status)}")
     return status
 
 

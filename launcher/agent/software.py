@@ -23,7 +23,10 @@ from hvdlite.launcher.agent.software import describe
 print(json.dumps({**describe(), "abi": native.ABI_VERSION, "library": str(native.LIBRARY)}), flush=True)
 from hvdlite.spin import wakeup_us
 absence = native.absence()
-print(json.dumps({"wakeup_us": 0.0 if absence else round(wakeup_us(), 1), "without_native": absence, "problem": ""}))
+found = {"wakeup_us": 0.0 if absence else round(wakeup_us(), 1), "without_native": absence, "problem": ""}
+print(json.dumps(found), flush=True)
+from hvdlite.builds import describe_gpus
+print(json.dumps(describe_gpus()))
 """
 
 
@@ -31,7 +34,8 @@ def examine(python: str = sys.executable) -> dict[str, Any]:
     """The findings of `describe`, and ``problem``: why hvdlite does not work there.
 
     It is empty if hvdlite works. Then ``without_native`` says why the native library cannot be loaded, and is empty if
-    it can; ``wakeup_us`` is how long a wake-up takes there, and 0 without the library. Takes 20 s at most.
+    it can; ``wakeup_us`` is how long a wake-up takes there, and 0 without the library. With it come the findings of
+    `hvdlite.builds.describe_gpus`, unless loading NVIDIA's libraries ends the process. Takes 20 s at most.
     """
     command = [python, "-P", "-c", _PROGRAM]
     try:

@@ -22,6 +22,7 @@ _ELASTIC: Final = "a job keeps its ranks from start to end; leave it out, and gi
 _TIMELINE: Final = "no timeline is recorded; leave it out"
 _MPI: Final = "hvdrun starts the ranks itself, without MPI; leave it out"
 _NO_MPI: Final = "there is no MPI"
+_STREAMS: Final = "NCCL gets one stream for each group of ranks; those of process sets run beside each other"
 
 FLAGS: Final[tuple[Flag, ...]] = (
     Sets("--start-timeout", "S", setting="start_timeout"),
@@ -78,7 +79,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     NoEffect("--autotune-bayes-opt-max-samples", "N", "autotune.bayes_opt_max_samples", note=_AUTOTUNE),
     NoEffect("--autotune-gaussian-process-noise", "F", "autotune.gaussian_process_noise", note=_AUTOTUNE),
     NoEffect("--mpi-threads-disable/--no-mpi-threads-disable", key="library_options.mpi_threads_disable", note=_NO_MPI),
-    NoEffect("--num-nccl-streams", "N", "library_options.num_nccl_streams", note="there is no NCCL"),
+    NoEffect("--num-nccl-streams", "N", "library_options.num_nccl_streams", note=_STREAMS),
     NoEffect(
         "--thread-affinity",
         "CORE",

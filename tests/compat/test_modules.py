@@ -76,8 +76,9 @@ def test_the_deprecated_average_is_translated() -> None:
 
 @pytest.mark.parametrize("where", [builds, HorovodBasics(__file__, "mpi_lib"), checks])
 def test_builds_are_told_before_init(where: Any) -> None:
-    names = ["mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"]
-    assert [getattr(where, name)() for name in names] == [False, True, 0, False, False, False, False]
+    # What is said of CUDA and NCCL depends on the machine: tests/gpu/test_builds.py.
+    names = ["mpi_built", "gloo_built", "ddl_built", "ccl_built", "rocm_built"]
+    assert [getattr(where, name)() for name in names] == [False, True, False, False, False]
 
 
 def test_there_is_no_mpi() -> None:

@@ -123,7 +123,7 @@ class Fakes:
 
     def forget(self) -> None:
         """Makes hvdlite look for the libraries again."""
-        for cached in (driver.library, nccl.library):
+        for cached in (driver.loaded, driver.library, nccl.library):
             cached.cache_clear()
 
     def fail(self, name: str, status: int) -> None:

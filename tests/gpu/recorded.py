@@ -33,6 +33,7 @@ TYPES: Final = {
 
 CUDA: Final = {
     "cuInit": ["unsigned int"],
+    "cuDriverGetVersion": ["int*"],
     "cuGetErrorName": ["CUresult", "const char**"],
     "cuGetErrorString": ["CUresult", "const char**"],
     "cuDeviceGetCount": ["int*"],

@@ -18,7 +18,7 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # From the lowest to the highest. A module belongs to the longest name here that its own begins with. It may import what
 # belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
-    {"errors", "log", "version", "builds", "compat", "cgroups", "untraced", "publish"},
+    {"errors", "log", "version", "compat", "cgroups", "untraced", "publish"},
     {"net", "tensors", "members", "native"},
     {"negotiation", "launched_by", "cuda"},
     {"settings"},
@@ -31,7 +31,7 @@ LAYERS = [
     {"planes.neighbours"},
     {"planes.local", "planes.hierarchical", "planes.adasum", "planes.shm", "planes.ring", "planes.zmq"},
     {"planes.nccl", "planes.staged"},
-    {"planes", "control"},
+    {"planes", "control", "builds"},
     {"engine"},
     {"registry", "observe"},
     {"session"},
