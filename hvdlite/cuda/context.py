@@ -43,13 +43,22 @@ class Context:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes this the current context of the calling thread."""
+        """Makes this the current context of the calling thread.
+
+        CUDA then also takes calls that it otherwise refuses, and invalidates the capture for, while any thread captures
+        a graph. That is for calls whose work belongs into the graph, and hvdlite's does not.
+        """
         if not self.is_usable:
             reason = "it is closed" if self._handle is None else "this process is a fork of the one that uses it"
             raise HorovodInternalError(f"GPU {self.ordinal} cannot be used: {reason}; call hvdlite.init() here first.")
+        mode = ctypes.c_int(driver.CAPTURE_RELAXED)
         self._driver.cuCtxPushCurrent_v2(self._handle)
         try:
-            yield
+            self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            try:
+                yield
+            finally:
+                self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         finally:
             self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 

@@ -27,8 +27,11 @@ SUCCESS: Final = 0
 INVALID_VALUE: Final = 1
 NO_DEVICE: Final = 100
 NOT_READY: Final = 600
+CAPTURE_IMPLICIT: Final = 906
 
 STREAM_NON_BLOCKING: Final = 1
+CAPTURE_NONE: Final = 0
+CAPTURE_RELAXED: Final = 2
 EVENT_BLOCKING_SYNC: Final = 1
 EVENT_DISABLE_TIMING: Final = 2
 HOST_ALLOC_PORTABLE: Final = 1
@@ -51,6 +54,8 @@ SIGNATURES: Final[Signatures] = {
     "cuCtxGetStreamPriorityRange": (Status, (POINTER(c_int), POINTER(c_int))),
     "cuStreamCreateWithPriority": (Status, (POINTER(c_void_p), c_uint, c_int)),
     "cuStreamWaitEvent": (Status, (c_void_p, c_void_p, c_uint)),
+    "cuStreamIsCapturing": (Status, (c_void_p, POINTER(c_int))),
+    "cuThreadExchangeStreamCaptureMode": (Status, (POINTER(c_int),)),
     "cuStreamSynchronize": (Status, (c_void_p,)),
     "cuStreamDestroy_v2": (Status, (c_void_p,)),
     "cuEventCreate": (Status, (POINTER(c_void_p), c_uint)),
@@ -75,6 +80,7 @@ SIGNATURES: Final[Signatures] = {
 _ANSWERS: Final[dict[str, Container[int]]] = {
     "cuInit": range(1000),  # `library` looks at it
     "cuEventQuery": (NOT_READY,),
+    "cuStreamIsCapturing": (CAPTURE_IMPLICIT,),
     "cuPointerGetAttribute": (INVALID_VALUE,),
     "cuGetErrorName": (INVALID_VALUE,),
     "cuGetErrorString": (INVALID_VALUE,),

@@ -21,15 +21,24 @@ class Events:
         self._numbers = itertools.count()
 
     def record(self, stream: int) -> Moment:
-        """Returns the moment at which ``stream`` will have done all that it has been given until now."""
+        """Returns the moment at which ``stream``, of hvdlite, will have done all that it has been given until now."""
+        moment = self._next(stream)
+        moment.event.record(ctypes.c_void_p(stream))
+        return moment
+
+    def record_callers(self, stream: int) -> Moment:
+        """Does as `record` for a stream of the program. Raises ValueError if a graph captures it."""
+        moment = self._next(stream)
+        moment.event.record_callers(ctypes.c_void_p(stream))
+        return moment
+
+    def _next(self, stream: int) -> Moment:
         try:
             event = self._spare.pop()
         except IndexError:
             event = Event(self.context)
             self._made.append(event)
-        order = (stream, threading.get_ident()), next(self._numbers)
-        event.record(ctypes.c_void_p(stream))
-        return Moment(event, self._spare, order)
+        return Moment(event, self._spare, ((stream, threading.get_ident()), next(self._numbers)))
 
     def close(self) -> None:
         """Frees the events, also of moments that are still there. May be called twice."""

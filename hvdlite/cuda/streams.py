@@ -58,6 +58,33 @@ class Event(Owned):
         with self.context.current():
             self._driver.cuEventRecord(self.handle, stream)
 
+    def record_callers(self, stream: ctypes.c_void_p) -> None:
+        """Does as `record` for a stream of the program.
+
+        Raises ValueError, and leaves the capture alone, if a graph captures the stream.
+        """
+        with self.context.current():
+            if is_captured(stream):
+                raise ValueError(
+                    "a CUDA graph captures the current stream, and collectives of hvdlite cannot be part of one; "
+                    "submit the tensor before the capture or after it"
+                )
+            self._driver.cuEventRecord(self.handle, stream)
+
+    def hold_back_callers(self, stream: ctypes.c_void_p) -> None:
+        """Does as `hold_back` for a stream of the program.
+
+        Raises ValueError, and leaves the capture alone, if a graph captures the stream and the event is still to come.
+        """
+        with self.context.current():
+            if not is_captured(stream):
+                self._driver.cuStreamWaitEvent(stream, self.handle, 0)
+            elif self._driver.cuEventQuery(self.handle) != driver.SUCCESS:
+                raise ValueError(
+                    "a CUDA graph captures the current stream, which cannot wait for a collective outside of the "
+                    "graph; synchronize the handle before the capture"
+                )
+
     def hold_back(self, stream: ctypes.c_void_p) -> None:
         """Lets what ``stream`` is given from now on begin only after the event. Returns at once."""
         with self.context.current():
@@ -73,3 +100,13 @@ class Event(Owned):
         """Blocks until the GPU has passed the event."""
         with self.context.current():
             self._driver.cuEventSynchronize(self.handle)
+
+
+def is_captured(stream: ctypes.c_void_p) -> bool:
+    """True if a graph captures ``stream``, or one for which that, the default stream, would wait.
+
+    Needs a current context.
+    """
+    capture = ctypes.c_int()
+    status = driver.library().cuStreamIsCapturing(stream, ctypes.byref(capture))
+    return status == driver.CAPTURE_IMPLICIT or capture.value != driver.CAPTURE_NONE

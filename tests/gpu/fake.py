@@ -38,6 +38,8 @@ _OF_CUDA = {
     "fake_fail": (None, (_TEXT, ctypes.c_int)),
     "fake_hold": (None, (ctypes.c_void_p,)),
     "fake_release": (None, (ctypes.c_void_p,)),
+    "fake_begin_capture": (None, (ctypes.c_void_p,)),
+    "fake_end_capture": (ctypes.c_bool, (ctypes.c_void_p,)),
     "fake_read": (ctypes.c_bool, (_ADDRESS, ctypes.c_void_p, _SIZE)),
     "fake_write": (ctypes.c_bool, (_ADDRESS, ctypes.c_void_p, _SIZE)),
     "fake_allocate": (_ADDRESS, (ctypes.c_int, _SIZE)),

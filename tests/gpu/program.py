@@ -23,6 +23,7 @@ from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.session import current
 from hvdlite.tensors.device import Device
 from tests.gpu.fake import Fakes, GpuArray
+from tests.gpu.streams import DefaultStream
 from tests.harness.device import DeviceAdapter
 from tests.multiproc.on_device import has_no_threads, until
 
@@ -89,6 +90,17 @@ class ProgramStreams:
             self._of_thread.stream = before
             stream.close()
 
+    @contextmanager
+    def default(self) -> Iterator[Stream]:
+        """The default stream, which is this thread's current one in the context: PyTorch's usual one."""
+        before = getattr(self._of_thread, "stream", None)
+        self._of_thread.stream = stream = DefaultStream(self.context)
+        try:
+            yield stream
+            stream.synchronize()
+        finally:
+            self._of_thread.stream = before
+
     def current(self) -> int:
         return self._of_thread.stream.handle.value or 0
 
@@ -103,6 +115,10 @@ class ProgramStreams:
     @property
     def is_aside(self) -> bool:
         return getattr(self._of_thread, "is_aside", False)
+
+    def free(self, address: int, stream: int) -> None:
+        with self.context.current():
+            self.fakes.cuda.cuMemFreeAsync(ctypes.c_uint64(address), ctypes.c_void_p(stream))
 
     def use(self, result: Any) -> None:
         for each in result if isinstance(result, tuple) else (result,):
@@ -123,8 +139,7 @@ class StreamedArray(GpuArray):
         if self._freeing is not None:
             self._freeing.detach()
         self.finalizer.detach()
-        free = self._fakes.cuda.cuMemFreeAsync
-        self._freeing = weakref.finalize(self, free, ctypes.c_uint64(self.address), ctypes.c_void_p(stream))
+        self._freeing = weakref.finalize(self, self.streams.free, self.address, stream)
 
 
 class Program(Gpu):
@@ -160,10 +175,12 @@ class Program(Gpu):
         return made
 
     def hold(self, stream: Stream) -> None:
-        self.fakes.cuda.fake_hold(stream.handle)
+        with self.streams.context.current():  # of which the default stream is
+            self.fakes.cuda.fake_hold(stream.handle)
 
     def release(self, stream: Stream) -> None:
-        self.fakes.cuda.fake_release(stream.handle)
+        with self.streams.context.current():
+            self.fakes.cuda.fake_release(stream.handle)
 
     @property
     def plane_stream(self) -> Stream:

@@ -72,9 +72,9 @@ def _cases(program: Program) -> dict[str, tuple[Callable[[StreamedArray, str], A
     }
 
 
-def _every_form(folder: str) -> list[str]:
+def _every_form(folder: str, is_default: bool) -> list[str]:
     program, wrong = Program(folder), []
-    with program.streams.opened() as stream:
+    with program.streams.default() if is_default else program.streams.opened() as stream:
         for what, (call, wanted) in _cases(program).items():
             for again in range(2):  # new, and known
                 program.hold(stream)
@@ -97,9 +97,12 @@ def _every_form(folder: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_form_follows_the_producer_and_comes_before_the_consumer(loaded_fakes: Fakes, size: int) -> None:
-    for outcome in process_ranks(size, _every_form, str(loaded_fakes.folder), environ=STALLED):
+@pytest.mark.parametrize(("size", "is_default"), [(1, False), (2, False), (2, True), (3, False)])
+def test_every_form_follows_the_producer_and_comes_before_the_consumer(
+    loaded_fakes: Fakes, size: int, is_default: bool
+) -> None:
+    """In a stream of the program's own, or in the default one."""
+    for outcome in process_ranks(size, _every_form, str(loaded_fakes.folder), is_default, environ=STALLED):
         assert outcome.result() == []
 
 

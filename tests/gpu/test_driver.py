@@ -19,6 +19,7 @@ from hvdlite.cuda.streams import Event, Stream
 from hvdlite.errors import HorovodInternalError, NativeUnavailable, absence_of
 from hvdlite.tensors.device import Device
 from tests.gpu.fake import Fakes
+from tests.gpu.streams import BlockingStream, DefaultStream
 
 GREATEST_PRIORITY = -5  # of the fake; lower numbers come first
 
@@ -62,6 +63,22 @@ def test_a_context_is_current_within_a_block_only(fakes: Fakes) -> None:
         context.close()
     with pytest.raises(HorovodInternalError, match="GPU 0 cannot be used: it is closed"), first.current():
         pass
+
+
+def test_the_mode_of_captures_is_relaxed_within_a_block_only(fakes: Fakes) -> None:
+    def exchanged(mode: int) -> int:
+        held = ctypes.c_int(mode)
+        driver.library().cuThreadExchangeStreamCaptureMode(ctypes.byref(held))
+        return held.value
+
+    of_program = 1
+    context, before = Context(0), exchanged(of_program)
+    with context.current():
+        assert exchanged(driver.CAPTURE_RELAXED) == driver.CAPTURE_RELAXED
+    with pytest.raises(KeyError), context.current():
+        raise KeyError
+    assert exchanged(before) == of_program
+    context.close()
 
 
 def test_a_forked_child_is_refused_and_closes_nothing(fakes: Fakes, context: Context, stream: Stream) -> None:
@@ -128,6 +145,39 @@ def test_an_event_orders_two_streams_and_blocks_no_host(fakes: Fakes, context: C
         event.record(stream.handle)
     with pytest.raises(HorovodInternalError, match="the stream on GPU 1 is closed"):
         other.synchronize()
+
+
+def test_the_default_stream_waits_for_blocking_streams_and_they_for_it_but_hvdlites_do_not(
+    fakes: Fakes, context: Context, stream: Stream
+) -> None:
+    blocking, default, event = BlockingStream(context), DefaultStream(context), Event(context)
+    arrays = [fakes.array(np.full(10, number), 1) for number in range(4)]
+
+    def pass_on(index: int, through: Stream) -> None:
+        source, target = arrays[index : index + 2]
+        copy(target.address, source.address, source.nbytes, through)
+
+    fakes.cuda.fake_hold(blocking.handle)
+    for index, each in enumerate((blocking, default, blocking)):
+        pass_on(index, each)
+    event.record(default.handle)
+    stream.synchronize()
+    assert not event.is_done
+    fakes.cuda.fake_release(blocking.handle)
+    event.wait()
+    blocking.synchronize()
+    assert not any(array.on_device().any() for array in arrays)
+    with context.current():
+        fakes.cuda.fake_hold(default.handle)
+    pass_on(0, default)
+    event.record(stream.handle)
+    event.wait()
+    event.record(blocking.handle)
+    assert not event.is_done
+    with context.current():
+        fakes.cuda.fake_release(default.handle)
+    for each in (event, blocking):
+        each.close()
 
 
 def test_an_event_that_a_stream_waits_for_may_be_closed(fakes: Fakes, context: Context, stream: Stream) -> None:

@@ -39,7 +39,7 @@ class Launched:
 
     def hold_back(self, stream: int) -> None:
         if not self._is_over:
-            self.event.hold_back(ctypes.c_void_p(stream))
+            self.event.hold_back_callers(ctypes.c_void_p(stream))
 
     def waits_for_caller(self) -> bool:
         """True until the caller's streams let it begin. For the watcher only."""

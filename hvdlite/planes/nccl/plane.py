@@ -119,7 +119,7 @@ class NcclPlane(DataPlane):
         return memory.address, memory
 
     def mark(self, ordinal: int, stream: int) -> Moment:
-        return self._events_of(ordinal).record(stream)
+        return self._events_of(ordinal).record_callers(stream)
 
     def after(self, marks: Sequence[Moment]) -> None:
         self._marks = marks

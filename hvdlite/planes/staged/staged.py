@@ -58,7 +58,7 @@ class Staged:
             if not self._is_settled:  # else `wake` may have looked before
                 waiter.acquire(timeout=_LOOK_S)
         if self._end is not None and not self.is_over:
-            self._end.event.hold_back(ctypes.c_void_p(stream))
+            self._end.event.hold_back_callers(ctypes.c_void_p(stream))
 
     def wait(self) -> None:
         """Does the collective, or waits until another thread has, and raises if it failed. Releases the GIL."""

@@ -131,6 +131,7 @@ int cuPointerGetAttribute(void* data, int attribute, CUdeviceptr address) {
 
 int cuMemHostAlloc(void** address, size_t nbytes, unsigned int) {
   if (int status = fake_failing("cuMemHostAlloc")) return status;
+  if (int status = refused_by_captures()) return status;
   if (current.empty()) return kInvalidContext;
   *address = std::aligned_alloc(4096, (nbytes + 4095) / 4096 * 4096);
   std::memset(*address, kFresh, nbytes);
@@ -149,9 +150,9 @@ int cuMemFreeHost(void* address) {
 int cuMemAllocAsync(CUdeviceptr* address, size_t nbytes, CUstream stream) {
   if (int status = fake_failing("cuMemAllocAsync")) return status;
   std::lock_guard lock(state.mutex);
-  auto found = state.streams.find(stream);
-  if (found == state.streams.end()) return kInvalidHandle;
-  *address = allocate(found->second->device, nbytes);
+  auto found = stream_of(stream);
+  if (!found) return kInvalidHandle;
+  *address = allocate(found->device, nbytes);
   return *address ? kSuccess : kOutOfMemory;
 }
 

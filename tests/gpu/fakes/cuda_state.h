@@ -1,9 +1,10 @@
 // CUDA's driver with two GPUs that are threads of this process.
 //
-// A stream is a thread with a queue. The memory of a GPU is mapped twice: at the addresses that callers get the host
-// may neither read nor write, and streams use the other mapping. Memory is filled when it is allocated and when it is
-// freed, so that what is read too early or too late is wrong. Calls that need a current context fail without one, and
-// so do handles that were destroyed.
+// A stream is a thread with a queue. The default one waits for those that are blocking, and they for it. While a stream
+// is captured it does nothing, and what CUDA's global mode forbids then invalidates the capture. The memory of a GPU is
+// mapped twice: at the addresses that callers get the host may neither read nor write, and streams use the other
+// mapping. Memory is filled when it is allocated and when it is freed, so that what is read too early or too late is
+// wrong. Calls that need a current context fail without one, and so do handles that were destroyed.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +19,8 @@
 #include "fake.h"
 
 constexpr int kSuccess = 0, kInvalidValue = 1, kNotInitialized = 3, kInvalidDevice = 101, kInvalidContext = 201,
-              kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kOutOfMemory = 2;
+              kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kOutOfMemory = 2, kCaptureUnsupported = 900,
+              kCaptureIsolation = 905, kCaptureImplicit = 906;
 constexpr int kDevices = 2;
 constexpr size_t kBytes = size_t{1} << 28;
 constexpr size_t kLine = 256;
@@ -87,10 +89,14 @@ struct CUctx_st {
   int device;
 };
 
+enum Capture : int { kNoCapture = 0, kCapturing = 1, kInvalidated = 2 };
+
 struct CUstream_st {
   std::shared_ptr<Queue> queue;
   int device;
   int priority;
+  bool is_blocking;  // waits for the default stream, and that for it
+  Capture capture = kNoCapture;
 };
 
 struct CUevent_st {
@@ -133,6 +139,12 @@ inline int broken(int device) {
   std::lock_guard lock(state.mutex);
   return state.broken[device];
 }
+
+// The stream, of which the default one has no handle, or null. The mutex is held.
+CUstream_st* stream_of(CUstream handle);
+
+// The answer to a call that must not be made while any stream is captured, unless its thread is relaxed about that.
+int refused_by_captures();
 
 // `fake_enqueue` with CUDA's answer.
 inline int enqueued(CUstream stream, std::function<void()> task) {

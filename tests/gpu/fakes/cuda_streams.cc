@@ -1,34 +1,113 @@
 // Streams and events.
 
 #include <thread>
+#include <utility>
 
 #include "cuda_state.h"
 
 namespace {
 
-std::shared_ptr<Queue> queue_of(CUstream stream) {
-  std::lock_guard lock(state.mutex);
-  auto found = state.streams.find(stream);
-  return found == state.streams.end() ? nullptr : found->second->queue;
+thread_local int capture_mode = 0;
+
+// The default stream of each device.
+CUstream_st* defaults() {
+  static CUstream_st made[kDevices] = {{nullptr, 0, 0, false}, {nullptr, 1, 0, false}};
+  return made;
 }
 
-int device_of(CUstream stream) {
+std::shared_ptr<Queue> started() {
+  auto queue = std::make_shared<Queue>();
+  std::thread([queue] { queue->run(); }).detach();
+  return queue;
+}
+
+std::shared_ptr<Queue> queue_of(CUstream handle) {
   std::lock_guard lock(state.mutex);
-  return state.streams.at(stream)->device;
+  auto stream = stream_of(handle);
+  return stream ? stream->queue : nullptr;
+}
+
+int device_of(CUstream handle) {
+  std::lock_guard lock(state.mutex);
+  return stream_of(handle)->device;
+}
+
+// The mutex is held. What the default stream gets comes after all that blocking streams have, and before what they get.
+void put_into_default(CUstream_st& stream, std::function<void()> task) {
+  auto done = std::make_shared<Signal>();
+  std::vector<std::shared_ptr<Signal>> before;
+  for (auto& [handle, other] : state.streams) {
+    if (!other->is_blocking || other->device != stream.device || other->capture != kNoCapture) continue;
+    auto reached = before.emplace_back(std::make_shared<Signal>());
+    other->queue->put([reached] { reached->set(); });
+    other->queue->put([done] { done->wait(); });
+  }
+  stream.queue->put([before, task, done] {
+    for (auto& each : before) each->wait();
+    task();
+    done->set();
+  });
+}
+
+bool is_captured_implicitly(const CUstream_st& stream) {
+  if (&stream != &defaults()[stream.device]) return false;
+  for (auto& [handle, other] : state.streams) {
+    if (other->is_blocking && other->device == stream.device && other->capture != kNoCapture) return true;
+  }
+  return false;
 }
 
 }  // namespace
 
-bool fake_enqueue(CUstream stream, std::function<void()> task) {
-  auto queue = queue_of(stream);
-  if (queue) queue->put(std::move(task));
-  return queue != nullptr;
+CUstream_st* stream_of(CUstream handle) {
+  if (handle) {
+    auto found = state.streams.find(handle);
+    return found == state.streams.end() ? nullptr : found->second.get();
+  }
+  if (current.empty()) return nullptr;
+  CUstream_st& found = defaults()[current.back()->device];
+  if (!found.queue) found.queue = started();
+  return &found;
+}
+
+bool fake_enqueue(CUstream handle, std::function<void()> task) {
+  std::lock_guard lock(state.mutex);
+  auto stream = stream_of(handle);
+  if (!stream) return false;
+  if (!handle) {
+    put_into_default(*stream, std::move(task));
+  } else if (stream->capture == kNoCapture) {
+    stream->queue->put(std::move(task));
+  }  // what is captured is not done now
+  return true;
+}
+
+int refused_by_captures() {
+  if (capture_mode == 2) return kSuccess;
+  std::lock_guard lock(state.mutex);
+  int status = kSuccess;
+  for (auto& [handle, stream] : state.streams) {
+    if (stream->capture == kNoCapture) continue;
+    stream->capture = kInvalidated;
+    status = kCaptureUnsupported;
+  }
+  return status;
 }
 
 extern "C" {
 
 void fake_hold(CUstream stream) { queue_of(stream)->set(&Queue::is_held, true); }
 void fake_release(CUstream stream) { queue_of(stream)->set(&Queue::is_held, false); }
+
+void fake_begin_capture(CUstream stream) {
+  std::lock_guard lock(state.mutex);
+  stream_of(stream)->capture = kCapturing;
+}
+
+bool fake_end_capture(CUstream stream) {
+  std::lock_guard lock(state.mutex);
+  return std::exchange(stream_of(stream)->capture, kNoCapture) == kCapturing;
+}
 
 int fake_streams() {
   std::lock_guard lock(state.mutex);
@@ -55,16 +134,30 @@ int cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priorit
   if (int status = fake_failing("cuStreamCreateWithPriority")) return status;
   if (current.empty()) return kInvalidContext;
   if (flags > 1 || priority > 0 || priority < kGreatestPriority) return kInvalidValue;
-  auto queue = std::make_shared<Queue>();
-  auto made = std::make_unique<CUstream_st>(CUstream_st{queue, current.back()->device, priority});
+  auto made = std::make_unique<CUstream_st>(CUstream_st{started(), current.back()->device, priority, flags == 0});
   *stream = made.get();
-  std::thread([queue] { queue->run(); }).detach();
   std::lock_guard lock(state.mutex);
   state.streams[*stream] = std::move(made);
   return kSuccess;
 }
 
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < 0 || *mode > 2) return kInvalidValue;
+  std::swap(*mode, capture_mode);
+  return kSuccess;
+}
+
+int cuStreamIsCapturing(CUstream handle, int* status) {
+  std::lock_guard lock(state.mutex);
+  auto stream = stream_of(handle);
+  if (!stream) return kInvalidHandle;
+  if (is_captured_implicitly(*stream)) return kCaptureImplicit;
+  *status = stream->capture;
+  return kSuccess;
+}
+
 int cuStreamSynchronize(CUstream stream) {
+  if (int status = refused_by_captures()) return status;
   auto signal = std::make_shared<Signal>();
   int status = enqueued(stream, [signal] { signal->set(); });
   if (status == kSuccess) signal->wait();
@@ -87,6 +180,10 @@ int cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     std::lock_guard lock(state.mutex);
     if (!state.events.count(event)) return kInvalidHandle;
     signal = event->signal;
+    if (auto found = stream_of(stream); found && found->capture != kNoCapture) {
+      found->capture = kInvalidated;  // events are of outside
+      return kCaptureIsolation;
+    }
   }
   return enqueued(stream, [signal] { signal->wait(); });
 }
@@ -108,9 +205,10 @@ int cuEventRecord(CUevent event, CUstream stream) {
   auto signal = std::make_shared<Signal>();
   {
     std::lock_guard lock(state.mutex);
-    auto found = state.streams.find(stream);
-    if (!state.events.count(event) || found == state.streams.end()) return kInvalidHandle;
-    if (found->second->device != event->device) return kInvalidHandle;
+    auto found = stream_of(stream);
+    if (!state.events.count(event) || !found || found->device != event->device) return kInvalidHandle;
+    if (is_captured_implicitly(*found)) return kCaptureImplicit;
+    if (found->capture != kNoCapture) found->capture = kInvalidated;  // as whoever waits for it would do
     event->signal = signal;
   }
   return enqueued(stream, [signal] { signal->set(); });
@@ -118,12 +216,14 @@ int cuEventRecord(CUevent event, CUstream stream) {
 
 int cuEventQuery(CUevent event) {
   if (int status = fake_failing("cuEventQuery")) return status;
+  if (int status = refused_by_captures()) return status;
   std::lock_guard lock(state.mutex);
   if (!state.events.count(event)) return kInvalidHandle;
   return event->signal->is_set() ? kSuccess : kNotReady;
 }
 
 int cuEventSynchronize(CUevent event) {
+  if (int status = refused_by_captures()) return status;
   std::shared_ptr<Signal> signal;
   int device;
   {

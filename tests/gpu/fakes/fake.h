@@ -15,6 +15,9 @@ int fake_failing(const char* name);
 // A stream that is held begins nothing.
 void fake_hold(CUstream stream);
 void fake_release(CUstream stream);
+// Between them a graph captures the stream. False if something has invalidated the capture.
+void fake_begin_capture(CUstream stream);
+bool fake_end_capture(CUstream stream);
 // Copies from and to memory of the GPU at once, whatever its streams do. False for other addresses.
 bool fake_read(CUdeviceptr address, void* to, size_t nbytes);
 bool fake_write(CUdeviceptr address, const void* from, size_t nbytes);
