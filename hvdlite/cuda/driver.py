@@ -165,5 +165,10 @@ _ADVICE: Final = {
     3: "The driver is not initialized: this is perhaps a fork of a process that uses CUDA; start workers by spawn.",
     4: "The process is about to end.",
     100: "No GPU is visible; look at nvidia-smi and at CUDA_VISIBLE_DEVICES.",
+    **dict.fromkeys(
+        (221, 222, 223),
+        "The driver must compile a kernel: in a container give it the capability compute "
+        "(NVIDIA_DRIVER_CAPABILITIES), unset CUDA_DISABLE_PTX_JIT, and see that the driver is no older than CUDA 11.",
+    ),
     101: "That GPU is not visible; look at CUDA_VISIBLE_DEVICES and torch.cuda.set_device.",
 }

@@ -176,6 +176,7 @@ def test_the_default_stream_waits_for_blocking_streams_and_they_for_it_but_hvdli
     assert not event.is_done
     with context.current():
         fakes.cuda.fake_release(default.handle)
+    default.synchronize()  # it still uses the arrays
     for each in (event, blocking):
         each.close()
 

@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _choose(monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
-    monkeypatch.setattr(packing, "FEWEST", 0 if packs else 1 << 62)
+    monkeypatch.setattr(packing, "TENSOR_US", 1e9 if packs else 0.0)
 
 
 def _done(launched: Launched | None) -> None:
@@ -61,7 +61,7 @@ def _values(dtype: DType, op: int, rank: int) -> list[Any]:
     rng = np.random.default_rng([int(dtype), op, rank])
     if not dtype.is_floating:
         return [oracle.random(rng, dtype, length) for length in LENGTHS]
-    small = [1, 2, 4] if op == Product else np.arange(-9, 10) * 3
+    small = [1, 2, 4] if op == Product else np.arange(-300, 301)
     return [oracle.narrow(rng.choice(small, length).astype(_wide(dtype)), dtype) for length in LENGTHS]
 
 
@@ -164,11 +164,13 @@ def test_which_are_packed() -> None:
     def told(*lengths: int) -> bool:
         return is_worth_packing(np.array([(1, 1, length) for length in lengths], np.uint64).reshape(-1, 3))
 
-    few, most = packing.FEWEST, packing.MEAN_BYTES
-    assert [told(*[4] * count) for count in (0, 1, few - 1, few, 1000)] == [False, False, False, True, True]
-    assert told(*[4] * (few - 1), 0, 0, 0) is False
-    assert [told(*[most + more] * few) for more in (-1, 0, 1)] == [True, True, False]
-    assert told(*[4] * few, (few + 1) * most - 4 * few)
+    few = int(packing.PACK_US / packing.TENSOR_US) + 1
+    assert [told(*[4] * count) for count in (0, 1, few - 1, few + 1, 1000)] == [False, False, False, True, True]
+    assert not told(*[4] * (few - 1), *[0] * few)
+    most = int((100 * packing.TENSOR_US - packing.PACK_US) * packing.PACKED_BYTES_PER_US)
+    for nbytes, is_worth in ((most - 1000, True), (most + 1000, False)):
+        assert told(nbytes - 99 * 4, *[4] * 99) is is_worth
+        assert told(*[nbytes // 100] * 100) is is_worth
 
 
 def test_many_tensors_are_one_call(fakes: Fakes, calls: list[str]) -> None:
@@ -195,7 +197,7 @@ def test_packs_follow_each_other_in_the_stream_and_use_the_same_memory(fakes: Fa
             arrays: list[GpuArray] = []
             launched = []
             for batch in range(6):
-                made = [group.array(plane, np.full(100 * (batch % 3 + 1), batch, np.int32)) for _ in range(5)]
+                made = [group.array(plane, np.full(100 * (batch % 3 + 1), batch, np.int32)) for _ in range(20)]
                 spans = spans_of(*zip(made, made, strict=True))
                 launched.append(plane.allreduce(spans, DType.INT32, Sum, 2.0, 1.0))
                 launched.append(plane.allreduce(in_place(spans), DType.INT32, Sum, 1.0, 1.0))
@@ -203,19 +205,19 @@ def test_packs_follow_each_other_in_the_stream_and_use_the_same_memory(fakes: Fa
             fakes.cuda.fake_release(plane._gpu.stream.handle)
             for each in launched:
                 _done(each)
-            assert [array.on_device()[-1] for array in arrays] == [8 * (each // 5) for each in range(30)]
+            assert [array.on_device()[-1] for array in arrays] == [8 * (each // 20) for each in range(120)]
 
         group.run(work)
 
 
 def test_the_memory_of_packs_is_kept_to_a_bound_and_given_back(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(scratch, "KEPT_BYTES", 40_000)
     before = fakes.held()["allocations"]
     with opened(fakes, 1) as group:
         plane = group.planes[0]
         kept = []
         for length in (100, 50, 200, 1000, 100):
-            arrays = [group.array(plane, np.zeros(length, np.float32)) for _ in range(5)]
+            arrays = [group.array(plane, np.zeros(length, np.float32)) for _ in range(20)]
             held = fakes.held()["allocations"]
             _done(plane.allreduce(spans_of(*zip(arrays, arrays, strict=True)), DType.FLOAT32, Sum, 1.0, 1.0))
             kept.append(fakes.held()["allocations"] - held)
@@ -228,7 +230,7 @@ def test_a_launch_that_fails_and_a_kernel_that_breaks_end_the_plane(fakes: Fakes
     for breaks in (False, True):
         with opened(fakes, 1) as group:
             plane = group.planes[0]
-            arrays = [group.array(plane, np.zeros(10, np.float32)) for _ in range(5)]
+            arrays = [group.array(plane, np.zeros(10, np.float32)) for _ in range(20)]
             spans = spans_of(*zip(arrays, arrays, strict=True))
             if breaks:
                 spans[3, 1] = 16  # no allocation

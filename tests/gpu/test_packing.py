@@ -7,10 +7,37 @@ import numpy as np
 from hvdlite.cuda.context import Context
 from hvdlite.cuda.streams import Stream
 from hvdlite.planes.nccl.mover import Mover
-from hvdlite.planes.nccl.packing import Pack, gather, place, scatter
-from hvdlite.planes.nccl.scratch import Scratch
+from hvdlite.planes.nccl.packing import Pack, gather, in_one_piece, place, scatter
+from hvdlite.planes.nccl.scratch import LINE, Scratch
+from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType
 from tests.gpu.fake import Fakes
+
+
+def test_one_span_is_its_own_place_and_of_several_each_begins_where_kernels_move_16_bytes(fakes: Fakes) -> None:
+    context = Context(0)
+    stream = Stream(context)
+    scratch = Scratch(stream)
+    before = fakes.held()["allocations"]
+    begin, nbytes, into, out = in_one_piece(_rows((3, 5, 7)), scratch)
+    assert (begin, nbytes, into.tolist(), out.tolist()) == (5, 7, [[3, 5, 7]], [[5, 5, 7]])
+    assert fakes.held()["allocations"] == before
+    begin, nbytes, into, out = in_one_piece(_rows((3, 5, 7), (1, 1, 0), (40, 60, 16), (70, 90, 17)), scratch)
+    assert (begin % LINE, nbytes) == (0, 64)
+    assert into.tolist() == [[3, begin, 7], [40, begin + 16, 16], [70, begin + 32, 17]]
+    assert out.tolist() == [[begin, 5, 7], [begin + 16, 60, 16], [begin + 32, 90, 17]]
+    odd, even = Pack([(3, 7)], is_copy=True), Pack([(3, 16)], is_copy=True)
+    place([odd, even], scratch)
+    assert (odd.address % LINE, even.address) == (0, odd.address + LINE)
+    assert fakes.held()["allocations"] == before + 1
+    scratch.close()
+    stream.synchronize()
+    stream.close()
+    context.close()
+
+
+def _rows(*rows: tuple[int, int, int]) -> Spans:
+    return np.array(rows, np.uint64)
 
 
 def test_pieces_beside_each_other_are_one_without_a_copy_and_others_are_copied(fakes: Fakes) -> None:

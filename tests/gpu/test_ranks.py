@@ -10,6 +10,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.cuda.presence import KIND
+from hvdlite.planes.nccl import packing
 from hvdlite.session import current
 from tests.gpu.fake import Fakes
 from tests.gpu.program import Gpu
@@ -37,6 +38,29 @@ def _every_collective(folder: str) -> list[str]:
 def test_every_collective(loaded_fakes: Fakes, size: int) -> None:
     for outcome in process_ranks(size, _every_collective, str(loaded_fakes.folder), environ=STALLED):
         assert outcome.result() == []
+
+
+def _packed_and_not(folder: str) -> None:
+    """Batches of many tensors, by the choice of the plane and then by a call for each: the same bits."""
+    gpu = Gpu(folder)
+    rng = np.random.default_rng(hvd.rank())
+    for dtype, op in ((np.float16, hvd.Average), (np.float32, hvd.Sum), (np.int64, hvd.Average), (np.uint8, hvd.Max)):
+        values = [rng.integers(0, 100, length).astype(dtype) for length in np.arange(170) % 100]
+        found = []
+        for cost in (packing.TENSOR_US, 0.0):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(packing, "TENSOR_US", cost)
+                arrays = [gpu.array(each) for each in values]
+                results = gpu.collectives.grouped_allreduce(arrays, name=f"{dtype} {cost}", op=op)
+                found.append([each.on_device().tobytes() for each in results])
+        assert found[0] == found[1], dtype
+    gpu.leave()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_get_the_same_bits_packed_and_not(loaded_fakes: Fakes, size: int) -> None:
+    for outcome in process_ranks(size, _packed_and_not, str(loaded_fakes.folder), environ=STALLED):
+        outcome.result()
 
 
 def _in_another_order_on_each_rank(folder: str) -> None:

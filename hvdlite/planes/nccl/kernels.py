@@ -11,7 +11,7 @@ Results are those of `hvdlite.planes.arithmetic.scaled`, bit by bit except in Na
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -23,9 +23,11 @@ WARPS: Final = 16
 """The warps of a block."""
 LANES: Final = 32
 THREADS: Final = WARPS * LANES
-UNROLLED: Final = 4
-"""16-byte words that a lane loads before it stores the first, so that it waits for memory once for all of them."""
-TILE: Final = LANES * 16 * UNROLLED
+UNITS_OF_16: Final = 4
+"""Words of 16 bytes that a lane loads before it stores the first, so that it waits for memory once for all of them."""
+ELEMENTS: Final = 8
+"""Elements that it loads so, where it cannot move words of 16 bytes."""
+TILE: Final = LANES * 16 * UNITS_OF_16
 """Bytes that a warp moves at a time."""
 HEADER: Final = 24
 """Parameters before the first piece: the factor, the bytes of each block's share of positions, the number of pieces."""
@@ -109,8 +111,8 @@ _KERNEL: Final = """\
 .maxntid {threads}, 1, 1
 {{
 .reg .b64 share, count, entry, end, position, stop, source, target, both;
-.reg .b32 lane, warp, block, piece, low, high, middle, left, offset, reach, needed;
-.reg .pred over, within, is_after, is_narrow, has<{unrolled}>;
+.reg .b32 lane, warp, block, piece, low, high, middle, left, whole, offset, needed;
+.reg .pred over, within, is_after, is_narrow, has<{units}>;
 .reg .b{word} e, w<{words}>;
 .reg .f64 factor;
 .reg .f32 single;
@@ -172,34 +174,25 @@ add.u64 target, target, position;
 sub.u64 end, end, position;
 min.u64 end, end, {tile};
 cvt.u32.u64 left, end;
-mul.lo.u32 offset, lane, {itemsize};
+mov.u32 whole, 0;
 or.b64 both, source, target;
 and.b64 both, both, 15;
 setp.ne.u64 is_narrow, both, 0;
-@is_narrow bra NARROW;
+@is_narrow bra ELEMENTS;
 
 // Whole words of 16 bytes, and then the elements after them.
-shl.b32 reach, lane, 4;
-cvt.u64.u32 both, reach;
-add.u64 both, both, source;
-{loads}
-cvt.u64.u32 both, reach;
-add.u64 both, both, target;
-{stores}
-and.b32 reach, left, -16;
-add.u32 offset, offset, reach;
+shl.b32 offset, lane, 4;
+{words_of_16}
+and.b32 whole, left, -16;
 
-NARROW:
+ELEMENTS:
+mad.lo.u32 offset, lane, {itemsize}, whole;
+MORE:
 setp.ge.u32 over, offset, left;
 @over bra MOVED;
-cvt.u64.u32 both, offset;
-add.u64 both, both, source;
-ld.global.{kind}{bits} e, [both];
-{scale}cvt.u64.u32 both, offset;
-add.u64 both, both, target;
-st.global.u{bits} [both], e;
-add.u32 offset, offset, {lanes_of_elements};
-bra NARROW;
+{elements}
+add.u32 offset, offset, {step};
+bra MORE;
 
 MOVED:
 add.u64 position, position, {round};
@@ -214,27 +207,22 @@ ret;
 @cache
 def text(element: Element) -> str:
     """Returns the PTX of the kernel for ``element``, whose name is `NAME`."""
-    words = 128 // element.word
-    lines: dict[str, list[str]] = {"loads": [], "stores": []}
-    for unit in range(UNROLLED):
-        registers = [f"w{unit * words + index}" for index in range(words)]
-        vector = f"v{words}.b{element.word}", "{" + ", ".join(registers) + "}", f"[both+{unit * LANES * 16}]"
-        lines["loads"] += [
-            f"add.u32 needed, reach, {(unit * LANES + 1) * 16};",
-            f"setp.le.u32 has{unit}, needed, left;",
-            f"@has{unit} ld.global.{vector[0]} {vector[1]}, {vector[2]};",
-        ]
-        lines["stores"] += [line for register in registers for line in _scaled(element, register)]
-        lines["stores"].append(f"@has{unit} st.global.{vector[0]} {vector[2]}, {vector[1]};")
+    itemsize, word_bytes = element.bits // 8, element.word // 8
+    per_unit = 16 // word_bytes
+    words = [f"w{index}" for index in range(UNITS_OF_16 * per_unit)]
+    units = [words[first : first + per_unit] for first in range(0, len(words), per_unit)]
+    singles = [[word] for word in words[:ELEMENTS]]
     return _KERNEL.format(
-        **{name: "\n".join(each) for name, each in lines.items()},
-        **element._asdict(),
-        itemsize=element.bits // 8,
-        word=element.word,
-        words=words * UNROLLED,
-        registers=_REGISTERS if element.scale else "",
+        words_of_16=_moving(units, f"v{per_unit}.b{element.word}", 16, element, is_packed=True),
+        elements=_moving(singles, f"{element.kind}{element.bits}", itemsize, element, is_packed=False),
         name=NAME,
         parameters=PARAMETERS,
+        threads=THREADS,
+        units=max(UNITS_OF_16, ELEMENTS),
+        word=element.word,
+        words=len(words),
+        registers=_REGISTERS if element.scale else "",
+        last_lane=LANES - 1,
         entry=ENTRY,
         source=HEADER,
         target=HEADER + 8,
@@ -242,20 +230,41 @@ def text(element: Element) -> str:
         last_end=HEADER - ENTRY + 16,
         tile=TILE,
         round=WARPS * TILE,
-        threads=THREADS,
-        unrolled=UNROLLED,
-        last_lane=LANES - 1,
-        lanes_of_elements=LANES * element.bits // 8,
+        itemsize=itemsize,
+        step=LANES * ELEMENTS * itemsize,
     )
 
 
-def _scaled(element: Element, register: str) -> Iterator[str]:
-    """The lines that multiply each element in a register."""
+def _moving(units: Sequence[Sequence[str]], kind: str, width: int, element: Element, is_packed: bool) -> str:
+    """The lines that move a unit of ``width`` bytes at ``offset``, and one at each `LANES` units after it, if there.
+
+    Registers of ``units`` have an element each, or are words that are packed with as many as they hold.
+    """
+    place, loads, stores = "cvt.u64.u32 both, offset;\nadd.u64 both, both, {};", [], []
+    for number, registers in enumerate(units):
+        distance, listed = number * LANES * width, ", ".join(registers)
+        values = f"{{{listed}}}" if len(registers) > 1 else listed
+        loads += [
+            f"add.u32 needed, offset, {distance + width};",
+            f"setp.le.u32 has{number}, needed, left;",
+            f"@has{number} ld.global.{kind} {values}, [both+{distance}];",
+        ]
+        stores += [line for register in registers for line in _scaled(element, register, is_packed)]
+        stores.append(f"@has{number} st.global.{kind} [both+{distance}], {values};")
+    return "\n".join([place.format("source"), *loads, place.format("target"), *stores])
+
+
+def _scaled(element: Element, register: str, is_packed: bool) -> Iterator[str]:
+    """The lines that multiply the element in a register, or each of those that are packed in it."""
     if not element.scale:
+        return
+    if not is_packed or element.bits == element.word:
+        yield f"mov.b{element.word} e, {register};"
+        yield element.scale.rstrip()
+        yield f"mov.b{element.word} {register}, e;"
         return
     for first in range(0, element.word, element.bits):
         place = f"{first}, {element.bits}"
-        is_whole = element.bits == element.word
-        yield f"mov.b{element.word} e, {register};" if is_whole else f"bfe.{element.kind}32 e, {register}, {place};"
+        yield f"bfe.{element.kind}32 e, {register}, {place};"
         yield element.scale.rstrip()
-        yield f"mov.b{element.word} {register}, e;" if is_whole else f"bfi.b32 {register}, e, {register}, {place};"
+        yield f"bfi.b32 {register}, e, {register}, {place};"

@@ -14,14 +14,13 @@ from hvdlite.tensors.dtypes import DType
 Piece = tuple[int, int]
 """An address and a number of bytes."""
 
-MEAN_BYTES = 512 << 10
-"""The most bytes of a tensor on average for which `is_worth_packing`; a bench may change it, on all ranks alike.
-
-Not measured yet. NCCL takes some microseconds for each tensor of a group, on the host and in its kernel. To pack and
-unpack a tensor is to move its bytes four times, at about 1 TB/s; at 3 µs both cost the same at 0.75 MB.
-"""
-FEWEST = 4
-"""The fewest tensors for which it is worth the two launches."""
+# Not measured on a GPU yet. A bench may change them, on all ranks alike: with TENSOR_US = 0 nothing is packed.
+TENSOR_US = 3.0
+"""What each further tensor of a group costs: its call, and NCCL's work for it on the host and on the GPU."""
+PACK_US = 50.0
+"""What packing costs however little it packs: most of it is Python, for two launches."""
+PACKED_BYTES_PER_US = 250_000.0
+"""What it packs and unpacks meanwhile, both of which read and write, at a total of 1 TB/s."""
 
 
 def is_worth_packing(spans: Spans) -> bool:
@@ -29,8 +28,8 @@ def is_worth_packing(spans: Spans) -> bool:
 
     All ranks must think so, or none; so it depends on the bytes of the spans only, which are the same on all.
     """
-    count = int(np.count_nonzero(spans[:, 2]))
-    return count >= FEWEST and int(spans[:, 2].sum()) <= count * MEAN_BYTES
+    count, nbytes = int(np.count_nonzero(spans[:, 2])), int(spans[:, 2].sum())
+    return count * TENSOR_US > PACK_US + nbytes / PACKED_BYTES_PER_US
 
 
 def in_one_piece(spans: Spans, scratch: Scratch) -> tuple[int, int, Spans, Spans]:
@@ -48,12 +47,9 @@ def in_one_piece(spans: Spans, scratch: Scratch) -> tuple[int, int, Spans, Spans
         ends = np.cumsum(lengths)
         nbytes = int(ends[-1])
         place = (ends - lengths + scratch.take([nbytes])[0]).astype(np.uint64)
-    return (
-        int(place[0]),
-        nbytes,
-        np.stack([spans[:, 0], place, spans[:, 2]], axis=1),
-        np.stack([place, spans[:, 1], spans[:, 2]], axis=1),
-    )
+    into, out = spans.copy(), spans.copy()
+    into[:, 1] = out[:, 0] = place
+    return int(place[0]), nbytes, into, out
 
 
 class Pack:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from hvdlite.cuda import driver
 from hvdlite.cuda.events import Events, Moment, latest
 from hvdlite.cuda.memory import DeviceMemory, device_of
@@ -280,4 +282,8 @@ class NcclPlane(DataPlane):
 
 def _first_address(lists: Sequence[Spans], column: int) -> int | None:
     """Returns the first address in ``column`` that has bytes; None if there are none."""
-    return next((row[column] for spans in lists for row in spans.tolist() if row[2]), None)
+    for spans in lists:
+        filled = np.flatnonzero(spans[:, 2])
+        if len(filled):
+            return int(spans[filled[0], column])
+    return None
