@@ -26,6 +26,7 @@ from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
 from hvdlite.net.descriptors import check_descriptors
 from hvdlite.net.giving_up import giving_up_when
+from hvdlite.planes.choose import lacks_nccl
 from hvdlite.planes.shm.arena import Arena
 from hvdlite.registry import Registry
 from hvdlite.rendezvous.client import Exchanges, MeetingOver
@@ -64,7 +65,7 @@ class Session:
             meet(start, number, deadline) as meeting,
             Exchanges(meeting, start.rank, start.size, deadline) as exchange,
         ):
-            world = meet_world(start, options, meeting, exchange)
+            world = meet_world(start, options, meeting, exchange, lacks_nccl())
             on_met(exchange.epoch)
             self.membership = members = world.membership
             with exchange.together():
@@ -75,6 +76,7 @@ class Session:
         self.placements = group_by_host([host.id for host in members.hosts])
         self.compares_parameters = world.compares_parameters
         self.plane_name = connections.planes[CPU.kind].name
+        self.other_planes = [(kind, plane.name) for kind, plane in connections.planes.items() if kind != CPU.kind]
         self.arena = connections.regions and connections.regions.arena
         self.sets = Registry(members, options, connections)
         self.everyone = self.sets.everyone
@@ -192,10 +194,11 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
     if start.size == 1 and _begun == 1 and (doubt := doubt_about_size()):
         logger.warning("%s", doubt)
     logger.info(
-        "rank %d of %d is ready, data plane %s, a waiting rank spins for %.0f µs",
+        "rank %d of %d is ready, data plane %s%s, a waiting rank spins for %.0f µs",
         start.rank,
         start.size,
         session.plane_name,
+        "".join(f", {name} for {kind}" for kind, name in session.other_planes),
         session.spin_us,
     )
     begun.append(session)

@@ -143,6 +143,12 @@ class Settings:
         choices=("auto", "local", "shm", "ring", "hierarchical", "zmq"),
         begins="Data planes",
     )
+    gpu_plane: str = _setting(
+        "auto",
+        "data plane for the memory of GPUs; auto: NCCL if all ranks of the group have it, else staged, that is through "
+        "memory of the host",
+        choices=("auto", "nccl", "staged"),
+    )
     shm_chunk: int = _setting(
         0, "bytes of one shared-memory slot; 0: chosen by the number of cores", unit="bytes", at_least=0
     )

@@ -28,6 +28,7 @@ class Issued:
         self._finish = finish
         self._works: deque[Work] = deque()
         self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-issued", daemon=True)
         self._thread.start()
 
@@ -40,24 +41,22 @@ class Issued:
         """Returns the unfinished batches."""
         return list(self._works)
 
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Waits until all batches put before are finished. True if they are."""
+    def drain(self) -> None:
+        """Waits until all batches put before are finished."""
         is_drained = threading.Event()
         self._due.put(is_drained.set)
-        return is_drained.wait(timeout_s)
+        is_drained.wait()
 
     def close(self, deadline: float) -> bool:
         """Ends the thread when all is finished. False if that is not so by ``deadline``, on the monotonic clock.
 
-        May be called again.
+        Nothing may be put afterwards. May be called again.
         """
-        if not self._thread.is_alive():
-            return True
-        if not self.drain(max(0.0, deadline - time.monotonic())):
-            return False
-        self._due.put(None)
-        self._thread.join()
-        return True
+        if not self._is_closing:
+            self._is_closing = True
+            self._due.put(None)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
 
     def _serve(self) -> None:
         while (step := self._due.get()) is not None:
@@ -72,3 +71,4 @@ class Issued:
             error = raised
         self._finish(self._works[0], error)
         self._works.popleft()
+        del memory  # an error that is kept has this frame

@@ -14,12 +14,14 @@ from hvdlite.members.topology import by_host
 class Host(NamedTuple):
     """The host of a member. Members with equal ``id`` share memory; messages call the host ``name``.
 
-    ``has_native`` is true if the member there could load the native library.
+    ``has_native`` is true if the member there could load the native library, and ``has_nccl`` if NCCL is installed,
+    or the member has no GPU for it.
     """
 
     id: str
     name: str
     has_native: bool = True
+    has_nccl: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Membership:
     def without_native(self) -> list[int]:
         """The members that lack the native library, by their numbers in the job."""
         return [rank for rank, host in zip(self.ranks, self.hosts, strict=True) if not host.has_native]
+
+    @cached_property
+    def without_nccl(self) -> list[int]:
+        """The members that have GPUs and no NCCL, by their numbers in the job."""
+        return [rank for rank, host in zip(self.ranks, self.hosts, strict=True) if not host.has_nccl]
 
     @property
     def leader_of(self) -> list[int]:

@@ -41,7 +41,10 @@ class Completion(Protocol):
     """The rest of a collective that a device has been given."""
 
     def wait(self) -> None:
-        """Waits until the collective is done on this rank, and raises if it failed. Releases the GIL."""
+        """Waits until the collective is done on this rank, or does it, and raises if it failed. Releases the GIL.
+
+        Called once for each collective, in their order.
+        """
 
 
 class DataPlane(ABC):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from hvdlite.cuda.presence import KIND as GPU_KIND
 from hvdlite.cuda.presence import absence_of_gpus
@@ -62,9 +63,28 @@ def gpu_part(membership: Membership, options: Settings) -> Part[DataPlane] | Non
     """
     if absence_of_gpus():
         return None
+    lacking = membership.without_nccl if options.gpu_plane == "auto" else []
+    if lacking or options.gpu_plane == "staged":
+        from hvdlite.planes.nccl.library import INSTALL
+        from hvdlite.planes.staged.part import StagedPart
+
+        regret = (
+            f"tensors on GPUs go through the memory of their hosts, which is slow, since rank(s) "
+            f"{', '.join(map(str, lacking))} have no NCCL: {INSTALL}"
+        )
+        return StagedPart(membership, partial(plane_part, options=options), regret if lacking else "")
     from hvdlite.planes.nccl.part import NcclPart
 
     return NcclPart(membership, options)
+
+
+def lacks_nccl() -> bool:
+    """True if this rank may have GPUs, but seems to have no NCCL. Loads nothing."""
+    if absence_of_gpus():
+        return False
+    from hvdlite.planes.nccl import library
+
+    return bool(library.apparent_absence())
 
 
 BY_DEVICE: dict[str, Callable[[Membership, Settings], Part[DataPlane] | None]] = {

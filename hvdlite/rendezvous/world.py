@@ -32,8 +32,13 @@ class World(NamedTuple):
     compares_parameters: bool
 
 
-def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exchanges) -> World:
-    """Forms the world of the next epoch. Raises HorovodInternalError on all ranks if some do not match."""
+def meet_world(
+    start: Start, options: Settings, meeting: Meeting, exchange: Exchanges, without_nccl: bool = False
+) -> World:
+    """Forms the world of the next epoch. Raises HorovodInternalError on all ranks if some do not match.
+
+    ``without_nccl`` is true if this rank has GPUs, but no NCCL.
+    """
     offers = exchange(
         {
             "version": __version__,
@@ -42,12 +47,15 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exch
             "network": network_namespace() if start.size > 1 else 0,
             "reach": meeting.reach,
             "plane": options.plane,
+            "gpu_plane": options.gpu_plane,
             "check_parameters": options.check_parameters,
             "without_native": native.absence(),
+            "without_nccl": without_nccl,
         }
     )
     _refuse_unlike("versions of hvdlite", [offer["version"] for offer in offers], "Install the same everywhere")
     _refuse_unlike("values of HVDLITE_PLANE", [offer["plane"] for offer in offers], "Set it alike on all ranks")
+    _refuse_unlike("values of HVDLITE_GPU_PLANE", [offer["gpu_plane"] for offer in offers], "Set it alike on all ranks")
     host_ids = [offer["hostid"] for offer in offers]
     _refuse_namespaces(host_ids, [offer["network"] for offer in offers])
     if start.rank == 0 and options.plane != "zmq":
@@ -55,7 +63,10 @@ def meet_world(start: Start, options: Settings, meeting: Meeting, exchange: Exch
     membership = Membership(
         start.rank,
         tuple(range(len(offers))),
-        tuple(Host(offer["hostid"], offer["host"], not offer["without_native"]) for offer in offers),
+        tuple(
+            Host(offer["hostid"], offer["host"], not offer["without_native"], not offer["without_nccl"])
+            for offer in offers
+        ),
         exchange.epoch,
         meeting.job.key("world"),
     )

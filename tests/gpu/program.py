@@ -19,7 +19,9 @@ from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
 from hvdlite.ops import Collectives
 from hvdlite.planes import choose
+from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.planes.staged.plane import StagedPlane
 from hvdlite.session import current
 from hvdlite.tensors.device import Device
 from tests.gpu.fake import Fakes, GpuArray
@@ -51,10 +53,13 @@ class Gpu:
         return self.fakes.array(np.asarray(values), self.ordinal)
 
     @property
-    def plane(self) -> NcclPlane:
-        plane = current().everyone.engine.planes[KIND]
-        assert isinstance(plane, NcclPlane)
-        return plane
+    def plane(self) -> DataPlane:
+        return current().everyone.engine.planes[KIND]
+
+    @property
+    def nccl(self) -> NcclPlane:
+        assert isinstance(self.plane, NcclPlane)
+        return self.plane
 
     def leave(self) -> None:
         """Shuts down, and holds that nothing is left."""
@@ -182,10 +187,26 @@ class Program(Gpu):
         with self.streams.context.current():
             self.fakes.cuda.fake_release(stream.handle)
 
+    @contextmanager
+    def letting_go(self, stream: Stream) -> Iterator[None]:
+        """Releases ``stream`` as soon as a plane has a collective without which ``synchronize`` does not return."""
+        if not isinstance(plane := self.plane, StagedPlane):
+            yield
+            return
+
+        def let_go() -> None:
+            until(lambda: plane._taken)
+            self.release(stream)
+
+        thread = threading.Thread(target=let_go)
+        thread.start()
+        yield
+        thread.join()
+
     @property
     def plane_stream(self) -> Stream:
-        assert self.plane._gpu is not None
-        return self.plane._gpu.stream
+        assert self.nccl._gpu is not None
+        return self.nccl._gpu.stream
 
     def leave(self) -> None:
         self.streams.context.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdlite.cuda.context import Context
 from hvdlite.cuda.streams import Stream
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.staged.plane import StagedPlane
 from hvdlite.planes.staged.staged import Staged
@@ -30,6 +30,7 @@ class Host(LocalPlane):
         super().__init__()
         self.entered: list[int] = []  # bytes of each piece
         self.gates: dict[int, threading.Event] = {}
+        self.failures: dict[int, HvdError] = {}
 
     def stop_at(self, piece: int) -> threading.Event:
         self.gates[piece] = gate = threading.Event()
@@ -39,6 +40,8 @@ class Host(LocalPlane):
         self.entered.append(int(spans[:, 2].sum()))
         if (gate := self.gates.get(len(self.entered) - 1)) is not None:
             assert gate.wait(PATIENCE_S)
+        if (failure := self.failures.get(len(self.entered) - 1)) is not None:
+            raise failure
         super().allreduce(spans, dtype, op, prescale, postscale)
 
 

@@ -22,6 +22,7 @@ from hvdlite.tensors.dtypes import DType, Sum
 from tests.gpu.fake import Fakes
 from tests.gpu.planes import opened, spans_of
 from tests.gpu.program import Program, StreamedArray
+from tests.gpu.test_ranks import PLANES, SETTING
 from tests.harness import ProcessRanks, process_ranks, reached
 from tests.harness.patience import NEVER_SILENT, STALLED
 from tests.multiproc.on_device import until
@@ -79,7 +80,8 @@ def _every_form(folder: str, is_default: bool) -> list[str]:
             for again in range(2):  # new, and known
                 program.hold(stream)
                 array = program.produced(_values(hvd.rank()), stream)
-                results = call(array, what)
+                with program.letting_go(stream):
+                    results = call(array, what)
                 del array  # may still be read, which the owner of memory does not know
                 results = results if isinstance(results, list) else [results]
                 if any(each.was_allocated_aside != (what in ("allgather", "alltoall")) for each in results):
@@ -97,12 +99,14 @@ def _every_form(folder: str, is_default: bool) -> list[str]:
     return wrong
 
 
+@pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize(("size", "is_default"), [(1, False), (2, False), (2, True), (3, False)])
 def test_every_form_follows_the_producer_and_comes_before_the_consumer(
-    loaded_fakes: Fakes, size: int, is_default: bool
+    loaded_fakes: Fakes, size: int, is_default: bool, plane: str
 ) -> None:
     """In a stream of the program's own, or in the default one."""
-    for outcome in process_ranks(size, _every_form, str(loaded_fakes.folder), is_default, environ=STALLED):
+    arguments = str(loaded_fakes.folder), is_default
+    for outcome in process_ranks(size, _every_form, *arguments, environ={**STALLED, SETTING: plane}):
         assert outcome.result() == []
 
 
@@ -152,7 +156,8 @@ def _two_threads(folder: str) -> list[str]:
             for step in range(5):
                 program.hold(stream)
                 array = program.produced(_values(hvd.rank()) * number, stream)
-                result = program.collectives.allreduce(array, name=f"{number} {step}", op=hvd.Sum)
+                with program.letting_go(stream):
+                    result = program.collectives.allreduce(array, name=f"{number} {step}", op=hvd.Sum)
                 copied = program.consumed(result, stream)
                 del array, result
                 program.release(stream)
@@ -169,8 +174,9 @@ def _two_threads(folder: str) -> list[str]:
     return wrong
 
 
-def test_threads_have_streams_of_their_own(loaded_fakes: Fakes) -> None:
-    for outcome in process_ranks(2, _two_threads, str(loaded_fakes.folder), environ=STALLED):
+@pytest.mark.parametrize("plane", PLANES)
+def test_threads_have_streams_of_their_own(loaded_fakes: Fakes, plane: str) -> None:
+    for outcome in process_ranks(2, _two_threads, str(loaded_fakes.folder), environ={**STALLED, SETTING: plane}):
         assert outcome.result() == []
 
 
@@ -180,18 +186,21 @@ def _joined(folder: str) -> list[float]:
         for _ in range(1 + hvd.rank()):
             program.hold(stream)
             array = program.produced(np.ones(2), stream)
-            copied = program.consumed(program.collectives.allreduce(array, name="x", op=hvd.Sum), stream)
+            with program.letting_go(stream):
+                result = program.collectives.allreduce(array, name="x", op=hvd.Sum)
+            copied = program.consumed(result, stream)
             program.release(stream)
             stream.synchronize()
             totals.append(copied.on_device()[0])
         assert hvd.join() == hvd.size() - 1
-        del array
+        del array, result
     program.leave()
     return totals
 
 
-def test_ranks_that_have_joined_give_zeros(loaded_fakes: Fakes) -> None:
-    outcomes = process_ranks(3, _joined, str(loaded_fakes.folder), environ=STALLED)
+@pytest.mark.parametrize("plane", PLANES)
+def test_ranks_that_have_joined_give_zeros(loaded_fakes: Fakes, plane: str) -> None:
+    outcomes = process_ranks(3, _joined, str(loaded_fakes.folder), environ={**STALLED, SETTING: plane})
     assert [outcome.result() for outcome in outcomes] == [[3], [3, 2], [3, 2, 1]]
 
 

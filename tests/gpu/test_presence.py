@@ -140,5 +140,6 @@ def _refused(folder: str, lacking: str) -> list[str]:
 )
 def test_what_one_rank_lacks_is_told_to_all_that_submit(loaded_fakes: Fakes, lacking: str, told: str) -> None:
     """And the session lives on, with tensors on CPUs, and on GPUs in a process set whose ranks have all."""
-    outcomes = process_ranks(2, _refused, str(loaded_fakes.folder), lacking, environ=STALLED)
+    environ = {**STALLED, "HVDLITE_GPU_PLANE": "nccl"}
+    outcomes = process_ranks(2, _refused, str(loaded_fakes.folder), lacking, environ=environ)
     assert [outcome.result() for outcome in outcomes] == [[told.format(rank)] * 5 for rank in range(2)]

@@ -19,24 +19,33 @@ from tests.harness.patience import NEVER_SILENT, STALLED
 from tests.multiproc.calls import REDUCTIONS, Call
 from tests.multiproc.on_device import every_collective
 
+SETTING = "HVDLITE_GPU_PLANE"
+PLANES = ("nccl", "staged")
+
 
 def _is_taken(call: Call) -> bool:
     """False for what NCCL cannot compute."""
     return call.kind not in REDUCTIONS or all(dtype != "int16" for dtype, _ in call.parts)
 
 
-def _every_collective(folder: str) -> list[str]:
+def _every_collective(folder: str, plane: str) -> list[str]:
     gpu = Gpu(folder)
-    failures = every_collective(gpu.collectives, gpu.array, _is_taken)
-    assert current().everyone.statistics().planes[KIND] == "nccl"
+    failures = every_collective(gpu.collectives, gpu.array, _is_taken if plane == "nccl" else lambda call: True)
+    assert current().everyone.statistics().planes[KIND] == plane
     hvd.barrier()
     gpu.leave()
     return failures
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_collective(loaded_fakes: Fakes, size: int) -> None:
-    for outcome in process_ranks(size, _every_collective, str(loaded_fakes.folder), environ=STALLED):
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("hosts", ["a", "aa", "aaa", "aab"])
+def test_every_collective(loaded_fakes: Fakes, hosts: str, plane: str) -> None:
+    of_rank = {rank: {"HVDLITE_HOSTID": host} for rank, host in enumerate(hosts)}
+    arguments = str(loaded_fakes.folder), plane
+    outcomes = process_ranks(
+        len(hosts), _every_collective, *arguments, environ={**STALLED, SETTING: plane}, environ_by_rank=of_rank
+    )
+    for outcome in outcomes:
         assert outcome.result() == []
 
 
@@ -80,11 +89,12 @@ def _in_another_order_on_each_rank(folder: str) -> None:
     gpu.leave()
 
 
+@pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("size", [2, 3])
-def test_collectives_are_launched_in_one_order(loaded_fakes: Fakes, size: int) -> None:
+def test_collectives_are_launched_in_one_order(loaded_fakes: Fakes, size: int, plane: str) -> None:
     """NCCL's fake notices any other order, since lengths differ."""
     folder = str(loaded_fakes.folder)
-    for outcome in process_ranks(size, _in_another_order_on_each_rank, folder, environ=STALLED):
+    for outcome in process_ranks(size, _in_another_order_on_each_rank, folder, environ={**STALLED, SETTING: plane}):
         outcome.result()
 
 
@@ -98,8 +108,9 @@ def _joined(folder: str) -> list[list[float]]:
     return totals
 
 
-def test_ranks_that_have_joined_give_zeros(loaded_fakes: Fakes) -> None:
-    outcomes = process_ranks(3, _joined, str(loaded_fakes.folder), environ=STALLED)
+@pytest.mark.parametrize("plane", PLANES)
+def test_ranks_that_have_joined_give_zeros(loaded_fakes: Fakes, plane: str) -> None:
+    outcomes = process_ranks(3, _joined, str(loaded_fakes.folder), environ={**STALLED, SETTING: plane})
     assert [outcome.result() for outcome in outcomes] == [
         [[3.0] * 2],
         [[3.0] * 2, [2.0] * 2],
@@ -117,8 +128,9 @@ def _mixed(folder: str) -> None:
     gpu.leave()
 
 
-def test_a_gpu_here_and_a_cpu_there_disagree(loaded_fakes: Fakes) -> None:
-    for outcome in process_ranks(2, _mixed, str(loaded_fakes.folder), environ=STALLED):
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_gpu_here_and_a_cpu_there_disagree(loaded_fakes: Fakes, plane: str) -> None:
+    for outcome in process_ranks(2, _mixed, str(loaded_fakes.folder), environ={**STALLED, SETTING: plane}):
         outcome.result()
 
 
@@ -130,9 +142,9 @@ def _die_within(folder: str, where: str) -> None:
     if where != "making":
         gpu.collectives.allreduce(ones, name="first")
     if is_victim and where == "making":
-        gpu.plane._make = lambda ordinal: threading.Event().wait()  # type: ignore[method-assign,assignment]
+        gpu.nccl._make = lambda ordinal: threading.Event().wait()  # type: ignore[method-assign,assignment]
     if is_victim and where == "kernel":
-        stream = gpu.plane._gpu.stream.handle  # type: ignore[union-attr]
+        stream = gpu.nccl._gpu.stream.handle  # type: ignore[union-attr]
         gpu.fakes.cuda.fake_hold(stream)  # launched, and does not begin
     handles = [gpu.collectives.allreduce_async(ones, name=f"x {number}") for number in range(3)]
     reached("waiting")

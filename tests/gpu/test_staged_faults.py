@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -103,6 +104,20 @@ def test_an_abort_while_pieces_go_up(one: One) -> None:
         one.release(one.gpu.up)
     assert errors == [LOST]
     assert len(one.host.entered) == BUFFERS
+
+
+def test_a_failure_is_raised_once_nothing_is_copied_any_more(one: One) -> None:
+    array = one.fakes.array(np.ones(9 * FLOATS, np.float32))
+    one.host.failures[1] = LOST
+    one.hold(one.gpu.up)
+    staged = one.doubled(array)
+    with waiting(staged) as errors:
+        until(lambda: one.plane.error is not None or len(one.host.entered) == 2)
+        time.sleep(0.05)  # a lower bound
+        assert not staged.is_over
+        one.release(one.gpu.up)
+    assert errors == [LOST]
+    assert one.plane.error is LOST
 
 
 def test_what_was_done_before_an_abort_keeps_its_result(one: One) -> None:

@@ -89,7 +89,7 @@ SIGNATURES: Final[Signatures] = {
 }
 
 
-_INSTALL: Final = (
+INSTALL: Final = (
     "install a PyTorch for CUDA, which brings it along, or pip install nvidia-nccl-cu12 (or -cu13, whichever CUDA you "
     "have)"
 )
@@ -112,7 +112,7 @@ def library() -> Loaded:
     try:
         functions = load(SONAME, PACKAGE)
     except NativeUnavailable as error:
-        raise NativeUnavailable(f"NCCL cannot be loaded ({error}); {_INSTALL}.") from None
+        raise NativeUnavailable(f"NCCL cannot be loaded ({error}); {INSTALL}.") from None
     path = file_of(functions, "ncclGetVersion")
     number = c_int()
     functions.ncclGetVersion(ctypes.byref(number))
@@ -132,7 +132,7 @@ def apparent_absence() -> str:
     """
     if is_loaded(SONAME):
         return absence_of(library)
-    return "" if is_installed(SONAME, PACKAGE) else f"there is no {SONAME}; {_INSTALL}."
+    return "" if is_installed(SONAME, PACKAGE) else f"there is no {SONAME}; {INSTALL}."
 
 
 def dotted(version: int) -> str:

@@ -11,10 +11,14 @@ from hvdlite.planes.staged.plane import StagedPlane
 
 
 class StagedPart(Part[DataPlane]):
-    """The part of a plane of its own for the memory of the host, which ``make`` makes of a membership."""
+    """Has a part of its own for the memory of the host, which ``make`` makes of a membership.
 
-    def __init__(self, membership: Membership, make: Callable[[Membership], Part[DataPlane]]) -> None:
+    The ``regret`` that there is no better plane is logged by the first rank once this one is used.
+    """
+
+    def __init__(self, membership: Membership, make: Callable[[Membership], Part[DataPlane]], regret: str = "") -> None:
         self._membership = membership
+        self._regret = "" if membership.rank else regret
         self._inner = make(membership.among(range(membership.size), "staged"))
 
     def bind(self) -> Address:
@@ -26,6 +30,7 @@ class StagedPart(Part[DataPlane]):
             self._inner.connect(addresses, deadline),
             local_rank=members.on_this_host.index(members.rank),
             label=members.number,
+            regret=self._regret,
         )
 
     def close(self) -> None:

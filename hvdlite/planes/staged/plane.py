@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from hvdlite.cuda import driver
 from hvdlite.cuda.events import Events, Moment
 from hvdlite.cuda.memory import DeviceMemory, device_of
 from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.log import logger
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.staged.pieces import Flow, Move, count_of, cut_of, pieces, room_for
 from hvdlite.planes.staged.pipeline import Pipeline
@@ -34,17 +36,21 @@ PIECE_BYTES: Final = 4 << 20
 class StagedPlane(DataPlane):
     """A rank of ``inner``, a plane for the memory of the host that only this one uses, and closes.
 
-    Its GPU is that of the first address; without one, the ``local_rank``-th. Messages call the rank ``label``.
+    Its GPU is that of the first address; without one, the ``local_rank``-th. Messages call the rank ``label``. A
+    ``regret`` is logged when the plane is used.
     """
 
     name = "staged"
 
-    def __init__(self, inner: DataPlane, *, local_rank: int, label: int, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self, inner: DataPlane, *, local_rank: int, label: int, piece_bytes: int = PIECE_BYTES, regret: str = ""
+    ) -> None:
         self.rank = inner.rank
         self.size = inner.size
         self._inner = inner
         self._local_rank = local_rank
         self._label = label
+        self._regret = regret
         self._room = room_for(piece_bytes, inner.size)
         self._owner_pid = os.getpid()
         self._events: dict[int, Events] = {}  # by the number of the GPU
@@ -168,6 +174,8 @@ class StagedPlane(DataPlane):
         if self._gpu is None:
             ordinal = self._local_rank % driver.count() if device is None else device.ordinal
             self._gpu = Pipeline(self._events_of(ordinal), self._room)
+            if self._regret:
+                _warn(self._regret)
         if device is not None and device.ordinal != self._gpu.context.ordinal:
             raise HorovodInternalError(
                 f"rank {self._label} has used GPU {self._gpu.context.ordinal} in this group, and now {device.ordinal}; "
@@ -195,6 +203,12 @@ class StagedPlane(DataPlane):
                 self._inner.close()
             finally:
                 self._running.release()
+
+
+@cache
+def _warn(text: str) -> None:
+    """Logs a warning once per process, which may have many groups."""
+    logger.warning("%s", text)
 
 
 def _bytes_in(lists: Sequence[Spans]) -> int:
