@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 Lanes = npt.NDArray[np.intp]
 
 POISON = 0xA5A5A5A5A5A5A5A5
-MOST_STEPS = 100_000
+MOST_STEPS = 20_000
 
 
 class Memory(Protocol):

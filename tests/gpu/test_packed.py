@@ -153,8 +153,8 @@ def _scattered(group: Planes, dtype: DType, op: int, factors: tuple[float, float
 @pytest.mark.parametrize("lengths", [[100, 100, 100], [0, 33, 5]], ids=["even", "uneven"])
 def test_reduce_scatter_with_factors_that_nccl_lacks(group: Planes, lengths: list[int]) -> None:
     lengths = lengths[: group.size] if group.size > 1 else [33]
-    for dtype in (DType.INT8, DType.UINT8, DType.INT32, DType.INT64):
-        for op, factors in product((Sum, Max), ((0.5, 1.0), (1.0, 0.3), (-1.5, 2.0))):
+    for dtype in (DType.INT8, DType.INT64):
+        for op, factors in product((Sum, Max), ((1.0, 0.3), (-1.5, 2.0))):
             _scattered(group, dtype, op, factors, lengths)
     for factors in ((2.0, 1.0), (1.0, -0.3)):
         _scattered(group, DType.FLOAT64, Min, factors, lengths)
@@ -171,6 +171,10 @@ def test_which_are_packed() -> None:
     for nbytes, is_worth in ((most - 1000, True), (most + 1000, False)):
         assert told(nbytes - 99 * 4, *[4] * 99) is is_worth
         assert told(*[nbytes // 100] * 100) is is_worth
+    assert [told(*[length] * 1024) for length in (scratch.KEPT_BYTES // 1024 + more for more in (0, 1))] == [
+        True,
+        False,
+    ]
 
 
 def test_many_tensors_are_one_call(fakes: Fakes, calls: list[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from hvdlite.planes.nccl.mover import Mover
-from hvdlite.planes.nccl.scratch import LINE, Scratch
+from hvdlite.planes.nccl.scratch import KEPT_BYTES, LINE, Scratch
 from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -29,7 +29,7 @@ def is_worth_packing(spans: Spans) -> bool:
     All ranks must think so, or none; so it depends on the bytes of the spans only, which are the same on all.
     """
     count, nbytes = int(np.count_nonzero(spans[:, 2])), int(spans[:, 2].sum())
-    return count * TENSOR_US > PACK_US + nbytes / PACKED_BYTES_PER_US
+    return nbytes <= KEPT_BYTES and count * TENSOR_US > PACK_US + nbytes / PACKED_BYTES_PER_US
 
 
 def in_one_piece(spans: Spans, scratch: Scratch) -> tuple[int, int, Spans, Spans]:

@@ -37,6 +37,7 @@ int fake_modules() {
 
 int cuModuleLoadData(CUmodule* module, const void* image) {
   if (int status = fake_failing("cuModuleLoadData")) return status;
+  if (int status = refused_by_captures()) return status;
   if (current.empty()) return kInvalidContext;
   auto made = std::make_unique<CUmod_st>();
   made->text = static_cast<const char*>(image);
@@ -59,6 +60,7 @@ int cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name)
 }
 
 int cuModuleUnload(CUmodule module) {
+  if (int status = refused_by_captures()) return status;
   std::lock_guard lock(state.mutex);
   return state.modules.erase(module) ? kSuccess : kInvalidHandle;
 }
