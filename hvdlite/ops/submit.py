@@ -169,7 +169,7 @@ def entry_of(
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         checked = _checked(reduction, kind, dtype, device)
         nbytes = math.prod(shape) * dtype.itemsize
-        if reason := group.engine.planes.unfitness(device):
+        if reason := group.engine.planes.absence_for(device):
             raise ValueError(reason)
         if not holds(owner, address, nbytes):
             raise ValueError(
@@ -185,11 +185,13 @@ def entry_of(
 
 
 def _refuse_what_lacks(plane: DataPlane, request: Request) -> None:
-    """Raises ValueError if ``plane`` does not reduce as ``request`` says."""
+    """Raises ValueError if ``plane`` does not reduce as ``request`` says, or takes no tensors of its device."""
+    refusal = ""
     if KINDS[request.kind].reduces:
         dtype, op, postscale = arithmetic(request, plane.size)
-        if refusal := plane.refusal(dtype, op, request.prescale, postscale):
-            raise ValueError(refusal)
+        refusal = plane.refusal(dtype, op, request.prescale, postscale)
+    if refusal := refusal or plane.unfitness(request.device):  # the latter last, since it may choose the device
+        raise ValueError(refusal)
 
 
 def _on_device(

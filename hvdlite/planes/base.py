@@ -136,7 +136,10 @@ class DataPlane(ABC):
         """
 
     def unfitness(self, device: Device) -> str:
-        """Returns why the plane takes no tensor of ``device``, and what to do; empty if it does. Any thread."""
+        """Returns why the plane takes no tensor of ``device``, and what to do; empty if it does. Any thread.
+
+        It is asked when a tensor is submitted, and may choose the device that it takes all later tensors of.
+        """
         return ""
 
     def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
@@ -180,10 +183,10 @@ class Planes(dict[str, DataPlane]):
         super().__init__(planes)
         self.lacking: dict[str, list[int]] = {}
 
-    def unfitness(self, device: Device) -> str:
+    def absence_for(self, device: Device) -> str:
         """Returns why there is no plane for a tensor of ``device``, and what to do; empty if there is one."""
-        if (plane := self.get(device.kind)) is not None:
-            return plane.unfitness(device)
+        if device.kind in self:
+            return ""
         if not (lacking := self.lacking.get(device.kind)):
             return f"a tensor is on {device}, and hvdlite moves no such memory; pass a copy on {' or '.join(self)}"
         told = ", ".join(map(str, lacking[:_TOLD])) + (f" and {len(lacking) - _TOLD} more" * (len(lacking) > _TOLD))

@@ -35,14 +35,15 @@ class Gpu:
 
     looks_at_files = False  # of which the fakes have none in /dev
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, ordinal: int | None = None) -> None:
+        """``ordinal`` is the GPU that the program chooses; without it, the one of its rank."""
         self.fakes = Fakes(folder)
         if not self.looks_at_files:
             choose.absence_of_gpus = str
         hvd.init()
         assert not self.fakes.cuda.fake_is_initialized()  # this process may still fork
         self.fakes.cuda.cuInit(0)  # by the program
-        self.ordinal = hvd.local_rank() % 2
+        self.ordinal = hvd.local_rank() % 2 if ordinal is None else ordinal
         device = Device(KIND, self.ordinal)
         self.collectives = Collectives[GpuArray](DeviceAdapter(GpuArray, self.empty, device))
 

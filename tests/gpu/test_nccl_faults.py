@@ -112,7 +112,7 @@ def test_an_abort_ends_the_wait_for_peers_that_do_not_come(fakes: Fakes) -> None
 def _only_offers(plane: NcclPlane) -> None:
     """What a rank does that never makes its communicator."""
     assert plane._of_host is not None
-    exchange(plane._offer(1), plane._of_host)
+    exchange(plane._offer(plane._chosen.choose(1)), plane._of_host)
 
 
 def test_an_abort_ends_the_wait_for_peers_that_stop_before_they_connect(fakes: Fakes) -> None:
@@ -275,7 +275,7 @@ def test_a_second_gpu_of_one_rank_is_refused(fakes: Fakes) -> None:
         plane = group.planes[0]
         _begin(plane, fakes.array(np.ones(3, np.float32), 1)).wait()
         with pytest.raises(
-            HorovodInternalError, match=r"rank 10 has used GPU 1 in this group, and now 0; .*set_device"
+            HorovodInternalError, match=r"a tensor is on GPU 0, but rank 10 uses GPU 1 in this group; .*set_device"
         ):
             _begin(plane, fakes.array(np.ones(3, np.float32), 0))
 

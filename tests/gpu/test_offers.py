@@ -136,8 +136,7 @@ def test_an_offer_that_is_none_is_refused(said: bytes) -> None:
 
 
 def _on_one_gpu(folder: str, ordinal: int) -> list[float]:
-    gpu = Gpu(folder)
-    gpu.ordinal = ordinal
+    gpu = Gpu(folder, ordinal)
     try:
         total: list[float] = gpu.collectives.allreduce(gpu.array(np.ones(2)), op=hvd.Sum).on_device().tolist()
     except HorovodInternalError:

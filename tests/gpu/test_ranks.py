@@ -142,7 +142,7 @@ def _die_within(folder: str, where: str) -> None:
     if where != "making":
         gpu.collectives.allreduce(ones, name="first")
     if is_victim and where == "making":
-        gpu.nccl._make = lambda ordinal: threading.Event().wait()  # type: ignore[method-assign,assignment]
+        gpu.nccl._make = lambda events: threading.Event().wait()  # type: ignore[method-assign,assignment]
     if is_victim and where == "kernel":
         stream = gpu.nccl._gpu.stream.handle  # type: ignore[union-attr]
         gpu.fakes.cuda.fake_hold(stream)  # launched, and does not begin

@@ -195,7 +195,9 @@ def test_a_peer_that_does_not_come_is_ended_by_the_last_resort(fakes: Fakes) -> 
 
 
 def test_a_second_gpu_of_one_rank_is_refused(one: One) -> None:
-    with pytest.raises(HorovodInternalError, match=r"rank 10 has used GPU 0 in this group, and now 1; .*set_device"):
+    with pytest.raises(
+        HorovodInternalError, match=r"a tensor is on GPU 1, but rank 10 uses GPU 0 in this group; .*set_device"
+    ):
         one.doubled(one.fakes.array(np.ones(3, np.float32), 1))
 
 

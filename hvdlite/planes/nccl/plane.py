@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hvdlite.cuda import driver
+from hvdlite.cuda.chosen import ChosenGpu
 from hvdlite.cuda.events import Events, Moment, latest
 from hvdlite.cuda.memory import DeviceMemory, device_of
 from hvdlite.errors import HorovodInternalError, HvdError
@@ -46,9 +47,8 @@ Give = Callable[[Gpu, Group], None]
 class NcclPlane(DataPlane):
     """The plane of one of the ``members``.
 
-    Its GPU is that of the first address; without one, that with the number of the rank on its host. An error that NCCL
-    reports of itself ends the plane after ``grace_s``, in which the group may find that a peer is lost. ``lack`` says
-    which ranks have no NCCL: the plane then takes no tensors.
+    An error that NCCL reports of itself ends the plane after ``grace_s``, in which the group may find that a peer is
+    lost. ``lack`` says which ranks have no NCCL: the plane then takes no tensors.
     """
 
     name = "nccl"
@@ -64,7 +64,7 @@ class NcclPlane(DataPlane):
         self._progress_timeout_s = progress_timeout_s
         self._grace_s = grace_s
         self._owner_pid = os.getpid()
-        self._events: dict[int, Events] = {}  # by the number of the GPU
+        self._chosen = ChosenGpu(members.number, members.on_this_host.index(members.rank))
         self._marks: Sequence[Moment] = ()  # for which the next collective waits
         self._gpu: Gpu | None = None
         self._is_closed = False
@@ -121,7 +121,7 @@ class NcclPlane(DataPlane):
         return memory.address, memory
 
     def mark(self, ordinal: int, stream: int) -> Moment:
-        return self._events_of(ordinal).record_callers(stream)
+        return self._chosen.events(ordinal).record_callers(stream)
 
     def after(self, marks: Sequence[Moment]) -> None:
         self._marks = marks
@@ -130,7 +130,7 @@ class NcclPlane(DataPlane):
         self._of_host = of_host
 
     def unfitness(self, device: Device) -> str:
-        return self._lack
+        return self._lack or self._chosen.unfitness(device.ordinal)
 
     def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
         return lack(dtype)
@@ -153,8 +153,7 @@ class NcclPlane(DataPlane):
             if self._error is not None:
                 self._gpu.communicator.abort()
             self._gpu.close()
-        for events in self._events.values():
-            events.close()
+        self._chosen.close()
 
     def _launch(self, what: str, address: int, give: Give) -> Launched:
         """Has ``give`` give the GPU of ``address``, which may be 0, a collective."""
@@ -186,26 +185,17 @@ class NcclPlane(DataPlane):
                 f"rank {self._label} cannot use its GPU: {reason}; call hvdlite.init() here first."
             )
         device = device_of(address) if address else None
+        events = self._chosen.choose(device and device.ordinal)
         if self._gpu is None:
-            ordinal = self._usual_ordinal() if device is None else device.ordinal
-            self._make(ordinal)
+            self._make(events)
         assert self._gpu is not None
-        if device is not None and device.ordinal != self._gpu.context.ordinal:
-            raise HorovodInternalError(
-                f"rank {self._label} has used GPU {self._gpu.context.ordinal} in this group, and now {device.ordinal}; "
-                "call torch.cuda.set_device(hvd.local_rank()) before the first collective, and use that GPU only"
-            )
         return self._gpu
 
-    def _usual_ordinal(self) -> int:
-        return self._members.on_this_host.index(self.rank) % driver.count()
-
-    def _make(self, ordinal: int) -> None:
-        offers = self._meet(self._offer(ordinal))
+    def _make(self, events: Events) -> None:
+        offers = self._meet(self._offer(events))
         if reason := obstacle(offers, self._members.ranks, [host.name for host in self._members.hosts]):
             raise HorovodInternalError(reason)
-        unique = bytes.fromhex(offers[0].unique)
-        self._gpu = Gpu(self._events_of(ordinal), self.rank, self.size, unique, self._grace_s)
+        self._gpu = Gpu(events, self.rank, self.size, bytes.fromhex(offers[0].unique), self._grace_s)
         self._watcher = Watcher(self._look)
         self._settle(self._gpu, "connecting the ranks' GPUs")
 
@@ -218,27 +208,18 @@ class NcclPlane(DataPlane):
         finally:
             self._is_meeting = False
 
-    def _offer(self, ordinal: int) -> Offer:
+    def _offer(self, events: Events) -> Offer:
         try:
             return Offer(
                 version=library().version,
-                gpu=self._events_of(ordinal).context.identity(),
-                ordinal=ordinal,
+                gpu=events.context.identity(),
+                ordinal=events.context.ordinal,
                 visible=driver.count(),
                 unique=unique_id().hex() if self.rank == 0 else "",
                 **sharing(),
             )
         except HvdError as error:
             return Offer(lack=str(error))
-
-    def _events_of(self, ordinal: int) -> Events:
-        """Returns the events of a GPU. Takes no lock, since a signal handler may end a submit anywhere."""
-        if (found := self._events.get(ordinal)) is None:
-            made = Events(ordinal)
-            found = self._events.setdefault(ordinal, made)
-            if found is not made:  # another thread was faster
-                made.close()
-        return found
 
     def _settle(self, gpu: Gpu, what: str) -> None:
         deadline = time.monotonic() + self._progress_timeout_s

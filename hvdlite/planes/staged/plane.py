@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from hvdlite.cuda import driver
-from hvdlite.cuda.events import Events, Moment
+from hvdlite.cuda.chosen import ChosenGpu
+from hvdlite.cuda.events import Moment
 from hvdlite.cuda.memory import DeviceMemory, device_of
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
@@ -28,6 +28,7 @@ from hvdlite.planes.staged.pieces import Flow, Move, count_of, cut_of, pieces, r
 from hvdlite.planes.staged.pipeline import Pipeline
 from hvdlite.planes.staged.staged import Staged
 from hvdlite.tensors.buffer import Matrix, Spans
+from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType
 
 PIECE_BYTES: Final = 4 << 20
@@ -36,8 +37,7 @@ PIECE_BYTES: Final = 4 << 20
 class StagedPlane(DataPlane):
     """A rank of ``inner``, a plane for the memory of the host that only this one uses, and closes.
 
-    Its GPU is that of the first address; without one, the ``local_rank``-th. Messages call the rank ``label``. A
-    ``regret`` is logged when the plane is used.
+    Messages call the rank ``label``. A ``regret`` is logged when the plane is used.
     """
 
     name = "staged"
@@ -48,12 +48,11 @@ class StagedPlane(DataPlane):
         self.rank = inner.rank
         self.size = inner.size
         self._inner = inner
-        self._local_rank = local_rank
         self._label = label
         self._regret = regret
         self._room = room_for(piece_bytes, inner.size)
         self._owner_pid = os.getpid()
-        self._events: dict[int, Events] = {}  # by the number of the GPU
+        self._chosen = ChosenGpu(label, local_rank)
         self._marks: Sequence[Moment] = ()  # for which the next collective waits
         self._gpu: Pipeline | None = None
         self._taken: deque[Staged] = deque()  # and not finished, in order
@@ -108,7 +107,10 @@ class StagedPlane(DataPlane):
         return memory.address, memory
 
     def mark(self, ordinal: int, stream: int) -> Moment:
-        return self._events_of(ordinal).record_callers(stream)
+        return self._chosen.events(ordinal).record_callers(stream)
+
+    def unfitness(self, device: Device) -> str:
+        return self._chosen.unfitness(device.ordinal)
 
     def after(self, marks: Sequence[Moment]) -> None:
         self._marks = marks
@@ -171,26 +173,12 @@ class StagedPlane(DataPlane):
                 f"rank {self._label} cannot use its GPU: {reason}; call hvdlite.init() here first."
             )
         device = device_of(address) if address else None
+        events = self._chosen.choose(device and device.ordinal)
         if self._gpu is None:
-            ordinal = self._local_rank % driver.count() if device is None else device.ordinal
-            self._gpu = Pipeline(self._events_of(ordinal), self._room)
+            self._gpu = Pipeline(events, self._room)
             if self._regret:
                 _warn(self._regret)
-        if device is not None and device.ordinal != self._gpu.context.ordinal:
-            raise HorovodInternalError(
-                f"rank {self._label} has used GPU {self._gpu.context.ordinal} in this group, and now {device.ordinal}; "
-                "call torch.cuda.set_device(hvd.local_rank()) before the first collective, and use that GPU only"
-            )
         return self._gpu
-
-    def _events_of(self, ordinal: int) -> Events:
-        """Returns the events of a GPU. Takes no lock, since a signal handler may end a submit anywhere."""
-        if (found := self._events.get(ordinal)) is None:
-            made = Events(ordinal)
-            found = self._events.setdefault(ordinal, made)
-            if found is not made:  # another thread was faster
-                made.close()
-        return found
 
     def _free_if_closed(self) -> None:
         """Frees everything once the plane is closed and nothing runs, in whichever thread notices it last."""
@@ -198,8 +186,7 @@ class StagedPlane(DataPlane):
             try:
                 if self._gpu is not None:
                     self._gpu.close()
-                for events in self._events.values():
-                    events.close()
+                self._chosen.close()
                 self._inner.close()
             finally:
                 self._running.release()
