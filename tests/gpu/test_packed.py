@@ -20,6 +20,7 @@ from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 from tests.contract import oracle
 from tests.gpu.fake import Fakes, GpuArray
 from tests.gpu.planes import Planes, opened, spans_of
+from tests.multiproc.on_device import until
 
 TYPES = sorted(set(DType) - {DType.INT16})
 LENGTHS = (1, 0, 7, 40, 600)
@@ -227,7 +228,7 @@ def test_the_memory_of_packs_is_kept_to_a_bound_and_given_back(fakes: Fakes, mon
             kept.append(fakes.held()["allocations"] - held)
         del arrays
         assert kept == [1, 0, 0, -1, 1]
-    assert fakes.held()["allocations"] == before
+    until(lambda: fakes.held()["allocations"] == before)
 
 
 def test_a_launch_that_fails_and_a_kernel_that_breaks_end_the_plane(fakes: Fakes) -> None:
@@ -248,3 +249,11 @@ def test_a_launch_that_fails_and_a_kernel_that_breaks_end_the_plane(fakes: Fakes
                 plane.allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0)
             assert again.value is raised.value is plane.error
             fakes.cuda.fake_heal()
+
+
+def test_a_rank_whose_driver_compiles_no_kernel_fails_in_its_first_collective(fakes: Fakes) -> None:
+    fakes.fail("cuModuleLoadData", 221)
+    told = r"cuModuleLoadData failed.*NVIDIA_DRIVER_CAPABILITIES"
+    with opened(fakes, 1) as group, pytest.raises(HorovodInternalError, match=told):
+        group.planes[0].barrier()
+    assert fakes.held()["streams"] == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from hvdlite.cuda.context import Context
 from hvdlite.cuda.streams import Stream
+from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.nccl.mover import Mover
 from hvdlite.planes.nccl.packing import Pack, gather, in_one_piece, place, scatter
 from hvdlite.planes.nccl.scratch import LINE, Scratch
@@ -49,12 +51,15 @@ def test_pieces_beside_each_other_are_one_without_a_copy_and_others_are_copied(f
     at = array.address
     whole = Pack([(at, 10), (0, 0), (at + 10, 5), (at + 15, 0), (at + 15, 1)])
     nothing = Pack([(at, 0)], is_copy=True)
+    fakes.fail("cuLaunchKernel", 1)  # the next one, which is not made yet
     place([whole, nothing], scratch)
     gather([whole, nothing], moving)
     assert (whole.address, whole.nbytes) == (at, 16)
     assert (nothing.address, nothing.nbytes) == (0, 0)
     assert fakes.held()["allocations"] == before + 1
-    assert fakes.held()["modules"] == 0
+    scatter([whole, nothing], moving)
+    with pytest.raises(HorovodInternalError, match="cuLaunchKernel"):
+        moving.move(_rows((at, at + 1, 1)))
     two, copied = Pack([(at + 50, 2), (at, 1), (at + 1, 1)]), Pack([(at + 7, 3)], is_copy=True)
     place([two, whole, copied], scratch)
     assert (two.nbytes, copied.nbytes) == (4, 3)

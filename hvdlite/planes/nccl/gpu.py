@@ -26,10 +26,11 @@ class Gpu:
         with ExitStack() as undo:
             self.stream = Stream(self.context)
             undo.callback(self.stream.close)
+            self.scratch = Scratch(self.stream)
+            self.mover = Mover(self.stream)
+            undo.callback(self.mover.close)
             self.communicator = Communicator(self.context, self.stream, rank, size, unique, grace_s)
             undo.pop_all()
-        self.mover = Mover(self.stream)
-        self.scratch = Scratch(self.stream)
 
     def moment(self) -> Moment:
         """Returns the moment at which the stream will have done all that it has been given until now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Final
 
 import numpy as np
@@ -30,11 +31,20 @@ BLOCKS: Final = 32
 
 
 class Mover:
-    """Moves in the order of ``stream``. Kernels are loaded when they are first used."""
+    """Moves in the order of ``stream``.
+
+    All kernels are loaded at once, before the stream has any work: CUDA may load one only when all that run have ended,
+    among which may be one of NCCL's that waits for other ranks.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._loaded: dict[Element, Module] = {}
+        self._kernels: dict[Element, Module] = {}
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            for element in (*COPIES.values(), *SCALED.values()):
+                self._kernels[element] = Module(stream.context, text(element), NAME)
+            undo.pop_all()
 
     def move(self, spans: Spans, dtype: DType | None = None, factor: float = 1.0) -> None:
         """Copies ``spans``, elements of ``dtype`` times ``factor``; each must be aligned to its size.
@@ -49,17 +59,12 @@ class Mover:
             element = SCALED[dtype]
         for first in range(0, len(spans), PIECES):
             parameters, blocks = launch_of(spans[first : first + PIECES], factor)
-            self._kernel(element).launch(self._stream, blocks, THREADS, address_of(parameters))
+            self._kernels[element].launch(self._stream, blocks, THREADS, address_of(parameters))
 
     def close(self) -> None:
         """Frees the kernels, when the GPU has run them. May be called twice."""
-        for module in self._loaded.values():
-            module.close()
-
-    def _kernel(self, element: Element) -> Module:
-        if element not in self._loaded:
-            self._loaded[element] = Module(self._stream.context, text(element), NAME)
-        return self._loaded[element]
+        for kernel in self._kernels.values():
+            kernel.close()
 
 
 def launch_of(spans: Spans, factor: float) -> tuple[npt.NDArray[Any], int]:
