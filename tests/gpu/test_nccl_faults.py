@@ -270,6 +270,22 @@ def test_a_call_that_fails_ends_the_plane(fakes: Fakes, function: str) -> None:
         assert _error_of(lambda: _begin(plane, _ones(group, plane))) is error
 
 
+def test_a_question_that_fails_is_the_end_of_the_collective(fakes: Fakes) -> None:
+    """Whoever polls is told to synchronize, and gets the error there."""
+    with opened(fakes, 1) as group:
+        _warm_up(group)
+        plane = group.planes[0]
+        assert plane._gpu is not None
+        fakes.cuda.fake_hold(plane._gpu.stream.handle)
+        launched = _begin(plane, _ones(group, plane))
+        assert not launched.is_done
+        fakes.fail("cuEventQuery", 700)
+        assert launched.is_done
+        assert "cuEventQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in str(launched.error)
+        fakes.cuda.fake_release(plane._gpu.stream.handle)
+        assert _error_of(launched.wait) is launched.error
+
+
 def test_a_second_gpu_of_one_rank_is_refused(fakes: Fakes) -> None:
     with opened(fakes, 1) as group:
         plane = group.planes[0]

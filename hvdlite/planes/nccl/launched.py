@@ -35,7 +35,13 @@ class Launched:
 
     @property
     def is_done(self) -> bool:
-        return self._is_over or self.event.is_done
+        if self._is_over:
+            return True
+        try:
+            return self.event.is_done
+        except HvdError as error:  # as in `wait`; nobody will learn more
+            self._plane.abort(error)
+            return True
 
     def hold_back(self, stream: int) -> None:
         if not self._is_over:
