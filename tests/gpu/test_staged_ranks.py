@@ -17,6 +17,7 @@ from tests.gpu.fake import Fakes
 from tests.gpu.program import Gpu, Program
 from tests.gpu.test_ranks import SETTING
 from tests.harness import ProcessRanks, process_ranks, reached
+from tests.harness.alarms import raise_in_a_wait
 from tests.harness.patience import NEVER_SILENT, STALLED
 from tests.multiproc.on_device import until
 
@@ -99,7 +100,36 @@ def test_a_rank_that_is_killed_is_lost_on_all_others(loaded_fakes: Fakes, where:
         assert (outcomes[rank].error, outcomes[rank].details.get("rank")) == ("PeerLost", 1), outcomes[rank].output
 
 
+class _Interrupt(Exception):
+    pass
+
+
+def _interrupted(folder: str) -> None:
+    program = Program(folder)
+    front_end = program.collectives
+    with program.streams.opened() as stream:
+        program.hold(stream)
+        handle = front_end.allreduce_async(program.produced(ONES, stream), name="x", op=hvd.Sum)
+        until(lambda: handle.is_done)
+        raise_in_a_wait(_Interrupt, 0.05)
+        with pytest.raises(_Interrupt):
+            hvd.synchronize(handle)
+        assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == hvd.size()
+        program.release(stream)
+        copied = program.consumed(hvd.synchronize(handle), stream)
+        stream.synchronize()
+        assert (copied.on_device() == hvd.size()).all()
+    program.leave()
+
+
+def test_a_signal_handler_ends_the_wait_for_the_callers_stream(loaded_fakes: Fakes) -> None:
+    """And the handle can be synchronized again."""
+    for outcome in process_ranks(2, _interrupted, str(loaded_fakes.folder), environ=STAGED):
+        outcome.result()
+
+
 def _leave_behind_a_held_stream(folder: str) -> None:
+    """Afterwards another session begins in the same process."""
     program = Program(folder)
     front_end = program.collectives
     with program.streams.opened() as stream:
@@ -113,6 +143,15 @@ def _leave_behind_a_held_stream(folder: str) -> None:
             hvd.synchronize(handle)
         assert program.fakes.held()["streams"] == 3  # two of the plane
         program.release(stream)
+        del handle
+        hvd.init()
+        for step in range(100):
+            total = front_end.allreduce(program.array(ONES * step + hvd.rank()), name="step", op=hvd.Sum)
+            copied = program.consumed(total, stream)
+            stream.synchronize()
+            assert (copied.on_device() == 2 * step + 1).all()
+        del total, copied
+        hvd.barrier()
     program.leave()
     assert program.fakes.held()["allocations"] == 0
 

@@ -11,8 +11,9 @@ from types import FrameType
 
 from hvdlite.engine.apart import is_seen
 from hvdlite.net.wake import Bell
+from hvdlite.planes.staged.staged import Staged
 
-_WAITS = {Bell.wait.__code__, is_seen.__code__}  # of the main thread in hvdlite
+_WAITS = {Bell.wait.__code__, is_seen.__code__, Staged.hold_back.__code__}  # of the main thread in hvdlite
 _LOOK_S = 0.05
 
 
