@@ -128,6 +128,7 @@ def _refused_for_another_reason(folder: str) -> None:
     own, other = _Front(gpu, gpu.ordinal), _Front(gpu, 1 - gpu.ordinal)
     _refusal(lambda: other.collectives.allreduce(other.array(), op=hvd.Adasum))
     _refusal(lambda: other.collectives.allreduce(other.array(), name=7))
+    _refusal(lambda: other.collectives.allreduce(other.array(np.int16), op=hvd.Sum))  # which NCCL lacks
     own.collectives.allreduce(own.array())
     gpu.leave()
 

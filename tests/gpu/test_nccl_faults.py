@@ -106,7 +106,18 @@ def test_an_abort_ends_the_wait_for_peers_that_do_not_come(fakes: Fakes) -> None
         abort = threading.Thread(target=lambda: is_waiting.wait(PATIENCE_S) and plane.abort(LOST))
         abort.start()
         assert _error_of(lambda: _begin(plane, _ones(group, plane))) is LOST
+        assert of_host.error is LOST
         abort.join()
+
+
+def test_an_abort_just_before_the_wait_for_peers_ends_it_too(fakes: Fakes) -> None:
+    with opened(fakes, 2) as group:
+        plane = group.planes[0]
+        offer, of_host = plane._offer, plane._of_host
+        assert of_host is not None
+        plane._offer = lambda events: [offer(events), plane.abort(LOST)][0]  # type: ignore[method-assign,return-value]
+        of_host.allgather = pytest.fail  # type: ignore[method-assign]
+        assert _error_of(lambda: _begin(plane, _ones(group, plane))) is LOST
 
 
 def _only_offers(plane: NcclPlane) -> None:
@@ -290,10 +301,12 @@ def test_a_second_gpu_of_one_rank_is_refused(fakes: Fakes) -> None:
     with opened(fakes, 1) as group:
         plane = group.planes[0]
         _begin(plane, fakes.array(np.ones(3, np.float32), 1)).wait()
+        contexts = fakes.held()["contexts"]
         with pytest.raises(
             HorovodInternalError, match=r"a tensor is on GPU 0, but rank 10 uses GPU 1 in this group; .*set_device"
         ):
             _begin(plane, fakes.array(np.ones(3, np.float32), 0))
+        assert fakes.held()["contexts"] == contexts  # and not touched
 
 
 def test_a_closed_plane_and_a_fork_are_refused(fakes: Fakes) -> None:
