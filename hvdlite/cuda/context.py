@@ -48,17 +48,23 @@ class Context:
         CUDA then also takes calls that it otherwise refuses, and invalidates the capture for, while any thread captures
         a graph. That is for calls whose work belongs into the graph, and hvdlite's does not.
         """
-        if not self.is_usable:
-            reason = "it is closed" if self._handle is None else "this process is a fork of the one that uses it"
-            raise HorovodInternalError(f"GPU {self.ordinal} cannot be used: {reason}; call hvdlite.init() here first.")
         mode = ctypes.c_int(driver.CAPTURE_RELAXED)
-        self._driver.cuCtxPushCurrent_v2(self._handle)
-        try:
+        with self.pushed():
             self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
             try:
                 yield
             finally:
                 self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+    @contextmanager
+    def pushed(self) -> Iterator[None]:
+        """Does as `current`, but for calls that CUDA always takes: those that only give a stream something to do."""
+        if not self.is_usable:
+            reason = "it is closed" if self._handle is None else "this process is a fork of the one that uses it"
+            raise HorovodInternalError(f"GPU {self.ordinal} cannot be used: {reason}; call hvdlite.init() here first.")
+        self._driver.cuCtxPushCurrent_v2(self._handle)
+        try:
+            yield
         finally:
             self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 

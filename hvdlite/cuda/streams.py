@@ -55,7 +55,7 @@ class Event(Owned):
 
     def record(self, stream: ctypes.c_void_p) -> None:
         """Makes the event stand for all that ``stream``, of hvdlite or of a framework, has been given until now."""
-        with self.context.current():
+        with self.context.pushed():
             self._driver.cuEventRecord(self.handle, stream)
 
     def record_callers(self, stream: ctypes.c_void_p) -> None:
@@ -63,32 +63,33 @@ class Event(Owned):
 
         Raises ValueError, and leaves the capture alone, if a graph captures the stream.
         """
-        with self.context.current():
-            if is_captured(stream):
+        with self.context.pushed():
+            if self._is_captured(stream):
                 raise ValueError(
                     "a CUDA graph captures the current stream, and collectives of hvdlite cannot be part of one; "
                     "submit the tensor before the capture or after it"
                 )
             self._driver.cuEventRecord(self.handle, stream)
 
+    def hold_back(self, stream: ctypes.c_void_p) -> None:
+        """Lets what ``stream`` is given from now on begin only after the event. Returns at once."""
+        with self.context.pushed():
+            self._driver.cuStreamWaitEvent(stream, self.handle, 0)
+
     def hold_back_callers(self, stream: ctypes.c_void_p) -> None:
         """Does as `hold_back` for a stream of the program.
 
         Raises ValueError, and leaves the capture alone, if a graph captures the stream and the event is still to come.
         """
-        with self.context.current():
-            if not is_captured(stream):
+        with self.context.pushed():
+            captured = self._is_captured(stream)
+            if not captured:
                 self._driver.cuStreamWaitEvent(stream, self.handle, 0)
-            elif self._driver.cuEventQuery(self.handle) != driver.SUCCESS:
-                raise ValueError(
-                    "a CUDA graph captures the current stream, which cannot wait for a collective outside of the "
-                    "graph; synchronize the handle before the capture"
-                )
-
-    def hold_back(self, stream: ctypes.c_void_p) -> None:
-        """Lets what ``stream`` is given from now on begin only after the event. Returns at once."""
-        with self.context.current():
-            self._driver.cuStreamWaitEvent(stream, self.handle, 0)
+        if captured and not self.is_done:
+            raise ValueError(
+                "a CUDA graph captures the current stream, which cannot wait for a collective outside of the graph; "
+                "synchronize the handle before the capture"
+            )
 
     @property
     def is_done(self) -> bool:
@@ -101,12 +102,8 @@ class Event(Owned):
         with self.context.current():
             self._driver.cuEventSynchronize(self.handle)
 
-
-def is_captured(stream: ctypes.c_void_p) -> bool:
-    """True if a graph captures ``stream``, or one for which that, the default stream, would wait.
-
-    Needs a current context.
-    """
-    capture = ctypes.c_int()
-    status = driver.library().cuStreamIsCapturing(stream, ctypes.byref(capture))
-    return status == driver.CAPTURE_IMPLICIT or capture.value != driver.CAPTURE_NONE
+    def _is_captured(self, stream: ctypes.c_void_p) -> bool:
+        """True if a graph captures ``stream``, or one for which that, the default stream, would wait."""
+        capture = ctypes.c_int()
+        status = self._driver.cuStreamIsCapturing(stream, ctypes.byref(capture))
+        return bool(status == driver.CAPTURE_IMPLICIT or capture.value != driver.CAPTURE_NONE)
