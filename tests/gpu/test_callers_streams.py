@@ -48,6 +48,9 @@ def _cases(program: Program) -> dict[str, tuple[Callable[[StreamedArray, str], A
     def grouped(array: StreamedArray, name: str) -> Any:
         return hvd.synchronize(front_end.grouped_allreduce_async([array, array], name=name, op=hvd.Sum))
 
+    def packed(array: StreamedArray, name: str) -> Any:
+        return hvd.synchronize(front_end.grouped_allreduce_async([array] * 20, name=name, op=hvd.Sum))
+
     def dropped_at_once(array: StreamedArray, name: str) -> Any:
         handle = front_end.allreduce_async(array, name=name, op=hvd.Sum)
         del array
@@ -64,6 +67,7 @@ def _cases(program: Program) -> dict[str, tuple[Callable[[StreamedArray, str], A
         "blocking": (lambda array, name: front_end.allreduce(array, name=name, op=hvd.Sum), [total]),
         "blocking, in place": (lambda array, name: front_end.allreduce_(array, name=name, op=hvd.Sum), [total]),
         "grouped": (grouped, [total, total]),
+        "packed": (packed, [total] * 20),
         "dropped": (dropped_at_once, [total]),
         "several": (several, [total] * 5),
         "allgather": (waited("allgather_async"), [np.concatenate(everyone)]),
