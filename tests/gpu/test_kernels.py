@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvdlite.cuda.context import Context
-from hvdlite.cuda.module import Module
+from hvdlite.cuda.kernel import Kernel
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.arithmetic import BITS, bits_of, scaled, values_of
@@ -160,9 +160,10 @@ def test_moves_are_in_the_order_of_the_stream(fakes: Fakes, stream: Stream) -> N
 
 def _broken_by(fakes: Fakes, stream: Stream, text: str, address: int) -> str:
     """What a kernel with a row of ``address`` ends with; empty if with success."""
-    module = Module(stream.context, text, kernels.NAME)
+    module = Kernel(stream.context, text, kernels.NAME)
     words, _ = mover.launch_of(np.array([(address, address, 64)], np.uint64), 1.0)
-    module.launch(stream, 1, 512, words.ctypes.data)
+    with stream.context.current():
+        module.launch(stream, 1, kernels.THREADS, words.ctypes.data)
     try:
         stream.synchronize()
     except HorovodInternalError as error:
@@ -193,7 +194,7 @@ def test_the_interpreter_is_strict(fakes: Fakes, stream: Stream, capfd: pytest.C
 def test_a_kernel_that_does_not_exist_or_does_not_load_is_an_error(fakes: Fakes, stream: Stream) -> None:
     text = kernels.text(kernels.COPIES[1])
     with pytest.raises(HorovodInternalError, match=r"cuModuleGetFunction failed.*\(500\)"):
-        Module(stream.context, text, "another")
+        Kernel(stream.context, text, "another")
     fakes.fail("cuModuleLoadData", 221)  # libnvidia-ptxjitcompiler.so is missing
     with pytest.raises(HorovodInternalError, match=r"cuModuleLoadData failed.*\(221\).*NVIDIA_DRIVER_CAPABILITIES"):
-        Module(stream.context, text, kernels.NAME)
+        Kernel(stream.context, text, kernels.NAME)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.cuda.module import Module
+from hvdlite.cuda.kernel import Kernel
 from hvdlite.cuda.streams import Stream
 from hvdlite.planes.nccl.kernels import (
     COPIES,
@@ -39,11 +39,11 @@ class Mover:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._kernels: dict[Element, Module] = {}
+        self._kernels: dict[Element, Kernel] = {}
         with ExitStack() as undo:
             undo.callback(self.close)
             for element in (*COPIES.values(), *SCALED.values()):
-                self._kernels[element] = Module(stream.context, text(element), NAME)
+                self._kernels[element] = Kernel(stream.context, text(element), NAME)
             undo.pop_all()
 
     def move(self, spans: Spans, dtype: DType | None = None, factor: float = 1.0) -> None:
@@ -57,9 +57,13 @@ class Mover:
         else:
             spans = spans[spans[:, 2] > 0]
             element = SCALED[dtype]
-        for first in range(0, len(spans), PIECES):
-            parameters, blocks = launch_of(spans[first : first + PIECES], factor)
-            self._kernels[element].launch(self._stream, blocks, THREADS, address_of(parameters))
+        if not len(spans):
+            return
+        kernel = self._kernels[element]
+        with self._stream.context.current():
+            for first in range(0, len(spans), PIECES):
+                parameters, blocks = launch_of(spans[first : first + PIECES], factor)
+                kernel.launch(self._stream, blocks, THREADS, address_of(parameters))
 
     def close(self) -> None:
         """Frees the kernels, when the GPU has run them. May be called twice."""
@@ -86,5 +90,5 @@ def launch_of(spans: Spans, factor: float) -> tuple[npt.NDArray[Any], int]:
 
 def _widest_copy(spans: Spans) -> Element:
     """Returns the element as wide as all addresses and lengths let it be."""
-    bits = int(np.bitwise_or.reduce(spans, axis=None)) if len(spans) else 0
-    return COPIES[min(bits & -bits or 8, 8)]
+    bits = int(np.bitwise_or.reduce(spans, axis=None)) | 8
+    return COPIES[bits & -bits]

@@ -10,7 +10,7 @@ from hvdlite.cuda.owned import Owned
 from hvdlite.cuda.streams import Stream
 
 
-class Module(Owned):
+class Kernel(Owned):
     """The kernel ``name`` of the PTX ``text``, on the GPU of ``context``; its one parameter is a structure.
 
     To load it takes milliseconds, since the driver compiles it, unless that has the result from an earlier process.
@@ -29,7 +29,9 @@ class Module(Owned):
             undo.pop_all()
 
     def launch(self, stream: Stream, blocks: int, threads: int, parameter: int) -> None:
-        """Has ``stream`` run the kernel. CUDA copies the structure at the address ``parameter`` before this returns."""
+        """Has ``stream`` run the kernel. CUDA copies the structure at the address ``parameter`` before this returns.
+
+        The context must be current: several launches in one block of `Context.current` cost fewer calls.
+        """
         parameters = (ctypes.c_void_p * 1)(parameter)
-        with self.context.current():
-            self._driver.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, 0, stream.handle, parameters, None)
+        self._driver.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, 0, stream.handle, parameters, None)
