@@ -11,6 +11,7 @@ from hvdlite.negotiation.messages import JOIN_NAME, Kind
 from hvdlite.ops.handles import run, synchronize
 from hvdlite.ops.submit import NOTHING, entry_of
 from hvdlite.session import group_of
+from hvdlite.tensors.device import CPU, Device
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -29,9 +30,13 @@ def join(device: int = -1) -> int:
     Until then this rank takes part in every allreduce of the others with zeros. An average still divides by the number
     of all ranks. Only allreduce with op Average or Sum can run meanwhile; any other collective is an error on the ranks
     that call it. If the call is interrupted, this rank has still joined; called again, it resumes waiting, or returns
-    at once if all ranks have joined meanwhile. ``device`` is accepted for Horovod scripts and ignored.
+    at once if all ranks have joined meanwhile. ``device`` is the GPU for the zeros of a rank that has used none.
     """
     group, caller = group_of(global_process_set), threading.get_ident()
+    if device >= 0:
+        for kind, plane in group.engine.planes.items():
+            if kind != CPU.kind:
+                plane.unfitness(Device(kind, device))  # chooses it, unless this rank has used another
     entry = group.interrupted_join
     is_again = entry is not None and entry.caller == caller
     if entry is None or not is_again:

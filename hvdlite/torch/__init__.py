@@ -1,4 +1,4 @@
-"""``import hvdlite.torch as hvd``: collectives for CPU torch tensors, and optimizers that train with them."""
+"""``import hvdlite.torch as hvd``: collectives for torch tensors, and optimizers that train with them."""
 
 try:
     import torch as _torch  # noqa: F401 - the reason is told here, before the first module that uses it

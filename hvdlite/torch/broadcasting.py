@@ -86,12 +86,13 @@ class _Tensors:
         if target is not variable and not torch.equal(variable, received):
             raise ValueError("a tensor that is expanded on this rank is not on the root; pass tensor.clone()")
 
-    def description(self, variable: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
-        return tuple(variable.shape), variable.dtype
+    def description(self, variable: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, str]:
+        return tuple(variable.shape), variable.dtype, "cuda" if variable.is_cuda else "cpu"
 
-    def make(self, description: tuple[tuple[int, ...], torch.dtype]) -> torch.Tensor:
-        shape, dtype = description
-        return torch.empty(shape, dtype=dtype, device="cpu")
+    def make(self, description: tuple[tuple[int, ...], torch.dtype, str]) -> torch.Tensor:
+        """Makes a tensor; one of a GPU is on that which this rank has chosen."""
+        shape, dtype, kind = description
+        return torch.empty(shape, dtype=dtype, device=kind)
 
 
 _STORE = _Tensors()

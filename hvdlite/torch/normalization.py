@@ -36,18 +36,21 @@ def moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> Moments:
     """Computes the moments of the inputs of all ranks, which may have different numbers of values, or none."""
     features = input.shape[1]
     count = input.numel() // features
-    own = torch.zeros(2 * features + 1, dtype=torch.float64)
+    own = torch.zeros(2 * features + 1, dtype=torch.float64, device=input.device)
     if count > 0:
         others = [dimension for dimension in range(input.dim()) if dimension != 1]
         own[:features], own[features:-1] = reversed(torch.var_mean(_widened(input), dim=others, correction=0))
         own[-1] = count
     handle = collectives.allgather_async(own.unsqueeze(0), process_set=process_set)
+    # Reading the sum of the counts from a GPU would make the host wait for all that the GPU has been given.
+    on_host = collectives.allgather_async(torch.tensor([count]), process_set=process_set) if own.is_cuda else None
     gathered = synchronize(handle)
     means, variances, counts = gathered.split([features, features, 1], dim=1)  # type: ignore[no-untyped-call]
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(dim=0) / total
     variance = (counts * (variances + (means - mean).square())).sum(dim=0) / total
-    return Moments(mean, variance, int(counts.sum()), handle.name)
+    values = counts if on_host is None else synchronize(on_host)
+    return Moments(mean, variance, int(values.sum()), handle.name)
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ class SyncBatchNorm(_BatchNorm):
     """`torch.nn.BatchNorm1d`, 2d and 3d over the batches of all ranks together, whose sizes may differ and be 0.
 
     In evaluation, with one rank, and on a rank outside ``process_set`` it is the module of torch, without
-    communication. Takes CPU tensors of 2 dimensions and more: batch, features, and the rest.
+    communication. Takes tensors of 2 dimensions and more: batch, features, and the rest.
     """
 
     def __init__(

@@ -68,6 +68,11 @@ class Gradient(ABC, Generic[T]):
     def is_wanted(self) -> bool:
         """True if the parameter gets gradients, which frozen ones do not."""
 
+    @property
+    def is_computed_by_caller(self) -> bool:
+        """True if the thread that computes the gradient is that of the user, which also steps."""
+        return True
+
     @abstractmethod
     def settle(self) -> None:
         """Remembers the complete gradient as it is now, in ``settled``."""
@@ -134,7 +139,7 @@ class Overlap(Generic[T]):
         self._burst_bytes_here = 0
         self._submitted: deque[Bucket[T]] = deque()  # of this step, in the order in which they come back
         self._has_begun = False
-        self._thread = 0  # the thread in which this step's gradients are computed
+        self._thread = threading.get_ident()  # that of the user, in which this step's gradients are computed
         self._torn: tuple[Group | None, str] = (None, "")  # the group and the gradient whose submit was interrupted
         _overlaps.add(self)
 
@@ -177,7 +182,7 @@ class Overlap(Generic[T]):
         if gradient.passes_left > 0:
             return
         if self._group is None:
-            self._begin(group_of(self._process_set))
+            self._begin(group_of(self._process_set), gradient.is_computed_by_caller)
         if self._has_peers:
             gradient.settle()
             bucket = gradient.bucket
@@ -208,6 +213,7 @@ class Overlap(Generic[T]):
                 )
             if self._group is None:
                 self._begin(group)
+            self._thread = threading.get_ident()
             ready = dict.fromkeys(self._ready)  # first, in their order, and then the rest
             for bucket in self._buckets:
                 if bucket.flight is None:
@@ -254,9 +260,10 @@ class Overlap(Generic[T]):
                 gradient.passes_left = self._passes
                 gradient.settled = None
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: Group, is_called_by_user: bool = True) -> None:
         self._group, self._has_peers = group, group.size > 1
-        self._thread = threading.get_ident()
+        if is_called_by_user:
+            self._thread = threading.get_ident()
 
     def _is_of_this_session(self) -> bool:
         try:

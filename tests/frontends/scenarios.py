@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 
 import torch
 
@@ -16,10 +17,10 @@ __all__ = ["AsHorovod", "Report", "Scenarios", "assert_close", "launch", "run"]
 class AsHorovod(Scenarios):
     """Scenarios of ranks where hvdlite stands for Horovod; ``hvdlite.torch`` is ``horovod.torch`` there."""
 
-    def run(self) -> Report:
+    def run(self, without: Collection[str] = ()) -> Report:
         install_as_horovod()
         importlib.import_module("horovod.torch")
-        return super().run()
+        return super().run(without)
 
 
 def launch(ranks: int, module: str) -> Report:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.gpu.fake import Fakes, built, missing
 from tests.gpu.staging import One
+from tests.harness.forkserver import ForkServer
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +36,21 @@ def fakes(loaded_fakes: Fakes) -> Iterator[Fakes]:
     after = loaded_fakes.held()
     kept = {"contexts", "streams", "events", "modules", "communicators"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+@pytest.fixture(scope="session")
+def torch_ranks(loaded_fakes: Fakes, pytestconfig: pytest.Config) -> Iterator[ForkServer]:
+    """A process that has a PyTorch with GPUs, from which ranks are forked."""
+    from tests.gpu.torch_fake import building
+
+    assert pytestconfig.cache is not None
+    backend = building.built(pytestconfig.cache.mkdir("fakes"), loaded_fakes.folder)
+    modules = ("tests.gpu.torch_fake.preload", "hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_CUDA", str(loaded_fakes.folder))
+        patch.setenv("FAKE_TORCH", str(backend))
+        with ForkServer(*modules) as server:
+            yield server
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ _OF_CUDA = {
     "fake_streams": (ctypes.c_int, ()),
     "fake_events": (ctypes.c_int, ()),
     "fake_contexts": (ctypes.c_int, ()),
+    "fake_contexts_on": (ctypes.c_int, (ctypes.c_int,)),
     "fake_allocations": (ctypes.c_int, ()),
     "fake_priority": (ctypes.c_int, (ctypes.c_void_p,)),
     "fake_current_device": (ctypes.c_int, ()),

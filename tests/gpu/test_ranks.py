@@ -118,6 +118,25 @@ def test_ranks_that_have_joined_give_zeros(loaded_fakes: Fakes, plane: str) -> N
     ]
 
 
+def _joined_without_a_tensor(folder: str) -> int:
+    gpu = Gpu(folder)
+    other = 1 - gpu.ordinal
+    if hvd.rank() == 0:
+        hvd.join(other)
+    else:
+        assert gpu.collectives.allreduce(gpu.array(np.ones(2)), op=hvd.Sum).on_device().tolist() == [1, 1]
+        hvd.join(other)  # too late: it has used one
+    used = gpu.fakes.cuda.fake_contexts_on(other)
+    gpu.leave()
+    return int(used)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_rank_that_joins_without_a_tensor_uses_the_gpu_that_it_names(loaded_fakes: Fakes, plane: str) -> None:
+    outcomes = process_ranks(2, _joined_without_a_tensor, str(loaded_fakes.folder), environ={**STALLED, SETTING: plane})
+    assert [outcome.result() for outcome in outcomes] == [1, 0]
+
+
 def _mixed(folder: str) -> None:
     gpu = Gpu(folder)
     front_end: Any

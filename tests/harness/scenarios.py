@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
 
@@ -39,11 +39,13 @@ class Scenarios:
     def names(self) -> list[str]:
         return list(self._functions)
 
-    def run(self) -> Report:
-        """Returns the error of each scenario on this rank, as text; empty if it passed."""
+    def run(self, without: Collection[str] = ()) -> Report:
+        """Returns the error of each scenario but some on this rank, as text; empty if it passed."""
         hvd.init()
         report = {}
         for name, scenario in self._functions.items():
+            if name in without:
+                continue
             try:
                 scenario()
                 report[name] = ""
@@ -62,16 +64,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("name", scenarios.names)
 
 
-def run(module: str) -> Report:
-    """Runs the scenarios of ``module`` on this rank."""
+def run(module: str, without: Collection[str] = ()) -> Report:
+    """Runs the scenarios of ``module``, but some, on this rank."""
     scenarios: Scenarios = importlib.import_module(module).scenario
-    return scenarios.run()
+    return scenarios.run(without)
 
 
 def launch_ranks(
     ranks: int, module: str, environ: Mapping[str, str] | None = None, server: ForkServer = PLAIN
 ) -> Report:
     """Runs the scenarios of ``module`` on ``ranks`` processes; what each of them raised on any rank."""
-    outcomes = process_ranks(ranks, run, module, environ=environ, server=server)
-    reports = [outcome.result() for outcome in outcomes]
+    return joined([outcome.result() for outcome in process_ranks(ranks, run, module, environ=environ, server=server)])
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """One report of those of all ranks."""
     return {name: "\n".join(report[name] for report in reports if report[name]) for name in reports[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -29,9 +29,9 @@ class _WithoutTensorFlow(PathFinder):
 class KerasScenarios(Scenarios):
     """Scenarios of ranks with Keras."""
 
-    def run(self) -> Report:
+    def run(self, without: Collection[str] = ()) -> Report:
         prepare()
-        return super().run()
+        return super().run(without)
 
 
 def prepare() -> None:

@@ -1,1 +1,1 @@
-"""Collectives over CPU torch tensors: eager, in torch's graph of gradients, and under `torch.compile`."""
+"""Collectives over torch tensors: eager, in torch's graph of gradients, and under `torch.compile`."""

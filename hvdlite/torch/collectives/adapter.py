@@ -1,4 +1,4 @@
-"""CPU torch tensors as buffers.
+"""Torch tensors, of the CPU and of GPUs, as buffers.
 
 A tensor's memory is not always what `data_ptr` says: its values may be the negatives or conjugates of what lies there,
 it may wrap other tensors, or have no memory at all. Most tensors are plain, and found to be in a few looks. All others
@@ -19,6 +19,7 @@ from hvdlite.ops.numbers import array_of
 from hvdlite.tensors.buffer import Buffer, NotAnArray
 from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import DType, ElementType, Opaque, added_as
+from hvdlite.torch.collectives.gpus import memory_on_gpu
 
 _DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -33,7 +34,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 
 class TensorAdapter:
-    """Tensors in CPU memory, whether or not they require a gradient."""
+    """Tensors in memory of the CPU or a GPU, whether or not they require a gradient."""
 
     finish = None
 
@@ -41,11 +42,14 @@ class TensorAdapter:
         try:
             kind = type(tensor)
             is_plain = kind is _Tensor or kind is _Parameter
-            if is_plain and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            if is_plain and tensor.is_contiguous() and not tensor.is_neg():
                 dtype, address = _DTYPES[tensor.dtype], tensor.data_ptr()
                 # Without an address it has no elements, or no memory; no element is longer than 8 bytes.
                 if address and not (address & 7 and address % dtype.itemsize):
-                    return address, dtype, tensor.shape, tensor.untyped_storage(), CPU
+                    if tensor.is_cpu:
+                        return address, dtype, tensor.shape, tensor.untyped_storage(), CPU
+                    if tensor.is_cuda:
+                        return address, dtype, tensor.shape, *memory_on_gpu(tensor)
         except (KeyError, RuntimeError):
             pass  # errors below are raised without this one as their context
         return _looked_at(tensor, is_written)
@@ -73,13 +77,13 @@ class TensorAdapter:
         if shape == like.shape and type(like) in _PLAIN:  # half the time
             output = torch.empty_like(like, memory_format=torch.contiguous_format)
         else:  # the device is named because torch.set_default_device counts for one thread only
-            output = torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
+            output = torch.empty(tuple(shape), dtype=like.dtype, device=_place_of(like))
         try:
             if type(output) is torch.Tensor and ((address := output.data_ptr()) or not output.numel()):
                 return output, address
         except RuntimeError:
             pass
-        return _empty_in_memory(shape, like.dtype)
+        return _empty_in_memory(shape, like)
 
     def counts(self, values: Sequence[int]) -> torch.Tensor:
         with _in_memory():
@@ -152,7 +156,8 @@ def _buffer(tensor: torch.Tensor, is_written: bool) -> Buffer:
             "the tensor has no memory: its storage was resized to 0, or it was never materialized; "
             "pass a tensor with values, such as torch.zeros_like(tensor)"
         )
-    return address, dtype, found.shape, found.untyped_storage(), CPU
+    owner, device = memory_on_gpu(found) if found.is_cuda else (found.untyped_storage(), CPU)
+    return address, dtype, found.shape, owner, device
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
@@ -175,8 +180,10 @@ def _refusal(tensor: torch.Tensor) -> str:
         return f"tensor of layout {tensor.layout} is not supported; pass tensor.to_dense()"
     if tensor.is_quantized:
         return f"dtype {tensor.dtype} is not supported; pass tensor.int_repr(), or tensor.dequantize()"
-    if not tensor.is_cpu:
-        return f"tensor on device {tensor.device} is not supported; hvdlite takes CPU tensors, pass tensor.cpu()"
+    if not (tensor.is_cpu or tensor.is_cuda):
+        return (
+            f"tensor on device {tensor.device} is not supported; hvdlite takes CPU and CUDA tensors, pass tensor.cpu()"
+        )
     return ""
 
 
@@ -223,10 +230,14 @@ def _element_type(dtype: torch.dtype) -> ElementType:
     return _DTYPES[dtype] if dtype in _DTYPES else Opaque(str(dtype).removeprefix("torch."), dtype.itemsize)
 
 
-def _empty_in_memory(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+def _empty_in_memory(shape: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
     with _in_memory():
-        output = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        output = torch.empty(tuple(shape), dtype=like.dtype, device=_place_of(like))
     return output, output.data_ptr()
+
+
+def _place_of(tensor: torch.Tensor) -> torch.device | str:
+    return tensor.device if tensor.is_cuda else "cpu"
 
 
 @contextmanager

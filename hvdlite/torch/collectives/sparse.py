@@ -43,7 +43,7 @@ def sparse_allreduce_async(
         indices, values = _unpack(synchronize(handle), shape, sparse_dim)
         firsts = [sum(handle.rows[:index]) for index in range(group.size)]
         _compare(handle.name, dict(zip(group.ranks, indices[firsts].tolist(), strict=True)))
-        elements = torch.ones(len(indices), dtype=torch.bool)
+        elements = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
         elements[firsts] = False
         total = _sparse(indices[elements], values[elements], shape).coalesce()
         return _divided(total, group.size) if op == Average else total
@@ -53,7 +53,7 @@ def sparse_allreduce_async(
 
 def _pack(tensor: torch.Tensor) -> torch.Tensor:
     values = tensor.values()
-    extents = torch.tensor(tensor.shape[: tensor.sparse_dim()]).unsqueeze(0)
+    extents = torch.tensor(tensor.shape[: tensor.sparse_dim()], device=values.device).unsqueeze(0)
     indices = torch.cat([extents, tensor.indices().t()]).view(values.dtype)
     columns = values.reshape(len(values), math.prod(values.shape[1:]))
     return torch.cat([indices, torch.cat([columns.new_zeros(1, columns.shape[1]), columns])], dim=1)

@@ -1,4 +1,4 @@
-"""The collectives over CPU torch tensors.
+"""The collectives over torch tensors.
 
 Collectives work on memory, outside autograd: a result is a new tensor without history, and one in place keeps the
 history its tensor had. Only the blocking forms that make a new tensor have gradients, see `autograd`.
@@ -28,7 +28,7 @@ for _form, _rule in RULES.items():
 
 @with_graphs
 class TensorCollectives(_Differentiable):
-    """The collectives for CPU torch tensors, which `torch.compile` takes into its graphs."""
+    """The collectives for torch tensors, which `torch.compile` takes into its graphs."""
 
     def send(  # type: ignore[override]
         self,
@@ -43,8 +43,9 @@ class TensorCollectives(_Differentiable):
         A sender adds the zero to its loss, so that its backward comes to wait for the gradient from the receiver.
         """
         zero: Any = super().send(tensor, rank, name, process_set)
-        dtype = tensor.dtype if isinstance(tensor, torch.Tensor) else None  # or it is a number
-        return torch.zeros((), dtype=dtype, device="cpu") if zero is None else zero
+        is_number = not isinstance(tensor, torch.Tensor)
+        dtype, device = (None, "cpu") if is_number else (tensor.dtype, tensor.device)
+        return torch.zeros((), dtype=dtype, device=device) if zero is None else zero
 
 
 collectives = TensorCollectives(TensorAdapter())

@@ -41,6 +41,10 @@ class TensorGradient(Gradient[torch.Tensor]):
     def is_wanted(self) -> bool:
         return self.parameter.requires_grad
 
+    @property
+    def is_computed_by_caller(self) -> bool:
+        return self.parameter.is_cpu  # those of each GPU are computed by a thread of autograd's
+
     def settle(self) -> None:
         """Moves the gradient to its place, and remembers its version."""
         value = self.parameter.grad
@@ -106,8 +110,12 @@ class GradientReducer(Overlap[torch.Tensor]):
         named = known_as(self._process_set, "gradient", members)
         self._check.watch(members, named)
         nbytes = sum(parameter.nbytes for _, parameter in members)
+
+        def has_place(parameter: torch.Tensor) -> bool:
+            return self._has_places and parameter.is_cpu
+
         gradients = [
-            TensorGradient(name, parameter, self._of_tensors, Place() if self._has_places else None)
+            TensorGradient(name, parameter, self._of_tensors, Place() if has_place(parameter) else None)
             for name, parameter in named
         ]
         self.add(gradients, nbytes)
@@ -115,7 +123,7 @@ class GradientReducer(Overlap[torch.Tensor]):
         self._frozen += gradients
         self._hook()
         if self._has_places:
-            self._nbytes += nbytes
+            self._nbytes += sum(parameter.nbytes for _, parameter in members if parameter.is_cpu)
             keep_what_is_freed(self._nbytes)
 
     def prepare(self) -> None:
@@ -146,14 +154,14 @@ class GradientReducer(Overlap[torch.Tensor]):
 
 
 def memory_of(parameter: torch.Tensor) -> Buffer | None:
-    """Returns the memory that `ParameterCheck` compares."""
-    return _ADAPTER.buffer(parameter.detach()) if parameter.requires_grad else None
+    """Returns the memory that `ParameterCheck` compares: for a parameter on a GPU, that of a copy."""
+    return _ADAPTER.buffer(parameter.detach().cpu()) if parameter.requires_grad else None
 
 
 _ADAPTER = TensorAdapter()
 
 
 def _no_elements(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    indices = torch.empty(sparse_dim, 0, dtype=torch.int64)
+    indices = torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
     values = parameter.new_empty(0, *parameter.shape[sparse_dim:])
     return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)

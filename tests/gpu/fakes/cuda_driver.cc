@@ -28,6 +28,11 @@ int fake_contexts() {
   return state.retained[0] + state.retained[1];
 }
 
+int fake_contexts_on(int device) {
+  std::lock_guard lock(state.mutex);
+  return state.retained[device];
+}
+
 int fake_current_device() { return current.empty() ? -1 : current.back()->device; }
 
 bool fake_is_initialized() {

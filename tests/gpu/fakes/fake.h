@@ -28,6 +28,7 @@ void fake_free(CUdeviceptr address);
 int fake_streams();
 int fake_events();
 int fake_contexts();
+int fake_contexts_on(int device);
 int fake_allocations();
 int fake_priority(CUstream stream);
 int fake_current_device();

@@ -1,0 +1,215 @@
+"""CUDA tensors of PyTorch: their streams, their memory, and the ranks' agreement about them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.cuda.presence import KIND
+from hvdlite.session import current
+from tests.frontends.scenarios import Scenarios
+from tests.gpu.torch_fake.ranks import fakes, run_on_gpu
+from tests.harness import process_ranks
+from tests.harness.forkserver import ForkServer
+from tests.harness.scenarios import Report, joined
+from tests.harness.scenarios import pytest_generate_tests as pytest_generate_tests
+from tests.multiproc.on_device import until
+
+scenario = Scenarios(ranks=[2, 3])
+
+
+@pytest.fixture(scope="module")
+def report(request: pytest.FixtureRequest, torch_ranks: ForkServer) -> Report:
+    """The error of each scenario, by its name."""
+    environ = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # there are two GPUs
+    outcomes = process_ranks(request.param, run_on_gpu, __name__, (), environ=environ, server=torch_ranks)
+    return joined([outcome.result() for outcome in outcomes])
+
+
+@contextmanager
+def held(stream: Any) -> Iterator[None]:
+    """A context in which the GPU does nothing of what ``stream`` is given."""
+    fakes().cuda.fake_hold(stream.cuda_stream)
+    try:
+        yield
+    finally:
+        fakes().cuda.fake_release(stream.cuda_stream)
+
+
+def everyones(factor: float = 1.0) -> float:
+    """The sum over all ranks of the rank plus one, times a factor."""
+    return factor * hvd.size() * (hvd.size() + 1) / 2
+
+
+@scenario
+def a_collective_begins_after_what_its_stream_was_given_and_nobody_waits() -> None:
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        source, target, copied = torch.full((5,), hvd.rank() + 1.0), torch.zeros(5), torch.zeros(5)
+        with torch.cuda.stream(stream):
+            with held(stream):
+                target.copy_(source)
+                handle = hvd.allreduce_async_(target, op=hvd.Sum)
+                result = hvd.synchronize(handle)  # while the stream has not even made the tensor
+                assert result is target
+                copied.copy_(result)
+                again = hvd.allreduce_async(result, op=hvd.Sum)
+                assert not hvd.poll(again)
+            assert hvd.synchronize(again).tolist() == [everyones(hvd.size())] * 5
+            assert copied.tolist() == [everyones()] * 5
+
+
+@scenario
+def a_result_is_kept_for_the_stream_that_reads_it() -> None:
+    reading = torch.cuda.Stream()
+    for _ in range(3):
+        mine, copied = torch.full((4,), hvd.rank() + 1.0), torch.zeros(4 * hvd.size())
+        handle = hvd.allgather_async(mine)  # whose result is allocated aside
+        with held(reading):
+            with torch.cuda.stream(reading):
+                copied.copy_(hvd.synchronize(handle))
+            junk = [torch.full((4 * hvd.size(),), -1.0) for _ in range(4)]  # takes what is free
+        reading.synchronize()
+        assert copied.view(-1, 4).tolist() == [[rank + 1.0] * 4 for rank in range(hvd.size())]
+        del junk
+
+
+@scenario
+def a_result_whose_size_others_decide_takes_no_memory_that_a_stream_still_uses() -> None:
+    rows = 123  # as no other scenario has
+    mine, copied, busy = (
+        torch.full((rows,), hvd.rank() + 1.0),
+        torch.zeros(rows * hvd.size()),
+        torch.cuda.current_stream(),
+    )
+    source = torch.full((rows * hvd.size(),), 7.0)
+    with held(busy):
+        copied.copy_(torch.empty(rows * hvd.size()).copy_(source))  # and its memory is free for this stream
+        with torch.cuda.stream(torch.cuda.Stream()) as other:
+            handle = hvd.allgather_async(mine)
+            until(lambda: hvd.poll(handle))  # so that it runs in a thread of hvdlite's, where that stream is current
+            gathered = hvd.synchronize(handle)
+            other.synchronize()
+    assert copied.tolist() == [7.0] * (rows * hvd.size())
+    assert gathered.view(-1, rows).tolist() == [[rank + 1.0] * rows for rank in range(hvd.size())]
+
+
+@scenario
+def a_tensor_that_is_freed_is_kept_until_it_was_sent() -> None:
+    source = torch.full((1000,), hvd.rank() + 1.0)
+    with held(torch.cuda.current_stream()):
+        handle = hvd.allreduce_async(torch.empty(1000).copy_(source), op=hvd.Sum)
+    junk = torch.full((1000,), -1.0)
+    assert hvd.synchronize(handle).tolist() == [everyones()] * 1000
+    del junk
+
+
+@scenario
+def a_tensor_of_the_cpu_on_one_rank_is_a_mismatch_on_all() -> None:
+    device = "cpu" if hvd.rank() == 0 else "cuda"
+    with pytest.raises(hvd.Mismatch, match=r"(?s)cpu.*cuda|cuda.*cpu"):
+        hvd.allreduce(torch.ones(3, device=device), name="mixed")
+    assert hvd.allreduce(torch.ones(3)).tolist() == [1.0] * 3
+
+
+@scenario
+def tensors_of_the_cpu_and_of_gpus_in_turns() -> None:
+    handles = []
+    for number in range(20):
+        device = "cpu" if number % 3 == 0 else "cuda"
+        handles.append(hvd.allreduce_async(torch.full((7,), float(number), device=device), op=hvd.Sum))
+    for number, handle in enumerate(handles):
+        result = hvd.synchronize(handle)
+        assert result.device.type == ("cpu" if number % 3 == 0 else "cuda")
+        assert result.tolist() == [float(number * hvd.size())] * 7
+
+
+@scenario
+def threads_have_streams_of_their_own() -> None:
+    failures: list[BaseException] = []
+    device = torch.cuda.current_device()
+
+    def work(number: int) -> None:
+        try:
+            torch.cuda.set_device(device)  # each thread has a current one
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for step in range(10):
+                    mine = torch.full((9,), float(step), device="cuda")
+                    total = hvd.allreduce(mine, op=hvd.Sum, name=f"{number}.{step}")
+                    assert total.tolist() == [float(step * hvd.size())] * 9
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@scenario
+def what_gpus_lack_is_refused_where_it_is_submitted() -> None:
+    for tensor, options in ((torch.ones(3, dtype=torch.int16), {}), (torch.ones(3), {"op": hvd.Adasum})):
+        with pytest.raises(ValueError, match=r"pass .*(tensor.cpu\(\)|a copy there)"):
+            hvd.allreduce(tensor, **options)
+    with pytest.raises(ValueError, match="takes CPU and CUDA tensors"):
+        hvd.allreduce(torch.ones(3, device="meta"))
+    assert hvd.allreduce(torch.ones(3)).tolist() == [1.0] * 3
+
+
+@scenario
+def a_step_with_a_gradient_scaler() -> None:
+    torch.manual_seed(5)
+    model = torch.nn.Linear(3, 1)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    with pytest.MonkeyPatch.context() as patch:  # PyTorch's own scaler is for builds with CUDA
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    before = model.weight.detach().clone()
+    scaler.scale(model(torch.full((1, 3), hvd.rank() + 1.0)).sum()).backward()
+    optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+    scaler.update()
+    mean = everyones() / hvd.size()
+    assert torch.allclose(before - model.weight, torch.full((1, 3), 0.1 * mean), atol=1e-6)
+
+
+@scenario
+def a_compiled_step() -> None:
+    torch.manual_seed(5)
+    model = torch.nn.Linear(3, 1)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+
+    def loss(inputs: torch.Tensor) -> torch.Tensor:
+        return hvd.allreduce(model(inputs).sum(), name="loss", op=hvd.Sum) * 2
+
+    compiled = torch.compile(loss, backend="aot_eager")
+    for step in range(3):
+        inputs = torch.full((2, 3), hvd.rank() + step + 1.0)
+        found, wanted = compiled(inputs), loss(inputs)
+        assert torch.equal(found, wanted)
+        gradients = []
+        for each in (found, wanted):
+            model.zero_grad()
+            each.backward()
+            gradients.append(model.weight.grad.clone())
+        assert torch.equal(*gradients)
+
+
+@scenario
+def the_plane_is_that_of_nccl() -> None:
+    assert current().everyone.statistics().planes[KIND] == "nccl"
+
+
+def test_torch(report: Report, name: str) -> None:
+    assert report[name] == ""

@@ -1,0 +1,62 @@
+"""What the PyTorch front end does on CPUs it does on GPUs: its scenarios, with tensors on the GPUs of the fakes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import pytest
+
+from tests.gpu.torch_fake.ranks import run_on_gpu
+from tests.harness import process_ranks
+from tests.harness.forkserver import ForkServer
+from tests.harness.scenarios import Report, joined
+
+_ONLY_FOR_CPUS: Final[dict[str, set[str]]] = {
+    "equivalence": set(),
+    "gradients": set(),
+    "autograd": set(),
+    "broadcasting": {"objects_from_every_root"},
+    "collectives": {"allreduce_of_every_dtype_op_and_shape", "in_place_forms_return_the_tensor_itself"},
+    "join": set(),
+    "sparse": set(),
+    "sync_batch_norm": set(),
+    "optimizer_options": set(),
+    "misuse": set(),
+    "parameter_check": {
+        "checksums_are_submitted_in_a_burst_with_gradients_and_in_first_steps_only",
+        "nothing_after_a_broadcast",
+        "with_every_kind_of_reduction",
+    },
+    "recipes": set(),
+}
+"""The modules of scenarios, and those of each that GPUs cannot have: Adasum, 16-bit integers, and unpickled tensors,
+which PyTorch refuses where it was built without CUDA."""
+
+
+def _module(name: str) -> str:
+    return f"tests.frontends.test_torch_{name}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "report" in metafunc.fixturenames:
+        for_each = [
+            pytest.param(module, name, id=f"{module}-{name}")
+            for module, without in _ONLY_FOR_CPUS.items()
+            for name in importlib.import_module(_module(module)).scenario.names
+            if name not in without
+        ]
+        metafunc.parametrize(("report", "name"), for_each, indirect=["report"], scope="module")
+
+
+@pytest.fixture(scope="module")
+def report(request: pytest.FixtureRequest, torch_ranks: ForkServer) -> Report:
+    """The error of each scenario of one module, by its name."""
+    module: Any = request.param
+    without = _ONLY_FOR_CPUS[module]
+    outcomes = process_ranks(2, run_on_gpu, _module(module), without, server=torch_ranks)
+    return joined([outcome.result() for outcome in outcomes])
+
+
+def test_scenario(report: Report, name: str) -> None:
+    assert report[name] == ""

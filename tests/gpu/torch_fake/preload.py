@@ -1,0 +1,71 @@
+"""Gives this process a PyTorch with GPUs. It is imported before PyTorch, which asks only once what devices it has.
+
+``FAKE_CUDA`` names the folder of the fakes, and ``FAKE_TORCH`` the backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hvdlite.cuda import driver
+
+assert "torch" not in sys.modules
+_spec = importlib.util.find_spec("torch")
+assert _spec is not None
+assert _spec.origin is not None
+for _library in (
+    Path(os.environ["FAKE_CUDA"], driver.SONAME),
+    Path(_spec.origin).parent / "lib" / "libtorch_cpu.so",
+    Path(os.environ["FAKE_TORCH"]),
+):
+    ctypes.CDLL(str(_library), mode=ctypes.RTLD_GLOBAL)
+
+import torch  # noqa: E402 - after its devices
+
+
+class Stream(torch.Stream):
+    """A stream of the fake driver, with the attribute by which PyTorch's streams of CUDA tell their handle."""
+
+    def __new__(cls, device: Any = None, **parts: Any) -> Stream:
+        if not parts:
+            made = torch.Stream(
+                device=torch.device("cuda", torch.accelerator.current_device_index() if device is None else device)
+            )
+            parts = {"stream_id": made.stream_id, "device_index": made.device_index, "device_type": made.device_type}
+        return super().__new__(cls, **parts)  # type: ignore[no-any-return]
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+
+def _current_stream(device: Any = None) -> Stream:
+    found = torch.accelerator.current_stream(device)
+    return Stream(stream_id=found.stream_id, device_index=found.device_index, device_type=found.device_type)
+
+
+for _name, _function in {
+    "_lazy_init": lambda: None,
+    "current_stream": _current_stream,
+    "current_device": torch.accelerator.current_device_index,
+    "set_device": torch.accelerator.set_device_index,
+    "stream": lambda stream: stream,  # a context manager of itself
+    "Stream": Stream,
+}.items():
+    setattr(torch.cuda, _name, _function)
+
+
+def _clone(storage: torch.UntypedStorage, of_cpu: Any = torch.UntypedStorage.clone) -> torch.UntypedStorage:
+    if storage.device.type != "cuda":
+        return of_cpu(storage)
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    whole.set_(storage, 0, (storage.nbytes(),), (1,))
+    return whole.clone().untyped_storage()
+
+
+torch.UntypedStorage.clone = _clone

@@ -1,0 +1,35 @@
+"""The code of a rank whose PyTorch has GPUs, on one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from functools import cache
+
+import torch
+
+from hvdlite.planes import choose
+from tests.gpu.fake import Fakes
+from tests.harness.scenarios import Report, run
+
+
+@cache
+def fakes() -> Fakes:
+    """Those of this process."""
+    return Fakes(os.environ["FAKE_CUDA"])
+
+
+def choose_gpu() -> torch.device:
+    """Makes this rank's GPU the current one, and that on which tensors are made, as a script does."""
+    fakes()
+    choose.absence_of_gpus = str
+    device = torch.device("cuda", int(os.environ["HVDLITE_LOCAL_RANK"]) % 2)
+    torch.cuda.set_device(device.index)
+    torch.set_default_device(device)
+    return device
+
+
+def run_on_gpu(module: str, without: Collection[str]) -> Report:
+    """Runs the scenarios of ``module`` that are not named, with tensors on this rank's GPU."""
+    choose_gpu()
+    return run(module, without)
