@@ -71,7 +71,7 @@ def rocm_built() -> bool:
     return False
 
 
-def describe_gpus() -> dict[str, str]:
+def describe_gpus() -> dict[str, str | int]:
     """Returns what there is of CUDA and of NCCL, and why not.
 
     Initializes the driver, so it is for a process of its own.
@@ -82,8 +82,10 @@ def describe_gpus() -> dict[str, str]:
     without_cuda = absence_of_gpus() or absence_of(driver.library)
     without_nccl = absence_of(library)
     return {
-        "cuda": "" if without_cuda else f"CUDA {driver.version()}, {driver.count()} GPU(s)",
+        "cuda": "" if without_cuda else driver.version(),
+        "visible_gpus": 0 if without_cuda else driver.count(),
         "without_cuda": without_cuda,
-        "nccl": "" if without_nccl else f"NCCL {dotted(library().version)}: {library().path}",
+        "nccl": "" if without_nccl else dotted(library().version),
+        "nccl_library": "" if without_nccl else library().path,
         "without_nccl": without_nccl,
     }

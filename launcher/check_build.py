@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hvdlite.version import __version__
 
@@ -38,9 +38,7 @@ def describe_build() -> Iterator[str]:
     yield _line(not messaging, f"zmq: any ranks, in Python{'; what jobs use here' if problem else ''}", messaging)
     yield ""
     yield "GPUs:"
-    crash = "loading it ended the process that tried"
-    yield _line(bool(found.get("cuda")), found.get("cuda") or "CUDA", found.get("without_cuda", crash))
-    yield _line(bool(found.get("nccl")), found.get("nccl") or "NCCL", found.get("without_nccl", crash))
+    yield from _gpus(found)
     yield ""
     yield "Frameworks:"
     for name, module in FRAMEWORKS:
@@ -53,6 +51,14 @@ def describe_build() -> Iterator[str]:
         yield _line(
             not obstacle, "compiled operations in TensorFlow's graphs", f"{obstacle}; tf.numpy_function is used"
         )
+
+
+def _gpus(found: Mapping[str, Any]) -> Iterator[str]:
+    crash = "it crashed when it was loaded, or took too long"
+    cuda = f"CUDA {found['cuda']}: {found['visible_gpus']} GPU(s)" if found.get("cuda") else "CUDA"
+    yield _line(cuda != "CUDA", cuda, found.get("without_cuda", crash))
+    nccl = f"NCCL {found['nccl']}: {found['nccl_library']}" if found.get("nccl") else "NCCL"
+    yield _line(nccl != "NCCL", nccl, found.get("without_nccl", crash))
 
 
 def _line(is_available: bool, what: str, reason: str) -> str:

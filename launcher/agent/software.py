@@ -35,22 +35,28 @@ def examine(python: str = sys.executable) -> dict[str, Any]:
 
     It is empty if hvdlite works. Then ``without_native`` says why the native library cannot be loaded, and is empty if
     it can; ``wakeup_us`` is how long a wake-up takes there, and 0 without the library. With it come the findings of
-    `hvdlite.builds.describe_gpus`, unless loading NVIDIA's libraries ends the process. Takes 20 s at most.
+    `hvdlite.builds.describe_gpus`, unless NVIDIA's libraries crash or take too long. Takes 20 s at most.
     """
     command = [python, "-P", "-c", _PROGRAM]
     try:
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        return {"problem": f"loading it took more than {_DEADLINE_S:.0f} s"}
+    except subprocess.TimeoutExpired as error:
+        found = _findings(error.stdout or b"")
+        return found if "problem" in found else {"problem": f"loading it took more than {_DEADLINE_S:.0f} s"}
     except OSError as error:
         return {"problem": f"{error.strerror}: {python}"}
-    found: dict[str, Any] = {}
-    for line in ended.stdout.decode(errors="replace").splitlines():
-        with suppress(ValueError):
-            found |= json.loads(line)
-    if "problem" not in found:  # it did not come to the last line
+    found = _findings(ended.stdout)
+    if "problem" not in found:  # it did not come to the line about the native library
         said = ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         found["problem"] = f"loading it ended with code {ended.returncode}: {said[-1]}"
+    return found
+
+
+def _findings(output: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for line in output.decode(errors="replace").splitlines():
+        with suppress(ValueError):
+            found |= json.loads(line)
     return found
 
 

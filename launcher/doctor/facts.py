@@ -23,7 +23,10 @@ def parse_software(answer: Any) -> dict[str, Any]:
     """Parses the result of `software.examine`: only ``problem`` if there are no versions."""
     has_versions = "hvdlite" in field({"software": answer}, "software", dict)
     found = _checked(answer, {**_PROBLEM, **(_VERSIONS if has_versions else {})})
-    return found if found["problem"] else found | _checked(answer, _WORKING)
+    if found["problem"]:
+        return found
+    has_gpu_libraries = "without_cuda" in answer  # else they have crashed
+    return found | _checked(answer, {**_WORKING, **(_GPU_LIBRARIES if has_gpu_libraries else {})})
 
 
 def parse_clock(answer: Any) -> float:
@@ -78,6 +81,7 @@ _MACHINE: Final[Mapping[str, _Check]] = {
 }
 _PROBLEM: Final[Mapping[str, _Check]] = {"problem": text}
 _WORKING: Final[Mapping[str, _Check]] = {"without_native": text, "wakeup_us": figure}
+_GPU_LIBRARIES: Final[Mapping[str, _Check]] = {"cuda": text, "without_cuda": text, "nccl": text, "without_nccl": text}
 _VERSIONS: Final[Mapping[str, _Check]] = {
     "python": text,
     "executable": text,

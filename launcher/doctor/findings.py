@@ -48,7 +48,7 @@ def find(survey: Survey, environment: Mapping[str, str]) -> list[Finding]:
     """All findings, the most severe first. ``environment`` is what ranks would get from this host's."""
     found = [*_of_network(survey)]
     for host in survey.hosts.values():
-        found += [*_of_software(host), *_of_machine(host), *_of_threads(host, environment)]
+        found += [*_of_software(host), *_of_gpus(host), *_of_machine(host), *_of_threads(host, environment)]
     found += [*_of_pairs(survey.attempts), *_of_differences(survey)]
     return sorted(_merged(found), key=lambda finding: finding.weight)
 
@@ -82,6 +82,19 @@ def _of_software(host: SurveyedHost) -> Iterator[Finding]:
             "install hvdlite again there, from a wheel or with g++",
             Weight.WARNING,
         )
+
+
+def _of_gpus(host: SurveyedHost) -> Iterator[Finding]:
+    """Of GPUs that nvidia-smi lists, and what ranks need to use them."""
+    if not host.machine.get("gpus"):
+        return
+    if reason := host.software.get("without_cuda"):
+        text = f"ranks there cannot use its GPUs: {reason}"
+        yield Finding(Weight.WARNING, (host.name,), text, "look at nvidia-smi and CUDA_VISIBLE_DEVICES there")
+    elif reason := host.software.get("without_nccl"):
+        text = f"tensors on GPUs would go through memory of the hosts, slowly: {reason.partition('; ')[0]}"
+        advice = "install a PyTorch for CUDA there, or nvidia-nccl-cu12 or -cu13, whichever CUDA it has"
+        yield Finding(Weight.WARNING, (host.name,), text, advice)
 
 
 def _of_machine(host: SurveyedHost) -> Iterator[Finding]:
@@ -198,6 +211,10 @@ def _of_differences(survey: Survey) -> Iterator[Finding]:
         versions = {host.name: host.software.get("frameworks", {}).get(name, "none") for host in hosts}
         if len(set(versions.values())) > 1:
             yield Finding(Weight.WARNING, (), f"hosts differ in {name}: {_shown(versions)}", "install one version")
+    nccls = {host.name: found for host in hosts if host.machine["gpus"] and (found := host.software.get("nccl"))}
+    if len(set(nccls.values())) > 1:
+        advice = "install one version: NCCL refuses ranks with another, and hvdlite then refuses their tensors on GPUs"
+        yield Finding(Weight.WARNING, (), f"hosts differ in NCCL: {_shown(nccls)}", advice)
     gpus = {host.name: str(len(host.machine["gpus"])) for host in hosts}
     if len(set(gpus.values())) > 1:
         yield Finding(Weight.WARNING, (), f"hosts differ in GPUs: {_shown(gpus)}", "give each as many slots as GPUs")

@@ -65,6 +65,8 @@ def _host(host: SurveyedHost) -> Iterator[str]:
     if "hvdlite" in (found := host.software):
         frameworks = "".join(f", {name} {version}" for name, version in found["frameworks"].items())
         yield f"    hvdlite {found['hvdlite']} (ABI {found['abi']}), Python {found['python']}{frameworks}"
+    if found.get("cuda"):
+        yield f"    CUDA {found['cuda']}, {'NCCL ' + found['nccl'] if found['nccl'] else 'no NCCL'}"
     if found.get("wakeup_us"):
         yield f"    a wake-up takes {found['wakeup_us']:.0f} µs"
     if host.network:

@@ -139,10 +139,37 @@ def test_each_fact_is_one_finding_with_advice(change: Callable[[Survey], None], 
     assert json.loads(json.dumps(as_json(changed, [finding])))["would_run"] == (weight is not Weight.PROBLEM)
 
 
+GPU = {"name": "NVIDIA H100", "memory_mib": "81559", "driver": "550.54"}
+WITH_GPUS = {**SOFTWARE, "cuda": "12.4", "without_cuda": "", "nccl": "2.23.4", "without_nccl": ""}
+
+
+@pytest.mark.parametrize(
+    ("facts", "text", "line"),
+    [
+        ({}, "", "    CUDA 12.4, NCCL 2.23.4"),
+        (
+            {"nccl": "", "without_nccl": "there is none; install it."},
+            "tensors on GPUs would go through memory of the hosts, slowly: there is none",
+            "    CUDA 12.4, no NCCL",
+        ),
+        ({"cuda": "", "without_cuda": "no driver"}, "ranks there cannot use its GPUs: no driver", ""),
+        ({"nccl": "2.20.5"}, "hosts differ in NCCL: 2.23.4 (a, c), 2.20.5 (b)", "    CUDA 12.4, NCCL 2.20.5"),
+    ],
+)
+def test_what_gpus_need(facts: dict[str, str], text: str, line: str) -> None:
+    changed = survey()
+    for host in changed.hosts.values():
+        host.machine, host.software = {**MACHINE, "gpus": [GPU]}, WITH_GPUS
+    changed.hosts["b"].software = {**WITH_GPUS, **facts}
+    assert [finding.text for finding in find(changed, {})] == [text] * bool(text)
+    lines = list(describe(changed, []))
+    of_b = lines[lines.index("b: connected in 0.20 s") : lines.index("c: connected in 0.20 s")]
+    assert [each for each in of_b if "CUDA" in each] == [line] * bool(line)
+
+
 def test_gpus_that_cannot_lock_memory_or_that_others_lack() -> None:
     changed = survey(2)
-    gpu = {"name": "NVIDIA H100", "memory_mib": "81559", "driver": "550.54"}
-    with_machine(gpus=[gpu, gpu], infiniband=["mlx5_0"], locked_memory=64 << 10)(changed)
+    with_machine(gpus=[GPU, GPU], infiniband=["mlx5_0"], locked_memory=64 << 10)(changed)
     texts = [finding.text for finding in find(changed, {})]
     assert any("only 64 KiB of memory may be locked" in text for text in texts)
     assert "hosts differ in GPUs: 0 (a), 2 (b)" in texts

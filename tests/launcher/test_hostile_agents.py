@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hvdlite.launcher.agent.machine import describe_machine
+from hvdlite.launcher.agent.software import examine
 from hvdlite.launcher.agents.agents import Agents
 from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.spawners import SshOptions
@@ -141,6 +142,7 @@ GPU = {"name": "\33[2Jcleared", "memory_mib": "1", "driver": "1"}
         ({"software": {"hvdlite": "0.1.0"}}, "no valid 'problem'"),
         ({"software": {"hvdlite": "0.1.0", "problem": ""}}, "no valid 'python'"),
         ({"software": {"problem": ["none"]}}, "no valid 'problem'"),
+        ({"software": {**examine(), "without_cuda": 7}}, "no valid 'without_cuda'"),
         ({"clock": "noon"}, "no valid 'clock'"),
         ({"clock": 10**400}, "no valid 'clock'"),
     ],

@@ -73,6 +73,26 @@ def test_gpus_are_what_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.Monk
     assert describe_machine()["gpus"] == [{"name": "NVIDIA H100", "memory_mib": "81559", "driver": "550.54"}] * 2
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (b'{"hvdlite": "1"}\n{"problem": ""}\n{"cu', {"hvdlite": "1", "problem": ""}),
+        (b'{"hvdlite": "1"}\n', {"problem": "loading it took more than 20 s"}),
+        (None, {"problem": "loading it took more than 20 s"}),
+    ],
+)
+def test_what_was_found_before_the_time_was_over_counts(
+    said: bytes | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes last is of GPUs, whose driver may take long."""
+
+    def run(command: list[str], **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, 20, said)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert examine() == found
+
+
 def test_this_python_has_what_hvdlite_needs() -> None:
     found = examine()
     assert found["problem"] == ""
