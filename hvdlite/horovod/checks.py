@@ -31,8 +31,8 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) 
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Always false: collectives take no tensors on GPUs in this version."""
-    return False
+    """True if this process seems to have a GPU, and ``horovod.<ext_base_name>`` takes tensors on it."""
+    return ext_base_name == "torch" and extension_available(ext_base_name) and builds.cuda_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:

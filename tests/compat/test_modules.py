@@ -41,7 +41,6 @@ def test_lists_are_split_evenly(length: int, parts: int) -> None:
 def test_small_questions() -> None:
     assert [checks.is_iterable(thing) for thing in ([], "a", 3, None)] == [True, True, False, False]
     assert [number for number in range(9) if checks.num_rank_is_power_2(number)] == [1, 2, 4, 8]
-    assert not checks.gpu_available("torch")
     assert [checks.is_version_greater_equal_than(ver, "2.10.0") for ver in ("2.9.1", "2.10.0+cpu", "2.11.0a1")] == [
         False,
         True,
@@ -54,6 +53,12 @@ def test_small_questions() -> None:
     checks.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
     with pytest.raises(ImportError, match=r"horovod\.mxnet is not available"):
         checks.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_the_front_end_that_takes_tensors_on_gpus(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "cuda_built", lambda: has_gpu)
+    assert [checks.gpu_available(name) for name in ("torch", "tensorflow", "mxnet")] == [has_gpu, False, False]
 
 
 def test_variables_are_set_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
