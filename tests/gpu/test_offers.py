@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,17 +81,31 @@ def test_what_is_told(what: str) -> None:
     assert obstacle(made, range(10, 10 + len(made)), hosts.split()) == told
 
 
+ENABLED = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
 @pytest.mark.parametrize(
-    ("environ", "host_id", "may_share"),
+    ("environ", "of_user", "of_system", "host_id", "may_share"),
     [
-        ({}, "", False),
-        ({"NCCL_HOSTID": "x", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "x", True),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "0"}, "", False),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": ""}, "", False),
+        ({}, None, None, "", False),
+        ({"NCCL_HOSTID": "x", ENABLED: "1"}, None, None, "x", True),
+        ({ENABLED: "0"}, None, None, "", False),
+        ({ENABLED: ""}, None, None, "", False),
+        ({}, f"# NCCL\n\n{ENABLED} = 1\nNCCL_HOSTID=y=z\n", None, "y=z", True),
+        ({}, None, f"{ENABLED}=1\n", "", True),
+        ({}, f"#{ENABLED}=1\n{ENABLED}\n", None, "", False),
+        ({}, f"{ENABLED}=0", f"{ENABLED}=1", "", False),
+        ({ENABLED: "0", "NCCL_HOSTID": "x"}, f"{ENABLED}=1\nNCCL_HOSTID=y", None, "x", False),
     ],
 )
-def test_what_the_variables_of_nccl_say(environ: dict[str, str], host_id: str, may_share: bool) -> None:
-    assert sharing(environ) == {"host_id": host_id, "may_share": may_share}
+def test_what_the_settings_of_nccl_say(
+    environ: dict[str, str], of_user: str | None, of_system: str | None, host_id: str, may_share: bool, tmp_path: Path
+) -> None:
+    for name, text in (("user", of_user), ("system", of_system)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    environ = {**environ, "NCCL_CONF_FILE": str(tmp_path / "user")}
+    assert sharing(environ, tmp_path / "system") == {"host_id": host_id, "may_share": may_share}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -45,10 +46,21 @@ class Offer(NamedTuple):
     unique: str = ""
 
 
-def sharing(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns the fields of an `Offer` that follow from NCCL's variables."""
-    shares = environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "").strip() not in ("", "0")
-    return {"host_id": environ.get("NCCL_HOSTID", "")[:_LONGEST], "may_share": shares}
+def sharing(environ: Mapping[str, str] = os.environ, of_system: Path = Path("/etc/nccl.conf")) -> dict[str, Any]:
+    """Returns the fields of an `Offer` that follow from NCCL's variables, which its files of settings may also have."""
+    of_user = Path(environ.get("NCCL_CONF_FILE") or Path.home() / ".nccl.conf")
+    variables = {**_settings_in(of_system), **_settings_in(of_user), **environ}
+    shares = variables.get("NCCL_MULTI_RANK_GPU_ENABLE", "").strip() not in ("", "0")
+    return {"host_id": variables.get("NCCL_HOSTID", "")[:_LONGEST], "may_share": shares}
+
+
+def _settings_in(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def exchange(own: Offer, over: DataPlane) -> list[Offer]:
