@@ -192,7 +192,7 @@ class Planes(dict[str, DataPlane]):
         told = ", ".join(map(str, lacking[:_TOLD])) + (f" and {len(lacking) - _TOLD} more" * (len(lacking) > _TOLD))
         return (
             f"a tensor is on {device}, but rank(s) {told} found no {device.kind} device at hvd.init(); run hvdrun "
-            f"--check-build there, which says why, or pass a copy on {' or '.join(self)}"
+            f"--check-build in their environment, which says why, or pass a copy on {' or '.join(self)}"
         )
 
     def abort(self, error: HvdError) -> None:

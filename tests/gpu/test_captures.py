@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.cuda.streams import Stream
+from hvdlite.cuda.context import Context
+from hvdlite.cuda.streams import Event, Stream
 from tests.gpu.fake import Fakes
 from tests.gpu.program import Program
 from tests.gpu.streams import BlockingStream
@@ -96,6 +97,18 @@ def _capturing(folder: str) -> list[str]:
     hvd.barrier()
     program.leave()
     return wrong
+
+
+def test_a_captured_stream_need_not_wait_for_what_has_passed(fakes: Fakes) -> None:
+    context = Context(0)
+    stream, event = Stream(context), Event(context)
+    event.record(stream.handle)
+    event.wait()
+    fakes.cuda.fake_begin_capture(stream.handle)
+    event.hold_back_callers(stream.handle)
+    assert fakes.cuda.fake_end_capture(stream.handle)
+    for each in (event, stream, context):
+        each.close()
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -14,7 +14,7 @@ from tests.gpu.fake import Fakes
 def test_the_loaded_library_is_known_by_version_and_file(fakes: Fakes) -> None:
     loaded = nccl.library()
     assert (loaded.version, loaded.path) == (23203, str(fakes.folder / nccl.SONAME))
-    assert absence_of(nccl.library) == ""
+    assert absence_of(nccl.library) == nccl.apparent_absence() == ""
 
 
 @pytest.mark.parametrize(("number", "text"), [(21903, "2.19.3"), (23203, "2.32.3"), (2804, "2.8.4"), (30100, "3.1.0")])
@@ -26,12 +26,14 @@ def test_a_version_that_is_too_old(fakes: Fakes, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(nccl, "OLDEST", 23204)
     with pytest.raises(NativeUnavailable, match=r"libnccl\.so\.2 is NCCL 2\.32\.3, and hvdlite needs 2\.32\.4"):
         nccl.library()
+    assert "is NCCL 2.32.3, and hvdlite needs 2.32.4" in nccl.apparent_absence()  # since it is loaded already
 
 
 def test_a_missing_library(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "SONAME", "libnccl-of-nobody.so.2")
     assert "libnccl-of-nobody.so.2: cannot open" in absence_of(nccl.library)
     assert "pip install nvidia-nccl-cu12" in absence_of(nccl.library)
+    assert nccl.apparent_absence().startswith("there is no libnccl-of-nobody.so.2; install a PyTorch for CUDA")
 
 
 @pytest.mark.parametrize(

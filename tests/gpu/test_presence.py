@@ -15,10 +15,13 @@ from hvdlite.cuda import driver, loading
 from hvdlite.cuda.loading import is_installed, is_loaded
 from hvdlite.cuda.presence import KIND, absence_of_gpus
 from hvdlite.planes import choose
+from hvdlite.planes.base import Planes
+from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.nccl import library as nccl
 from hvdlite.planes.nccl import part
 from hvdlite.session import current
 from hvdlite.settings import Start
+from hvdlite.tensors.device import CPU, Device
 from tests.gpu.fake import Fakes
 from tests.gpu.program import Gpu
 from tests.harness import process_ranks
@@ -74,6 +77,16 @@ def test_where_a_library_is_installed(place: str, tmp_path: Path, monkeypatch: p
     environ = {"LD_LIBRARY_PATH": f":/nowhere:{folders['path']}"}
     assert is_installed(name, "hvdprobe4.inner", environ) == (place != "nowhere")
     assert not is_loaded(name)
+
+
+def test_few_of_many_ranks_without_gpus_are_named() -> None:
+    planes = Planes(cpu=LocalPlane())
+    planes.lacking[KIND] = list(range(3, 14))
+    told = "a tensor is on cuda:1, but rank(s) 3, 4, 5, 6, 7, 8, 9, 10 and 3 more found no cuda device at hvd.init(); "
+    assert planes.absence_for(Device(KIND, 1)).startswith(told)
+    assert planes.absence_for(CPU) == ""
+    told = "a tensor is on xpu:0, and hvdlite moves no such memory; pass a copy on cpu"
+    assert planes.absence_for(Device("xpu")) == told
 
 
 def _mapped() -> list[str]:
@@ -132,8 +145,8 @@ def _refused(folder: str, lacking: str) -> list[str]:
     [
         (
             "gpu",
-            "a tensor is on cuda:{}, but rank(s) 1 found no cuda device at hvd.init(); run hvdrun --check-build there, "
-            "which says why, or pass a copy on cpu",
+            "a tensor is on cuda:{}, but rank(s) 1 found no cuda device at hvd.init(); run hvdrun --check-build in "
+            "their environment, which says why, or pass a copy on cpu",
         ),
         ("nccl", "tensors on GPUs need NCCL on all ranks, but on rank 1 there is no NCCL; install one."),
     ],
