@@ -12,13 +12,16 @@ import pytest
 
 from hvdlite.cuda.context import Context
 from hvdlite.cuda.memory import copy
+from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError, PeerLost
+from hvdlite.planes.nccl import part as nccl_part
 from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.offers import exchange
 from hvdlite.planes.nccl.part import NcclPart
 from hvdlite.planes.nccl.plane import NcclPlane
 from hvdlite.settings import Settings
+from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.gpu.fake import Fakes, GpuArray
 from tests.gpu.planes import Planes, opened, spans_of
@@ -342,6 +345,14 @@ def test_an_address_that_is_none(fakes: Fakes, address: object) -> None:
     with pytest.raises(HorovodInternalError, match="a rank published no valid address of NCCL"):
         part.connect([address, ""], 0.0)
     part.close()
+
+
+def test_an_address_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_part, "apparent_absence", lambda: "x" * 1000)
+    address = NcclPart(member(1, "aa"), Settings()).bind()
+    plane = NcclPart(member(0, "aa"), Settings()).connect(["", address], 0.0)
+    assert "on rank 1 xxx" in plane.unfitness(Device(KIND))
+    plane.close()
 
 
 def test_contexts_of_the_caller_are_left_alone(fakes: Fakes) -> None:
