@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
     leaves_zeros = stands_for_horovod() and not optimizer.state_dict()["state"]
     state = optimizer.state_dict() if rank() == root_rank else None
-    optimizer.load_state_dict(broadcast_state(state, "optimizer_state", root_rank, process_set, collectives, _STORE))
+    optimizer.load_state_dict(broadcast_state(state, "optimizer_state", root_rank, process_set, collectives, _State()))
     if leaves_zeros:
         _zero_gradients(optimizer, model)
 
@@ -86,13 +86,24 @@ class _Tensors:
         if target is not variable and not torch.equal(variable, received):
             raise ValueError("a tensor that is expanded on this rank is not on the root; pass tensor.clone()")
 
+
+class _State(_Tensors):
+    """The store that also makes tensors: of the device, and in the stream, that are current where it is made itself."""
+
+    def __init__(self) -> None:
+        has_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.current_stream() if has_gpus else None
+
+    def here(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
     def description(self, variable: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, str]:
         return tuple(variable.shape), variable.dtype, "cuda" if variable.is_cuda else "cpu"
 
     def make(self, description: tuple[tuple[int, ...], torch.dtype, str]) -> torch.Tensor:
-        """Makes a tensor; one of a GPU is on that which this rank has chosen."""
+        """Makes a tensor, of a GPU only if this rank uses one."""
         shape, dtype, kind = description
-        return torch.empty(shape, dtype=dtype, device=kind)
+        return torch.empty(shape, dtype=dtype, device="cpu" if self._stream is None else kind)
 
 
 _STORE = _Tensors()

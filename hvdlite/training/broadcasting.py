@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from hvdlite.members.process_set import ProcessSet
@@ -44,6 +45,9 @@ class StateStore(Store[V, T], Protocol):
 
     def make(self, description: Any) -> V:
         """Makes a variable, whose value does not matter."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Returns a context in which another thread makes and moves values as the caller's would."""
 
 
 def named(params: Any, kind: type[V]) -> list[tuple[str, V]]:
@@ -93,10 +97,11 @@ def broadcast_state(
 
     def broadcast_variables(data: memoryview) -> None:
         nonlocal state
-        if not is_root:
-            state = _load(data, variables, store)
-        pairs = [(f"{name}.{index}", variable) for index, variable in enumerate(variables)]
-        broadcast_all(pairs, root_rank, process_set, collectives, store)
+        with store.here():
+            if not is_root:
+                state = _load(data, variables, store)
+            pairs = [(f"{name}.{index}", variable) for index, variable in enumerate(variables)]
+            broadcast_all(pairs, root_rank, process_set, collectives, store)
 
     broadcast_bytes(lambda: _dump(state, variables, store), root_rank, name, process_set, broadcast_variables)
     return state

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.broadcasting import _STORE
+from hvdlite.torch.broadcasting import _State
 from hvdlite.training import broadcasting
 from tests.frontends.scenarios import Report, Scenarios
 
@@ -172,11 +172,11 @@ def test_torch_broadcasting(report: Report, name: str) -> None:
 def test_tensors_do_not_travel_inside_a_pickle() -> None:
     state = {"big": torch.ones(1000, 100), "nested": [{"step": torch.tensor(3.0)}], "lr": 0.1}
     tensors: list[torch.Tensor] = []
-    data = broadcasting._dump(state, tensors, _STORE)
+    data = broadcasting._dump(state, tensors, _State())
     assert len(data) < 500
     assert [math.prod(tensor.shape) for tensor in tensors] == [100_000, 1]
     received: list[torch.Tensor] = []
-    loaded = broadcasting._load(data, received, _STORE)
+    loaded = broadcasting._load(data, received, _State())
     assert [tensor.shape for tensor in received] == [tensor.shape for tensor in tensors]
     assert loaded["big"] is received[0]
     assert loaded["nested"][0]["step"] is received[1]

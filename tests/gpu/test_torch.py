@@ -185,6 +185,20 @@ def a_step_with_a_gradient_scaler() -> None:
 
 
 @scenario
+def the_state_of_an_optimizer_is_made_on_the_gpu_of_each_rank() -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if hvd.rank() == 0:
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    with torch.cuda.stream(torch.cuda.Stream()):  # whose order is not that of any other
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        momentum = [state["momentum_buffer"] for state in optimizer.state.values()]
+        assert [each.tolist() for each in momentum] == [[[2.0] * 3], [2.0]]
+    assert all(each.device.index == torch.cuda.current_device() for each in momentum)
+
+
+@scenario
 def a_compiled_step() -> None:
     torch.manual_seed(5)
     model = torch.nn.Linear(3, 1)

@@ -150,7 +150,8 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
 at::Tensor& copy_(at::Tensor& target, const at::Tensor& source, bool) {
   bool is_memory = is_on_gpu(target) && is_on_gpu(source) && target.device() == source.device() &&
                    target.dtype() == source.dtype() && target.sizes() == source.sizes() && target.is_contiguous() &&
-                   source.is_contiguous() && target.is_neg() == source.is_neg() && !source.is_conj();
+                   source.is_contiguous() && target.is_neg() == source.is_neg() && !source.is_conj() &&
+                   !target.is_conj();
   if (is_memory) {
     int device = target.device().index();
     auto address = [](const at::Tensor& tensor) { return reinterpret_cast<CUdeviceptr>(tensor.data_ptr()); };

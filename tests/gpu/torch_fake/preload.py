@@ -51,6 +51,7 @@ def _current_stream(device: Any = None) -> Stream:
 
 for _name, _function in {
     "_lazy_init": lambda: None,
+    "is_initialized": lambda: True,
     "current_stream": _current_stream,
     "current_device": torch.accelerator.current_device_index,
     "set_device": torch.accelerator.set_device_index,
