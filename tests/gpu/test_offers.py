@@ -32,6 +32,7 @@ def _offer(gpu: str = A, **fields: Any) -> Offer:
 
 TWO = "ranks 10, 11 use one GPU, number 0 of here (GPU a)"
 ADD = "; add torch.cuda.set_device(hvd.local_rank()) after hvd.init(), before anything is on a GPU"
+REPAIR = "); repair that, or set HVDLITE_GPU_PLANE=staged, which does without it"
 SHARED: dict[str, Any] = {"may_share": True, "version": 23000}
 # Offers, the hosts of their ranks, and what all ranks are told.
 TABLE: dict[str, tuple[list[Offer], str, str]] = {
@@ -66,11 +67,15 @@ TABLE: dict[str, tuple[list[Offer], str, str]] = {
         "NCCL needs the same version on all ranks, but there is 2.23.4 on ranks 10, 12; 2.29.3 on rank 11; install the "
         "same everywhere.",
     ),
-    "no NCCL on one": ([_offer(), Offer("there is none.")], "here here", "rank 11: there is none."),
+    "no NCCL on one": (
+        [_offer(), Offer("there is none.")],
+        "here here",
+        f"NCCL cannot be used (rank 11: there is none.{REPAIR}",
+    ),
     "different reasons": (
         [Offer("it is old."), Offer("there is none."), Offer("it is old.")],
         "here here here",
-        "ranks 10, 12: it is old.; rank 11: there is none.",
+        f"NCCL cannot be used (ranks 10, 12: it is old.; rank 11: there is none.{REPAIR}",
     ),
 }
 
@@ -170,6 +175,22 @@ def test_ranks_that_forgot_to_choose_a_gpu_are_told_the_line_to_add(loaded_fakes
     for outcome in outcomes:
         assert f"ranks 0, 1 use one GPU, number {ordinal} of " in outcome.message, outcome.output
         assert "; add torch.cuda.set_device(hvd.local_rank()) after hvd.init()" in outcome.message
+
+
+def _without_nccl(folder: str) -> None:
+    gpu = Gpu(folder)
+    if hvd.rank() == 0:
+        gpu.fakes.fail("ncclGetUniqueId", 2)
+    try:
+        gpu.collectives.allreduce(gpu.array(np.ones(2)), op=hvd.Sum)
+    finally:
+        gpu.leave()
+
+
+def test_what_keeps_one_rank_from_using_nccl_is_told_to_all(loaded_fakes: Fakes) -> None:
+    for outcome in process_ranks(2, _without_nccl, str(loaded_fakes.folder), environ=NEVER_SILENT):
+        assert "NCCL cannot be used (rank 0: ncclGetUniqueId of NCCL 2.32.3 failed: a system error" in outcome.message
+        assert outcome.message.endswith(REPAIR)
 
 
 @pytest.mark.parametrize(

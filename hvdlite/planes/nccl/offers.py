@@ -85,7 +85,8 @@ def obstacle(offers: Sequence[Offer], ranks: Sequence[int], hosts: Sequence[str]
     """
     numbers = range(len(offers))
     if lacking := _grouped(lambda rank: offers[rank].lack, (rank for rank in numbers if offers[rank].lack)):
-        return "; ".join(f"{_ranks(having, ranks)}: {lack}" for lack, having in lacking[:_TOLD])
+        told = "; ".join(f"{_ranks(having, ranks)}: {lack}" for lack, having in lacking[:_TOLD])
+        return f"NCCL cannot be used ({told}); repair that, or set HVDLITE_GPU_PLANE=staged, which does without it"
     versions = _grouped(lambda rank: offers[rank].version, numbers)
     if len(versions) > 1:
         told = "; ".join(f"{dotted(version)} on {_ranks(having, ranks)}" for version, having in versions[:_TOLD])
