@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.planes.nccl import packing, scratch
+from hvdlite.planes.nccl import mover, packing, scratch
 from hvdlite.planes.nccl.communicator import Communicator
+from hvdlite.planes.nccl.kernels import text
 from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.packing import is_worth_packing
 from hvdlite.planes.nccl.plane import NcclPlane
-from hvdlite.tensors.buffer import in_place
+from hvdlite.tensors.buffer import Spans, in_place
 from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 from tests.contract import oracle
 from tests.gpu.fake import Fakes, GpuArray
@@ -161,9 +164,13 @@ def test_reduce_scatter_with_factors_that_nccl_lacks(group: Planes, lengths: lis
         _scattered(group, DType.FLOAT64, Min, factors, lengths)
 
 
+def _lengths(*lengths: int) -> Spans:
+    return np.array([(1, 1, length) for length in lengths], np.uint64).reshape(-1, 3)
+
+
 def test_which_are_packed() -> None:
     def told(*lengths: int) -> bool:
-        return is_worth_packing(np.array([(1, 1, length) for length in lengths], np.uint64).reshape(-1, 3))
+        return is_worth_packing([_lengths(*lengths)])
 
     few = int(packing.PACK_US / packing.TENSOR_US) + 1
     assert [told(*[4] * count) for count in (0, 1, few - 1, few + 1, 1000)] == [False, False, False, True, True]
@@ -176,6 +183,69 @@ def test_which_are_packed() -> None:
         True,
         False,
     ]
+
+
+def test_which_parts_are_packed() -> None:
+    """Equal ones, of which each is as long as an all-reduce whose bytes are those of all parts."""
+    few = int(packing.PACK_US / packing.TENSOR_US) + 2
+    for lists, is_worth in (
+        ([[4] * few] * 3, True),
+        ([[4] * (few - 3)] * 3, False),
+        ([[4] * few, [4] * (few - 1) + [8]], False),
+        ([[4] * few, []], False),
+        ([[scratch.KEPT_BYTES // 2048] * 1024] * 2, True),
+        ([[scratch.KEPT_BYTES // 2048] * 1024] * 3, False),
+    ):
+        assert is_worth_packing([_lengths(*each) for each in lists]) is is_worth
+
+
+def _both_ways_of_parts(plane: NcclPlane, group: Planes, dtype: DType, factors: tuple[float, float]) -> list[bytes]:
+    """The outputs of a reduce-scatter and then of an all-gather of its outputs, each of 30 tensors."""
+    item, rng = dtype.itemsize, np.random.default_rng(plane.rank)
+    lengths = [number % 7 + 1 for number in range(30)]
+    inputs = [group.array(plane, oracle.random(rng, dtype, 1 + group.size * length)) for length in lengths]
+    own = [group.array(plane, np.zeros(length, oracle.STORAGE[dtype])) for length in lengths]
+    parts = [
+        np.array(
+            [
+                (array.address + (1 + rank * length) * item, target.address * (rank == plane.rank), length * item)
+                for array, target, length in zip(inputs, own, lengths, strict=True)
+            ],
+            np.uint64,
+        )
+        for rank in range(group.size)
+    ]
+    before = [array.on_device().tobytes() for array in inputs]
+    _done(plane.reducescatter(parts, dtype, Sum, *factors))
+    assert [array.on_device().tobytes() for array in inputs] == before
+    outputs = [group.array(plane, np.zeros(1 + group.size * length, oracle.STORAGE[dtype])) for length in lengths]
+    streams = [
+        np.array(
+            [
+                (source.address * (rank == plane.rank), array.address + (1 + rank * length) * item, length * item)
+                for source, array, length in zip(own, outputs, lengths, strict=True)
+            ],
+            np.uint64,
+        )
+        for rank in range(group.size)
+    ]
+    _done(plane.allgather(streams))
+    return [array.on_device().tobytes() for array in (*own, *outputs)]
+
+
+def test_parts_are_the_same_bits_both_ways(group: Planes, monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    for dtype in (DType.FLOAT16, DType.FLOAT64, DType.INT8, DType.INT64):
+        for factors in ((1.0, 1.0), (1.0, 1 / group.size), (0.5, 0.7)):
+            found = []
+            for packs in (True, False):
+                _choose(monkeypatch, packs)
+                calls.clear()
+                found.append(group.run(partial(_both_ways_of_parts, group=group, dtype=dtype, factors=factors)))
+                each = group.size * (1 if packs else 30)
+                assert Counter(calls) == {"ncclReduceScatter": each, "ncclAllGather": each}
+            assert found[0] == found[1], (dtype, factors)
+            gathered = [each[30:] for each in found[0]]
+            assert all(each == gathered[0] for each in gathered)
 
 
 def test_many_tensors_are_one_call(fakes: Fakes, calls: list[str]) -> None:
@@ -251,9 +321,15 @@ def test_a_launch_that_fails_and_a_kernel_that_breaks_end_the_plane(fakes: Fakes
             fakes.cuda.fake_heal()
 
 
-def test_a_rank_whose_driver_compiles_no_kernel_fails_in_its_first_collective(fakes: Fakes) -> None:
-    fakes.fail("cuModuleLoadData", 221)
-    told = r"cuModuleLoadData failed.*NVIDIA_DRIVER_CAPABILITIES"
-    with opened(fakes, 1) as group, pytest.raises(HorovodInternalError, match=told):
-        group.planes[0].barrier()
-    assert fakes.held()["streams"] == 0
+def test_a_rank_that_cannot_load_a_kernel_fails_in_its_first_collective(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first kernel, and one after others, which are freed."""
+    for told in (r"cuModuleLoadData failed.*NVIDIA_DRIVER_CAPABILITIES", r"cuModuleGetFunction failed.*\(500\)"):
+        if "LoadData" in told:
+            fakes.fail("cuModuleLoadData", 221)
+        else:
+            monkeypatch.setattr(mover, "text", lambda element: text(element) if element.bits < 64 else "")
+        with opened(fakes, 1) as group, pytest.raises(HorovodInternalError, match=told):
+            group.planes[0].barrier()
+        assert (fakes.held()["streams"], fakes.held()["modules"]) == (0, 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+import numpy as np
+
 from hvdlite.cuda.memory import copy
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.library import BYTES
@@ -33,6 +35,17 @@ def packed_allreduce(gpu: Gpu, group: Group, spans: Spans, chosen: Reduction) ->
     gpu.mover.move(out, chosen.element, chosen.after)
 
 
+def packed_reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: int, chosen: Reduction) -> None:
+    """Does as `packed_allreduce`. The parts are equal."""
+    address, nbytes, into, out = in_one_piece(np.concatenate(parts), gpu.scratch)
+    part, own = nbytes // len(parts), _rows_of(rank, parts)
+    gpu.mover.move(into, chosen.element, chosen.before)
+    with group():
+        arguments = address, address + rank * part, chosen.count(part), chosen.dtype, chosen.operation
+        gpu.communicator.call("ncclReduceScatter", *arguments)
+    gpu.mover.move(out[own], chosen.element, chosen.after)
+
+
 def reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: int, chosen: Reduction) -> None:
     """Gives a reduce-scatter of each row of equal parts, and otherwise a reduce of each row to the rank of its part."""
     rows: list[tuple[list[Piece], int, int, int]]  # pieces to read; the root; its address to write and the bytes there
@@ -57,6 +70,16 @@ def reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: int, cho
             else:
                 gpu.communicator.call("ncclReduce", *arguments, root)
     gpu.mover.move(in_place(parts[rank]), chosen.element, chosen.after)
+
+
+def packed_allgather(gpu: Gpu, group: Group, streams: Sequence[Spans], rank: int) -> None:
+    """Gives one call between two launches of a kernel. The streams are equal."""
+    address, nbytes, into, out = in_one_piece(np.concatenate(streams), gpu.scratch)
+    stream = nbytes // len(streams)
+    gpu.mover.move(into[_rows_of(rank, streams)])
+    with group():
+        gpu.communicator.call("ncclAllGather", address + rank * stream, address, stream, BYTES)
+    gpu.mover.move(out)
 
 
 def allgather(gpu: Gpu, group: Group, streams: Sequence[Spans], rank: int) -> None:
@@ -93,3 +116,9 @@ def alltoall(gpu: Gpu, group: Group, sends: Sequence[Spans], receives: Sequence[
             if into.nbytes:
                 gpu.communicator.call("ncclRecv", into.address, into.nbytes, BYTES, peer)
     scatter(intos, gpu.mover)
+
+
+def _rows_of(rank: int, lists: Sequence[Spans]) -> slice:
+    """Where a rank's spans are among those of all, which have as many."""
+    count = len(lists[rank])
+    return slice(rank * count, (rank + 1) * count)

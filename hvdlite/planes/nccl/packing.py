@@ -23,12 +23,14 @@ PACKED_BYTES_PER_US = 250_000.0
 """What it packs and unpacks meanwhile, both of which read and write, at a total of 1 TB/s."""
 
 
-def is_worth_packing(spans: Spans) -> bool:
-    """True if ``spans`` are reduced sooner in one piece than by a call for each.
+def is_worth_packing(lists: Sequence[Spans]) -> bool:
+    """True if spans, or the spans of each rank, which then are equal, move sooner in one piece than by a call for each.
 
     All ranks must think so, or none; so it depends on the bytes of the spans only, which are the same on all.
     """
-    count, nbytes = int(np.count_nonzero(spans[:, 2])), int(spans[:, 2].sum())
+    if len(lists) > 1 and not is_even(lists):
+        return False
+    count, nbytes = int(np.count_nonzero(lists[0][:, 2])), len(lists) * int(lists[0][:, 2].sum())
     return nbytes <= KEPT_BYTES and count * TENSOR_US > PACK_US + nbytes / PACKED_BYTES_PER_US
 
 

@@ -27,7 +27,16 @@ from hvdlite.cuda.memory import DeviceMemory, device_of
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.nccl.collectives import Group, allgather, allreduce, alltoall, packed_allreduce, reducescatter
+from hvdlite.planes.nccl.collectives import (
+    Group,
+    allgather,
+    allreduce,
+    alltoall,
+    packed_allgather,
+    packed_allreduce,
+    packed_reducescatter,
+    reducescatter,
+)
 from hvdlite.planes.nccl.communicator import unique_id
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.launched import Launched
@@ -76,7 +85,7 @@ class NcclPlane(DataPlane):
         if (address := _first_address((spans,), 0)) is None:
             self._refuse_if_aborted()
             return None
-        is_packed = is_worth_packing(spans)
+        is_packed = is_worth_packing([spans])
         chosen = reduction(dtype, op, prescale, postscale, self.size, is_packed)
         give = packed_allreduce if is_packed or chosen.has_kernels else allreduce
         return self._launch("allreduce", address, lambda gpu, group: give(gpu, group, spans, chosen))
@@ -87,16 +96,17 @@ class NcclPlane(DataPlane):
         if (address := _first_address(parts, 0)) is None:
             self._refuse_if_aborted()
             return None
-        chosen = reduction(dtype, op, prescale, postscale, self.size)
-        return self._launch(
-            "reducescatter", address, lambda gpu, group: reducescatter(gpu, group, parts, self.rank, chosen)
-        )
+        is_packed = is_worth_packing(parts)
+        chosen = reduction(dtype, op, prescale, postscale, self.size, is_packed)
+        give = packed_reducescatter if is_packed else reducescatter
+        return self._launch("reducescatter", address, lambda gpu, group: give(gpu, group, parts, self.rank, chosen))
 
     def allgather(self, streams: Sequence[Spans]) -> Launched | None:
         if (address := _first_address(streams, 1)) is None:
             self._refuse_if_aborted()
             return None
-        return self._launch("allgather", address, lambda gpu, group: allgather(gpu, group, streams, self.rank))
+        give = packed_allgather if is_worth_packing(streams) else allgather
+        return self._launch("allgather", address, lambda gpu, group: give(gpu, group, streams, self.rank))
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Launched | None:
         if not matrix.any():  # then all ranks have nothing; if only this one has not, it still makes a communicator
