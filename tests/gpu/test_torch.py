@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.cuda.context import Context
 from hvdlite.cuda.presence import KIND
 from hvdlite.session import current
 from tests.frontends.scenarios import Scenarios
@@ -35,11 +36,15 @@ def report(request: pytest.FixtureRequest, torch_ranks: ForkServer) -> Report:
 @contextmanager
 def held(stream: Any) -> Iterator[None]:
     """A context in which the GPU does nothing of what ``stream`` is given."""
-    fakes().cuda.fake_hold(stream.cuda_stream)
+    context = Context(stream.device_index)  # of which the default stream has no handle
+    with context.current():
+        fakes().cuda.fake_hold(stream.cuda_stream)
     try:
         yield
     finally:
-        fakes().cuda.fake_release(stream.cuda_stream)
+        with context.current():
+            fakes().cuda.fake_release(stream.cuda_stream)
+        context.close()
 
 
 def everyones(factor: float = 1.0) -> float:

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -16,30 +17,21 @@ namespace {
 constexpr int kDevices = 2;
 constexpr int kFreed = 0xDB;
 
-struct Gpu {
-  CUcontext context = nullptr;
-  CUstream first = nullptr;  // the one that is current unless the program chooses another
-};
-
-Gpu& gpu(int index) {
-  static Gpu* gpus = [] {
-    auto* made = new Gpu[kDevices];
+CUcontext context_of(int index) {
+  static CUcontext* contexts = [] {
+    auto* made = new CUcontext[kDevices];
     fake_check(cuInit(0), "cuInit");
     for (int each = 0; each < kDevices; each++) {
-      fake_check(cuDevicePrimaryCtxRetain(&made[each].context, each), "cuDevicePrimaryCtxRetain");
-      cuCtxPushCurrent_v2(made[each].context);
-      fake_check(cuStreamCreateWithPriority(&made[each].first, 0, 0), "cuStreamCreateWithPriority");
-      CUcontext popped;
-      cuCtxPopCurrent_v2(&popped);
+      fake_check(cuDevicePrimaryCtxRetain(&made[each], each), "cuDevicePrimaryCtxRetain");
     }
     return made;
   }();
   TORCH_CHECK(index >= 0 && index < kDevices, "there is no GPU ", index);
-  return gpus[index];
+  return contexts[index];
 }
 
 struct Current {
-  explicit Current(int index) { cuCtxPushCurrent_v2(gpu(index).context); }
+  explicit Current(int index) { cuCtxPushCurrent_v2(context_of(index)); }
   ~Current() {
     CUcontext popped;
     cuCtxPopCurrent_v2(&popped);
@@ -47,26 +39,25 @@ struct Current {
 };
 
 thread_local int device_now = 0;
-thread_local CUstream current_streams[kDevices] = {};
+thread_local CUstream current_streams[kDevices] = {};  // at first the default stream, which is null
 
-CUstream stream_of(c10::Stream stream) {
-  return stream.id() ? reinterpret_cast<CUstream>(stream.id()) : gpu(stream.device_index()).first;
-}
+CUstream stream_of(c10::Stream stream) { return reinterpret_cast<CUstream>(stream.id()); }
 
 c10::Stream stream_on(int index, CUstream stream) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, index), reinterpret_cast<c10::StreamId>(stream));
 }
 
 struct Block {
+  int device;
   CUdeviceptr address;
   size_t nbytes;
   std::vector<CUstream> streams;  // first the one in which it was allocated
 };
 
-// Freed memory by its stream and size. Whoever allocates in that stream gets it at once.
+// Freed memory by its device, stream and size. Whoever allocates in that stream gets it at once.
 struct Cache {
   std::mutex mutex;
-  std::multimap<std::pair<CUstream, size_t>, CUdeviceptr> freed;
+  std::multimap<std::tuple<int, CUstream, size_t>, CUdeviceptr> freed;
 };
 
 Cache& cache() {
@@ -80,13 +71,13 @@ bool keep(const Block& block) {
   std::lock_guard lock(cache().mutex);
   if (block.streams.size() > 1 || cache().freed.size() >= kMost) return false;
   if (cuMemsetD8Async(block.address, kFreed, block.nbytes, block.streams[0])) return false;
-  cache().freed.emplace(std::pair(block.streams[0], block.nbytes), block.address);
+  cache().freed.emplace(std::tuple(block.device, block.streams[0], block.nbytes), block.address);
   return true;
 }
 
-CUdeviceptr kept(CUstream stream, size_t nbytes) {
+CUdeviceptr kept(int device, CUstream stream, size_t nbytes) {
   std::lock_guard lock(cache().mutex);
-  auto found = cache().freed.find({stream, nbytes});
+  auto found = cache().freed.find({device, stream, nbytes});
   if (found == cache().freed.end()) return 0;
   auto address = found->second;
   cache().freed.erase(found);
@@ -95,6 +86,7 @@ CUdeviceptr kept(CUstream stream, size_t nbytes) {
 
 void free_block(void* opaque) {
   std::unique_ptr<Block> block(static_cast<Block*>(opaque));
+  Current current(block->device);
   if (keep(*block)) return;
   auto left = std::make_shared<std::atomic<size_t>>(block->streams.size());
   auto pass = [left, address = block->address] {
@@ -110,10 +102,10 @@ struct Allocator final : c10::Allocator {
     c10::Device device(c10::kCUDA, device_now);
     if (!nbytes) return {nullptr, device};
     CUstream stream = fake_current_stream(device_now);
-    CUdeviceptr address = kept(stream, nbytes);
+    CUdeviceptr address = kept(device_now, stream, nbytes);
     if (!address) address = fake_allocate(device_now, nbytes);
     TORCH_CHECK(address, "the fake GPU has no memory left");
-    auto* block = new Block{address, nbytes, {stream}};
+    auto* block = new Block{device_now, address, nbytes, {stream}};
     return {reinterpret_cast<void*>(address), block, free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -135,9 +127,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device device) const override {
     return stream_on(device.index(), fake_current_stream(device.index()));
   }
-  c10::Stream getDefaultStream(c10::Device device) const override {
-    return stream_on(device.index(), gpu(device.index()).first);
-  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return stream_on(device.index(), nullptr); }
   c10::Stream getNewStream(c10::Device device, int) const override {
     CUstream made;
     Current current(device.index());
@@ -151,6 +141,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream&) const override { TORCH_CHECK(false, "not faked"); }
   void synchronizeStream(const c10::Stream& stream) const override {
+    Current current(stream.device_index());
     fake_check(cuStreamSynchronize(stream_of(stream)), "cuStreamSynchronize");
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
@@ -163,6 +154,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     fake_check(cuEventRecord(static_cast<CUevent>(*event), stream_of(stream)), "cuEventRecord");
   }
   void block(void* event, const c10::Stream& stream) const override {
+    Current current(stream.device_index());
     fake_check(cuStreamWaitEvent(stream_of(stream), static_cast<CUevent>(event), 0), "cuStreamWaitEvent");
   }
   bool queryEvent(void* event) const override { return !event || cuEventQuery(static_cast<CUevent>(event)) == 0; }
@@ -191,8 +183,8 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 }  // namespace
 
 CUstream fake_current_stream(int device) {
-  auto stream = current_streams[device];
-  return stream ? stream : gpu(device).first;
+  context_of(device);
+  return current_streams[device];
 }
 
 c10::Allocator* fake_allocator() {
@@ -204,6 +196,14 @@ void fake_record(const c10::DataPtr& data, CUstream stream) {
   if (auto* block = data.cast_context<Block>(free_block)) block->streams.push_back(stream);
 }
 
-void fake_settle(int device) { fake_check(cuStreamSynchronize(fake_current_stream(device)), "cuStreamSynchronize"); }
+void fake_settle(int device) {
+  Current current(device);
+  fake_check(cuStreamSynchronize(fake_current_stream(device)), "cuStreamSynchronize");
+}
 
 void fake_check(int status, const char* what) { TORCH_CHECK(status == 0, what, " failed: ", status); }
+
+void fake_copy(int device, CUdeviceptr target, CUdeviceptr source, size_t nbytes) {
+  Current current(device);
+  fake_check(cuMemcpyAsync(target, source, nbytes, fake_current_stream(device)), "cuMemcpyAsync");
+}

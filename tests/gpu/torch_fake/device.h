@@ -18,5 +18,7 @@ c10::Allocator* fake_allocator();
 void fake_record(const c10::DataPtr& data, CUstream stream);
 // Waits until the current stream of GPU `device` has done all that it was given.
 void fake_settle(int device);
-// True if `status` is success; else raises PyTorch's error.
+// Copies in the current stream of GPU `device`.
+void fake_copy(int device, CUdeviceptr target, CUdeviceptr source, size_t nbytes);
+// Raises an error of PyTorch's unless `status` is success.
 void fake_check(int status, const char* what);
