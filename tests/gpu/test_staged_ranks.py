@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.gpu.fake import Fakes
 from tests.gpu.program import Gpu, Program
 from tests.gpu.test_ranks import SETTING
 from tests.harness import ProcessRanks, process_ranks, reached
-from tests.harness.alarms import raise_in_a_wait
+from tests.harness.alarms import raise_in_a_wait, signal_to_another_thread
 from tests.harness.patience import NEVER_SILENT, STALLED
 from tests.multiproc.on_device import until
 
@@ -104,6 +105,10 @@ class _Interrupt(Exception):
     pass
 
 
+def _fail(*_: Any) -> None:
+    raise _Interrupt
+
+
 def _interrupted(folder: str) -> None:
     program = Program(folder)
     front_end = program.collectives
@@ -114,6 +119,11 @@ def _interrupted(folder: str) -> None:
         raise_in_a_wait(_Interrupt, 0.05)
         with pytest.raises(_Interrupt):
             hvd.synchronize(handle)
+        signal.signal(signal.SIGUSR1, _fail)
+        sender = signal_to_another_thread(signal.SIGUSR1)
+        with pytest.raises(_Interrupt):
+            hvd.synchronize(handle)
+        sender.join()
         assert hvd.allreduce(np.ones(3), op=hvd.Sum)[0] == hvd.size()
         program.release(stream)
         copied = program.consumed(hvd.synchronize(handle), stream)
