@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.gpu.test_ranks import SETTING
 from tests.gpu.torch_fake.ranks import run_on_gpu
 from tests.harness import process_ranks
 from tests.harness.forkserver import ForkServer
@@ -32,6 +33,8 @@ _ONLY_FOR_CPUS: Final[dict[str, set[str]]] = {
 }
 """The modules of scenarios, and those of each that GPUs cannot have: Adasum, 16-bit integers, and unpickled tensors,
 which PyTorch refuses where it was built without CUDA."""
+MODULES: Final = tuple(_ONLY_FOR_CPUS)
+PLANE: Final = "nccl"
 
 
 def _module(name: str) -> str:
@@ -42,9 +45,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "report" in metafunc.fixturenames:
         for_each = [
             pytest.param(module, name, id=f"{module}-{name}")
-            for module, without in _ONLY_FOR_CPUS.items()
+            for module in metafunc.module.MODULES
             for name in importlib.import_module(_module(module)).scenario.names
-            if name not in without
+            if name not in _ONLY_FOR_CPUS[module]
         ]
         metafunc.parametrize(("report", "name"), for_each, indirect=["report"], scope="module")
 
@@ -54,7 +57,8 @@ def report(request: pytest.FixtureRequest, torch_ranks: ForkServer) -> Report:
     """The error of each scenario of one module, by its name."""
     module: Any = request.param
     without = _ONLY_FOR_CPUS[module]
-    outcomes = process_ranks(2, run_on_gpu, _module(module), without, server=torch_ranks)
+    environ = {SETTING: request.module.PLANE}
+    outcomes = process_ranks(2, run_on_gpu, _module(module), without, environ=environ, server=torch_ranks)
     return joined([outcome.result() for outcome in outcomes])
 
 
