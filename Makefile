@@ -64,7 +64,7 @@ test-house: $(VENV)/.for-development native ## run the tests of the code's form,
 	$(RUN_TESTS) tests/house
 
 test-gpu: $(VENV)/.for-development native ## run the tests of the plane for GPUs, on stand-ins for CUDA and NCCL
-	@$(SAY) 'building stand-ins for CUDA and NCCL, and running collectives on them: half a minute'
+	@$(SAY) 'building stand-ins for CUDA and NCCL, and running collectives and PyTorch on them: two minutes'
 	$(RUN_TESTS) tests/gpu
 
 test-engines: export PYTHONDONTWRITEBYTECODE =
