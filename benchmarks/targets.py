@@ -18,7 +18,7 @@ import hvdlite as hvd
 from hvdlite.bench.cli import Parsed, report_file, run_command, run_study
 from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
 from hvdlite.bench.mpi.libraries import LIBRARIES
-from hvdlite.bench.peers import OTHERS, open_jobs, open_systems, require_torch
+from hvdlite.bench.peers import open_jobs, open_systems, require_torch
 from hvdlite.bench.report import Column, Group, Row, Study
 from hvdlite.bench.sweep import Entrant, entrants, measure_size
 from hvdlite.bench.systems import OWN, TensorType
@@ -69,8 +69,11 @@ def targets(iterations: int | None, warmup: int, markdown_file: Path | None) -> 
         numbers = " or ".join(map(str, sizes))
         raise click.UsageError(f"there are targets for {numbers} ranks only; start as many with hvdrun -np.")
     require_torch("benchmarks.targets")
-    peers = [*OTHERS, *LIBRARIES]
-    with open_systems(list(OTHERS), uses_torch=True, registers=True) as systems, open_jobs(peers) as (jobs, notes):
+    peers = ["gloo", *LIBRARIES]
+    with (
+        open_systems(["gloo"], TensorType("float32", uses_torch=True), registers=True) as systems,
+        open_jobs(peers) as (jobs, notes),
+    ):
         study = against_targets(entrants(systems, jobs, shows_limit=True), iterations, warmup)
         run_study(study, notes, None, markdown_file)
 

@@ -27,7 +27,9 @@ from hvdlite.bench.peers import (
     open_jobs,
     open_systems,
     parse_peers,
+    peers_of_training,
     require_dtype,
+    require_gpu,
     require_keras,
     require_torch,
 )
@@ -44,9 +46,12 @@ _DEFAULT_SIZES = "1K,256K,4M,16M,256M"
 _DTYPES = [str(dtype) for dtype in DType if dtype is not DType.BOOL]
 _PLANES = next(spec.choices for spec in table() if spec.name == "plane")
 _STEPS = 20
+_MODELS = ("resnet50", "transformer", "layers", "tiny")
+_FOR_GPUS = {"--fuse", "--parts", "--model", "--precision", "--trace"}
 _IGNORED = {
-    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit"},
+    "--train": {"--sizes", "--op", "--dtype", "--compare", "--registered", "--limit", "--fuse"},
     "--many": {"--sizes", "--op", "--limit"},
+    "--parts": {"--op", "--compare", "--registered", "--limit", "--fuse"},
 }
 """By mode: the options that it does not take."""
 
@@ -87,11 +92,21 @@ def report_file(path: str) -> Path:
               "mpi for all of MPI.")  # fmt: skip
 @click.option("--registered", "registers", is_flag=True, help="Measure hvdlite with registered memory, too.")
 @click.option("--limit", "shows_limit", is_flag=True, help="Measure the memory alone, too, without an all-reduce.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="Where the tensors are.")  # fmt: skip
+@click.option("--fuse", "fuses", is_flag=True, help="With --many on GPUs: measure both ways to fuse, too.")
+@click.option("--parts", "shows_parts", is_flag=True, help="What a blocking all-reduce on a GPU consists of.")
 @click.option("--many", "step", type=(click.IntRange(min=1), Parsed("BYTES", parse_size)), metavar="T BYTES",
               help="A step of T small tensors of BYTES each.")  # fmt: skip
 @click.option("--train", "framework", is_flag=False, flag_value="torch", type=click.Choice(["torch", "keras"]),
               help="The step of a transformer: bare, hvdlite, and DDP over Gloo; with keras, which runs on TensorFlow, "
               "MultiWorkerMirroredStrategy instead.")  # fmt: skip
+@click.option("--model", type=click.Choice(_MODELS), default="transformer", show_default=True,
+              help="What --train trains on GPUs.")  # fmt: skip
+@click.option("--precision", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
+              help="What --train computes in on GPUs, bfloat16 by autocast.")  # fmt: skip
+@click.option("--trace", "trace_file", type=Parsed("FILE", report_file),
+              help="With --train on GPUs: write where in a step the host submits, for chrome://tracing.")  # fmt: skip
 @click.option("--json", "json_file", type=Parsed("FILE", report_file), help="Write the rows to FILE, too.")
 @click.option("--markdown", "markdown_file", type=Parsed("FILE", report_file), help="Write the table to FILE, too.")
 @click.pass_context
@@ -108,26 +123,41 @@ def bench(
     shows_limit: bool,
     step: tuple[int, int] | None,
     framework: str | None,
+    model: str,
+    precision: str,
+    trace_file: Path | None,
+    device: str,
+    fuses: bool,
+    shows_parts: bool,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
     """Measures collectives among all ranks of the job. Start it with: hvdrun -np N python -m hvdlite.bench"""
-    _refuse_ignored(context, {"--train": framework is not None, "--many": step is not None})
+    _refuse_ignored(context, {"--train": framework is not None, "--many": step is not None, "--parts": shows_parts})
+    _refuse_without_gpus(context, device, framework is not None, step is not None)
     labels = list(dict.fromkeys(label for given in peers for label in given))
     if step is not None and of_mpi(labels):
         raise click.UsageError("MPI has no step of many tensors; compare --many with gloo only.")
     if framework == "torch":
-        labels = list(OTHERS)
+        labels = [] if trace_file is not None else peers_of_training(device)  # a trace shows hvdlite alone
     elif framework == "keras":
         require_keras("--train keras")
-    kind = TensorType(dtype, uses_torch=bool(in_process(labels)) or dtype == "bfloat16")  # numpy has no bfloat16
+    uses_torch = bool(in_process(labels)) or dtype == "bfloat16" or device != "cpu"  # numpy has no bfloat16
+    kind = TensorType(dtype, uses_torch, device)
     if kind.uses_torch:
         require_torch("--train" if framework else f"--compare {','.join(labels)}" if labels else f"--dtype {dtype}")
     require_dtype(labels, dtype)
+    require_gpu(labels, device == "cuda")
     if plane is not None:
         os.environ["HVDLITE_PLANE"] = plane
-    with open_systems(in_process(labels), kind.uses_torch, registers) as systems, open_jobs(labels) as (jobs, notes):
-        if framework is not None:
+    with open_systems(in_process(labels), kind, registers, fuses) as systems, open_jobs(labels) as (jobs, notes):
+        if device == "cuda":
+            notes += importlib.import_module("hvdlite.bench.gpu.timed").use_own_gpu()
+        if framework == "torch" and device == "cuda":
+            study = _training_on_gpus(model, precision, iterations or _STEPS, warmup, trace_file)
+        elif shows_parts:
+            study = importlib.import_module("hvdlite.bench.gpu.parts").parts(kind, sizes, iterations, warmup)
+        elif framework is not None:
             study = _training(framework, iterations or _STEPS, warmup)
         elif step is not None:
             study = many(systems, kind, *step, iterations or _STEPS, warmup)
@@ -172,6 +202,32 @@ def _refuse_ignored(context: click.Context, modes: Mapping[str, bool]) -> None:
             is_given = context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
             if is_given and parameter.opts[0] in _IGNORED[mode]:
                 raise click.UsageError(f"{parameter.opts[0]} means nothing with {mode}; leave it out.")
+
+
+def _refuse_without_gpus(context: click.Context, device: str, trains: bool, has_step: bool) -> None:
+    """Raises UsageError for options that mean something on GPUs only, or in one of their modes."""
+    given = {
+        parameter.opts[0]
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
+    }
+    needless = given & _FOR_GPUS if device == "cpu" else set()
+    if not trains:
+        needless |= given & {"--model", "--precision", "--trace"}
+    if not has_step:
+        needless |= given & {"--fuse"}
+    if needless:
+        raise click.UsageError(f"{sorted(needless)[0]} needs --device cuda, and its mode; see --help.")
+
+
+def _training_on_gpus(model: str, precision: str, steps: int, warmup: int, trace_file: Path | None) -> Study:
+    if trace_file is not None:
+        from hvdlite.bench.training.trace import trace
+
+        return trace(model, precision, steps, warmup, trace_file)
+    from hvdlite.bench.training.with_gpus import train
+
+    return train(model, precision, steps, warmup)
 
 
 def _training(framework: str, steps: int, warmup: int) -> Study:

@@ -9,7 +9,7 @@ from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
 from hvdlite.bench.systems import System, TensorType
-from hvdlite.bench.timing import Candidate, measure
+from hvdlite.bench.timing import Candidate, candidate_for, measure
 
 
 def many(systems: Sequence[System], kind: TensorType, count: int, nbytes: int, iterations: int, warmup: int) -> Study:
@@ -42,7 +42,7 @@ def _measure_step(
             system.allreduce_all(tensors, names)
             return all(allreduce.is_right(tensor, size) for tensor in tensors)
 
-        return Candidate(system.label, lambda: system.allreduce_all(tensors, names), is_right)
+        return candidate_for(kind.device)(system.label, lambda: system.allreduce_all(tensors, names), is_right)
 
     times = measure([candidate(system) for system in systems], iterations, warmup)
     op, moved, factor = f"allreduce x {count}", count * elements * kind.itemsize, allreduce.bus_factor(size)

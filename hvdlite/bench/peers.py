@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 import click
@@ -14,16 +15,18 @@ import hvdlite as hvd
 from hvdlite.bench.mpi.job import MpiJob, open_mpi
 from hvdlite.bench.mpi.libraries import DTYPES as MPI_DTYPES
 from hvdlite.bench.mpi.libraries import LIBRARIES, Unavailable
-from hvdlite.bench.systems import Hvdlite, Registered, System
+from hvdlite.bench.systems import Hvdlite, Registered, System, TensorType
 
 
-def _gloo() -> AbstractContextManager[System]:
-    from hvdlite.bench.gloo import open_gloo  # torch is imported only where it is measured
+def _distributed(label: str) -> AbstractContextManager[System]:
+    from hvdlite.bench.distributed import open_distributed  # torch is imported only where it is measured
 
-    return open_gloo(hvd.rank(), hvd.size())
+    return open_distributed(label, hvd.rank(), hvd.size())
 
 
-OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {"gloo": _gloo}
+OTHERS: dict[str, Callable[[], AbstractContextManager[System]]] = {
+    label: partial(_distributed, label) for label in ("gloo", "nccl")
+}
 """The systems that run in this process, and how to open them."""
 
 _MEANINGS: Final = {label: (label,) for label in (*OTHERS, *LIBRARIES)} | {"mpi": tuple(LIBRARIES)}
@@ -59,6 +62,24 @@ def require_torch(purpose: str) -> None:
         ) from None
 
 
+def peers_of_training(device: str) -> list[str]:
+    """The label of what DDP runs over on ``device``; none if this PyTorch has it not."""
+    require_torch("--train")
+    if device == "cpu":
+        return ["gloo"]
+    return ["nccl"] if importlib.import_module("torch.distributed").is_nccl_available() else []
+
+
+def require_gpu(labels: Sequence[str], is_asked: bool) -> None:
+    """Raises UsageError where ``labels`` are not those for GPUs, if one ``is_asked`` for, or if PyTorch finds none."""
+    if is_asked and (strange := [label for label in labels if label != "nccl"]):
+        raise click.UsageError(f"--device cuda compares with nccl only, not with {', '.join(strange)}.")
+    if not is_asked and "nccl" in labels:
+        raise click.UsageError("nccl is for GPUs; add --device cuda.")
+    if is_asked and not importlib.import_module("torch").cuda.is_available():
+        raise click.UsageError("--device cuda needs a GPU, and PyTorch finds none.")
+
+
 def require_keras(purpose: str) -> None:
     """Makes TensorFlow the back end of Keras. Raises UsageError where either cannot be imported."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -76,7 +97,7 @@ def require_keras(purpose: str) -> None:
 def require_dtype(labels: Sequence[str], dtype: str) -> None:
     """Raises UsageError unless all peers reduce ``dtype``."""
     if "gloo" in labels:
-        from hvdlite.bench.gloo import DTYPES  # it imports torch
+        from hvdlite.bench.distributed import DTYPES  # it imports torch
 
         _require_in(DTYPES, "Gloo", dtype)
     if of_mpi(labels):
@@ -89,12 +110,21 @@ def _require_in(dtypes: frozenset[str], system: str, dtype: str) -> None:
 
 
 @contextmanager
-def open_systems(others: Sequence[str], uses_torch: bool, registers: bool) -> Iterator[list[System]]:
-    """Opens hvdlite, twice if registered memory is measured too, and the ``others``; closes all on leaving."""
+def open_systems(
+    others: Sequence[str], kind: TensorType, registers: bool, fuses: bool = False
+) -> Iterator[list[System]]:
+    """Opens hvdlite, several times if registered memory or ways to fuse are measured, and the ``others``.
+
+    Closes all on leaving.
+    """
     with ExitStack() as stack:
         hvd.init()
         stack.callback(hvd.shutdown)
-        own = [Hvdlite(uses_torch), *([Registered(uses_torch)] if registers else [])]
+        own: list[System] = [Hvdlite(kind.uses_torch), *([Registered(kind.uses_torch)] if registers else [])]
+        if fuses:
+            from hvdlite.bench.gpu.fused import WAYS, Fused
+
+            own += map(Fused, WAYS)
         yield [*own, *(stack.enter_context(OTHERS[label]()) for label in others)]
 
 

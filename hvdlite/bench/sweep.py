@@ -13,7 +13,7 @@ from hvdlite.bench.mpi.job import MpiJob
 from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
 from hvdlite.bench.systems import System, TensorType
-from hvdlite.bench.timing import Candidate, Timed, measure
+from hvdlite.bench.timing import Candidate, Timed, candidate_for, measure
 
 _MOST_BYTES = 512 << 20  # of all iterations of one size, unless that makes them too few
 _FEWEST, _MOST = 10, 500
@@ -91,7 +91,7 @@ def _in_process(system: System, work: Work) -> Candidate:
         fill(tensor, rank)
         return collective.is_right(collective.run(system, tensor, name), size)
 
-    return Candidate(system.label, lambda: collective.run(system, tensor, name), is_right)
+    return candidate_for(work.kind.device)(system.label, lambda: collective.run(system, tensor, name), is_right)
 
 
 def _of_mpi(job: MpiJob, work: Work) -> Timed:

@@ -20,10 +20,11 @@ Tensor = Any  # a numpy array, or a torch tensor when torch takes part
 
 @dataclass(frozen=True)
 class TensorType:
-    """The library and dtype of a study's tensors."""
+    """The library and dtype of a study's tensors, and the kind of device that they are on."""
 
     dtype: str
     uses_torch: bool
+    device: str = "cpu"
 
     @property
     def itemsize(self) -> int:
@@ -37,8 +38,9 @@ class TensorType:
 
     def zeros(self, elements: int) -> Tensor:
         """A new tensor of one dimension."""
-        library: Any = importlib.import_module("torch") if self.uses_torch else np
-        return library.zeros(elements, dtype=self.native)
+        if not self.uses_torch:
+            return np.zeros(elements, dtype=self.native)
+        return importlib.import_module("torch").zeros(elements, dtype=self.native, device=self.device)
 
 
 class System(Protocol):
@@ -100,5 +102,5 @@ class Registered(Hvdlite):
         return tensor
 
 
-OWN = (Hvdlite.label, Registered.label)
+OWN = (Hvdlite.label, Registered.label, "grouped", "packed")
 """The labels of hvdlite itself."""

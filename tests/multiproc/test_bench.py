@@ -66,7 +66,10 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (["--json", "no/such/folder/file"], "no/such/folder"),
         (["--compare", "gloo", "--dtype", "int16"], "Gloo does not take int16"),
         (["--compare", "impi", "--dtype", "float16"], "MPI does not take float16"),
-        (["--compare", "nccl"], "cannot compare with 'nccl'"),
+        (["--compare", "ucc"], "cannot compare with 'ucc'"),
+        (["--compare", "nccl"], "add --device cuda"),
+        (["--fuse", "--many", "2", "1K"], "--fuse needs --device cuda"),
+        (["--parts"], "--parts needs --device cuda"),
         (["--compare", "mpi", "--many", "2", "1K"], "MPI has no step of many tensors"),
         (["stray"], "stray"),
     ],
@@ -276,7 +279,7 @@ def test_a_comparison_with_gloo(mode: tuple[str, ...], ops: list[str], tmp_path:
 
 
 def _interface_of_gloo() -> str | None:
-    from hvdlite.bench.gloo import _use_network_of_job
+    from hvdlite.bench.distributed import _use_network_of_job
 
     os.environ.pop("GLOO_SOCKET_IFNAME", None)
     _use_network_of_job()

@@ -16,17 +16,19 @@ VOCABULARY, WIDTH, LAYERS, HEADS = 8000, 512, 6, 8
 
 
 class Transformer(nn.Module):
-    """Logits of the next token, shape ``(batch, tokens, VOCABULARY)``, from tokens of shape ``(batch, tokens)``."""
+    """Logits of the next token, shape ``(batch, tokens, vocabulary)``, from tokens of shape ``(batch, tokens)``."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, vocabulary: int = VOCABULARY, width: int = WIDTH, layers: int = LAYERS, heads: int = HEADS
+    ) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.output = nn.Linear(WIDTH, VOCABULARY)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.output = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], tokens.device)
         hidden = self.layers(self.embedding(tokens), mask=mask, is_causal=True)
         logits: torch.Tensor = self.output(hidden)
         return logits

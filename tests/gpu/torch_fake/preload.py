@@ -9,6 +9,7 @@ import ctypes
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,32 @@ def _current_stream(device: Any = None) -> Stream:
     return Stream(stream_id=found.stream_id, device_index=found.device_index, device_type=found.device_type)
 
 
+class Event:
+    """An event that the host waits for when it is recorded, and whose time is the host's."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._time = 0.0
+
+    def record(self) -> None:
+        torch.accelerator.current_stream().synchronize()
+        self._time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, later: Event) -> float:
+        """Milliseconds."""
+        return (later._time - self._time) * 1e3
+
+
 for _name, _function in {
     "_lazy_init": lambda: None,
     "is_initialized": lambda: True,
+    "is_available": lambda: True,
+    "device_count": lambda: 2,
+    "get_device_name": lambda device=None: "that is a fake",
+    "synchronize": lambda device=None: torch.accelerator.current_stream(device).synchronize(),
+    "Event": Event,
     "current_stream": _current_stream,
     "current_device": torch.accelerator.current_device_index,
     "set_device": torch.accelerator.set_device_index,

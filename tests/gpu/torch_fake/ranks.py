@@ -19,10 +19,15 @@ def fakes() -> Fakes:
     return Fakes(os.environ["FAKE_CUDA"])
 
 
-def choose_gpu() -> torch.device:
-    """Makes this rank's GPU the current one, and that on which tensors are made, as a script does."""
+def with_gpus() -> None:
+    """Lets hvdlite find the GPUs of this process, which have no files in /dev."""
     fakes()
     choose.absence_of_gpus = str
+
+
+def choose_gpu() -> torch.device:
+    """Makes this rank's GPU the current one, and that on which tensors are made, as a script does."""
+    with_gpus()
     device = torch.device("cuda", int(os.environ["HVDLITE_LOCAL_RANK"]) % 2)
     torch.cuda.set_device(device.index)
     torch.set_default_device(device)

@@ -1,4 +1,4 @@
-"""torch.distributed's Gloo as a system, in the same processes; torch finds its peers by its own variables."""
+"""torch.distributed as a system, over Gloo or NCCL, in the same processes; it finds peers by its own variables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _TIMEOUT = timedelta(seconds=60)
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
 
 
-class Gloo:
-    """Collectives of the process group. Gloo matches tensors by order and ignores names."""
+class Distributed:
+    """Collectives of the process group, over the back end ``label``, which matches tensors by order, not by name."""
 
-    label = "gloo"
-
-    def __init__(self, size: int) -> None:
+    def __init__(self, label: str, size: int) -> None:
+        self.label = label
         self._size = size
         self._gathered = torch.empty(0)
 
     def zeros(self, kind: TensorType, elements: int) -> torch.Tensor:
-        return torch.zeros(elements, dtype=kind.native)
+        made: torch.Tensor = kind.zeros(elements)
+        return made
 
     def allreduce(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         dist.all_reduce(tensor)
@@ -54,17 +54,19 @@ class Gloo:
 
 
 @contextmanager
-def open_gloo(rank: int, size: int) -> Iterator[Gloo]:
-    """Connects Gloo to its peers. Raises HvdError if that fails."""
-    _use_network_of_job()
+def open_distributed(label: str, rank: int, size: int) -> Iterator[Distributed]:
+    """Connects torch.distributed to its peers over ``label``: "gloo" or "nccl". Raises HvdError if that fails."""
+    if label == "gloo":
+        _use_network_of_job()
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=_TIMEOUT)
+        dist.init_process_group(label, rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:  # ValueError: a variable is missing
         raise HvdError(
-            f"Gloo could not connect: {error}. It needs MASTER_ADDR and MASTER_PORT; hvdrun sets both."
+            f"torch.distributed could not connect over {label}: {error}. It needs MASTER_ADDR and MASTER_PORT; "
+            "hvdrun sets both."
         ) from None
     try:
-        yield Gloo(size)
+        yield Distributed(label, size)
     finally:
         dist.destroy_process_group()
 

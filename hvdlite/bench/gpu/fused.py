@@ -1,0 +1,31 @@
+"""hvdlite with one way of fusing all-reduces on a GPU, whatever `is_worth_packing` decides otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hvdlite.bench.systems import Hvdlite, Tensor
+from hvdlite.planes.nccl import packing
+
+_OF_A_TENSOR = {"grouped": 0.0, "packed": math.inf}
+"""What another tensor in a group is taken to cost, by the name of the system."""
+
+
+class Fused(Hvdlite):
+    """hvdlite whose all-reduces of several tensors are always "grouped", or always "packed"."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(uses_torch=True)
+        self.label = label
+
+    def allreduce_all(self, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+        # All ranks come here before one of these tensors is launched, since it takes the submits of all.
+        usual, packing.TENSOR_US = packing.TENSOR_US, _OF_A_TENSOR[self.label]
+        try:
+            super().allreduce_all(tensors, names)  # returns after the launch
+        finally:
+            packing.TENSOR_US = usual
+
+
+WAYS = tuple(_OF_A_TENSOR)

@@ -1,0 +1,109 @@
+"""What GPUs train in the benchmark: models of the usual sizes, on batches of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hvdlite.bench.training.torch_model import Transformer
+
+_CLASSES = 1000
+_TOKENS = 512
+
+
+class Workload(NamedTuple):
+    """A model, and the batch of a rank: what the model takes, and the classes that it should find."""
+
+    make_model: Callable[[], nn.Module]
+    make_batch: Callable[[torch.Generator], tuple[torch.Tensor, torch.Tensor]]
+    describes: str
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, entering: int, width: int, stride: int) -> None:
+        super().__init__()
+        leaving = 4 * width
+        self.branch = nn.Sequential(
+            *_normalized(entering, width, 1),
+            nn.ReLU(inplace=True),
+            *_normalized(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_normalized(width, leaving, 1),
+        )
+        has_shape = entering == leaving and stride == 1
+        self.shortcut = nn.Identity() if has_shape else nn.Sequential(*_normalized(entering, leaving, 1, stride))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.branch(images) + self.shortcut(images))
+
+
+def _normalized(entering: int, leaving: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(entering, leaving, size, stride, size // 2, bias=False), nn.BatchNorm2d(leaving)
+
+
+def resnet50() -> nn.Module:
+    """ResNet-50, of 25,557,032 parameters in 161 tensors."""
+    blocks: list[nn.Module] = []
+    entering = 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for index in range(count):
+            blocks.append(_Bottleneck(entering, width, stride if index == 0 else 1))
+            entering = 4 * width
+    return nn.Sequential(
+        *_normalized(3, 64, 7, 2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(entering, _CLASSES),
+    )
+
+
+def _images(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.randn(32, 3, 224, 224, generator=generator)
+    return images, torch.randint(_CLASSES, (32,), generator=generator)
+
+
+def _text(vocabulary: int, sequences: int, tokens: int) -> Callable[[torch.Generator], Any]:
+    def make(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        text = torch.randint(vocabulary, (sequences, tokens + 1), generator=generator)
+        return text[:, :-1], text[:, 1:].flatten()
+
+    return make
+
+
+def _layers(count: int, width: int) -> nn.Module:
+    """``count`` tensors: the weights and biases of small layers."""
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(count // 2)))
+
+
+def _rows(width: int) -> Callable[[torch.Generator], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda generator: (
+        torch.randn(64, width, generator=generator),
+        torch.randint(width, (64,), generator=generator),
+    )
+
+
+WORKLOADS = {
+    "resnet50": Workload(resnet50, _images, "ResNet-50, batch 32"),
+    "transformer": Workload(
+        lambda: Transformer(26_000, 768, 12, 12), _text(26_000, 8, _TOKENS), f"125 M parameters, 8×{_TOKENS} tokens"
+    ),
+    "layers": Workload(lambda: _layers(1000, 256), _rows(256), "1,000 tensors"),
+    "tiny": Workload(lambda: _layers(10, 8), _rows(8), "10 tensors"),
+}
+"""By the name in the command line. *tiny* only shows that the benchmark works."""
+
+
+def on_gpu(workload: Workload, rank: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The model, the same on all ranks, and the batch of ``rank``, on the current GPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        with torch.device("cpu"):
+            model = workload.make_model()
+    inputs, classes = workload.make_batch(torch.Generator().manual_seed(rank))
+    return model.to("cuda"), inputs.to("cuda"), classes.to("cuda")
