@@ -31,6 +31,11 @@ def test_the_digits_example_reads_97_percent(ranks: int, tmp_path: Path) -> None
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_for_gpus_falls_back_to_cpus(ranks: int) -> None:
+    assert f"with {ranks} rank(s) on cpu" in forked(ranks, "torch_gpu", "--epochs", "6", "--target", "0.93")
+
+
 def test_uneven_shards() -> None:
     output = forked(3, "torch_uneven_join", "--epochs", "2", "--target", "0.85")
     assert output.count("ranks took [15, 30, 45] steps, rank 2 the last one") == 2

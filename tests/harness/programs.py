@@ -20,13 +20,13 @@ def output_of(
     Fails unless the program exits with 0 on every rank.
     """
     task = (str(program), options, str(cwd), as_horovod)
-    outcomes = process_ranks(ranks, _run_as_main, *task, server=server)
+    outcomes = process_ranks(ranks, run_as_main, *task, server=server)
     printed = "".join(outcome.output for outcome in outcomes)
     assert [outcome.result() for outcome in outcomes] == [0] * ranks, printed
     return printed
 
 
-def _run_as_main(program: str, options: tuple[str, ...], folder: str, as_horovod: bool) -> object:
+def run_as_main(program: str, options: tuple[str, ...], folder: str, as_horovod: bool = False) -> object:
     """Runs ``program`` in ``folder`` as the main program of this process; returns its exit code."""
     if as_horovod:
         install_as_horovod()
