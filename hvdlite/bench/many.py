@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import hvdlite as hvd
+from hvdlite.bench.candidates import candidate_for
 from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
 from hvdlite.bench.systems import System, TensorType
-from hvdlite.bench.timing import Candidate, candidate_for, measure
+from hvdlite.bench.timing import Candidate, measure
 
 
 def many(systems: Sequence[System], kind: TensorType, count: int, nbytes: int, iterations: int, warmup: int) -> Study:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import hvdlite as hvd
+from hvdlite.bench.candidates import candidate_for
 from hvdlite.bench.collectives import COLLECTIVES
 from hvdlite.bench.limit import LIMITS
 from hvdlite.bench.mpi.job import MpiJob
 from hvdlite.bench.pattern import fill
 from hvdlite.bench.report import Column, Group, Study, make_row, ratio_columns
 from hvdlite.bench.systems import System, TensorType
-from hvdlite.bench.timing import Candidate, Timed, candidate_for, measure
+from hvdlite.bench.timing import Candidate, Timed, measure
 
 _MOST_BYTES = 512 << 20  # of all iterations of one size, unless that makes them too few
 _FEWEST, _MOST = 10, 500

@@ -62,15 +62,6 @@ class Candidate:
         return np.array(nanoseconds(self.run, length, warmup, clock)) / 1e9
 
 
-def candidate_for(device: str) -> type[Candidate]:
-    """The class of candidates whose work is done by the kind of ``device``."""
-    if device == "cpu":
-        return Candidate
-    from hvdlite.bench.gpu.timed import OnGpu  # it imports torch
-
-    return OnGpu
-
-
 def measure(
     candidates: Sequence[Timed], iterations: int, warmup: int, clock: Clock = time.perf_counter_ns
 ) -> Mapping[str, Times]:
