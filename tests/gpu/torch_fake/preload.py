@@ -71,9 +71,6 @@ class Event:
 for _name, _function in {
     "_lazy_init": lambda: None,
     "is_initialized": lambda: True,
-    "is_available": lambda: True,
-    "device_count": lambda: 2,
-    "get_device_name": lambda device=None: "that is a fake",
     "synchronize": lambda device=None: torch.accelerator.current_stream(device).synchronize(),
     "Event": Event,
     "current_stream": _current_stream,

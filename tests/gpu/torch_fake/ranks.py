@@ -19,15 +19,22 @@ def fakes() -> Fakes:
     return Fakes(os.environ["FAKE_CUDA"])
 
 
-def with_gpus() -> None:
+def _find_gpus() -> None:
     """Lets hvdlite find the GPUs of this process, which have no files in /dev."""
     fakes()
     choose.absence_of_gpus = str
 
 
+def with_gpus() -> None:
+    """Lets a program find GPUs. PyTorch's compiler, which would ask them more, must not."""
+    _find_gpus()
+    for name, answer in {"is_available": True, "device_count": 2, "get_device_name": "a fake"}.items():
+        setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+
 def choose_gpu() -> torch.device:
     """Makes this rank's GPU the current one, and that on which tensors are made, as a script does."""
-    with_gpus()
+    _find_gpus()
     device = torch.device("cuda", int(os.environ["HVDLITE_LOCAL_RANK"]) % 2)
     torch.cuda.set_device(device.index)
     torch.set_default_device(device)
