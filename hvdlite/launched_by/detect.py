@@ -15,7 +15,7 @@ from hvdlite.launched_by.table import ENGINES, Engine
 from hvdlite.launched_by.variables import Environ, number
 
 _SIZES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_OF_HVDRUN: Final = "HVDLITE_RENDEZVOUS"  # which it sets for its ranks
+OF_HVDRUN: Final = "HVDLITE_RENDEZVOUS"  # which it sets for its ranks
 _BY_HAND: Final = "start it with hvdrun, or set HVDLITE_RANK and HVDLITE_SIZE yourself (HVDLITE_SIZE=1: a job of one)"
 
 
@@ -26,10 +26,10 @@ def detect(environ: Environ, pid: int = 0) -> dict[str, str]:
 
     Raises ValueError if the process is one of several but the environment does not say which, or where the others are.
     """
-    if _is_explicit(environ):
+    if is_explicit(environ):
         _refuse_engine_in_hvdrun(environ, pid)
         return {}
-    engine = _engine(environ)
+    engine = engine_of(environ)
     if engine is None:
         _refuse_one_of_several(environ)
         return {}
@@ -51,7 +51,7 @@ def detect(environ: Environ, pid: int = 0) -> dict[str, str]:
 
 def doubt(environ: Environ) -> str:
     """Returns why a job of one is probably not what the user wanted; empty if nothing suggests that."""
-    if _is_explicit(environ) or _engine(environ):
+    if is_explicit(environ) or engine_of(environ):
         return ""
     tasks = environ.get("SLURM_NTASKS", "1")
     if "SLURM_JOB_ID" in environ and tasks != "1":
@@ -64,11 +64,13 @@ def doubt(environ: Environ) -> str:
     return ""
 
 
-def _is_explicit(environ: Environ) -> bool:
+def is_explicit(environ: Environ) -> bool:
+    """True if hvdlite's own variables say which rank this is, and no engine's count."""
     return "HVDLITE_RANK" in environ or "HVDLITE_SIZE" in environ
 
 
-def _engine(environ: Environ) -> Engine | None:
+def engine_of(environ: Environ) -> Engine | None:
+    """The engine whose variables count."""
     return next((engine for engine in ENGINES if engine.started(environ)), None)
 
 
@@ -83,15 +85,14 @@ def _refuse_one_of_several(environ: Environ) -> None:
 
 
 def _refuse_engine_in_hvdrun(environ: Environ, pid: int) -> None:
-    for engine in ENGINES if _OF_HVDRUN in environ else ():
-        if engine.started(environ) and number(environ, engine.size) > 1:
-            mark = next(iter(engine.marks), engine.rank)
-            if has(started_without(mark, pid), _OF_HVDRUN):
-                raise ValueError(
-                    f"hvdrun has started {engine.name}, and {engine.name} this process: it is rank "
-                    f"{environ.get('HVDLITE_RANK')} of {environ.get('HVDLITE_SIZE')} of the one, and rank "
-                    f"{environ[engine.rank]} of {environ[engine.size]} of the other. Start the ranks with one of them"
-                )
+    for engine in ENGINES if OF_HVDRUN in environ else ():
+        is_one_of_several = engine.started(environ) and number(environ, engine.size) > 1
+        if is_one_of_several and has(started_without(engine.mark, pid), OF_HVDRUN):
+            raise ValueError(
+                f"hvdrun has started {engine.name}, and {engine.name} this process: it is rank "
+                f"{environ.get('HVDLITE_RANK')} of {environ.get('HVDLITE_SIZE')} of the one, and rank "
+                f"{environ[engine.rank]} of {environ[engine.size]} of the other. Start the ranks with one of them"
+            )
 
 
 def _coordinator(engine: Engine, environ: Environ) -> str:

@@ -15,7 +15,7 @@ _FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0  # batch scripts and interactive shells 
 
 def is_in_step(environ: Environ) -> bool:
     """True if srun has started this process as a task, and not as the user's shell."""
-    return number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
+    return "SLURM_STEP_ID" in environ and number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
 
 
 def job(environ: Environ) -> str:

@@ -36,6 +36,11 @@ class Engine:
     marks: tuple[str, ...] = ()
     if_also: Callable[[Environ], bool] = lambda environ: True
 
+    @property
+    def mark(self) -> str:
+        """A variable that this engine's ranks have, and the engine itself does not."""
+        return next(iter(self.marks), self.rank)
+
     def started(self, environ: Environ) -> bool:
         """True if the process with this environment is a rank of this engine."""
         return not self.lacking(environ) and self.if_also(environ)

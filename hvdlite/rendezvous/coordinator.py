@@ -55,8 +55,11 @@ class Coordinator(NamedTuple):
         return self.ip, self.port
 
     def listen(self) -> Entrance:
-        """Listens there. Raises OSError if it cannot."""
-        return listen_at(*self.listening)
+        """Listens there. Raises HorovodInternalError if it cannot."""
+        try:
+            return listen_at(*self.listening)
+        except OSError as error:
+            raise HorovodInternalError(_refusal(self, error)) from None
 
 
 def locate(text: str, job: str) -> Coordinator:
@@ -103,9 +106,11 @@ def _source_address(destination: str) -> str:
         return str(probe.getsockname()[0])
 
 
-@contextmanager
-def meet_across_hosts(start: Start, number: int) -> Iterator[Meeting]:
-    """The meeting of the ``number``-th init, served by rank 0. Raises what `locate` does, also for a bad key."""
+def appointment(start: Start, number: int) -> tuple[Coordinator, Job]:
+    """Where the ranks of ``start`` meet in their ``number``-th init, and as what job.
+
+    Raises what `locate` does, and ValueError for a missing or bad key.
+    """
     if not start.secret:
         raise ValueError(
             "HVDLITE_COORDINATOR needs HVDLITE_SECRET beside it, the same on all ranks: a key that keeps strangers "
@@ -114,16 +119,20 @@ def meet_across_hosts(start: Start, number: int) -> Iterator[Meeting]:
     name = start.job or start.coordinator
     where = locate(start.coordinator, name)
     label = f"meeting {number} of {name}"
-    job = Job(hashlib.blake2b(label.encode(), digest_size=8).hexdigest(), Job(name, start.secret).key(label).hex())
+    return where, Job(
+        hashlib.blake2b(label.encode(), digest_size=8).hexdigest(), Job(name, start.secret).key(label).hex()
+    )
+
+
+@contextmanager
+def meet_across_hosts(start: Start, number: int) -> Iterator[Meeting]:
+    """The meeting of the ``number``-th init, served by rank 0. Raises what `appointment` and `listen` do."""
+    where, job = appointment(start, number)
     meeting = Meeting(job, where.address, _silence(where), where.ip)
     if start.rank > 0:
         yield meeting
         return
-    try:
-        entrance = where.listen()
-    except OSError as error:
-        raise HorovodInternalError(_refusal(where, error)) from None
-    with RendezvousServer(job, start.size, entrance, only=number, linger_s=GRACE_S):
+    with RendezvousServer(job, start.size, where.listen(), only=number, linger_s=GRACE_S):
         yield meeting
 
 

@@ -10,12 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 
 from hvdlite.rendezvous.client import Meeting
 from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.rendezvous.handover import meet_on_one_host
 from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Start
+
+
+class Place(Enum):
+    """Where the ranks of a job meet."""
+
+    NOWHERE = "a job of one"
+    LAUNCHER = "at hvdrun"
+    COORDINATOR = "at the coordinator"
+    HOST = "on this host"
+
+
+def place_of(start: Start) -> Place:
+    """The place for the ranks of ``start``. Raises ValueError if nothing says where they meet."""
+    if start.size == 1:
+        return Place.NOWHERE
+    if start.rendezvous:
+        return Place.LAUNCHER
+    if start.coordinator:
+        return Place.COORDINATOR
+    if start.job and start.local_size == start.size:
+        return Place.HOST
+    raise ValueError(
+        f"this is rank {start.rank} of {start.size}, but nothing says where the others are; start the "
+        "program with hvdrun -np N, or give every rank HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
+    )
 
 
 @contextmanager
@@ -25,24 +51,21 @@ def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
     Raises ValueError if nothing says where ranks meet, and HorovodInternalError if they do not come before
     ``deadline``, on the monotonic clock in seconds.
     """
-    if start.size == 1:
+    place = place_of(start)
+    if place is Place.NOWHERE:
         yield Meeting(Job.create())
-    elif start.rendezvous:
-        yield Meeting(_launchers_job(start), start.rendezvous)
-    elif start.coordinator:
+    elif place is Place.LAUNCHER:
+        yield Meeting(launchers_job(start), start.rendezvous)
+    elif place is Place.COORDINATOR:
         with meet_across_hosts(start, number) as meeting:
             yield meeting
-    elif start.job and start.local_size == start.size:
+    else:
         with meet_on_one_host(start, number, deadline) as meeting:
             yield meeting
-    else:
-        raise ValueError(
-            f"this is rank {start.rank} of {start.size}, but nothing says where the others are; start the "
-            "program with hvdrun -np N, or give every rank HVDLITE_COORDINATOR=HOST:PORT of rank 0 and HVDLITE_SECRET"
-        )
 
 
-def _launchers_job(start: Start) -> Job:
+def launchers_job(start: Start) -> Job:
+    """The job that hvdrun has made. Raises ValueError if its name or key is missing."""
     if not (start.job and start.secret):
         raise ValueError(
             "HVDLITE_RENDEZVOUS needs HVDLITE_JOB and HVDLITE_SECRET beside it; start the program with hvdrun -np N"

@@ -43,7 +43,12 @@ def text(answer: Any, name: str) -> str:
 
 def shown(value: Any) -> str:
     """Any value as a printable text."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:_MAX_TEXT])
+    return printable(str(value)[:_MAX_TEXT])
+
+
+def printable(text: str) -> str:
+    """``text`` with a question mark for each letter that is not printable."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def improper(name: str) -> ValueError:

@@ -15,18 +15,29 @@ from ..options.hosts import HostOptions, host_options
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: hvdrun doctor -H node1,node2. The exit code is 0 if a job would run, else 1.",
+    epilog="Example: hvdrun doctor -H node1,node2. The exit code is 0 if a job would run, else 1. In a job of another "
+    "launcher: srun hvdrun doctor --env.",
 )
 @host_options
+@click.option(
+    "--env",
+    "examines_environment",
+    is_flag=True,
+    help="Examine this process instead: what started it, which rank it is, and what is missing.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Write JSON instead of text.")
 @click.argument("words", nargs=-1, metavar="")
-def doctor(where: HostOptions, is_json: bool, words: tuple[str, ...]) -> int:
+def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words: tuple[str, ...]) -> int:
     """Examine hosts and the network between them.
 
     Without -H and --hostfile it is this host alone.
     """
     if words:
         raise click.UsageError(f"hosts are named by -H: hvdrun doctor -H {','.join(words)}.")
+    if examines_environment:
+        if where.hosts is not None or where.hostfile is not None:
+            raise click.UsageError("--env examines this process, and no hosts; leave -H and --hostfile out.")
+        return _examine_environment(is_json)
     # Imported here, for no job needs them, and every one would start later.
     from .findings import Weight, find
     from .report import as_json, describe
@@ -49,6 +60,26 @@ def doctor(where: HostOptions, is_json: bool, words: tuple[str, ...]) -> int:
     else:
         click.echo("\n".join(describe(survey, findings)))
     return int(any(finding.weight is Weight.PROBLEM for finding in findings))
+
+
+def _examine_environment(is_json: bool) -> int:
+    """Prints what ``init`` would make of this process's environment; returns the exit code."""
+    from .report import findings_as_json, paragraphs
+    from .surroundings import as_json, describe, examine, without_keys
+
+    found = examine(os.environ)
+    if is_json:
+        text = json.dumps({**as_json(found), "findings": findings_as_json(found.findings)}, indent=2)
+    else:
+        text = "\n".join([*describe(found), "", *paragraphs(found.findings), _verdict(found.engine, found.would_start)])
+    click.echo(without_keys(text, os.environ))
+    return int(not found.would_start)
+
+
+def _verdict(engine: str, would_start: bool) -> str:
+    if not would_start:
+        return "init() would not join the job that was meant."
+    return "init() would join this job." if engine else "init() would make a job of one."
 
 
 def _ignore_line(line: str) -> None:

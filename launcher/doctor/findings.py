@@ -35,7 +35,10 @@ class Weight(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``text`` about ``hosts`` (none: about all of them together), more lines of it, and what to do: ``advice``."""
+    """``text`` about ``hosts``, more lines of it, and what to do: ``advice``.
+
+    Without hosts it is about all of them together, and an empty advice is part of the text.
+    """
 
     weight: Weight
     hosts: tuple[str, ...]

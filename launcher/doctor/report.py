@@ -27,14 +27,19 @@ def describe(survey: Survey, findings: Sequence[Finding]) -> Iterator[str]:
         hosts = [host for host in survey.hosts if host in measured]
         yield from _table(survey.attempts, hosts) if len(hosts) <= _MAX_COLUMNS else _slowest(survey.attempts)
         yield ""
+    yield from paragraphs(findings)
+    problems = sum(finding.weight is Weight.PROBLEM for finding in findings)
+    yield f"{problems} problem(s): a job would not run." if problems else "A job would run on these hosts."
+
+
+def paragraphs(findings: Sequence[Finding]) -> Iterator[str]:
+    """The lines of the findings, with an empty one behind each."""
     for finding in findings:
         about = f"{', '.join(finding.hosts)}: " if finding.hosts else ""
         yield from _wrapped(f"{finding.weight.name.lower()}: {about}{finding.text}", "")
         yield from (f"{_INDENT}{line}" for line in finding.details)
-        yield from _wrapped(f"-> {finding.advice}", _INDENT)
+        yield from _wrapped(f"-> {finding.advice}", _INDENT) if finding.advice else ()
         yield ""
-    problems = sum(finding.weight is Weight.PROBLEM for finding in findings)
-    yield f"{problems} problem(s): a job would not run." if problems else "A job would run on these hosts."
 
 
 def as_json(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -46,8 +51,13 @@ def as_json(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:
             {"from": one.dialler, "to": one.candidate.host, "rtt_us": one.rtt_us, "mb_per_s": one.mb_per_s}
             for one in survey.attempts
         ],
-        "findings": [{**asdict(finding), "weight": finding.weight.name.lower()} for finding in findings],
+        "findings": findings_as_json(findings),
     }
+
+
+def findings_as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The findings as JSON."""
+    return [{**asdict(finding), "weight": finding.weight.name.lower()} for finding in findings]
 
 
 def _host(host: SurveyedHost) -> Iterator[str]:

@@ -58,4 +58,5 @@ def test_hvdrun_imports_the_doctor_only_when_it_is_called() -> None:
         "hvdlite.launcher.doctor.survey",
         "hvdlite.launcher.doctor.findings",
         "hvdlite.launcher.doctor.report",
+        "hvdlite.launcher.doctor.surroundings",
     } & modules == set()

@@ -71,6 +71,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAUNCHER_MAY_IMPORT = (
     "errors",
     "settings",
+    "launched_by",
     "log",
     "version",
     "cgroups",
