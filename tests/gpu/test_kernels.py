@@ -191,6 +191,18 @@ def test_the_interpreter_is_strict(fakes: Fakes, stream: Stream, capfd: pytest.C
         assert told in capfd.readouterr().err
 
 
+def test_a_kernel_must_have_run_before_it_is_freed(fakes: Fakes, stream: Stream) -> None:
+    """Else the GPU breaks: why a plane does not free what may still have to run."""
+    moving, array = Mover(stream), fakes.array(np.zeros(10, np.float32))
+    fakes.cuda.fake_hold(stream.handle)
+    moving.move(np.array([(array.address, array.address, 40)], np.uint64), DType.FLOAT32, 2.0)
+    moving.close()
+    fakes.cuda.fake_release(stream.handle)
+    with pytest.raises(HorovodInternalError, match="ILLEGAL_ADDRESS"):
+        stream.synchronize()
+    fakes.cuda.fake_heal()
+
+
 def test_a_kernel_that_does_not_exist_or_does_not_load_is_an_error(fakes: Fakes, stream: Stream) -> None:
     text = kernels.text(kernels.COPIES[1])
     with pytest.raises(HorovodInternalError, match=r"cuModuleGetFunction failed.*\(500\)"):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvdlite.cuda import driver
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.nccl import mover, packing, scratch
 from hvdlite.planes.nccl.communicator import Communicator
@@ -333,3 +334,15 @@ def test_a_rank_that_cannot_load_a_kernel_fails_in_its_first_collective(
         with opened(fakes, 1) as group, pytest.raises(HorovodInternalError, match=told):
             group.planes[0].barrier()
         assert (fakes.held()["streams"], fakes.held()["modules"]) == (0, 0)
+
+
+def test_kernels_that_the_gpu_may_still_have_to_run_outlive_the_plane(fakes: Fakes) -> None:
+    with opened(fakes, 1) as group:
+        plane = group.planes[0]
+        plane.barrier()  # and nobody waits for it
+        assert plane._gpu is not None
+        handles = [kernel.handle for kernel in plane._gpu.mover._kernels.values()]
+        plane.close()
+    assert fakes.held()["modules"] == len(handles)
+    for handle in handles:  # they may be freed now
+        driver.library().cuModuleUnload(handle)

@@ -45,9 +45,13 @@ class Gpu:
             with self.communicator.multiplying(chosen.scalar, chosen.dtype) as operation:
                 yield operation
 
-    def close(self) -> None:
-        """Frees everything, when the GPU is done or after some seconds."""
+    def close(self, is_done: bool) -> None:
+        """Frees everything, when the GPU is done or after some seconds.
+
+        Unless it ``is_done`` with all that the stream was given, the kernels' code stays: CUDA would free it at once.
+        """
         self.communicator.close(time.monotonic() + _CLOSE_S)
-        self.mover.close()
+        if is_done:
+            self.mover.close()
         self.scratch.close()
         self.stream.close()

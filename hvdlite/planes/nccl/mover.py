@@ -66,7 +66,7 @@ class Mover:
                 kernel.launch(self._stream, blocks, THREADS, address_of(parameters))
 
     def close(self) -> None:
-        """Frees the kernels, when the GPU has run them. May be called twice."""
+        """Frees the kernels, all of which the GPU must have run. May be called twice."""
         for kernel in self._kernels.values():
             kernel.close()
 

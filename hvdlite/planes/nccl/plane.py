@@ -162,7 +162,7 @@ class NcclPlane(DataPlane):
         if self._gpu is not None:
             if self._error is not None:
                 self._gpu.communicator.abort()
-            self._gpu.close()
+            self._gpu.close(is_done=not self._launched)
         self._chosen.close()
 
     def _launch(self, what: str, address: int, give: Give) -> Launched:

@@ -8,6 +8,7 @@
 namespace {
 
 constexpr size_t kMostParameters = 4096;
+constexpr int kIllegalAddress = 700;
 fake_interpreter interpreter = nullptr;
 
 // The bytes of the one parameter of the kernel `name`; 0 if there is no such kernel.
@@ -17,6 +18,11 @@ size_t parameters_of(const std::string& text, const std::string& name) {
   size_t nbytes = 0;
   std::sscanf(text.c_str() + text.find('[', at), "[%zu]", &nbytes);
   return nbytes;
+}
+
+bool is_unloaded(const CUfunc_st& kernel) {
+  std::lock_guard lock(state.mutex);
+  return *kernel.is_unloaded;
 }
 
 }  // namespace
@@ -54,7 +60,7 @@ int cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name)
   size_t nbytes = parameters_of(module->text, name);
   if (!nbytes) return kNotFound;
   auto& made = module->functions[name];
-  made = std::make_unique<CUfunc_st>(CUfunc_st{module->text, name, nbytes, module->device});
+  made = std::make_unique<CUfunc_st>(CUfunc_st{module->text, name, nbytes, module->device, module->is_unloaded});
   *function = made.get();
   return kSuccess;
 }
@@ -62,7 +68,11 @@ int cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name)
 int cuModuleUnload(CUmodule module) {
   if (int status = refused_by_captures()) return status;
   std::lock_guard lock(state.mutex);
-  return state.modules.erase(module) ? kSuccess : kInvalidHandle;
+  auto found = state.modules.find(module);
+  if (found == state.modules.end()) return kInvalidHandle;
+  *found->second->is_unloaded = true;  // at once, although a stream may be about to run a kernel of it
+  state.modules.erase(found);
+  return kSuccess;
 }
 
 int cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -75,7 +85,10 @@ int cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsign
   std::string copied(static_cast<const char*>(parameters[0]), function->nbytes);
   return enqueued(stream, [kernel = *function, grid_x, block_x, copied] {
     if (broken(kernel.device)) return;
-    int status = interpreter(kernel.text.c_str(), kernel.name.c_str(), grid_x, block_x, copied.data(), copied.size());
+    int status = kIllegalAddress;
+    if (!is_unloaded(kernel)) {
+      status = interpreter(kernel.text.c_str(), kernel.name.c_str(), grid_x, block_x, copied.data(), copied.size());
+    }
     std::lock_guard lock(state.mutex);
     state.broken[kernel.device] = status;
   });

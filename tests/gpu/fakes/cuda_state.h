@@ -108,10 +108,12 @@ struct CUfunc_st {
   std::string text, name;
   size_t nbytes;
   int device;
+  std::shared_ptr<bool> is_unloaded;
 };
 
 struct CUmod_st {
   std::string text;
+  std::shared_ptr<bool> is_unloaded = std::make_shared<bool>(false);
   int device;
   std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
 };
