@@ -8,8 +8,9 @@ import pytest
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.ring.plane import RingPlane
-from tests.contract.two_rings import allreduce, connect, meddled, reduce_until, two_planes, wait_until
+from tests.contract.two_rings import allreduce, connect, meddled, reduce_until, two_planes
 from tests.harness import thread_ranks
+from tests.harness.patience import until
 
 CONNECTIONS = 3
 ENCRYPTED = pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
@@ -23,7 +24,7 @@ def test_one_connection_that_is_reset_again_and_again_changes_no_sum_and_no_othe
         def reset_repeatedly() -> None:
             for resets in range(1, 11):
                 meddler.reset(1)
-                wait_until(lambda least=resets: min(plane.counters["resumed"] for plane in planes) >= least)
+                until(lambda least=resets: min(plane.counters["resumed"] for plane in planes) >= least)
             is_enough.set()
 
         mischief = threading.Thread(target=reset_repeatedly)
@@ -40,7 +41,7 @@ def test_a_damaged_frame_ends_its_own_connection_only(encrypt: bool) -> None:
         meddler.damaged_connections, meddler.flip_every = 1, 1 << 20
 
         def wait_for_damage() -> None:
-            wait_until(lambda: [plane.counters["resumed"] for plane in planes] == [1, 1])
+            until(lambda: [plane.counters["resumed"] for plane in planes] == [1, 1])
             is_enough.set()
 
         watcher = threading.Thread(target=wait_for_damage)
@@ -55,16 +56,16 @@ def test_all_connections_are_made_again() -> None:
         for turn in range(1, 4):
             meddler.reset()
             assert thread_ranks(2, lambda rank: allreduce(planes[rank], 10_000)) == [True, True]
-            wait_until(lambda times=turn: [plane.counters["resumed"] for plane in planes] == [times * CONNECTIONS] * 2)
+            until(lambda times=turn: [plane.counters["resumed"] for plane in planes] == [times * CONNECTIONS] * 2)
 
 
 def test_a_neighbour_that_one_connection_cannot_reach_again_is_named() -> None:
     with meddled(progress_timeout_s=1, connections=CONNECTIONS) as (planes, meddler):
         meddler.reset(1)
-        wait_until(lambda: planes[0].counters["resumed"] == 1)
+        until(lambda: planes[0].counters["resumed"] == 1)
         meddler.refuse()
         meddler.reset(1)  # the one after it, which nothing has happened to yet
-        wait_until(lambda: planes[0]._error is not None)
+        until(lambda: planes[0]._error is not None)
         with pytest.raises(HorovodInternalError, match=r"rank 0 lost its connection to rank 1 .*Connection refused"):
             planes[0].barrier()
 
@@ -88,6 +89,6 @@ def test_who_closes_first_tells_its_left_neighbour_what_it_has_over_other_connec
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 300_000)) == [True, True]
         meddler.reset(2)
         acceptor = planes[1]._reconnector._acceptor  # type: ignore[union-attr]
-        wait_until(lambda: len(acceptor._cut_off) + planes[1].counters["resumed"] >= 2)
+        until(lambda: len(acceptor._cut_off) + planes[1].counters["resumed"] >= 2)
         planes[1].close()
-        wait_until(lambda: planes[0].counters["resumed"] == 2)
+        until(lambda: planes[0].counters["resumed"] == 2)

@@ -16,9 +16,9 @@ from hvdlite.net.sockets import dial
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
-from tests.contract.two_rings import HEARD, SECRET, allreduce, connect, two_planes, wait_until
+from tests.contract.two_rings import HEARD, SECRET, allreduce, connect, two_planes
 from tests.harness import thread_ranks
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import PATIENCE_S, until
 
 OTHER_SECRET = bytes(32)
 ADDRESSES = pytest.mark.parametrize("address", [None, "127.0.0.1", "::1"], ids=["unix", "tcp", "tcp6"])
@@ -102,7 +102,7 @@ def end_when_refused(planes: list[RingPlane]) -> None:
         connectors = plane._reconnector._connectors if plane._reconnector is not None else []
         return any(is_of_a_stranger(connector.trouble) for connector in connectors)
 
-    wait_until(lambda: all(plane._reconnector is not None for plane in planes) and any(map(is_refused, planes)))
+    until(lambda: all(plane._reconnector is not None for plane in planes) and any(map(is_refused, planes)))
     refused = next(filter(is_refused, planes))
     assert refused._reconnector is not None
     refused._reconnector.stop()

@@ -15,8 +15,9 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.net.handshake import Caller
 from hvdlite.tensors.dtypes import DType, Max
 from tests.contract.planes import spans_of
-from tests.contract.two_rings import allreduce, meddled, reduce_until, two_planes, wait_until
+from tests.contract.two_rings import allreduce, meddled, reduce_until, two_planes
 from tests.harness import thread_ranks
+from tests.harness.patience import until
 
 HELLO_AND_PROOF_BYTES = len(Caller(b"", 0, 0, 1).hello) + 32
 ENCRYPTED = pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
@@ -37,7 +38,7 @@ def test_resets_every_50_ms_change_no_sum(encrypt: bool) -> None:
         mischief.start()
         reduce_until(planes, is_enough)
         mischief.join()
-        wait_until(lambda: min(plane.counters["resumed"] for plane in planes) >= 3)
+        until(lambda: min(plane.counters["resumed"] for plane in planes) >= 3)
 
 
 @ENCRYPTED
@@ -47,14 +48,14 @@ def test_flipped_bits_change_no_sum(encrypt: bool) -> None:
         is_enough = threading.Event()
 
         def wait_for_damage() -> None:
-            wait_until(lambda: planes[1].counters["corrupt"] >= 5)
+            until(lambda: planes[1].counters["corrupt"] >= 5)
             is_enough.set()
 
         watcher = threading.Thread(target=wait_for_damage)
         watcher.start()
         reduce_until(planes, is_enough)
         watcher.join()
-        wait_until(lambda: planes[1].counters["resumed"] >= 5)
+        until(lambda: planes[1].counters["resumed"] >= 5)
         assert planes[0].counters["corrupt"] == 0
 
 
@@ -83,12 +84,12 @@ def test_what_a_finished_rank_sent_arrives_over_a_new_connection() -> None:
         none = np.empty(0, np.int64)
         streams = [[spans_of((array[rank], array[rank])), spans_of((none, none))] for rank in range(2)]
         planes[0].allgather(streams[0])
-        wait_until(lambda: meddler.lost_bytes > 0)
+        until(lambda: meddler.lost_bytes > 0)
         meddler.is_lossy = False
         meddler.reset()
         planes[1].allgather(streams[1])
         assert array.tolist() == [[1, 2, 3], [1, 2, 3]]
-        wait_until(lambda: planes[0].counters["resumed"] == 1)
+        until(lambda: planes[0].counters["resumed"] == 1)
 
 
 def test_an_idle_connection_is_made_again() -> None:
@@ -96,7 +97,7 @@ def test_an_idle_connection_is_made_again() -> None:
         for resumed in range(1, 4):
             assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
             meddler.reset()
-            wait_until(lambda least=resumed: min(plane.counters["resumed"] for plane in planes) >= least)
+            until(lambda least=resumed: min(plane.counters["resumed"] for plane in planes) >= least)
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
 
 
@@ -106,7 +107,7 @@ def test_connections_that_were_replaced_are_closed() -> None:
         for turn in range(10):
             meddler.reset()
             assert thread_ranks(2, lambda rank: allreduce(planes[rank], 10_000)) == [True, True]
-            wait_until(lambda least=turn: min(plane.counters["resumed"] for plane in planes) > least)
+            until(lambda least=turn: min(plane.counters["resumed"] for plane in planes) > least)
             descriptors = len(os.listdir("/proc/self/fd"))
             before = before or descriptors
             assert descriptors <= before + 4
@@ -116,7 +117,7 @@ def test_a_neighbour_that_cannot_be_reached_again_is_named() -> None:
     with meddled(progress_timeout_s=1) as (planes, meddler):
         meddler.refuse()
         meddler.reset()
-        wait_until(lambda: planes[0]._error is not None)
+        until(lambda: planes[0]._error is not None)
         with pytest.raises(HorovodInternalError, match="rank 0 lost its connection to rank 1 .*Connection refused"):
             planes[0].barrier()
 
@@ -154,6 +155,6 @@ def test_who_closes_first_tells_its_left_neighbour_what_it_has_over_another_conn
     with meddled() as (planes, meddler):
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 300_000)) == [True, True]
         meddler.reset()
-        wait_until(lambda: planes[1]._reconnector._acceptor.is_cut_off or planes[1].counters["resumed"] > 0)  # type: ignore[union-attr]
+        until(lambda: planes[1]._reconnector._acceptor.is_cut_off or planes[1].counters["resumed"] > 0)  # type: ignore[union-attr]
         planes[1].close()
-        wait_until(lambda: planes[0].counters["resumed"] == 1)
+        until(lambda: planes[0].counters["resumed"] == 1)

@@ -11,10 +11,10 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
-from tests.contract.two_rings import allreduce, connect, two_planes, wait_until
+from tests.contract.two_rings import allreduce, connect, two_planes
 from tests.harness import thread_ranks
 from tests.harness.network import drop, in_private_network, ports_of_connections
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import PATIENCE_S, until
 
 
 def _port(plane: RingPlane) -> int:
@@ -35,7 +35,7 @@ def test_a_connection_that_carries_nothing_any_more_is_replaced(end: str, connec
         drop(f"tcp {end} {caller}")  # what one side sends, for good
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 100_000)) == [True, True]
         assert time.monotonic() - begun > 2.0
-        wait_until(lambda: [plane.counters["resumed"] for plane in planes] == [1, 1])
+        until(lambda: [plane.counters["resumed"] for plane in planes] == [1, 1])
 
 
 @in_private_network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 
@@ -110,11 +110,3 @@ def reduce_until(planes: list[RingPlane], is_enough: threading.Event) -> None:
             planes[rank].barrier()
 
     thread_ranks(2, work)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """For what a reconnector's thread tells a moment after its neighbour has noticed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # how often the test looks

@@ -31,6 +31,7 @@ def _ranks_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def fakes(loaded_fakes: Fakes) -> Iterator[Fakes]:
     """The fakes in this process; what they give out, but arrays of `Fakes`, must come back."""
     loaded_fakes.forget()
+    loaded_fakes.settle()
     before = loaded_fakes.held()
     yield loaded_fakes
     after = loaded_fakes.held()

@@ -6,13 +6,15 @@ Two GPUs are threads of the process that has loaded the fakes; `fakes/` says wha
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import gc
 import hashlib
 import shutil
 import subprocess
 import tempfile
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy.typing as npt
 from hvdlite.cuda import driver
 from hvdlite.planes.nccl import library as nccl
 from tests.gpu import ptx, recorded
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import PATIENCE_S, until
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +46,7 @@ _OF_CUDA = {
     "fake_write": (ctypes.c_bool, (_ADDRESS, ctypes.c_void_p, _SIZE)),
     "fake_allocate": (_ADDRESS, (ctypes.c_int, _SIZE)),
     "fake_free": (None, (_ADDRESS,)),
+    "fake_is_settled": (ctypes.c_bool, ()),
     "fake_streams": (ctypes.c_int, ()),
     "fake_events": (ctypes.c_int, ()),
     "fake_contexts": (ctypes.c_int, ()),
@@ -74,14 +77,17 @@ def built(cache: Path) -> Path:
     """The folder in ``cache`` that has the fakes as their sources are now; compiles them if it is not there."""
     sources = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()))
     digest = hashlib.sha256(sources + recorded.header().encode() + repr(_FLAGS).encode()).hexdigest()
-    folder = cache / digest[:16]
-    if not folder.exists():
-        fresh = Path(tempfile.mkdtemp(dir=cache))
-        _build(fresh)
-        try:
+    return made_once(cache / digest[:16], _build)
+
+
+def made_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Returns ``folder``, which ``build`` fills unless it is there. Other processes wait meanwhile."""
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            fresh = Path(tempfile.mkdtemp(dir=folder.parent))
+            build(fresh)
             fresh.rename(folder)
-        except OSError:  # another process was faster
-            shutil.rmtree(fresh)
     return folder
 
 
@@ -132,6 +138,11 @@ class Fakes:
     def fail(self, name: str, status: int) -> None:
         """Makes the next call of ``name`` in this process return ``status``."""
         self.cuda.fake_fail(name.encode(), status)
+
+    def settle(self) -> None:
+        """Waits until nothing is freed any more that nobody can reach."""
+        gc.collect()
+        until(self.cuda.fake_is_settled)
 
     def held(self) -> dict[str, int]:
         """What was made and not given back in this process."""

@@ -27,7 +27,8 @@ from hvdlite.tensors.device import Device
 from tests.gpu.fake import Fakes, GpuArray
 from tests.gpu.streams import DefaultStream
 from tests.harness.device import DeviceAdapter
-from tests.multiproc.on_device import has_no_threads, until
+from tests.harness.patience import until
+from tests.multiproc.on_device import has_no_threads
 
 
 class Gpu:

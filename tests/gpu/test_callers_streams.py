@@ -24,8 +24,7 @@ from tests.gpu.planes import opened, spans_of
 from tests.gpu.program import Program, StreamedArray
 from tests.gpu.test_ranks import PLANES, SETTING
 from tests.harness import ProcessRanks, process_ranks, reached
-from tests.harness.patience import NEVER_SILENT, STALLED
-from tests.multiproc.on_device import until
+from tests.harness.patience import NEVER_SILENT, STALLED, until
 
 SHAPE = (6, 1000)
 

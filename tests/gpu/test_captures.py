@@ -17,8 +17,7 @@ from tests.gpu.fake import Fakes
 from tests.gpu.program import Program
 from tests.gpu.streams import BlockingStream
 from tests.harness import process_ranks
-from tests.harness.patience import STALLED
-from tests.multiproc.on_device import until
+from tests.harness.patience import STALLED, until
 
 SUBMIT = "a CUDA graph captures the current stream, and collectives of hvdlite cannot be part of one; submit the tensor"
 WAIT = "a CUDA graph captures the current stream, which cannot wait for a collective outside of the graph; synchronize"

@@ -12,8 +12,7 @@ from hvdlite.session import current
 from tests.gpu.fake import Fakes
 from tests.gpu.program import Program
 from tests.harness import ProcessRanks, reached
-from tests.harness.patience import NEVER_SILENT
-from tests.multiproc.on_device import until
+from tests.harness.patience import NEVER_SILENT, until
 
 
 def _lose(folder: str) -> None:

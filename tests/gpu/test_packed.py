@@ -24,7 +24,7 @@ from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 from tests.contract import oracle
 from tests.gpu.fake import Fakes, GpuArray
 from tests.gpu.planes import Planes, opened, spans_of
-from tests.multiproc.on_device import until
+from tests.harness.patience import until
 
 TYPES = sorted(set(DType) - {DType.INT16})
 LENGTHS = (1, 0, 7, 40, 600)

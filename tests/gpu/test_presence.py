@@ -25,8 +25,8 @@ from hvdlite.tensors.device import CPU, Device
 from tests.gpu.fake import Fakes
 from tests.gpu.program import Gpu
 from tests.harness import process_ranks
-from tests.harness.patience import STALLED
-from tests.multiproc.on_device import has_no_threads, until
+from tests.harness.patience import STALLED, until
+from tests.multiproc.on_device import has_no_threads
 
 HIDDEN = "hides all GPUs"
 

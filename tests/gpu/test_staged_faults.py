@@ -21,8 +21,7 @@ from tests.gpu.fake import Fakes, GpuArray
 from tests.gpu.planes import spans_of
 from tests.gpu.staging import FLOATS, PIECE, One, waiting
 from tests.harness import thread_ranks
-from tests.harness.patience import PATIENCE_S
-from tests.multiproc.on_device import until
+from tests.harness.patience import PATIENCE_S, until
 
 LOST = PeerLost(11, "elsewhere", "its process ended")
 

@@ -18,8 +18,7 @@ from tests.gpu.fake import Fakes
 from tests.gpu.planes import receiving, spans_of
 from tests.gpu.staging import FLOATS, PIECE, One, waiting
 from tests.harness import thread_ranks
-from tests.harness.patience import PATIENCE_S
-from tests.multiproc.on_device import until
+from tests.harness.patience import PATIENCE_S, until
 
 
 def test_while_the_host_reduces_a_piece_the_next_come_down_and_the_last_goes_up(one: One) -> None:

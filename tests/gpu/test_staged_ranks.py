@@ -19,8 +19,7 @@ from tests.gpu.program import Gpu, Program
 from tests.gpu.test_ranks import SETTING
 from tests.harness import ProcessRanks, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait, signal_to_another_thread
-from tests.harness.patience import NEVER_SILENT, STALLED
-from tests.multiproc.on_device import until
+from tests.harness.patience import NEVER_SILENT, STALLED, until
 
 STAGED = {**STALLED, SETTING: "staged"}
 ONES = np.ones(1000, np.float32)

@@ -18,9 +18,9 @@ from tests.frontends.scenarios import Scenarios
 from tests.gpu.torch_fake.ranks import fakes, run_on_gpu
 from tests.harness import process_ranks
 from tests.harness.forkserver import ForkServer
+from tests.harness.patience import until
 from tests.harness.scenarios import Report, joined
 from tests.harness.scenarios import pytest_generate_tests as pytest_generate_tests
-from tests.multiproc.on_device import until
 
 scenario = Scenarios(ranks=[2, 3])
 

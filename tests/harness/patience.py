@@ -9,6 +9,8 @@ time-out cannot be set, the limit is `PROMPT_S`: many times the usual duration, 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from typing import Final
 
 PATIENCE_S: Final = float(os.environ.get("TEST_PATIENCE_S", "300"))
@@ -23,3 +25,11 @@ NEVER_SILENT: Final = {"HVDLITE_PEER_TIMEOUT": _BEYOND}
 """Settings with which silence never loses a rank: a lost rank has ended, or its link has."""
 NO_TIMER: Final = {"HVDLITE_HEARTBEAT_INTERVAL": _BEYOND}
 """Settings with which a rank that is not woken sleeps on, instead of looking for work by itself."""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits, looking again and again, until ``condition`` is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)  # how often it looks

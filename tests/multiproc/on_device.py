@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import hvdlite as hvd
 from hvdlite.session import current
 from tests.harness.device import DEVICE, DeviceArray, DevicePlane, collectives, install
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import until
 from tests.multiproc import calls, oracle
 from tests.multiproc.test_grid import KINDS, grid
 
@@ -27,13 +26,6 @@ def begin() -> DevicePlane:
     plane = current().everyone.engine.planes[DEVICE.kind]
     assert isinstance(plane, DevicePlane)
     return plane
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def has_no_threads() -> bool:

@@ -14,8 +14,8 @@ import hvdlite as hvd
 from hvdlite.session import current
 from tests.harness import ProcessRanks, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
-from tests.harness.patience import NEVER_SILENT, PATIENCE_S, STALLED
-from tests.multiproc.on_device import begin, has_no_threads, start, until, wait_until_given
+from tests.harness.patience import NEVER_SILENT, PATIENCE_S, STALLED, until
+from tests.multiproc.on_device import begin, has_no_threads, start, wait_until_given
 
 
 def _go_on() -> None:

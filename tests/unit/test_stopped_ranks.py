@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from hvdlite.launched_by.ancestor import environ_of
 from hvdlite.launched_by.stopped import stopped_processes, stopped_ranks
 from hvdlite.settings import Start
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import until
 
 # A process that is in init(), which starts the process of its arguments, and says so.
 IN_INIT = """
@@ -81,26 +81,19 @@ def stop(*pids: int) -> set[int]:
     """Stops processes, and returns them with all others that are stopped."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: set(pids) <= stopped_processes().keys())
+    until(lambda: set(pids) <= stopped_processes().keys())
     return set(stopped_processes())
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_process_that_has_gone_on_between_two_looks_looks_different(processes: Processes) -> None:
     pid = processes.start(1, "sh", "-c", "while :; do sleep 0.01; done")
     assert pid not in stopped_processes()
     stop(pid)
-    wait_until(lambda: stopped_processes()[pid] == stopped_processes()[pid])  # it may be just about to leave its core
+    until(lambda: stopped_processes()[pid] == stopped_processes()[pid])  # it may be just about to leave its core
     first = stopped_processes()[pid]
     assert first
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: pid not in stopped_processes())
+    until(lambda: pid not in stopped_processes())
     stop(pid)
     assert stopped_processes()[pid] != first
 
@@ -146,7 +139,7 @@ def test_hvdrun_tells_of_what_it_has_started_itself(processes: Processes) -> Non
     own_start = processes.start_of(0, **own)
     assert stopped_ranks(own_start, stop(processes.start(1, **own))) == {}
     shell = processes.start(3, "sh", "-c", "sleep 600 & wait", **own)
-    wait_until(lambda: bool(children_of(shell)))
+    until(lambda: bool(children_of(shell)))
     children = children_of(shell)
     try:
         assert stopped_ranks(own_start, stop(*children)) == {3: children}

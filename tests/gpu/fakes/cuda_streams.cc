@@ -1,5 +1,6 @@
 // Streams and events.
 
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -15,9 +16,15 @@ CUstream_st* defaults() {
   return made;
 }
 
+std::atomic<int> running = 0;  // queues
+
 std::shared_ptr<Queue> started() {
   auto queue = std::make_shared<Queue>();
-  std::thread([queue] { queue->run(); }).detach();
+  running++;
+  std::thread([queue] {
+    queue->run();
+    running--;
+  }).detach();
   return queue;
 }
 
@@ -107,6 +114,13 @@ void fake_begin_capture(CUstream stream) {
 bool fake_end_capture(CUstream stream) {
   std::lock_guard lock(state.mutex);
   return std::exchange(stream_of(stream)->capture, kNoCapture) == kCapturing;
+}
+
+bool fake_is_settled() {
+  std::lock_guard lock(state.mutex);
+  int alive = static_cast<int>(state.streams.size());
+  for (int device = 0; device < kDevices; device++) alive += defaults()[device].queue != nullptr;
+  return running == alive;
 }
 
 int fake_streams() {

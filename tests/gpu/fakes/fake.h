@@ -24,6 +24,8 @@ bool fake_write(CUdeviceptr address, const void* from, size_t nbytes);
 // Memory that no stream is asked for, and that is freed at once, whoever still uses it.
 CUdeviceptr fake_allocate(int device, size_t nbytes);
 void fake_free(CUdeviceptr address);
+// True if all streams that were destroyed have done what they were given before.
+bool fake_is_settled();
 // The number of streams, events, contexts and allocations that were made and not given back.
 int fake_streams();
 int fake_events();

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 
 from hvdlite.cuda import driver
-from tests.gpu.fake import SOURCES
+from tests.gpu.fake import SOURCES, made_once
 from tests.harness.patience import PATIENCE_S
 
 NAME = "libtorch_fake.so"
@@ -25,15 +23,7 @@ def built(cache: Path, fakes: Path) -> Path:
     """The backend in ``cache`` as its sources are now, for the ``fakes`` that were built; compiles it if need be."""
     text = b"".join(path.read_bytes() for path in sorted(_OWN.glob("*.[ch]*")))
     digest = hashlib.sha256(text + f"{torch.__version__} {fakes.name} {_FLAGS}".encode()).hexdigest()
-    target = cache / f"torch-{digest[:16]}" / NAME
-    if not target.exists():
-        fresh = Path(tempfile.mkdtemp(dir=cache))
-        _build(fresh, fakes)
-        try:
-            fresh.rename(target.parent)
-        except OSError:  # another process was faster
-            shutil.rmtree(fresh)
-    return target
+    return made_once(cache / f"torch-{digest[:16]}", lambda folder: _build(folder, fakes)) / NAME
 
 
 def _build(folder: Path, fakes: Path) -> None:
