@@ -10,6 +10,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= $(shell echo $$(($(CPUS) < 4 ? 5 * $(CPUS) / 2 : 8)))
 MINUTES ?= 10
 BENCH_ARGS ?= --compare gloo
+GPU_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
@@ -41,7 +42,7 @@ RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist load
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-house test-gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-house test-gpu gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +67,9 @@ test-house: $(VENV)/.for-development native ## run the tests of the code's form,
 test-gpu: $(VENV)/.for-development native ## run the tests of the plane for GPUs, on stand-ins for CUDA and NCCL
 	@$(SAY) 'building stand-ins for CUDA and NCCL, and running collectives and PyTorch on them: two minutes'
 	$(RUN_TESTS) tests/gpu
+
+gpu: ## build, test and measure on this machine's GPUs, with PYTHON and without an environment
+	$(PYTHON) -m tests.gpu.machine $(GPU_ARGS)
 
 test-engines: export PYTHONDONTWRITEBYTECODE =
 test-engines: $(VENV)/.for-development native ## run the tests of jobs that torchrun, mpirun and mpiexec start

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.gpu.fake import Fakes, built, missing
+from tests.gpu.machine.place import IS_MACHINE
 from tests.gpu.staging import One
 from tests.harness.forkserver import ForkServer
 
@@ -40,16 +42,23 @@ def fakes(loaded_fakes: Fakes) -> Iterator[Fakes]:
 
 
 @pytest.fixture(scope="session")
-def torch_ranks(loaded_fakes: Fakes, pytestconfig: pytest.Config) -> Iterator[ForkServer]:
-    """A process that has a PyTorch with GPUs, from which ranks are forked."""
+def fake_torch(loaded_fakes: Fakes, pytestconfig: pytest.Config) -> Path:
+    """What gives PyTorch fake GPUs, see `tests.gpu.torch_fake.preload`."""
     from tests.gpu.torch_fake import building
 
     assert pytestconfig.cache is not None
-    backend = building.built(pytestconfig.cache.mkdir("fakes"), loaded_fakes.folder)
-    modules = ("tests.gpu.torch_fake.preload", "hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets")
+    return building.built(pytestconfig.cache.mkdir("fakes"), loaded_fakes.folder)
+
+
+@pytest.fixture(scope="session")
+def torch_ranks(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    """A process that has a PyTorch with GPUs, of the machine or fakes, from which ranks are forked."""
+    modules = ["hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAKE_CUDA", str(loaded_fakes.folder))
-        patch.setenv("FAKE_TORCH", str(backend))
+        if not IS_MACHINE:
+            modules.insert(0, "tests.gpu.torch_fake.preload")
+            patch.setenv("FAKE_CUDA", str(request.getfixturevalue("loaded_fakes").folder))
+            patch.setenv("FAKE_TORCH", str(request.getfixturevalue("fake_torch")))
         with ForkServer(*modules) as server:
             yield server
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite.cuda.context import Context
 from hvdlite.cuda.presence import KIND
 from hvdlite.session import current
 from tests.frontends.scenarios import Scenarios
-from tests.gpu.torch_fake.ranks import fakes, run_on_gpu
+from tests.gpu.torch_fake.ranks import held, run_on_gpu
 from tests.harness import process_ranks
 from tests.harness.forkserver import ForkServer
 from tests.harness.patience import until
@@ -28,23 +24,10 @@ scenario = Scenarios(ranks=[2, 3])
 @pytest.fixture(scope="module")
 def report(request: pytest.FixtureRequest, torch_ranks: ForkServer) -> Report:
     """The error of each scenario, by its name."""
-    environ = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # there are two GPUs
+    # There are two GPUs; and to load a kernel of PyTorch's later would wait for a stream that is held.
+    environ = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "CUDA_MODULE_LOADING": "EAGER"}
     outcomes = process_ranks(request.param, run_on_gpu, __name__, (), environ=environ, server=torch_ranks)
     return joined([outcome.result() for outcome in outcomes])
-
-
-@contextmanager
-def held(stream: Any) -> Iterator[None]:
-    """A context in which the GPU does nothing of what ``stream`` is given."""
-    context = Context(stream.device_index)  # of which the default stream has no handle
-    with context.current():
-        fakes().cuda.fake_hold(stream.cuda_stream)
-    try:
-        yield
-    finally:
-        with context.current():
-            fakes().cuda.fake_release(stream.cuda_stream)
-        context.close()
 
 
 def everyones(factor: float = 1.0) -> float:

@@ -1,0 +1,65 @@
+"""The stages of a machine with GPUs, the most important ones first."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.gpu.machine.running import Stage
+
+RANKS: Final = 2
+_HVDRUN: Final = (sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(RANKS))
+_RANK: Final = (sys.executable, "-m", "tests.gpu.machine.rank")
+_TESTS: Final = (sys.executable, "-m", "pytest", "-q")
+
+
+def stages(folder: Path, is_tiny: bool) -> list[Stage]:
+    """All stages, which write to ``folder``; with little to do if they are only to show that they work."""
+    sizes, large = ("1K,64K", "64K") if is_tiny else ("1K:1M:*4,16M,128M,1G", "1K,64K,1M")
+    models = ("tiny",) if is_tiny else ("resnet50", "transformer")
+    fewer = ("--iters", "2", "--warmup", "0") if is_tiny else ()
+    many = ("3", "1K") if is_tiny else ("100", "4K")
+    fused = [(3, "1K")] if is_tiny else [(20, "1K"), (20, "1M"), (100, "1K"), (100, "64K"), (100, "1M"), (1000, "4K")]
+    traced = "tiny" if is_tiny else "layers"
+
+    def bench(name: str, *options: str, compares: bool = True) -> tuple[str, ...]:
+        against = ("--compare", "nccl") if compares and not is_tiny else ()  # PyTorch for CPUs has no NCCL
+        device = ("--device", "cuda", "--json", str(folder / f"{name}.json"))
+        return (*_HVDRUN, *_RANK, "hvdlite.bench", *device, *against, *options, *fewer)
+
+    return [
+        Stage("facts", 60, [(sys.executable, "-m", "tests.gpu.machine.facts")]),
+        Stage("collectives", 90, [(*_TESTS, "tests/gpu/test_torch_sizes.py")]),
+        Stage("streams", 90, [(*_TESTS, "tests/gpu/test_torch.py")]),
+        Stage("lost", 150, [(*_TESTS, "tests/gpu/test_torch_lost.py")]),
+        Stage("bandwidth", 150, [bench("bandwidth", "--sizes", sizes)]),
+        Stage("calls", 60, [bench("calls", "--many", *many)]),
+        Stage("parts", 60, [bench("parts", "--parts", "--sizes", large, compares=False)]),
+        *(
+            Stage(name, 120, [bench(name, *_train(model, precision), compares=False)])
+            for model in models
+            for precision in ("float32", "bfloat16")
+            for name in [f"{model}-{precision}"]
+        ),
+        Stage(
+            "trace",
+            60,
+            [bench("trace", *_train(traced, "float32"), "--trace", str(folder / "trace-steps.json"), compares=False)],
+        ),
+        Stage("example", 60, [(*_HVDRUN, *_RANK, "examples/torch_gpu.py", "--epochs", "1" if is_tiny else "12")]),
+        Stage("frontend", 200, [(*_TESTS, "tests/gpu/test_torch_scenarios.py")]),
+        Stage(
+            "fusion",
+            120,
+            [
+                bench(f"fusion-{count}-{size}", "--many", str(count), size, "--fuse", compares=False)
+                for count, size in fused
+            ],
+        ),
+        Stage("staged", 90, [bench("staged", "--sizes", sizes.removesuffix(",1G"))], {"HVDLITE_GPU_PLANE": "staged"}),
+    ]
+
+
+def _train(model: str, precision: str) -> tuple[str, ...]:
+    return "--train", "torch", "--model", model, "--precision", precision

@@ -1,0 +1,155 @@
+"""Collectives of CUDA tensors of many types and sizes, against those of CPUs, and beside what else uses the GPU."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import hvdlite.torch as hvd
+from tests.frontends.scenarios import Scenarios
+from tests.gpu.machine.place import IS_MACHINE
+from tests.gpu.torch_fake.ranks import run_on_gpu
+from tests.harness import process_ranks
+from tests.harness.forkserver import ForkServer
+from tests.harness.scenarios import Report, joined
+from tests.harness.scenarios import pytest_generate_tests as pytest_generate_tests
+
+scenario = Scenarios(ranks=[2, 3])
+
+_DTYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+)
+_SIZES = (1, 7, 1000, (1 << 16) + 3, *((1 << 22) + 1,) * IS_MACHINE)
+
+
+@pytest.fixture(scope="module")
+def report(request: pytest.FixtureRequest, torch_ranks: ForkServer) -> Report:
+    """The error of each scenario, by its name."""
+    environ = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # there are two GPUs
+    outcomes = process_ranks(request.param, run_on_gpu, __name__, (), environ=environ, server=torch_ranks)
+    return joined([outcome.result() for outcome in outcomes])
+
+
+def _all_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The results of all collectives of ``tensor``, of as many rows as there are ranks."""
+    reductions = [hvd.allreduce(tensor, op=op) for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)]
+    moved, _ = hvd.alltoall(tensor, torch.ones(hvd.size(), dtype=torch.int32, device="cpu"))
+    return [
+        *reductions,
+        *hvd.grouped_allreduce([tensor, tensor + 1], op=hvd.Sum),
+        hvd.allgather(tensor),
+        hvd.broadcast(tensor, hvd.size() - 1),
+        hvd.reducescatter(tensor, op=hvd.Sum),
+        moved,
+    ]
+
+
+@scenario
+def all_collectives_of_all_types_and_sizes_are_those_of_cpus() -> None:
+    for dtype in _DTYPES:
+        for columns in _SIZES:
+            values = torch.arange(hvd.size() * columns, device="cpu").view(hvd.size(), columns)
+            mine = ((values + hvd.rank()) % 3).to(dtype)
+            for found, wanted in zip(_all_of(mine.cuda()), _all_of(mine), strict=True):
+                assert found.is_cuda
+                assert torch.equal(found.cpu(), wanted), (dtype, columns)
+
+
+@scenario
+def several_process_sets_at_once_on_a_gpu() -> None:
+    size = hvd.size()
+    sets = [hvd.add_process_set([rank]) for rank in range(size)]
+    if size == 3:
+        sets += [hvd.add_process_set([first, (first + 1) % size]) for first in range(size)]
+    mine = [each for each in [hvd.global_process_set, *sets] if each.included()]
+    if hvd.rank() % 2:
+        mine.reverse()
+    for step in range(20):
+        handles = [
+            hvd.allreduce_async(torch.full((5000,), step + 1.0), op=hvd.Sum, name="of a set", process_set=each)
+            for each in mine
+        ]
+        for each, handle in zip(mine, handles, strict=True):
+            assert (hvd.synchronize(handle) == (step + 1.0) * each.size()).all()
+    for each in sets:
+        hvd.remove_process_set(each)
+
+
+@scenario
+def beside_torch_distributed_in_one_process() -> None:
+    """On fakes it has CPU tensors over Gloo, which their PyTorch has."""
+    backend, device = ("nccl", "cuda") if IS_MACHINE else ("gloo", "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(hvd.broadcast_object(folder, 0), "meeting")
+        dist.init_process_group(backend, init_method=meeting.as_uri(), rank=hvd.rank(), world_size=hvd.size())
+        for step in range(20):
+            ours, theirs = torch.full((1000,), step + 1.0), torch.full((1000,), step + 1.0, device=device)
+            handle = hvd.allreduce_async_(ours, op=hvd.Sum)
+            dist.all_reduce(theirs)
+            assert torch.equal(hvd.synchronize(handle).cpu(), theirs.cpu())
+        dist.destroy_process_group()
+        hvd.barrier()  # before the folder goes
+
+
+@scenario
+def a_compiled_model_learns_what_one_process_would() -> None:
+    """On fakes it is compiled as far as PyTorch goes without a GPU."""
+    rows, features = 6, 4
+    values = torch.linspace(-1, 1, rows * features, device="cpu").view(rows, features)
+
+    def trained(inputs: torch.Tensor, compiles: bool, wraps: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model: Any = torch.nn.Sequential(torch.nn.Linear(features, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if wraps:
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        run = torch.compile(model, backend="inductor" if IS_MACHINE else "aot_eager") if compiles else model
+        for _ in range(5):
+            optimizer.zero_grad()
+            run(inputs).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    mine = values.cuda()[hvd.rank() :: hvd.size()].contiguous()
+    wanted = trained(values.cuda(), compiles=False, wraps=False)
+    for found, of_one in zip(trained(mine, compiles=True, wraps=True), wanted, strict=True):
+        assert torch.allclose(found, of_one, atol=1e-5)
+
+
+def a_collective_in_a_captured_graph_is_refused_and_the_capture_goes_on() -> None:
+    """Fakes capture nothing of PyTorch's; tests/gpu/test_captures.py has them."""
+    source, stream = torch.full((100,), 3.0), torch.cuda.Stream()
+    hvd.allreduce(source)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        doubled = source * 2
+        with pytest.raises(ValueError, match="captur"):
+            hvd.allreduce_async(doubled)
+        result = doubled + 1
+    for value in (3.0, 5.0):
+        source.fill_(value)
+        graph.replay()
+        assert (result == 2 * value + 1).all()
+        assert torch.equal(hvd.allreduce(result), result)
+
+
+if IS_MACHINE:
+    scenario(a_collective_in_a_captured_graph_is_refused_and_the_capture_goes_on)
+
+
+def test_torch(report: Report, name: str) -> None:
+    assert report[name] == ""
