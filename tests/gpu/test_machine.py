@@ -122,14 +122,13 @@ def test_headers_are_compared_with_what_is_recorded(tmp_path: Path) -> None:
 
 def test_the_command_runs_its_stages_on_the_fakes(fake_torch: Path, loaded_fakes: Fakes, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu.machine", "--fakes", "--logs", str(tmp_path)]
-    for name in ("facts", "calls", "example"):
+    for name in ("facts", "calls"):
         command += ["--stage", name]
     environ = {**os.environ, "FAKE_CUDA": str(loaded_fakes.folder), "FAKE_TORCH": str(fake_torch)}
     done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert _told(tmp_path) == ["facts passed", "calls passed", "example passed"]
+    assert _told(tmp_path) == ["facts passed", "calls passed"]
     assert "missing: none" in (tmp_path / "facts.log").read_text()
-    assert "on cuda" in (tmp_path / "example.log").read_text()
     assert "| calls | " in (tmp_path / "figures.md").read_text()

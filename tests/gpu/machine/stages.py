@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.gpu.machine.running import Stage
+from tests.harness.patience import PATIENCE_S
 
 RANKS: Final = 2
 _HVDRUN: Final = (sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(RANKS))
@@ -28,7 +29,7 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
         device = ("--device", "cuda", "--json", str(folder / f"{name}.json"))
         return (*_HVDRUN, *_RANK, "hvdlite.bench", *device, *against, *options, *fewer)
 
-    return [
+    every = [
         Stage("facts", 60, [(sys.executable, "-m", "tests.gpu.machine.facts")]),
         Stage("collectives", 90, [(*_TESTS, "tests/gpu/test_torch_sizes.py")]),
         Stage("streams", 90, [(*_TESTS, "tests/gpu/test_torch.py")]),
@@ -49,6 +50,7 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
         ),
         Stage("example", 60, [(*_HVDRUN, *_RANK, "examples/torch_gpu.py", "--epochs", "1" if is_tiny else "12")]),
         Stage("frontend", 200, [(*_TESTS, "tests/gpu/test_torch_scenarios.py")]),
+        Stage("frontend-staged", 120, [(*_TESTS, "tests/gpu/test_torch_staged.py")]),
         Stage(
             "fusion",
             120,
@@ -59,6 +61,7 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
         ),
         Stage("staged", 90, [bench("staged", "--sizes", sizes.removesuffix(",1G"))], {"HVDLITE_GPU_PLANE": "staged"}),
     ]
+    return [stage._replace(limit_s=PATIENCE_S) for stage in every] if is_tiny else every
 
 
 def _train(model: str, precision: str) -> tuple[str, ...]:
