@@ -29,7 +29,7 @@ LAYERS = [
     {"planes.shm.arena"},
     {"planes.base"},
     {"planes.neighbours"},
-    {"planes.local", "planes.hierarchical", "planes.adasum", "planes.shm", "planes.ring", "planes.zmq"},
+    {"planes.gpu", "planes.local", "planes.hierarchical", "planes.adasum", "planes.shm", "planes.ring", "planes.zmq"},
     {"planes.nccl", "planes.staged"},
     {"planes", "control", "builds"},
     {"engine"},

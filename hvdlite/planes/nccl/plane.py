@@ -10,7 +10,6 @@ streams that use the result wait. If a peer is missing, `Watcher` ends the kerne
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from hvdlite.cuda import driver
-from hvdlite.cuda.chosen import ChosenGpu
-from hvdlite.cuda.events import Events, Moment, latest
-from hvdlite.cuda.memory import DeviceMemory, device_of
+from hvdlite.cuda.events import Events, latest
+from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
+from hvdlite.planes.gpu import GpuPlane
 from hvdlite.planes.nccl.collectives import (
     Group,
     allgather,
@@ -53,7 +52,7 @@ Give = Callable[[Gpu, Group], None]
 """Gives a GPU a collective."""
 
 
-class NcclPlane(DataPlane):
+class NcclPlane(GpuPlane):
     """The plane of one of the ``members``.
 
     An error that NCCL reports of itself ends the plane after ``grace_s``, in which the group may find that a peer is
@@ -63,20 +62,16 @@ class NcclPlane(DataPlane):
     name = "nccl"
 
     def __init__(self, members: Membership, *, progress_timeout_s: float, grace_s: float = 0.0, lack: str = "") -> None:
+        super().__init__(members.number, members.on_this_host.index(members.rank))
         self.rank = members.rank
         self.size = members.size
         self._members = members
-        self._label = members.number
         self._lack = lack
         self._of_host: DataPlane | None = None  # over which the ranks make their offers
         self._is_meeting = False
         self._progress_timeout_s = progress_timeout_s
         self._grace_s = grace_s
-        self._owner_pid = os.getpid()
-        self._chosen = ChosenGpu(members.number, members.on_this_host.index(members.rank))
-        self._marks: Sequence[Moment] = ()  # for which the next collective waits
         self._gpu: Gpu | None = None
-        self._is_closed = False
         self._watcher: Watcher | None = None
         self._launched: deque[Launched] = deque()  # and not passed, in order
         self._passed_at = 0.0
@@ -130,17 +125,11 @@ class NcclPlane(DataPlane):
             memory.fill(0)
         return memory.address, memory
 
-    def mark(self, ordinal: int, stream: int) -> Moment:
-        return self._chosen.events(ordinal).record_callers(stream)
-
-    def after(self, marks: Sequence[Moment]) -> None:
-        self._marks = marks
-
     def beside(self, of_host: DataPlane) -> None:
         self._of_host = of_host
 
     def unfitness(self, device: Device) -> str:
-        return self._lack or self._chosen.unfitness(device.ordinal)
+        return self._lack or super().unfitness(device)
 
     def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
         return lack(dtype)
@@ -154,7 +143,7 @@ class NcclPlane(DataPlane):
 
     def close(self) -> None:
         """Frees everything. In a forked child it does nothing."""
-        if self._is_closed or os.getpid() != self._owner_pid:
+        if self._is_closed or self._is_forked:
             return
         self._is_closed = True
         if self._watcher is not None:
@@ -189,13 +178,7 @@ class NcclPlane(DataPlane):
 
     def _used(self, address: int) -> Gpu:
         """Returns the GPU of this plane, whose memory ``address`` is; with the first call, and all ranks, makes it."""
-        if self._is_closed or os.getpid() != self._owner_pid:
-            reason = "the plane is closed" if self._is_closed else "this process is a forked child of the rank's"
-            raise HorovodInternalError(
-                f"rank {self._label} cannot use its GPU: {reason}; call hvdlite.init() here first."
-            )
-        device = device_of(address) if address else None
-        events = self._chosen.choose(device and device.ordinal)
+        events = self._events_for(address)
         if self._gpu is None:
             self._make(events)
         assert self._gpu is not None

@@ -9,7 +9,6 @@ this takes does not depend on the tensors.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -18,23 +17,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from hvdlite.cuda.chosen import ChosenGpu
-from hvdlite.cuda.events import Moment
-from hvdlite.cuda.memory import DeviceMemory, device_of
+from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
 from hvdlite.planes.base import DataPlane
+from hvdlite.planes.gpu import GpuPlane
 from hvdlite.planes.staged.pieces import Flow, Move, count_of, cut_of, pieces, room_for
 from hvdlite.planes.staged.pipeline import Pipeline
 from hvdlite.planes.staged.staged import Staged
 from hvdlite.tensors.buffer import Matrix, Spans
-from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType
 
 PIECE_BYTES: Final = 4 << 20
 
 
-class StagedPlane(DataPlane):
+class StagedPlane(GpuPlane):
     """A rank of ``inner``, a plane for the memory of the host that only this one uses, and closes.
 
     Messages call the rank ``label``. A ``regret`` is logged when the plane is used.
@@ -45,19 +42,15 @@ class StagedPlane(DataPlane):
     def __init__(
         self, inner: DataPlane, *, local_rank: int, label: int, piece_bytes: int = PIECE_BYTES, regret: str = ""
     ) -> None:
+        super().__init__(label, local_rank)
         self.rank = inner.rank
         self.size = inner.size
         self._inner = inner
-        self._label = label
         self._regret = regret
         self._room = room_for(piece_bytes, inner.size)
-        self._owner_pid = os.getpid()
-        self._chosen = ChosenGpu(label, local_rank)
-        self._marks: Sequence[Moment] = ()  # for which the next collective waits
         self._gpu: Pipeline | None = None
         self._taken: deque[Staged] = deque()  # and not finished, in order
         self._running = threading.Lock()  # who has it moves bytes
-        self._is_closed = False
 
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Staged | None:
         def move(number: int, pinned: Sequence[Spans]) -> None:
@@ -106,15 +99,6 @@ class StagedPlane(DataPlane):
             memory.fill(0)
         return memory.address, memory
 
-    def mark(self, ordinal: int, stream: int) -> Moment:
-        return self._chosen.events(ordinal).record_callers(stream)
-
-    def unfitness(self, device: Device) -> str:
-        return self._chosen.unfitness(device.ordinal)
-
-    def after(self, marks: Sequence[Moment]) -> None:
-        self._marks = marks
-
     def abort(self, error: HvdError) -> None:
         self._error = self._error or error
         self._inner.abort(self._error)
@@ -123,7 +107,7 @@ class StagedPlane(DataPlane):
 
     def close(self) -> None:
         """Frees everything, or leaves it to the thread that still waits for the GPU. Does nothing in a forked child."""
-        if os.getpid() != self._owner_pid:
+        if self._is_forked:
             return
         self._is_closed = True
         self._free_if_closed()
@@ -167,13 +151,7 @@ class StagedPlane(DataPlane):
 
     def _used(self, address: int) -> Pipeline:
         """Returns what this plane has on its GPU, whose memory ``address`` is; makes it with the first collective."""
-        if self._is_closed or os.getpid() != self._owner_pid:
-            reason = "the plane is closed" if self._is_closed else "this process is a forked child of the rank's"
-            raise HorovodInternalError(
-                f"rank {self._label} cannot use its GPU: {reason}; call hvdlite.init() here first."
-            )
-        device = device_of(address) if address else None
-        events = self._chosen.choose(device and device.ordinal)
+        events = self._events_for(address)
         if self._gpu is None:
             self._gpu = Pipeline(events, self._room)
             if self._regret:
