@@ -32,7 +32,7 @@ def _measured(server: ForkServer, file: Path, *options: str) -> list[Row]:
         (("--sizes", "1K,64K", "--iters", "3"), ["hvdlite"] * 2),
         (("--many", "20", "4K", "--fuse", "--iters", "2"), ["hvdlite", "grouped", "packed"]),
         (("--parts", "--sizes", "1K", "--iters", "3"), ["submit", "negotiate", "launch", "return", "kernel", "whole"]),
-        (("--train", "--model", "tiny", "--iters", "2", "--warmup", "1"), ["bare", "hvdlite"]),
+        (("--train", "--model", "tiny", "--iters", "2", "--precision", "bfloat16"), ["bare", "hvdlite"]),
     ],
 )
 def test_modes(options: tuple[str, ...], systems: list[str], torch_ranks: ForkServer, tmp_path: Path) -> None:

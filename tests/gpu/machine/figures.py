@@ -34,7 +34,10 @@ def _pairs(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], dict[str, 
 
 def _bandwidths(folder: Path) -> Iterator[tuple[str, ...]]:
     for name in ("bandwidth", "staged"):
-        pairs = list(_pairs(folder, name))
+        files = sorted(folder.glob(f"{name}*.json"))
+        pairs = sorted(
+            (pair for file in files for pair in _pairs(folder, file.stem)), key=lambda pair: pair[0]["bytes"]
+        )
         for own, other in pairs:
             target = "≥ 0.98" if name == "bandwidth" and own["bytes"] >= MIB else ""
             cells = [f"{row['busbw_GBps']:.3f} GB/s" if row else "not measured" for row in (own, other)]

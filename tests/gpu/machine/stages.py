@@ -12,12 +12,14 @@ from tests.harness.patience import PATIENCE_S
 RANKS: Final = 2
 _HVDRUN: Final = (sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(RANKS))
 _RANK: Final = (sys.executable, "-m", "tests.gpu.machine.rank")
+_OF_SIZE: Final = {"": ("--iters", "100"), "-1G": ("--iters", "5", "--warmup", "1")}
 _TESTS: Final = (sys.executable, "-m", "pytest", "-q")
 
 
 def stages(folder: Path, is_tiny: bool) -> list[Stage]:
     """All stages, which write to ``folder``; with little to do if they are only to show that they work."""
-    sizes, large = ("1K,64K", "64K") if is_tiny else ("1K:1M:*4,16M,128M,1G", "1K,64K,1M")
+    sizes = [("", "1K,64K")] if is_tiny else [("", "1K:1M:*4"), ("-large", "4M,16M,128M"), ("-1G", "1G")]
+    large = "64K" if is_tiny else "1K,64K,1M"
     models = ("tiny",) if is_tiny else ("resnet50", "transformer")
     fewer = ("--iters", "2", "--warmup", "0") if is_tiny else ()
     many = ("3", "1K") if is_tiny else ("100", "4K")
@@ -33,12 +35,15 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
         Stage("facts", 60, [(sys.executable, "-m", "tests.gpu.machine.facts")]),
         Stage("collectives", 90, [(*_TESTS, "tests/gpu/test_torch_sizes.py")]),
         Stage("streams", 90, [(*_TESTS, "tests/gpu/test_torch.py")]),
-        Stage("lost", 150, [(*_TESTS, "tests/gpu/test_torch_lost.py")]),
-        Stage("bandwidth", 150, [bench("bandwidth", "--sizes", sizes)]),
+        Stage("lost", 120, [(*_TESTS, "tests/gpu/test_torch_lost.py")]),
+        *(
+            Stage(f"bandwidth{which}", 100, [bench(f"bandwidth{which}", "--sizes", some, *_OF_SIZE.get(which, ()))])
+            for which, some in sizes
+        ),
         Stage("calls", 60, [bench("calls", "--many", *many)]),
         Stage("parts", 60, [bench("parts", "--parts", "--sizes", large, compares=False)]),
         *(
-            Stage(name, 120, [bench(name, *_train(model, precision), compares=False)])
+            Stage(name, 100, [bench(name, *_train(model, precision), compares=False)])
             for model in models
             for precision in ("float32", "bfloat16")
             for name in [f"{model}-{precision}"]
@@ -50,16 +55,21 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
         ),
         Stage("example", 60, [(*_HVDRUN, *_RANK, "examples/torch_gpu.py", "--epochs", "1" if is_tiny else "12")]),
         Stage("frontend", 200, [(*_TESTS, "tests/gpu/test_torch_scenarios.py")]),
-        Stage("frontend-staged", 120, [(*_TESTS, "tests/gpu/test_torch_staged.py")]),
+        Stage("frontend-staged", 100, [(*_TESTS, "tests/gpu/test_torch_staged.py")]),
         Stage(
             "fusion",
-            120,
+            100,
             [
                 bench(f"fusion-{count}-{size}", "--many", str(count), size, "--fuse", compares=False)
                 for count, size in fused
             ],
         ),
-        Stage("staged", 90, [bench("staged", "--sizes", sizes.removesuffix(",1G"))], {"HVDLITE_GPU_PLANE": "staged"}),
+        Stage(
+            "staged",
+            90,
+            [bench("staged", "--sizes", "1K,64K" if is_tiny else "64K,1M,16M,128M")],
+            {"HVDLITE_GPU_PLANE": "staged"},
+        ),
     ]
     return [stage._replace(limit_s=PATIENCE_S) for stage in every] if is_tiny else every
 

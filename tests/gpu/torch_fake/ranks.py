@@ -37,7 +37,12 @@ def with_gpus() -> None:
     _find_gpus()
     if IS_MACHINE:
         return
-    for name, answer in {"is_available": True, "device_count": 2, "get_device_name": "a fake"}.items():
+    for name, answer in {
+        "is_available": True,
+        "device_count": 2,
+        "get_device_name": "a fake",
+        "is_bf16_supported": True,
+    }.items():
         setattr(torch.cuda, name, lambda *_, answer=answer: answer)
 
 
