@@ -39,12 +39,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for all skipped tests: how many for want of what."""
+    """One line for all skipped tests, how many for want of what, and one for each that is known to fail, and why."""
     reports = terminalreporter.stats.get("skipped", [])
     reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
     if reasons:
         counted = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
         terminalreporter.write_line(f"skipped: {counted}", yellow=True)
+    for report in terminalreporter.stats.get("xfailed", []):
+        terminalreporter.write_line(f"cannot: {report.nodeid.rpartition('::')[2]}: {report.wasxfail}")
 
 
 @pytest.fixture(autouse=True, scope="session")

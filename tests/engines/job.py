@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 
 import numpy as np
@@ -24,14 +23,11 @@ def sums() -> dict[str, object]:
 
 
 def loses() -> dict[str, object]:
-    """Rank 1 dies: killed with HOW=kill, else it ends with code 0, so that its engine does not end the others."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # an engine ends the survivors, who are to say first what they see
+    """Rank 1 ends with code 0, so that its engine does not end the others."""
     hvd.init()
     try:
         hvd.allreduce(np.ones(10), name="before")  # rank 1 may have its result, and die, before rank 0 has its own
         if hvd.rank() == 1:
-            if os.environ["HOW"] == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
             os._exit(0)
         hvd.allreduce(np.ones(10), name="after")
     except hvd.PeerLost as error:

@@ -27,7 +27,7 @@ def test_jobs_side_by_side_do_not_meet() -> None:
 
 
 def test_a_rank_that_ended_is_lost_for_the_other() -> None:
-    told, err = run([*mpirun(2), JOB, "loses"], {"HOW": "end"})
+    told, err = run([*mpirun(2), JOB, "loses"])
     assert [line["lost"] for line in told] == [1], err
 
 

@@ -24,11 +24,6 @@ def test_ranks_of_torchrun_inside_of_hvdrun_are_refused() -> None:
     assert "hvdrun has started torchrun, and torchrun this process" in err
 
 
-def test_a_killed_rank_is_lost_for_the_other() -> None:
-    told, err = run(torchrun("--nproc-per-node", "2", JOB, "loses"), {"HOW": "kill"}, succeeds=False)
-    assert [line["lost"] for line in told] == [1], err
-
-
 def test_an_attempt_after_a_failure_meets_anew() -> None:
     told, _ = run(torchrun("--nproc-per-node", "2", "--max-restarts", "1", JOB, "second_attempt"))
     assert told == [{"attempt": "1", "total": 2.0}] * 2

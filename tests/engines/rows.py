@@ -1,0 +1,160 @@
+"""The engines that keep the contract, a row for each. Another engine is another class, and its name in `ROWS`.
+
+An engine either runs a command as every rank (`CommandRow`), or calls a function and returns its results
+(`FunctionRow`). What it cannot do it says by name in ``cannot``, with the reason: the test expects exactly that to
+fail, and a run prints it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import hvdlite
+from hvdlite.errors import FunctionFailed, WorkerFailed
+from tests.engines.part import ENDED_BY_ENGINE
+from tests.engines.starting import mpirun, needs_open_mpi, torchrun
+
+PART = str(Path(__file__).with_name("part.py"))
+CALLER = str(Path(__file__).with_name("caller.py"))
+HERE = ("localhost", socket.gethostname())
+
+
+class Row:
+    """An engine. ``needs`` skips it where it is not installed, and ``cannot`` has reasons by promise.
+
+    ``codes`` are the exit codes of the caller by scenario, and ``ending`` is what becomes of the other ranks when one
+    fails. If ``keeps_processes``, the processes in which ranks ran serve other jobs afterwards.
+    """
+
+    name = ""
+    needs: tuple[pytest.MarkDecorator, ...] = ()
+    cannot: ClassVar[Mapping[str, str]] = {}
+    codes: ClassVar[Mapping[str, int]] = {}
+    ending = ENDED_BY_ENGINE
+    keeps_processes = False
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        """Runs what the engine needs for its jobs, and stays when one ends."""
+        yield
+
+    def caller(self, ranks: int, scenario: str, folder: str) -> list[str]:
+        """The command of the process that runs the job, and gets the user's signals."""
+        raise NotImplementedError
+
+    def blames(self, log: str) -> tuple[int | None, str]:
+        """The rank that failed first and its host, as the caller hears of them in ``log``; None and empty if not."""
+        raise NotImplementedError
+
+    def stored(self) -> str:
+        """What the engine stores of its jobs or shows to others, beside what the caller gets."""
+        return ""
+
+
+class CommandRow(Row):
+    """An engine that runs a command as every rank. ``blame`` finds the ``rank`` and the ``host`` in its messages."""
+
+    blame = ""
+    cannot: ClassVar = {"results": "a command has an exit code, and no result"}
+
+    def command(self, ranks: int) -> list[str]:
+        """The command of ``ranks`` ranks, up to the script and its arguments."""
+        raise NotImplementedError
+
+    def caller(self, ranks: int, scenario: str, folder: str) -> list[str]:
+        return [*self.command(ranks), PART, scenario, folder, self.ending]
+
+    def blames(self, log: str) -> tuple[int | None, str]:
+        found = re.search(self.blame, log).groupdict() if self.blame and re.search(self.blame, log) else {}
+        return (int(found["rank"]) if found.get("rank") else None), found.get("host") or ""
+
+
+class FunctionRow(Row):
+    """An engine that calls a function on every rank, in a process of its own for each job: ``caller.py``."""
+
+    def caller(self, ranks: int, scenario: str, folder: str) -> list[str]:
+        return [sys.executable, CALLER, self.name, str(ranks), scenario, folder, self.ending]
+
+    def call(self, function: Callable[..., Any], args: Sequence[str], ranks: int) -> list[Any]:
+        """Calls ``function(*args)`` on every rank; returns the results by rank."""
+        raise NotImplementedError
+
+    def blamed(self, error: Exception) -> tuple[int | None, str]:
+        """The rank that failed first and its host, as the ``error`` of `call` says."""
+        raise NotImplementedError
+
+    def blames(self, log: str) -> tuple[int | None, str]:
+        found = re.search(r"^caller: rank (\d+) on (.*)$", log, re.MULTILINE)
+        return (int(found[1]), found[2]) if found else (None, "")
+
+
+class Hvdrun(CommandRow):
+    name = "hvdrun"
+    codes: ClassVar = {"raises": 1, "killed": 137, "interrupted": 130, "terminated": 143}
+    blame = r"hvdrun: rank (?P<rank>\d+) on (?P<host>\S+) (?:ended|was ended)"
+
+    def command(self, ranks: int) -> list[str]:
+        return [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks), sys.executable]
+
+
+class Run(FunctionRow):
+    name = "hvdlite.run"
+    codes: ClassVar = {
+        "raises": 1,
+        "killed": 1,
+        "interrupted": -signal.SIGINT,
+        "terminated": -signal.SIGTERM,
+    }
+
+    def call(self, function: Callable[..., Any], args: Sequence[str], ranks: int) -> list[Any]:
+        return hvdlite.run(function, args, np=ranks)
+
+    def blamed(self, error: Exception) -> tuple[int | None, str]:
+        return (error.rank, error.host) if isinstance(error, FunctionFailed | WorkerFailed) else (None, "")
+
+
+class Torchrun(CommandRow):
+    name = "torchrun"
+    codes: ClassVar = {"raises": 1, "killed": 1, "interrupted": 1, "terminated": 1}
+    blame = r"Root Cause[^=]*?host +: (?P<host>\S+)\s+rank +: (?P<rank>\d+)"
+    cannot: ClassVar = {
+        **CommandRow.cannot,
+        "no file is left": "torchrun leaves the folders of its log files in the temporary directory",
+    }
+
+    def command(self, ranks: int) -> list[str]:
+        return torchrun("--nproc-per-node", str(ranks))
+
+
+class OpenMpi(CommandRow):
+    name = "mpirun"
+    needs = (needs_open_mpi,)
+    codes: ClassVar = {"raises": 1, "killed": 137, "interrupted": 1, "terminated": 1}
+    blame = (
+        r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]|process rank (?P<killed>\d+) with PID \d+ on node (?P<host>\S+)"
+    )
+    cannot: ClassVar = {
+        **CommandRow.cannot,
+        "the host of the error": "mpirun says which process exited with an error, and not where",
+    }
+
+    def command(self, ranks: int) -> list[str]:
+        return mpirun(ranks)
+
+    def blames(self, log: str) -> tuple[int | None, str]:
+        found = re.search(self.blame, log)
+        if found is None:
+            return None, ""
+        return int(found["rank"] or found["killed"]), found["host"] or ""
+
+
+ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Run(), Torchrun(), OpenMpi())}
