@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ def main() -> int:
     print(f"torch {torch.__version__} for CUDA {torch.version.cuda}, {torch.cuda.device_count()} GPU(s)")
     if IS_MACHINE:
         query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version,memory.total,mig.mode.current", "--format=csv"]
-        print(subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip())
+        has_tool = shutil.which(query[0]) is not None  # of the driver; in some containers it is missing
+        print(subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() if has_tool else "")
         print(f"two ranks: {share_gpus(0, 2)}")
     cuda, loaded = driver.library(), nccl.library()
     print(f"CUDA's driver is {driver.file_of(cuda, 'cuInit')}")
