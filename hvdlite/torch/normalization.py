@@ -43,7 +43,9 @@ def moments_of_all(input: torch.Tensor, process_set: ProcessSet) -> Moments:
         own[-1] = count
     handle = collectives.allgather_async(own.unsqueeze(0), process_set=process_set)
     # Reading the sum of the counts from a GPU would make the host wait for all that the GPU has been given.
-    on_host = collectives.allgather_async(torch.tensor([count]), process_set=process_set) if own.is_cuda else None
+    on_host = None
+    if own.is_cuda:
+        on_host = collectives.allgather_async(torch.tensor([count], device="cpu"), process_set=process_set)
     gathered = synchronize(handle)
     means, variances, counts = gathered.split([features, features, 1], dim=1)  # type: ignore[no-untyped-call]
     total = counts.sum().clamp(min=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import hvdlite.torch as hvd
 from hvdlite.cuda.presence import KIND
 from hvdlite.session import current
 from tests.frontends.scenarios import Scenarios
+from tests.gpu.machine.place import IS_MACHINE
 from tests.gpu.torch_fake.ranks import held, run_on_gpu
 from tests.harness import process_ranks
 from tests.harness.forkserver import ForkServer
@@ -85,6 +87,67 @@ def a_result_whose_size_others_decide_takes_no_memory_that_a_stream_still_uses()
             other.synchronize()
     assert copied.tolist() == [7.0] * (rows * hvd.size())
     assert gathered.view(-1, rows).tolist() == [[rank + 1.0] * rows for rank in range(hvd.size())]
+
+
+@scenario
+def nor_any_of_the_streams_that_pytorch_gives_out_in_turns() -> None:
+    rows = 321  # as no other scenario has
+    mine, source = torch.full((rows,), hvd.rank() + 1.0), torch.full((rows * hvd.size(),), 7.0)
+    streams = {stream.cuda_stream: stream for stream in (torch.cuda.Stream() for _ in range(64))}
+    for stream in streams.values():
+        copied = torch.zeros(rows * hvd.size())
+        with held(stream):
+            with torch.cuda.stream(stream):
+                copied.copy_(torch.empty(rows * hvd.size()).copy_(source))  # and its memory is free for this stream
+            gathered = hvd.allgather(mine)
+        stream.synchronize()
+        assert copied.tolist() == [7.0] * (rows * hvd.size())
+        assert gathered.view(-1, rows).tolist() == [[rank + 1.0] * rows for rank in range(hvd.size())]
+
+
+@scenario
+def no_thread_makes_a_context_on_a_gpu_that_the_rank_does_not_use() -> None:
+    handle = hvd.allgather_async(torch.ones(4))
+    until(lambda: hvd.poll(handle))  # so that it runs in a thread of hvdlite's, whose device is the first
+    hvd.synchronize(handle)
+    if IS_MACHINE:  # PyTorch itself has no such list
+        return
+    from tests.gpu.torch_fake.preload import devices_set
+
+    assert devices_set == {torch.cuda.current_device()}
+
+
+@scenario
+def gradients_of_one_bucket_are_computed_in_several_streams() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    named = [("first", first), ("second", second)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), named, groups=[[first, second]])
+    streams = [torch.cuda.Stream() for _ in named]
+    sources = [torch.full((4,), hvd.rank() + 1.0 + number) for number in range(2)]
+    losses = []
+    for (_, parameter), stream, source in zip(named, streams, sources, strict=True):
+        with torch.cuda.stream(stream):
+            losses.append(_Copied.apply(parameter, source))
+    with held(streams[1]):  # autograd begins with what was computed last
+        torch.autograd.backward(losses, [torch.ones(4) for _ in losses])
+        for _ in range(20):  # in which ranks would reduce what is not computed yet
+            hvd.barrier()
+    optimizer.synchronize()
+    mean = everyones() / hvd.size()
+    assert [first.grad.tolist(), second.grad.tolist()] == [[mean] * 4, [mean + 1.0] * 4]
+
+
+class _Copied(torch.autograd.Function):
+    """Ones, whose gradient is a copy of ``source`` in the order of the stream."""
+
+    @staticmethod
+    def forward(context: Any, parameter: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        context.source = source
+        return torch.ones_like(parameter)
+
+    @staticmethod
+    def backward(context: Any, *_: torch.Tensor) -> Any:
+        return torch.empty_like(context.source).copy_(context.source), None
 
 
 @scenario

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 
+from hvdlite.cuda.context import Context
 from hvdlite.cuda.presence import KIND
+from hvdlite.cuda.streams import Stream
 from hvdlite.tensors.device import Device
 
 
@@ -43,14 +46,19 @@ class GpuStreams:
         stream: int = torch.cuda.current_stream(self._index).cuda_stream
         return stream
 
-    def allocating(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
         """PyTorch gives freed memory out again in the stream in which it was allocated, whose order protects it.
 
-        In a stream that never gets work, only what no stream uses any more is given out.
+        In a stream that never gets work, only what no stream uses any more is given out. It is none of PyTorch's,
+        which has 32 and gives them to programs in turns. The device is set first, because the end of a stream's context
+        sets the one that was current before, for which CUDA makes a context on a GPU that this rank may not use.
         """
         if self._without_work is None:
-            self._without_work = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
-        return torch.cuda.stream(self._without_work)
+            handle = Stream(Context(self._index)).handle.value  # never closed: the allocator keeps memory by it
+            self._without_work = torch.cuda.ExternalStream(handle, self._index)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._index), torch.cuda.stream(self._without_work):
+            yield
 
     def use(self, result: Any) -> None:
         stream = torch.cuda.current_stream(self._index)

@@ -22,11 +22,11 @@ from hvdlite.training.parameter_check import ParameterCheck
 class TensorGradient(Gradient[torch.Tensor]):
     """The gradient of one parameter.
 
-    ``version`` is that of the tensor when it was complete, and ``sparse_dim`` that of the last sparse gradient that the
-    parameter had here.
+    ``version`` is that of the tensor when it was complete, and ``stream`` the one that computed it, on a GPU.
+    ``sparse_dim`` is that of the last sparse gradient that the parameter had here.
     """
 
-    __slots__ = ("hook", "parameter", "reduction", "sparse_dim", "version")
+    __slots__ = ("hook", "parameter", "reduction", "sparse_dim", "stream", "version")
 
     def __init__(self, name: str, parameter: torch.Tensor, reduction: TensorReduction, place: Place | None) -> None:
         super().__init__(name)
@@ -34,6 +34,7 @@ class TensorGradient(Gradient[torch.Tensor]):
         self.reduction = reduction
         self.place = place
         self.version = 0
+        self.stream: torch.cuda.Stream | None = None
         self.sparse_dim: int | None = None
         self.hook: Any = None
 
@@ -56,6 +57,8 @@ class TensorGradient(Gradient[torch.Tensor]):
                 taken = self.place.take(value, dtype)
                 if taken is not None and taken is not value:
                     self.parameter.grad = value = taken
+        if value.is_cuda:
+            self.stream = torch.cuda.current_stream(value.device)
         self.settled = value
         self.version = value._version
 
@@ -74,6 +77,10 @@ class TensorGradient(Gradient[torch.Tensor]):
             raise ValueError("it is part of a graph; backward(create_graph=True) is not supported")
         if value.layout is torch.sparse_coo:
             self.sparse_dim = value.sparse_dim()
+        if value.is_cuda and self.stream is not None:
+            current = torch.cuda.current_stream(value.device)  # in which the last gradient of the bucket was computed
+            if current != self.stream:
+                current.wait_stream(self.stream)
         return value
 
     def has_changed(self) -> bool:

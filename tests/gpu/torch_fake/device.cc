@@ -128,11 +128,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return stream_on(device.index(), fake_current_stream(device.index()));
   }
   c10::Stream getDefaultStream(c10::Device device) const override { return stream_on(device.index(), nullptr); }
+  // PyTorch has a few, and gives them out in turns.
   c10::Stream getNewStream(c10::Device device, int) const override {
-    CUstream made;
-    Current current(device.index());
-    fake_check(cuStreamCreateWithPriority(&made, 1, 0), "cuStreamCreateWithPriority");
-    return stream_on(device.index(), made);
+    constexpr size_t kStreams = 32;
+    static std::mutex mutex;
+    static std::vector<CUstream> made[kDevices];
+    static size_t given[kDevices];
+    std::lock_guard lock(mutex);
+    auto& pool = made[device.index()];
+    if (pool.size() < kStreams) {
+      CUstream fresh;
+      Current current(device.index());
+      fake_check(cuStreamCreateWithPriority(&fresh, 1, 0), "cuStreamCreateWithPriority");
+      pool.push_back(fresh);
+    }
+    return stream_on(device.index(), pool[given[device.index()]++ % kStreams]);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     auto before = getStream(stream.device());

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,39 @@ class Event:
         return (later._time - self._time) * 1e3
 
 
+def _external_stream(handle: int, device: int) -> Stream:
+    kind = torch.accelerator.current_stream(device).device_type
+    return Stream(stream_id=handle, device_index=device, device_type=kind)
+
+
+devices_set: set[int] = set()
+"""Those that were made current other than for a moment, for each of which CUDA makes a context."""
+
+
+def _set_device(index: int) -> None:
+    devices_set.add(index)
+    torch.accelerator.set_device_index(index)
+
+
+def _set_stream(stream: Stream) -> None:
+    """Makes its device current too, as PyTorch does."""
+    if stream.device_index != torch.accelerator.current_device_index():
+        _set_device(stream.device_index)
+    torch.accelerator.set_stream(stream)
+
+
+@contextlib.contextmanager
+def _stream(stream: Stream) -> Iterator[Stream]:
+    """At its end sets the device that was current before, as PyTorch does."""
+    before, before_there = _current_stream(), _current_stream(stream.device_index)
+    _set_stream(stream)
+    try:
+        yield stream
+    finally:
+        _set_stream(before_there)
+        _set_stream(before)
+
+
 for _name, _function in {
     "_lazy_init": lambda: None,
     "is_initialized": lambda: True,
@@ -75,9 +110,12 @@ for _name, _function in {
     "Event": Event,
     "current_stream": _current_stream,
     "current_device": torch.accelerator.current_device_index,
-    "set_device": torch.accelerator.set_device_index,
-    "stream": lambda stream: stream,  # a context manager of itself
+    "set_device": _set_device,
+    "stream": _stream,
+    "_exchange_device": torch._C._accelerator_exchangeDevice,
+    "_maybe_exchange_device": torch._C._accelerator_maybeExchangeDevice,
     "Stream": Stream,
+    "ExternalStream": _external_stream,
 }.items():
     setattr(torch.cuda, _name, _function)
 
