@@ -7,6 +7,7 @@ how its floats are cast, and what its users call. All else is hvdlite's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,9 @@ class _Variables:
 
     def make(self, description: Any) -> Variable:
         return Variable(np.zeros(*description))
+
+    def here(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:

@@ -144,8 +144,8 @@ def test_mpi_is_not_told_that_it_runs_inside_another_launcher(monkeypatch: pytes
 def test_peers_are_a_list_and_mpi_is_all_of_its_libraries() -> None:
     assert parse_peers("gloo") == ("gloo",)
     assert parse_peers("mpi, gloo,impi") == ("impi", "openmpi", "gloo")
-    with pytest.raises(ValueError, match=r"cannot compare with 'nccl'"):
-        parse_peers("gloo,nccl")
+    with pytest.raises(ValueError, match=r"cannot compare with 'ucc'"):
+        parse_peers("gloo,ucc")
 
 
 @pytest.mark.parametrize(
