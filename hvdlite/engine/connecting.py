@@ -92,9 +92,8 @@ class Connecting:
             undo.callback(link.close)
             planes = Planes()
             undo.callback(planes.close)
-            for kind in sorted(
-                {*BY_DEVICE, *itertools.chain(*of_planes)}
-            ):  # each waits for the others, so in one order
+            kinds = {*BY_DEVICE, *itertools.chain(*of_planes)}
+            for kind in sorted(kinds):  # all ranks in one order, because each waits for the others
                 if lacking := [rank for rank, bound in zip(self.ranks, of_planes, strict=True) if kind not in bound]:
                     planes.lacking[kind] = lacking
                 else:
