@@ -137,10 +137,13 @@ class CannotStart(LaunchError):
 
 
 class WorkerFailed(LaunchError):
-    """A rank ended with a non-zero code, or by a signal (``code`` is then 128 + the signal's number)."""
+    """A rank ended with a non-zero code, or by a signal (``code`` is then 128 + the signal's number).
 
-    def __init__(self, rank: int, host: str, code: int, last_lines: Sequence[str]) -> None:
-        super().__init__(f"rank {rank} on {host} ended with code {code}")
+    ``how`` replaces the code in the message where an engine does not tell it.
+    """
+
+    def __init__(self, rank: int, host: str, code: int, last_lines: Sequence[str], how: str = "") -> None:
+        super().__init__(f"rank {rank} on {host} {how or f'ended with code {code}'}")
         self.rank = rank
         self.host = host
         self.code = code

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from typing import Final
 
 from hvdlite.rendezvous.client import Meeting
 from hvdlite.rendezvous.coordinator import meet_across_hosts
@@ -44,6 +45,9 @@ def place_of(start: Start) -> Place:
     )
 
 
+_SILENCE_OF_SERVER: Final = ("is hvdrun still running?", "is rank 0 still running?")
+
+
 @contextmanager
 def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init of a job; rank 0 may serve it until the end of the context.
@@ -55,7 +59,7 @@ def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
     if place is Place.NOWHERE:
         yield Meeting(Job.create())
     elif place is Place.LAUNCHER:
-        yield Meeting(launchers_job(start), start.rendezvous)
+        yield Meeting(launchers_job(start), start.rendezvous, _SILENCE_OF_SERVER[start.rendezvous.startswith("tcp://")])
     elif place is Place.COORDINATOR:
         with meet_across_hosts(start, number) as meeting:
             yield meeting

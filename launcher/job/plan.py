@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from hvdlite.errors import BadHostSpec
+from hvdlite.launched_by.numbers import numbers_of
 from hvdlite.members.topology import Placement, place
 from hvdlite.net.entrance import UNIX
 from hvdlite.rendezvous.job import Job
@@ -175,26 +176,7 @@ def rank_environment(
 
     Raises BadHostSpec if the host lacks ``gpus_per_rank`` for each of its ranks.
     """
-    numbers = {
-        "RANK": placement.rank,
-        "SIZE": size,
-        "LOCAL_RANK": placement.local_rank,
-        "LOCAL_SIZE": placement.local_size,
-        "CROSS_RANK": placement.cross_rank,
-        "CROSS_SIZE": placement.cross_size,
-    }
-    environment = {
-        "HOROVOD_HOSTNAME": placement.host,
-        "HVDLITE_HOSTNAME": placement.host,
-        "RANK": str(placement.rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(placement.local_rank),
-        "LOCAL_WORLD_SIZE": str(placement.local_size),
-        "KERAS_DISTRIBUTION_PROCESS_ID": str(placement.rank),
-        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(size),
-    }
-    for name, number in numbers.items():
-        environment |= {f"HOROVOD_{name}": str(number), f"HVDLITE_{name}": str(number)}
+    environment = numbers_of(placement, size)
     if "OMP_NUM_THREADS" not in base:
         environment["OMP_NUM_THREADS"] = str(max(1, resources.cores // placement.local_size))
     if gpus_per_rank is not None:

@@ -48,6 +48,7 @@ LAYERS = [
     {"launcher.job", "launcher.doctor"},
     {"launcher"},
     {"running"},
+    {"hosted"},
     {"numpy_api"},
     {""},  # hvdlite/__init__.py, the numpy API
     {"jax"},
@@ -113,6 +114,7 @@ MAY_READ_ENVIRONMENT = (
     "hvdlite.bench",
     "hvdlite.compat",
     "hvdlite.running.caller",
+    "hvdlite.hosted.joining",
     "hvdlite.horovod.checks",
 )
 

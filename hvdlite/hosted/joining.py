@@ -1,0 +1,61 @@
+"""Makes a process of an engine a rank of a job, and an ordinary process again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.hosted.seats import Seat
+from hvdlite.net.listening import LOOPBACK, listen_at
+from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.session import shutdown
+
+
+def serve(job: Job, seat: Seat) -> RendezvousServer:
+    """Serves the rendezvous of ``job`` in this process, which has the ``seat`` of rank 0, until it is closed.
+
+    Its ``address`` is for all ranks. Raises HorovodInternalError if this process cannot listen at its node's address.
+    """
+    address = seat.node.address if seat.has_neighbours else LOOPBACK
+    try:
+        return RendezvousServer(job, seat.size, listen_at(address, 0))
+    except OSError as error:
+        raise HorovodInternalError(
+            f"rank 0 runs on {seat.host}, and cannot listen at {address}, the address by which that node is known "
+            f"({error.strerror}); give the node an address of its own that the other nodes can reach"
+        ) from None
+
+
+@contextmanager
+def joined(seat: Seat, job: Job, rendezvous: str, environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A context in which this process is the rank of ``seat``: ``hvd.init()`` joins the ``job`` there.
+
+    ``rendezvous`` is the address of `serve`, and ``environment`` is added to this process's. At the end the rank leaves
+    the job if it has not, and the environment is as before.
+    """
+    user = {**os.environ, **(environment or {})}
+    ours = {
+        **seat.variables,
+        "HVDLITE_JOB": job.name,
+        "HVDLITE_SECRET": job.secret,
+        "HVDLITE_RENDEZVOUS": rendezvous,
+    }
+    if seat.has_neighbours and not user.get("HVDLITE_ADDRESS"):
+        ours["HVDLITE_ADDRESS"] = seat.node.address
+    added = {**(environment or {}), **ours}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        try:
+            shutdown()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -1,0 +1,102 @@
+"""What became of a call on every rank, and which of several failures came first.
+
+A failure is a value, not an exception: an engine ends a job at the first exception that it sees, which may be that of a
+rank that only lost another.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdlite.errors import FunctionFailed, LaunchError, PeerLost, ShutDown, WorkerFailed
+from hvdlite.hosted.joining import joined
+from hvdlite.hosted.seats import Seat
+from hvdlite.rendezvous.job import Job
+from hvdlite.running.functions import dump, load
+from hvdlite.tracebacks import shorten
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a call on ``rank``: a ``result``, pickled, or else a ``failure``.
+
+    ``failure`` is the text of a traceback, and ``blamed`` the rank that was lost or had left, if that was the failure.
+    ``death`` says how the process ended, with its exit ``code``, if it gave neither.
+    """
+
+    rank: int
+    host: str
+    result: bytes = b""
+    failure: str = ""
+    blamed: int | None = None
+    death: str = ""
+    code: int = 1
+
+    @property
+    def is_success(self) -> bool:
+        return not (self.failure or self.death)
+
+    def error(self) -> LaunchError:
+        """The failure as an exception."""
+        if self.death:
+            return WorkerFailed(self.rank, self.host, self.code, [], self.death)
+        return FunctionFailed(self.rank, self.host, self.failure)
+
+
+def attempt(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seat: Seat,
+    job: Job,
+    rendezvous: str,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Calls ``function(*args, **kwargs)`` in this process as the rank of ``seat``."""
+    with joined(seat, job, rendezvous, environment):
+        try:
+            result = function(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            return _failure(seat, error)
+        try:
+            return Outcome(seat.rank, seat.host, result=dump(result))
+        except ValueError as error:
+            text = f"the result of rank {seat.rank}, a {type(result).__name__}, {error}"
+            return Outcome(seat.rank, seat.host, failure=text)
+
+
+def results(outcomes: Sequence[Outcome]) -> list[Any]:
+    """The results by rank of ``outcomes``, which are in the order in which they came. Raises the first failure.
+
+    A rank that failed because another had gone does not count as the first if that one, or any other, failed by itself.
+    """
+    failures = [outcome for outcome in outcomes if not outcome.is_success]
+    if failures:
+        first = next((outcome for outcome in failures if outcome.blamed is None), failures[0])
+        error = first.error()
+        for other in failures:
+            if other is not first and other.blamed is None and not other.death:
+                error.add_note(f"rank {other.rank} failed as well: {other.failure.splitlines()[-1]}")
+        raise error
+    return [load(outcome.result) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
+
+
+def _failure(seat: Seat, error: BaseException) -> Outcome:
+    error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+    shorten(error)
+    text = "".join(traceback.format_exception(error))
+    return Outcome(seat.rank, seat.host, failure=text, blamed=_blamed(error))
+
+
+def _blamed(error: BaseException | None) -> int | None:
+    """The rank whose loss or leave ``error`` reports, itself or by what it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, PeerLost | ShutDown):
+            return error.rank
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
