@@ -10,6 +10,7 @@ When the ``with`` block ends, so do the agents and everything they started.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from ..stream.frames import Kind
 from ..stream.hello import Hello
 from ..stream.loop import Loop
 from .link import AgentLink, Listener, Question
+from .ways import ProcessWay, Way
 
 MAX_HANDSHAKES: Final = 64  # at once
 HELLO_S: Final = 30.0  # from the start of ssh to the agent's hello
@@ -35,27 +37,31 @@ _END_S: Final = 2.0  # for an agent that has closed its output to end
 class Agents:
     """The links to all agents, in the order of the hosts, and the loop that serves them.
 
-    ``say`` shows one line to the user. ``failures`` maps hosts without an agent to the reason.
+    ``say`` shows one line to the user. ``failures`` maps hosts without an agent to the reason. ``ways`` lead to hosts
+    where an agent runs already; on all others it is started.
     """
 
-    def __init__(self, options: SshOptions, say: Callable[[str], None]) -> None:
+    def __init__(self, options: SshOptions, say: Callable[[str], None], ways: Mapping[str, Way] | None = None) -> None:
         self.loop = Loop()
         self._say = say
         self._said: dict[AgentLink, list[str]] = {}  # before the hello of the agent, and not shown yet
         self._say_at: float | None = None  # when that is shown
-        self._listener = Listener(_ignore_frame, self._hear, _ignore_end)
+        self._listener = Listener(_ignore_frame, self._hear, _ignore_end, _end_by_signal)
         self.links: dict[str, AgentLink] = {}
         self.failures: dict[str, str] = {}
         self._options = options
+        self._ways = ways or {}
 
     def attend(
         self,
         frame: Callable[[AgentLink, Kind, bytes], None],
         line: Callable[[AgentLink, str], None],
         end: Callable[[AgentLink], None],
+        signal: Callable[[AgentLink, int], None],
     ) -> None:
-        """Passes everything to these listeners from now on: frames of a job, lines of stderr, and ends of agents."""
+        """Passes everything to these listeners from now on, as `Listener` has them."""
         self._listener.frame, self._listener.line, self._listener.end = frame, line, end
+        self._listener.signal = signal
 
     @property
     def hellos(self) -> dict[str, Hello]:
@@ -79,7 +85,8 @@ class Agents:
             while waiting and len(shaking) < MAX_HANDSHAKES:
                 host = waiting.popleft()
                 try:
-                    link = AgentLink(host, self._options, self.loop, self._listener)
+                    way = self._ways.get(host.name) or ProcessWay(host, self._options)
+                    link = AgentLink(host, way, self.loop, self._listener)
                 except CannotStart as error:
                     self.failures[host.name] = error.reason
                     continue
@@ -175,6 +182,11 @@ def _outcome(link: AgentLink, own: Hello) -> str | None:
 
 def _ignore_frame(link: AgentLink, kind: Kind, payload: bytes) -> None:
     """Ignores frames: no rank has been started."""
+
+
+def _end_by_signal(link: AgentLink, signum: int) -> None:
+    """Raises CannotStart with the exit code of ``signum``: no rank has been started."""
+    raise CannotStart(link.host, f"it got {signal.Signals(signum).name}.", 128 + signum)
 
 
 def _ignore_end(link: AgentLink) -> None:

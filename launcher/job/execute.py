@@ -80,10 +80,11 @@ class _Execution:
         self._readers = frozenset(readers)
         self._input = Input(self._loop, 0, self._readers, self._send_input, screen.answered)
         self._waiting: set[Sink] = set()
+        self._interrupters: set[str] = set()  # the hosts that were asked by a signal to end the job
         self._warned_of_logs = False
 
     def run(self) -> int:
-        self._agents.attend(self._receive, self._show_line, self._lose)
+        self._agents.attend(self._receive, self._show_line, self._lose, self._take_signal_of)
         try:
             with _signals() as signals:
                 self._loop.watch(signals, lambda: self._take_signals(signals))
@@ -103,7 +104,7 @@ class _Execution:
     def _start(self) -> None:
         for host, link in self._links.items():
             part = self._plan.on(host)
-            self._tell(f"the way to the agent of {host} is process {link.pid} here; ranks start in {part.cwd}")
+            self._tell(f"the way to the agent of {host} is {link.way}; ranks start in {part.cwd}")
             link.services = part.services
             workers = [
                 {"rank": rank, "environment": dict(self._plan.of_rank[rank]), "stdin": rank in self._readers}
@@ -223,19 +224,33 @@ class _Execution:
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):
-            if signum in _FORWARDED:
-                for link in self._links.values():
-                    link.send(Kind.SIGNAL, signum=signum, everyone=False)
-            elif signum == signal.SIGTSTP:
+            if signum == signal.SIGTSTP:
                 self._lease.suspend(time.monotonic())
                 os.kill(os.getpid(), signal.SIGSTOP)
             else:
-                self._interrupt(signum)
+                self._take_signal(signum)
 
-    def _interrupt(self, signum: int) -> None:
+    def _take_signal_of(self, link: AgentLink, signum: int) -> None:
+        if signum not in (*_ENDING, *_FORWARDED):
+            raise FrameError(f"signal {signum} is none that a host may pass on")
+        self._take_signal(signum, link.host)
+
+    def _take_signal(self, signum: int, host: str = "") -> None:
+        """Acts on a signal to hvdrun, here or on another ``host`` of the job."""
+        if signum in _FORWARDED:
+            for link in self._links.values():
+                link.send(Kind.SIGNAL, signum=signum, everyone=False)
+        elif not self._interrupters or host in self._interrupters:
+            self._interrupters.add(host)
+            self._interrupt(signum, host)
+        else:  # whatever ends a job on all of its hosts signals each of them once, which is no second signal
+            self._interrupters.add(host)
+
+    def _interrupt(self, signum: int, host: str) -> None:
         if self._supervisor.phase is Phase.RUNNING:
+            where = f" on {host}" if host else ""
             self._screen.message(
-                f"hvdrun: {signal.Signals(signum).name}: ending {len(self._supervisor.alive)} rank(s); "
+                f"hvdrun: {signal.Signals(signum).name}{where}: ending {len(self._supervisor.alive)} rank(s); "
                 "once more kills them at once"
             )
         self._act(self._supervisor.interrupted(signum, time.monotonic()))

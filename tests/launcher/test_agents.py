@@ -98,7 +98,7 @@ def test_all_are_asked_at_once_and_a_wrong_answer_names_its_host(agents: Agents)
 
 def test_a_question_to_an_agent_that_dies_has_an_end(agents: Agents) -> None:
     agents.connect(parse_hosts("a,b"))
-    ssh = psutil.Process(agents.links["b"].pid)
+    ssh = psutil.Process(agents.links["b"].way.pid)
     below = ssh.children(recursive=True)
     ssh.kill()
     for process in below:  # the agent outlives ssh for a moment, in which it may answer
