@@ -35,6 +35,10 @@ ON_PATH = @$(or $(1),$(BIN))/python -c 'import sysconfig; open(sysconfig.get_pat
 KERAS_VENV ?= .venv-keras
 KERAS_PIP := $(KERAS_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-keras.txt
 
+# Ray, Spark and Dask, with PyTorch for torchrun.
+ENGINES_VENV ?= .venv-engines
+ENGINES_PIP := $(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-engines.txt
+
 # Tests with an environment of their own, and those with a target of their own.
 OTHER_FRAMEWORKS := tests/keras tests/tensorflow
 FAMILIES := tests/engines tests/gpu tests/house $(OTHER_FRAMEWORKS)
@@ -72,9 +76,9 @@ gpu: ## build, test and measure on this machine's GPUs, with PYTHON and without 
 	$(PYTHON) -m tests.gpu.machine $(GPU_ARGS)
 
 test-engines: export PYTHONDONTWRITEBYTECODE =
-test-engines: $(VENV)/.for-development native ## run the tests of jobs that torchrun, mpirun and mpiexec start
-	@$(SAY) 'running jobs of other launchers: about a minute'
-	$(RUN_TESTS) tests/engines
+test-engines: $(ENGINES_VENV)/.for-tests native ## run the tests of jobs that other engines start, in an environment of their own
+	@$(SAY) 'running jobs of other engines: about two minutes on two cores'
+	$(ENGINES_VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS) tests/engines
 
 test-keras: $(KERAS_VENV)/.for-tests native ## run the tests of JAX and of Keras on JAX, PyTorch and TensorFlow
 	@$(SAY) 'training with Keras on each of its back ends: about six minutes on two cores'
@@ -189,4 +193,12 @@ $(KERAS_VENV)/.for-tests: $(REQUIREMENTS) constraints-keras.txt
 	$(KERAS_PIP) tensorflow-cpu --no-build-isolation --editable '.[keras,jax,torch,examples,test]'
 	$(KERAS_PIP) --no-deps tf_keras  # which would bring the TensorFlow for GPUs along
 	$(call ON_PATH,$(KERAS_VENV)/bin)
+	@touch $@
+
+$(ENGINES_VENV)/.for-tests: $(REQUIREMENTS) constraints-engines.txt
+	@$(SAY) 'installing Ray, Spark, Dask and PyTorch in $(ENGINES_VENV): two to five minutes, once'
+	test -x $(ENGINES_VENV)/bin/python || $(PYTHON) -m venv $(ENGINES_VENV)
+	$(ENGINES_PIP) 'setuptools>=77' wheel
+	$(ENGINES_PIP) 'ray[train]' pyspark distributed --no-build-isolation --editable '.[torch,examples,test]'
+	$(call ON_PATH,$(ENGINES_VENV)/bin)
 	@touch $@
