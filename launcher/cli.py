@@ -10,8 +10,10 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import click
@@ -20,9 +22,11 @@ from hvdlite.compat import python_path
 from hvdlite.errors import LaunchError
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
 from .agents.agents import Agents
+from .agents.ways import Way
 from .check_build import describe_build
 from .doctor.command import doctor
 from .hosts import Host, is_local, own_names
@@ -31,12 +35,14 @@ from .job.logs import Logs
 from .job.plan import Plan, wanted_hosts
 from .job.preparation import Request, prepare, sketch
 from .network.attempts import HostsUnreached
+from .nodes.place import NodePlace
 from .options.command import LaunchCommand, complete_command
 from .options.completion import completion
 from .options.config_file import read_config
-from .options.flags import SETTINGS, resolve
+from .options.flags import SETTINGS, Outcome, resolve
 from .options.hosts import HostOptions, host_options
 from .options.job import JobOptions, OutputOptions, job_options, output_options
+from .options.nodes import NodeOptions, node_options
 from .options.of_python import check_target
 from .options.program import check_meaning, check_not_a_host, check_order, check_program
 from .options.spelling import misspelt
@@ -60,6 +66,7 @@ _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of 
 )
 @job_options
 @host_options
+@node_options
 @output_options
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
@@ -70,6 +77,7 @@ _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of 
 def hvdrun(
     job: JobOptions,
     where: HostOptions,
+    node: NodeOptions,
     output: OutputOptions,
     is_dry: bool,
     checks_build: bool,
@@ -83,9 +91,13 @@ def hvdrun(
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
+    place = _place(node, where)
+    if place is not None:
+        job = job.with_slots(place.slots)
     if command:
-        _check_command(command, environment, where, is_counted=job.is_counted)
-    hosts = wanted_hosts(where.listed(), job.size, job.per_host, job.gpus_per_rank)
+        _check_command(command, environment, where, is_counted=job.is_counted or place is not None)
+    elif place is None:
+        wanted_hosts(where.listed(), job.size, job.per_host, job.gpus_per_rank)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     if job.encrypts:
@@ -93,6 +105,29 @@ def hvdrun(
     if where.ports:
         environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
     job.check_gpus()
+    if place is not None and is_dry:
+        raise click.UsageError("--dry-run shows what one hvdrun would start, and this is one of several nodes.")
+    launch = partial(_launch, command, where, output, environment, outcome)
+    if place is not None and place.count > 1:
+        return _as_node(place, node, job, environment, launch)
+    listed = (Host("localhost", job.per_host),) if place is not None else where.listed()
+    return launch(job, listed, is_dry=is_dry)
+
+
+def _launch(
+    command: tuple[str, ...],
+    where: HostOptions,
+    output: OutputOptions,
+    environment: dict[str, str],
+    outcome: Outcome,
+    job: JobOptions,
+    listed: Sequence[Host],
+    ways: Mapping[str, Way] | None = None,
+    *,
+    is_dry: bool = False,
+) -> int:
+    """Runs the job on the hosts that are ``listed``, of which ``ways`` lead to some; returns its exit code."""
+    hosts = wanted_hosts(listed, job.size, job.per_host, job.gpus_per_rank)
     request = Request(
         command,
         hosts,
@@ -115,7 +150,7 @@ def hvdrun(
         _print_notes(_without_ranks(hosts, plan))
         _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh), output.is_verbose))
         return 0
-    with Agents(where.ssh, _say) as agents:
+    with Agents(where.ssh, _say, ways) as agents:
         plan = prepare(request, identity, agents, _say if output.is_verbose else _ignore)
         readers = job.readers(plan.size)
         _print_notes(_without_ranks(hosts, plan))
@@ -134,6 +169,41 @@ def hvdrun(
                 is_verbose=output.is_verbose,
                 on_failure=on_failure,
             )
+
+
+def _place(node: NodeOptions, where: HostOptions) -> NodePlace | None:
+    """Which node this is of a job for which hvdrun is started on every node; None if it is started once."""
+    if node.are_given and (where.hosts is not None or where.hostfile is not None):
+        raise click.UsageError("hosts of -H and --hostfile are reached by ssh; leave them out with --node-rank.")
+    is_alone = click.get_current_context().obj is not None or "HVDLITE_RANK" in os.environ  # hvdlite.run(), or a rank
+    if not node.are_given and (is_alone or where.hosts is not None or where.hostfile is not None):
+        return None
+    return node.place(os.environ)
+
+
+def _as_node(
+    place: NodePlace, node: NodeOptions, job: JobOptions, environment: Mapping[str, str], launch: Callable[..., int]
+) -> int:
+    """Runs this node: node 0 starts the job with ``launch``. Returns the exit code of the job."""
+    # Imported here, for most jobs have no nodes, and would start later.
+    from hvdlite.net.sealed import NoLibcrypto
+
+    from .nodes.gathering import Gathering
+    from .nodes.node import ending_by_signal, join
+
+    secret, timeout_s = node.secret(os.environ), Settings.read(environment).start_timeout
+    try:
+        with ending_by_signal():
+            if place.rank > 0:
+                return join(place, secret, job.per_host, timeout_s, _say)
+            with Gathering(place, secret, _say) as nodes:
+                nodes.wait(timeout_s)
+                if job.size == "auto" or job.gpus_per_rank is not None:
+                    return launch(job, nodes.hosts(), nodes.ways)
+                # Each node has said how many ranks it takes.
+                return launch(replace(job, per_host=None), nodes.hosts_with_slots(job.per_host), nodes.ways)
+    except NoLibcrypto as error:
+        raise click.UsageError(f"nodes talk to each other encrypted, but {error}; use another Python.") from None
 
 
 def _say(line: str) -> None:

@@ -219,7 +219,7 @@ def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socke
     cause: Exception | None = None
     while True:
         try:
-            return _shake_hands(address, secret, min(deadline, time.monotonic() + _HANDSHAKE_S))
+            return shake_hands(address, secret, min(deadline, time.monotonic() + _HANDSHAKE_S))
         except (Refused, OSError) as error:
             if isinstance(error, ConnectionRefusedError) and address.startswith(UNIX):
                 raise NobodyThere("nobody listens there") from None
@@ -230,7 +230,11 @@ def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socke
         time.sleep(min(_RETRY_S, seconds_until(deadline)))
 
 
-def _shake_hands(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+def shake_hands(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+    """A connection to ``address``, where somebody knows ``secret`` too, and its keys (`hvdlite.net.handshake`).
+
+    Raises Refused, or OSError if nobody has answered before ``deadline`` (monotonic).
+    """
     family, where = parse(address)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

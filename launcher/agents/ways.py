@@ -60,6 +60,9 @@ class Way(Protocol):
     def ignore(self) -> None:
         """Reads nothing more from the agent."""
 
+    def conclude(self, code: int) -> None:
+        """Tells the other host the exit code of the job, where somebody there waits for it. May be called twice."""
+
     def hang_up(self) -> None:
         """Ends the stream to the agent, which then exits with everything it started. May be called twice."""
 
@@ -141,8 +144,18 @@ class ProcessWay:
         if self._outbox and not self._stdin.closed:
             self._outbox.send(data)
 
+    def hold(self, is_held: bool) -> None:
+        """Pauses or resumes reading from the agent."""
+        if is_held:
+            self._loop.unwatch(self._stdout.fileno())
+        else:
+            self._loop.watch(self._stdout.fileno(), self._read)
+
     def ignore(self) -> None:
         self._loop.unwatch(self._stdout.fileno())
+
+    def conclude(self, code: int) -> None:
+        """Nobody waits for it."""
 
     def hang_up(self) -> None:
         if self._outbox and not self._stdin.closed:

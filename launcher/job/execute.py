@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from ..agents.agents import Agents
@@ -19,6 +18,7 @@ from ..screen.screen import Screen
 from ..screen.texts import describe_failure
 from ..stream.frames import FrameError, Kind, unpack_message, unpack_output
 from ..stream.loop import WRITE
+from ..stream.signals import caught
 from ..stream.sink import Sink
 from .input import Input
 from .logs import Logs
@@ -86,7 +86,7 @@ class _Execution:
     def run(self) -> int:
         self._agents.attend(self._receive, self._show_line, self._lose, self._take_signal_of)
         try:
-            with _signals() as signals:
+            with caught((*_ENDING, *_FORWARDED, signal.SIGTSTP)) as signals:
                 self._loop.watch(signals, lambda: self._take_signals(signals))
                 self._start()
                 for link in self._links.values():
@@ -94,6 +94,7 @@ class _Execution:
                         self._lose(link)
                 while self._supervisor.phase is not Phase.FINISHED:
                     self._turn()
+                self._conclude()
                 self._loop.unwatch(signals)
         finally:
             self._input.close()
@@ -265,6 +266,12 @@ class _Execution:
                     link.send(Kind.SIGNAL, signum=action.signum, everyone=True)
                 elif isinstance(action, Close):
                     link.send(Kind.END, patience_s=action.patience_s, grace_s=action.grace_s)
+            if isinstance(action, Close):  # all ranks have ended, so nothing can change the exit code
+                self._conclude()
+
+    def _conclude(self) -> None:
+        for link in self._links.values():
+            link.way.conclude(self._supervisor.exit_code)
 
     def _watch_sinks(self, waiting: set[Sink]) -> None:
         for sink in waiting - self._waiting:
@@ -303,23 +310,3 @@ def _line(text: object) -> str:
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         raise FrameError(f"a text of at most {_MOST_CHARACTERS} characters is missing")
     return " ".join(text.split())
-
-
-@contextmanager
-def _signals() -> Iterator[int]:
-    """A descriptor that yields the numbers of the signals that hvdrun acts on; those it ignores stay ignored."""
-    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    previous = {}
-    old_wakeup = signal.set_wakeup_fd(write)
-    try:
-        for signum in (*_ENDING, *_FORWARDED, signal.SIGTSTP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                previous[signum] = signal.signal(signum, lambda *_: None)
-        yield read
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-        signal.set_wakeup_fd(old_wakeup)
-        with suppress(OSError):
-            os.close(read)
-            os.close(write)

@@ -19,6 +19,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "Starting": "num-proc gpus-per-proc stdin grace start-timeout config-file horovod-compat x dry-run",
     "Hosts": "hosts hostfile npernode sync ssh-port ssh-identity-file ssh-args remote-python "
     "network-interface port-range encrypt-data",
+    "Nodes": "node-rank nnodes master secret-file",
     "Output": "output-filename prefix-output-with-timestamp verbose log-level log-with-timestamp log-hide-timestamp",
     "Tuning": "fusion-threshold-mb cycle-time-ms cache-capacity gloo-timeout-seconds "
     "stall-check stall-check-warning-time-seconds stall-check-shutdown-time-seconds",
@@ -27,7 +28,6 @@ SECTIONS: Final[Mapping[str, str]] = {
 
 _OTHERS_OPTIONS: Final = {  # of torchrun, mpirun and others
     "--nproc-per-node": "the number of processes is -np N, or -ppn N on each of several hosts",
-    "--nnodes": "the hosts are -H HOST:N,...",
     "--np": "the number of processes is -np N, or -np auto",
     "--host": "the hosts are -H HOST:N,...",
     "--standalone": "leave it out, hvdrun needs no rendezvous",

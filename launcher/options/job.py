@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import click
 
 from ..job.plan import Size
 from ..job.supervisor import GRACE_S
+from ..nodes.place import Slots
 from .gather import gathered
 
 
@@ -33,6 +34,12 @@ class JobOptions:
     def is_counted(self) -> bool:
         """True if the options say how many ranks there are."""
         return any(option is not None for option in (self.size, self.per_host, self.gpus_per_rank))
+
+    def with_slots(self, slots: Slots) -> JobOptions:
+        """The same, with as many ranks for each host as the environment says, unless the user has said more."""
+        if self.is_counted or slots is None:
+            return self
+        return replace(self, size="auto") if slots == "auto" else replace(self, per_host=slots)
 
     @property
     def named(self) -> frozenset[str]:

@@ -42,7 +42,7 @@ LAYERS = [
     {"launcher.hosts"},
     {"launcher.spawners"},
     {"launcher.agents"},
-    {"launcher.network"},
+    {"launcher.network", "launcher.nodes"},
     {"launcher.job.plan", "launcher.job.supervisor"},
     {"launcher.options", "launcher.screen"},
     {"launcher.job", "launcher.doctor"},

@@ -100,7 +100,7 @@ def test_what_an_attempt_was_told_is_not_forgotten_when_the_deadline_cuts_the_la
             time.sleep(max(0.0, deadline - time.monotonic()))
         raise error
 
-    monkeypatch.setattr(calls, "_shake_hands", attempt)
+    monkeypatch.setattr(calls, "shake_hands", attempt)
     with pytest.raises(Unanswered, match="it hung up"):
         question("tcp://127.0.0.1:1", patience_s=1.0)
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -25,6 +23,7 @@ import numpy.typing as npt
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
 from hvdlite.net.handshake import session_key
+from hvdlite.net.sealed import NoLibcrypto, path_of_libcrypto
 from hvdlite.net.sockets import listen, name_of
 from hvdlite.planes.neighbours import NeighbourPlane
 from hvdlite.planes.ring.connections import RingConnections
@@ -34,8 +33,8 @@ from hvdlite.tensors.dtypes import DType
 
 _LINGER_S: Final = 2.0
 _NO_LIBCRYPTO: Final = (
-    "tensors cannot be encrypted: this Python has no OpenSSL 1.1 or newer in a shared library, which its module "
-    "_hashlib uses on most systems; use another Python on all hosts, or leave out --encrypt-data (HVDLITE_ENCRYPT_DATA)"
+    "tensors cannot be encrypted: {}; use another Python on all hosts, or leave out --encrypt-data "
+    "(HVDLITE_ENCRYPT_DATA)"
 )
 
 
@@ -180,6 +179,10 @@ class RingPlane(NeighbourPlane):
         self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool, spin_us: float
     ) -> ctypes.c_void_p:
         ring = ctypes.c_void_p()
+        try:
+            libcrypto = path_of_libcrypto() if encrypt else None
+        except NoLibcrypto as error:
+            raise HorovodInternalError(_NO_LIBCRYPTO.format(error)) from None
         status = self._library.hvd_ring_open(
             self.rank,
             self.size,
@@ -188,13 +191,13 @@ class RingPlane(NeighbourPlane):
             window,
             self._neighbours.connections,
             has_checksums,
-            _path_of_libcrypto() if encrypt else None,
+            libcrypto,
             round(spin_us * 1000),
             int(self._progress_timeout_s * 1e9),
             ctypes.byref(ring),
         )
         if encrypt and status == native.SYSTEM and ctypes.get_errno() == errno.ELIBACC:
-            raise HorovodInternalError(_NO_LIBCRYPTO)
+            raise HorovodInternalError(_NO_LIBCRYPTO.format(NoLibcrypto()))
         native.check(status, f"opening the ring on rank {self._neighbours.rank}")
         return ring
 
@@ -223,14 +226,3 @@ class RingPlane(NeighbourPlane):
         except HvdError as error:
             self.abort(error)
             raise
-
-
-def _path_of_libcrypto() -> bytes:
-    """A library that links to the OpenSSL of this Python. Raises HorovodInternalError if there is none."""
-    try:
-        path = importlib.import_module("_hashlib").__file__
-    except ImportError:
-        path = None
-    if path is None:  # compiled into the interpreter
-        raise HorovodInternalError(_NO_LIBCRYPTO)
-    return os.fsencode(path)

@@ -1,0 +1,257 @@
+"""Node 0's side of a job of nodes: it waits for the others, one by one, and takes their connections.
+
+Callers without the key cost what strangers may cost (`hvdlite.net.lobby`). One with the key introduces itself, and is
+welcome if it is a node that is missing; any other is refused, and told why. That goes on, in a thread, until the job is
+over: a node that is started again finds out that the job has begun without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final
+
+from hvdlite.errors import HvdError, LaunchError
+from hvdlite.net.entrance import Entrance
+from hvdlite.net.handshake import Callee
+from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.net.listening import listen_at
+from hvdlite.net.lobby import Lobby
+from hvdlite.net.poll import Poller
+from hvdlite.net.wake import Wake
+
+from ..hosts import Host, is_local
+from ..stream.frames import FrameError, unpack_message
+from ..stream.hello import Hello
+from .connection import NodeConnection, farewell
+from .place import NodePlace
+from .records import Channel, Introduction, Record, key_of
+
+_INTRODUCTION_S: Final = 5.0
+_TELL_S: Final = 2.0  # of silence, before the user hears for whom hvdrun waits
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
+_LOOPBACK: Final = {"localhost": "127.0.0.1"}
+_BEGUN: Final = "the job has begun already, and no node can join it again; start it again on all nodes"
+
+
+class Gathering:
+    """Listens for the other nodes of ``place``; ``say`` shows one line to the user.
+
+    Raises LaunchError if it cannot listen, ValueError for a bad ``secret``, and NoLibcrypto.
+    """
+
+    def __init__(self, place: NodePlace, secret: str, say: Callable[[str], None]) -> None:
+        self._place, self._say = place, say
+        self._own = Hello.describe()
+        self._by_node: dict[int, NodeConnection] = {}
+        self._callers: dict[Channel, float] = {}  # who have the key and are to introduce themselves, and until when
+        self._error: LaunchError | None = None
+        self._has_begun = False
+        self._thread: threading.Thread | None = None
+        key = key_of(secret)
+        entrance = _listen(place)
+        self._poller, self._wake = Poller(), Wake()
+        self._poller.set(self._wake.fd, select.POLLIN, lambda _: self._wake.clear())
+        self._lobby = Lobby(self._poller, entrance, lambda: Callee(key, 0, 0, 0), self._admit)
+
+    @property
+    def name(self) -> str:
+        """This host's own name in the job."""
+        return self._own.hostname or "localhost"
+
+    @property
+    def ways(self) -> dict[str, NodeConnection]:
+        """The other nodes by name, once all have come."""
+        return {node.host: node for _, node in sorted(self._by_node.items())}
+
+    def hosts(self) -> tuple[Host, ...]:
+        """All nodes in their order."""
+        return tuple(Host(name) for name in (self.name, *self.ways))
+
+    def hosts_with_slots(self, own: int | None) -> tuple[Host, ...]:
+        """The same with as many slots as the user of each has given it, ``own`` for this one."""
+        others = (Host(name, node.introduction.slots or None) for name, node in self.ways.items())
+        return (Host(self.name, own), *others)
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for all nodes. Raises LaunchError that names those that have not come, or why the job cannot be."""
+        begun = time.monotonic()
+        tell_at = begun + _TELL_S
+        while missing := [str(node) for node in range(1, self._place.count) if node not in self._by_node]:
+            if self._error:
+                raise self._error
+            now = time.monotonic()
+            if now >= begun + timeout_s:
+                raise LaunchError(self._nobody_came(missing, timeout_s))
+            if now >= tell_at:
+                tell_at = float("inf")
+                self._say(f"waiting for {_nodes(missing)} of {self._place.count} at port {self._place.port}")
+            self._turn(min(tell_at, begun + timeout_s))
+        for node in self._by_node.values():
+            self._poller.let_go(node.sock)
+        self._name_nodes()
+        self._has_begun = True
+        self._thread = threading.Thread(target=self._refuse_others, name="hvdrun nodes", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Gathering:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Tells the nodes how the job ended, if they do not know it yet, and waits for their end."""
+        code, text = _code_of(error), str(error) if isinstance(error, HvdError | ValueError) else ""
+        for node in self._by_node.values():
+            node.conclude(code, text)
+            node.hang_up()
+        deadline = farewell()
+        for node in self._by_node.values():
+            node.part(deadline)
+        if self._thread:
+            thread, self._thread = self._thread, None
+            self._wake.set()
+            thread.join()
+        for channel in list(self._callers):
+            self._dismiss(channel)
+        self._lobby.close()
+        self._poller.let_go(self._wake.fd)
+        self._wake.close()
+
+    def _turn(self, until: float) -> None:
+        now = time.monotonic()
+        self._lobby.tick(now)
+        for channel in [channel for channel, deadline in self._callers.items() if deadline <= now]:
+            self._dismiss(channel)
+        self._poller.sleep(min(until, self._lobby.due, *self._callers.values()))
+
+    def _refuse_others(self) -> None:
+        while self._thread:
+            self._turn(float("inf"))
+
+    def _admit(self, handshake: HandshakeIO[Callee]) -> None:
+        handshake.say(handshake.party.welcome(0))
+        channel = Channel(handshake.sock, handshake.party.keys, is_caller=False)
+        self._callers[channel] = time.monotonic() + _INTRODUCTION_S
+        self._poller.set(handshake.sock, select.POLLIN, lambda _: self._listen_to(channel))
+
+    def _listen_to(self, channel: Channel) -> None:
+        try:
+            for kind, payload in channel.receive():
+                if kind is not Record.INTRODUCTION:
+                    raise FrameError("no introduction")
+                if reason := self._judge(channel, payload):
+                    channel.sock.send(channel.seal(Record.REFUSAL, reason=reason), socket.MSG_NOSIGNAL)
+                    self._dismiss(channel)
+                return
+        except (OSError, FrameError):
+            self._dismiss(channel)
+
+    def _dismiss(self, channel: Channel) -> None:
+        del self._callers[channel]
+        self._poller.close(channel.sock)
+
+    def _judge(self, channel: Channel, payload: bytes) -> str:
+        """Lets the node in, or returns why not. What its user has to correct on all nodes ends the wait for others."""
+        address = channel.sock.getpeername()[0].removeprefix("::ffff:")
+        try:
+            introduction = Introduction.parse(payload)
+        except FrameError:
+            return self._give_up(f"the node at {address}", self._misfit(payload))
+        who = f"node {introduction.node} ({_hostname(introduction)}, {address})"
+        if misfit := introduction.hello.misfit(self._own):
+            return self._give_up(who, misfit)
+        if introduction.nodes != self._place.count:
+            said = f"it was started with --nnodes {introduction.nodes}, and node 0 with {self._place.count}"
+            return self._give_up(who, said)
+        if not 0 < introduction.node < self._place.count:
+            return f"there is no node {introduction.node} in a job of {self._place.count}"
+        if self._has_begun:
+            return _BEGUN
+        if introduction.node in self._by_node:
+            first = self._by_node[introduction.node]
+            self._say(f"{who} was turned away, since {first.address} is node {introduction.node} already")
+            return f"{first.address} is node {introduction.node} already; give each node a --node-rank of its own"
+        del self._callers[channel]
+        node = NodeConnection(channel, introduction, address)
+        node.host = who
+        self._by_node[introduction.node] = node
+        self._poller.set(channel.sock, select.POLLIN, lambda _: self._take(node))
+        node.welcome(self.name)
+        return ""
+
+    def _misfit(self, payload: bytes) -> str:
+        fields: dict[str, Any] = {}
+        with suppress(FrameError):
+            fields = unpack_message(payload)
+        hello = fields.get("hello")
+        version = str(hello.get("version"))[:40] if isinstance(hello, dict) else "unknown"
+        return f"it has hvdlite {version}, and node 0 has {self._own.version}; install the same version on both"
+
+    def _give_up(self, who: str, reason: str) -> str:
+        if not self._has_begun:
+            self._error = self._error or LaunchError(f"the job cannot start with {who}: {reason}")
+        return reason
+
+    def _take(self, node: NodeConnection) -> None:
+        """Listens to a node that waits; one that leaves may come again."""
+        node.take()
+        if node.has_ended:
+            self._poller.let_go(node.sock)
+            node.part(0.0)
+            del self._by_node[node.introduction.node]
+
+    def _name_nodes(self) -> None:
+        """Gives each node the name of its host, and a number where that does not tell it from another or from here."""
+        names = {number: _hostname(node.introduction) for number, node in self._by_node.items()}
+        count = Counter([*names.values(), self.name])
+        for number, node in self._by_node.items():
+            name = names[number]
+            node.host = name if count[name] == 1 and name and not is_local(name) else f"{name}#{number}"
+
+    def _nobody_came(self, missing: Sequence[str], timeout_s: float) -> str:
+        strangers = f" {self._lobby.refused} caller(s) did not have this key." if self._lobby.refused else ""
+        return (
+            f"{_nodes(missing)} of {self._place.count} did not come to port {self._place.port} within {timeout_s:g} s."
+            f"{strangers} See what hvdrun says there, or give them more time with --start-timeout"
+        )
+
+
+def _hostname(introduction: Introduction) -> str:
+    return _NOT_IN_NAMES.sub("?", introduction.hello.hostname)
+
+
+def _nodes(numbers: Sequence[str]) -> str:
+    return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(numbers)}"
+
+
+def _code_of(error: BaseException | None) -> int:
+    if isinstance(error, LaunchError):
+        return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _listen(place: NodePlace) -> Entrance:
+    """Listens at the address that ``place`` names if it is one of this host, else at all: names may not resolve yet."""
+    everywhere = ["::", "0.0.0.0"] if socket.has_ipv6 else ["0.0.0.0"]
+    is_here = place.host in _LOOPBACK or ((":" in place.host or place.host[:1].isdigit()) and is_local(place.host))
+    for address in [_LOOPBACK.get(place.host, place.host)] if is_here else everywhere:
+        try:
+            return listen_at(address, place.port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE or address == everywhere[-1] or is_here:
+                raise LaunchError(
+                    f"node 0 cannot listen at port {place.port}: {error.strerror}. Name a free one on all nodes: "
+                    f"--master {place.host}:PORT"
+                ) from None
+    raise AssertionError

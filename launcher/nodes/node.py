@@ -1,0 +1,273 @@
+"""Any node but node 0: hvdrun there finds node 0, runs an agent for it, and ends with the exit code of the job.
+
+It carries bytes between the agent and the connection to node 0, tells node 0 of the signals that it gets, and does
+nothing else with the job. When the connection ends without a word, so do the agent and its ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from hvdlite.errors import LaunchError
+from hvdlite.net.calls import shake_hands
+from hvdlite.net.handshake import Refused
+from hvdlite.net.listening import endpoint
+from hvdlite.net.poll import comes
+
+from ..agents.fields import printable
+from ..agents.ways import ProcessWay
+from ..hosts import Host
+from ..spawners import SshOptions
+from ..stream.frames import FrameError, unpack_message
+from ..stream.hello import Hello
+from ..stream.loop import Loop
+from ..stream.outbox import Outbox
+from ..stream.signals import caught
+from .place import NodePlace
+from .records import Channel, Introduction, Record, key_of
+
+_ATTEMPT_S: Final = 5.0
+_BETWEEN_ATTEMPTS_S: Final = 0.5
+_TELL_S: Final = 2.0  # of vain attempts, before the user hears of them
+_ANSWER_S: Final = 10.0  # for node 0 to let this node in
+_PING_S: Final = 2.0
+_SILENCE_S: Final = 10.0  # of node 0, which answers pings
+_AGENT_S: Final = 10.0  # for the agent to end, which kills what it started after two
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Say = Callable[[str], None]
+
+
+def join(place: NodePlace, secret: str, slots: int | None, timeout_s: float, say: Say) -> int:
+    """Runs this node of ``place``, which takes ``slots`` ranks, until the job is over; returns the job's exit code.
+
+    Raises LaunchError if node 0 is not there in ``timeout_s``, refuses this node, or is lost, ValueError for a bad
+    ``secret``, and NoLibcrypto.
+    """
+    deadline = time.monotonic() + timeout_s
+    channel = _connect(place, key_of(secret), deadline, timeout_s, say)
+    try:
+        introduction = Introduction(place.rank, place.count, slots or 0, Hello.describe())
+        host = _introduce(channel, introduction, place)
+        return _Node(channel, place, host, say).run()
+    finally:
+        channel.sock.close()
+
+
+@contextmanager
+def ending_by_signal() -> Iterator[None]:
+    """A context in which SIGTERM and SIGHUP raise SystemExit, even in process 1, where they would do nothing."""
+
+    def end(signum: int, _: Any) -> None:
+        raise SystemExit(128 + signum)
+
+    signals = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    try:
+        for signum in signals:
+            signal.signal(signum, end)
+        yield
+    finally:
+        for signum in signals:
+            signal.signal(signum, signal.SIG_DFL)
+
+
+def _connect(place: NodePlace, key: bytes, deadline: float, timeout_s: float, say: Say) -> Channel:
+    tell_at, told = time.monotonic() + _TELL_S, ""
+    while True:
+        try:
+            return _attempt(place, key, min(deadline, time.monotonic() + _ATTEMPT_S))
+        except ConnectionAbortedError as error:
+            problem = str(error)
+        now = time.monotonic()
+        if now + _BETWEEN_ATTEMPTS_S >= deadline:
+            raise LaunchError(
+                f"node 0 was not reached at {place.master} within {timeout_s:g} s: {problem}. See that it runs there, "
+                "or give it more time with --start-timeout"
+            )
+        if now >= tell_at and problem != told:
+            told = problem
+            say(f"waiting for node 0 at {place.master}: {problem}")
+        time.sleep(_BETWEEN_ATTEMPTS_S)
+
+
+def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
+    """A connection to node 0. Raises ConnectionAbortedError that says why there is none."""
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConnectionAbortedError(f"the name does not resolve ({error.strerror})") from None
+    problem = ""
+    for address in dict.fromkeys(str(entry[4][0]) for entry in found):
+        try:
+            return Channel(*shake_hands(endpoint(address, place.port), key, deadline), is_caller=True)
+        except Refused:
+            problem = "what listens there has another key; HVDLITE_SECRET has to be the same on all nodes"
+        except ConnectionRefusedError:
+            problem = "nobody listens there"
+        except TimeoutError:
+            problem = "no answer"
+        except ConnectionResetError:
+            problem = "it hangs up, as on callers that have another key; HVDLITE_SECRET has to be the same on all nodes"
+        except OSError as error:
+            problem = error.strerror or str(error)
+    raise ConnectionAbortedError(problem)
+
+
+def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -> str:
+    """Introduces this node; returns the name of node 0. Raises LaunchError if that does not want it."""
+    channel.sock.sendall(channel.seal(Record.INTRODUCTION, **introduction.fields()))
+    deadline = time.monotonic() + _ANSWER_S
+    try:
+        while comes(channel.sock, select.POLLIN, max(0.0, deadline - time.monotonic())):
+            for kind, payload in channel.receive():
+                fields = unpack_message(payload)
+                if kind is Record.REFUSAL:
+                    raise LaunchError(f"node 0 at {place.master} says of this node: {_line(fields['reason'])}")
+                if kind is Record.WELCOME:
+                    return _line(fields["host"])
+                raise FrameError(f"a record of kind {kind.name}")
+        problem = f"it did not answer within {_ANSWER_S:g} s"
+    except (ConnectionError, FrameError, KeyError) as error:
+        problem = str(error) or "it hung up"
+    raise LaunchError(f"node 0 at {place.master} did not let this node in: {problem}")
+
+
+class _Node:
+    """The rest of this node's life: an agent and a connection to node 0, on ``host``."""
+
+    def __init__(self, channel: Channel, place: NodePlace, host: str, say: Say) -> None:
+        self._channel, self._place, self._host, self._say = channel, place, host, say
+        self._loop = Loop()
+        self._writer = channel.sock.dup()
+        self._up = Outbox(self._loop, self._writer.fileno(), "node 0", self._hold_agent)
+        self._agent = ProcessWay(Host("localhost"), SshOptions())
+        self._agent_has_ended = False
+        self._signalled = 0
+        self._outcome: tuple[int, str] | None = None  # the job's exit code, and why it was not started
+        self._lost = ""  # why node 0 is gone
+        self._heard = self._ping_at = time.monotonic()
+
+    def run(self) -> int:
+        self._agent.attach(self._loop, self._from_agent, self._say, self._hold_node_0, _ignore_signal)
+        self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
+        try:
+            with caught(_SIGNALS) as signals:
+                self._loop.watch(signals, lambda: self._take_signals(signals))
+                while not (self._lost or (self._agent_has_ended and self._outcome)):
+                    self._turn()
+                self._loop.unwatch(signals)
+                self._end_agent()
+        finally:
+            self._agent.kill()
+            self._agent.close()
+            self._up.drain(0.0)
+            self._up.close()
+            self._writer.close()
+            self._loop.close()
+        if self._outcome is None:
+            raise LaunchError(f"node 0 on {self._host} is lost: {self._lost}. What ran here was ended")
+        code, text = self._outcome
+        if text:
+            raise _JobNotStarted(f"node 0 on {self._host} did not start the job: {text}", code)
+        if code:
+            self._say(f"the job ended with code {code}; what hvdrun wrote on node 0, {self._host}, says why")
+        return code
+
+    def _turn(self) -> None:
+        self._loop.turn(max(0.0, self._ping_at - time.monotonic()) if self._agent_has_ended else None)
+        now = time.monotonic()
+        if not self._agent_has_ended:
+            return
+        # Nothing flows any more, so node 0 is asked for a sign of life.
+        if now >= self._heard + _SILENCE_S:
+            self._lost = f"it gave no sign of life for {_SILENCE_S:g} s"
+        if now >= self._ping_at:
+            self._ping_at = now + _PING_S
+            self._up.send(self._channel.seal(Record.PING))
+
+    def _from_node_0(self) -> None:
+        self._heard = time.monotonic()
+        try:
+            for kind, payload in self._channel.receive():
+                if kind is Record.STREAM:
+                    self._agent.send(payload)
+                elif kind is Record.END:
+                    self._agent.hang_up()
+                elif kind is Record.OVER:
+                    message = unpack_message(payload)
+                    self._outcome = int(message["code"]), _line(message["text"])
+                elif kind is not Record.PING:
+                    raise FrameError(f"a record of kind {kind.name}")
+        except ConnectionError as error:
+            self._lose(f"the connection broke: {error}" if str(error) else "it ended without a word")
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            self._lose(f"it sent an invalid message: {error}")
+
+    def _lose(self, why: str) -> None:
+        self._loop.unwatch(self._channel.sock.fileno())
+        self._lost = why
+
+    def _from_agent(self, data: bytes) -> None:
+        if data:
+            for record in self._channel.seal_stream(data):
+                self._up.send(record)
+            return
+        self._agent.ignore()
+        self._agent_has_ended = True
+        self._heard = time.monotonic()
+        self._agent.hang_up()
+        reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
+        self._up.send(self._channel.seal(Record.END, reason=reason))
+
+    def _take_signals(self, signals: int) -> None:
+        for signum in os.read(signals, 64):
+            self._up.send(self._channel.seal(Record.SIGNAL, signum=signum))
+            if signum not in _ENDING:
+                continue
+            self._signalled += 1
+            if self._signalled == 1:
+                name = signal.Signals(signum).name
+                self._say(f"{name}: node 0 on {self._host} is to end the job; once more kills the ranks here at once")
+            else:
+                self._agent.destroy()
+
+    def _end_agent(self) -> None:
+        """Waits until all that runs here has ended, which takes as long as the agent gives it."""
+        self._agent.hang_up()
+        if not self._agent.wait(_AGENT_S):
+            self._agent.destroy()
+            self._agent.wait(_AGENT_S)
+
+    def _hold_agent(self, is_held: bool) -> None:
+        if not self._agent_has_ended:
+            self._agent.hold(is_held)
+
+    def _hold_node_0(self, is_held: bool) -> None:
+        if is_held:
+            self._loop.unwatch(self._channel.sock.fileno())
+        elif not self._lost:
+            self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
+
+
+class _JobNotStarted(LaunchError):
+    """Node 0 could not start the job; the shell gets its exit code here too."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def _ignore_signal(signum: int) -> None:
+    """Nobody sends one: the agent is on this host."""
+
+
+def _line(text: object) -> str:
+    return printable(" ".join(str(text).split()))

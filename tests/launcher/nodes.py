@@ -1,0 +1,83 @@
+"""Nodes of a job on this host: hvdrun is started for each, and they find each other over the loopback."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from tests.harness.patience import PATIENCE_S
+from tests.launcher.hvdrun import COMMAND
+
+KEY = secrets.token_hex(32)
+
+
+class Ended(NamedTuple):
+    """How hvdrun ended on one node."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Node(subprocess.Popen[bytes]):
+    """hvdrun on one node; killed at the end if a test failed to end it."""
+
+    def rest(self) -> Ended:
+        """Waits for its end; returns what had not been read yet."""
+        out, err = self.communicate(timeout=PATIENCE_S)
+        return Ended(self.returncode, out.decode(), err.decode())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def node(rank: int, count: int, port: int, *arguments: str, environ: Mapping[str, str] | None = None) -> Node:
+    """Starts node ``rank`` of ``count``, of which node 0 listens at ``port``, by default with one rank."""
+    place = ("--node-rank", str(rank), "--nnodes", str(count), "--master", f"localhost:{port}")
+    return start((*place, "-ppn", "1", *arguments), environ)
+
+
+def start(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Node:
+    """Starts hvdrun with the key of the nodes in its environment."""
+    return Node(
+        [*COMMAND, *arguments],
+        env={**os.environ, "HVDLITE_SECRET": KEY, **(environ or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@contextmanager
+def ending(*started: Node) -> Iterator[None]:
+    """Kills at the end those of ``started`` that still run."""
+    try:
+        yield
+    finally:
+        for each in started:
+            if each.poll() is None:
+                each.kill()
+            each.communicate()
+
+
+@contextmanager
+def job(*arguments: str, count: int = 2, environ: Mapping[str, str] | None = None) -> Iterator[list[Node]]:
+    """A job of ``count`` nodes, each of which is started with ``arguments``."""
+    port = free_port()
+    started = [node(rank, count, port, *arguments, environ=environ) for rank in range(count)]
+    with ending(*started):
+        yield started
+
+
+def run(*arguments: str, count: int = 2, environ: Mapping[str, str] | None = None) -> list[Ended]:
+    """The same to its end; returns how each node ended."""
+    with job(*arguments, count=count, environ=environ) as started:
+        return [each.rest() for each in started]

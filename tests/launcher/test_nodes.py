@@ -1,0 +1,331 @@
+"""Jobs for which hvdrun is started on every node: what binds the nodes together, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.harness.patience import PATIENCE_S, until
+from tests.launcher.hvdrun import pids_in, python, read_until, still_alive
+from tests.launcher.nodes import KEY, Node, ending, free_port, job, node, run, start
+
+HERE = socket.gethostname()
+WAIT = ("sh", "-c", "echo $$ > $FOLDER/pid.$RANK; echo ready; exec sleep 600")
+SOON = ("--start-timeout", "2")
+
+
+def ready(first: Node, ranks: int = 2) -> None:
+    """Waits until each rank, whose output is on node 0, has written so."""
+    assert first.stdout is not None
+    read_until(first.stdout.fileno(), lambda found: found.count(b"ready\n") == ranks)
+
+
+def test_ranks_of_all_nodes_are_one_job_and_node_0_shows_what_they_write() -> None:
+    say = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $HVDLITE_CROSS_RANK/$HVDLITE_CROSS_SIZE"
+    first, *others = run("sh", "-c", say, count=3)
+    lines = [f"[{rank}]<stdout>:{rank}/3 0/1 {rank}/3" for rank in range(3)]
+    assert (first.code, sorted(first.out.splitlines()), first.err) == (0, lines, "")
+    assert others == [(0, "", "")] * 2
+
+
+def test_each_node_says_how_many_ranks_it_takes_and_node_0_how_many_there_are() -> None:
+    port, program = free_port(), ("sh", "-c", "echo $RANK $HVDLITE_HOSTNAME")
+    nodes = [node(0, 2, port, "-ppn", "1", "-np", "3", *program), node(1, 2, port, "-ppn", "3", *program)]
+    with ending(*nodes):
+        ended = [each.rest() for each in nodes]
+    names = [HERE, f"{HERE}#1", f"{HERE}#1"]
+    assert sorted(ended[0].out.splitlines()) == [f"[{rank}]<stdout>:{rank} {names[rank]}" for rank in range(3)]
+    assert [each.code for each in ended] == [0, 0]
+
+
+def test_the_first_rank_that_fails_decides_the_code_of_every_node_and_one_box_says_so() -> None:
+    first, *others = run("sh", "-c", "[ $RANK = 2 ] || exec sleep 600; echo the reason >&2; exit 7", count=3)
+    assert first.code == 7
+    assert f"rank 2 on {HERE}#2 ended with code 7" in first.err
+    assert "|   the reason" in first.err
+    for other in others:
+        line = f"hvdrun: the job ended with code 7; what hvdrun wrote on node 0, {HERE}, says why\n"
+        assert other == (7, "", line)
+
+
+def test_output_files_and_folders_are_those_of_node_0(tmp_path: Path) -> None:
+    ended = run("--output-filename", str(tmp_path), "sh", "-c", "echo of $RANK; pwd")
+    assert [each.code for each in ended] == [0, 0]
+    assert [(tmp_path / f"rank.{rank}/stdout").read_text() for rank in (0, 1)] == [
+        f"of {rank}\n{os.getcwd()}\n" for rank in (0, 1)
+    ]
+
+
+def test_ranks_get_variables_from_both_nodes_and_the_key_of_their_job_instead_of_that_of_the_nodes() -> None:
+    port = free_port()
+    tell = python("import os; print(*(os.environ.get(name) for name in ('HVDLITE_SECRET', 'NAMED', 'THERE', 'HERE')))")
+    nodes = [
+        node(0, 2, port, "-x", "NAMED=one two", *tell, environ={"HERE": "0"}),
+        node(1, 2, port, *tell, environ={"THERE": "1"}),
+    ]
+    with ending(*nodes):
+        out = nodes[0].rest().out
+    (_, key, *own), (_, same_key, *other) = (line.replace(":", " ").split(" ") for line in sorted(out.splitlines()))
+    assert (own, other) == (["one", "two", "None", "0"], ["one", "two", "1", "None"])
+    assert key == same_key != KEY
+
+
+def test_all_collectives_of_a_training_script_work() -> None:
+    program = "import hvdlite as hvd, numpy as np; hvd.init(); print(hvd.allreduce(np.ones(9), op=hvd.Sum)[0])"
+    first, second = run(sys.executable, "-c", program)
+    assert sorted(first.out.splitlines()) == ["[0]<stdout>:2.0", "[1]<stdout>:2.0"], first.err
+    assert (first.code, second.code) == (0, 0)
+
+
+def test_the_key_may_be_in_a_file_and_is_shown_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    words = ("--secret-file", str(tmp_path / "key"), "--verbose", *WAIT)
+    with job(*words, environ={"HVDLITE_SECRET": "", "FOLDER": str(tmp_path)}) as nodes:
+        ready(nodes[0])
+        arguments = [word for process in psutil.process_iter() for word in process_arguments(process)]
+        assert not any(KEY in word for word in arguments)
+        nodes[0].send_signal(signal.SIGTERM)
+        ended = [each.rest() for each in nodes]
+    assert [each.code for each in ended] == [143, 143]
+    assert not any(KEY in text for each in ended for text in (each.out, each.err))
+
+
+def process_arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+# ---- nodes that come late, or cannot come
+
+
+def test_nodes_may_start_in_any_order() -> None:
+    port = free_port()
+    second = node(1, 2, port, "true")
+    with ending(second):
+        assert second.stderr is not None
+        said = read_until(second.stderr.fileno(), lambda found: b"\n" in found)
+        assert said.decode() == f"hvdrun: waiting for node 0 at localhost:{port}: nobody listens there\n"
+        with ending(first := node(0, 2, port, "true")):
+            assert (first.rest().code, second.rest().code) == (0, 0)
+
+
+def test_a_node_that_does_not_find_node_0_says_why_and_gives_up() -> None:
+    lines = {"localhost": "nobody listens there", "no-such-host.invalid": "the name does not resolve"}
+    for host, reason in lines.items():
+        place = ("--node-rank", "1", "--nnodes", "2", "--master", f"{host}:{free_port()}")
+        with ending(alone := start((*place, *SOON, "true"))):
+            code, _, err = alone.rest()
+        assert code == 1
+        assert f"node 0 was not reached at {host}" in err
+        assert f"within 2 s: {reason}" in err
+        assert "--start-timeout" in err
+
+
+def test_node_0_names_the_nodes_that_do_not_come_and_those_that_came_hear_of_it() -> None:
+    port = free_port()
+    nodes = [node(rank, 4, port, *SOON, "true") for rank in (0, 2)]
+    with ending(*nodes):
+        ended = [each.rest() for each in nodes]
+    assert [each.code for each in ended] == [1, 1]
+    missing = f"nodes 1, 3 of 4 did not come to port {port} within 2 s"
+    assert missing in ended[0].err
+    assert f"node 0 on {HERE} did not start the job: {missing}" in ended[1].err
+
+
+def test_a_node_with_another_key_is_turned_away() -> None:
+    port = free_port()
+    nodes = [
+        node(0, 2, port, *SOON, "true"),
+        node(1, 2, port, *SOON, "true", environ={"HVDLITE_SECRET": secrets.token_hex(32)}),
+    ]
+    with ending(*nodes):
+        first, second = (each.rest() for each in nodes)
+    assert (first.code, second.code) == (1, 1)
+    assert "node 1 of 2 did not come" in first.err
+    assert "did not have this key" in first.err
+    assert "HVDLITE_SECRET has to be the same on all nodes" in second.err
+
+
+@pytest.mark.parametrize("key", ["", "not a key"])
+def test_without_a_key_of_the_right_form_no_node_starts(key: str) -> None:
+    for rank in (0, 1):
+        with ending(alone := node(rank, 2, free_port(), "true", environ={"HVDLITE_SECRET": key})):
+            code, _, err = alone.rest()
+        assert code == 2
+        assert "64 hexadecimal digits" in err
+        assert "openssl rand -hex 32" in err
+
+
+def test_nodes_that_disagree_about_their_number_all_hear_of_it() -> None:
+    port = free_port()
+    nodes = [node(0, 2, port, "true"), node(1, 3, port, "true")]
+    with ending(*nodes):
+        ended = [each.rest() for each in nodes]
+    for each in ended:
+        assert each.code == 1
+        assert "it was started with --nnodes 3, and node 0 with 2" in each.err
+
+
+def test_another_version_of_hvdlite_is_refused_on_all_nodes(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("from hvdlite import version\nversion.__version__ = '9.9.9'\n")
+    port = free_port()
+    nodes = [node(0, 2, port, "true"), node(1, 2, port, "true", environ={"PYTHONPATH": str(tmp_path)})]
+    with ending(*nodes):
+        ended = [each.rest() for each in nodes]
+    for each in ended:
+        assert each.code == 1
+        assert "it has hvdlite 9.9.9" in each.err
+        assert "install the same version on both" in each.err
+
+
+def test_a_second_node_of_one_number_is_refused_and_the_job_goes_on() -> None:
+    port = free_port()
+    head, *twins = nodes = [node(rank, 3, port, "true") for rank in (0, 1, 1)]
+    with ending(*nodes):
+        gone = next_to_end(*twins)  # nobody knows which of the two comes first
+        code, _, err = gone.rest()
+        assert code == 1
+        assert "is node 1 already; give each node a --node-rank of its own" in err
+        (stays,) = (twin for twin in twins if twin is not gone)
+        with ending(last := node(2, 3, port, "true")):
+            assert [each.rest().code for each in (head, stays, last)] == [0, 0, 0]
+
+
+def next_to_end(*nodes: Node) -> Node:
+    """The first of ``nodes`` to end."""
+    until(lambda: any(each.poll() is not None for each in nodes))
+    return next(each for each in nodes if each.poll() is not None)
+
+
+def test_a_node_that_is_started_again_while_the_others_wait_takes_its_place() -> None:
+    port = free_port()
+    with ending(head := node(0, 3, port, "true")), ending(early := node(1, 3, port, "true")):
+        until(lambda: bool(psutil.Process(early.pid).children()))  # its agent, which it starts once it is let in
+        early.kill()
+        early.rest()
+        with ending(again := node(1, 3, port, "true")), ending(last := node(2, 3, port, "true")):
+            assert [each.rest().code for each in (head, again, last)] == [0, 0, 0]
+
+
+def test_a_node_that_is_started_again_after_the_job_has_begun_is_refused(tmp_path: Path) -> None:
+    port = free_port()
+    nodes = [node(rank, 2, port, *WAIT, environ={"FOLDER": str(tmp_path)}) for rank in range(2)]
+    with ending(*nodes):
+        ready(nodes[0])
+        with ending(again := node(1, 2, port, *WAIT)):
+            code, _, err = again.rest()
+        assert code == 1
+        assert "the job has begun already, and no node can join it again; start it again on all nodes" in err
+        nodes[0].send_signal(signal.SIGINT)
+        assert [each.rest().code for each in nodes] == [130, 130]
+
+
+# ---- how it ends
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_any_node_ends_the_job_politely(tmp_path: Path, which: int, signum: int, code: int) -> None:
+    asked = "INT" if signum == signal.SIGINT else "TERM"
+    program = f"trap 'echo saved > {tmp_path}/saved.$RANK; exit 0' {asked}; echo ready; sleep 600 & wait"
+    with job("sh", "-c", program) as nodes:
+        ready(nodes[0])
+        nodes[which].send_signal(signum)
+        ended = [each.rest() for each in nodes]
+    assert [each.code for each in ended] == [code, code]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved.0", "saved.1"]
+    where = f" on {HERE}#1" if which else ""
+    assert f"hvdrun: {signal.Signals(signum).name}{where}: ending 2 rank(s)" in ended[0].err
+
+
+def test_a_signal_to_every_node_at_once_is_one_signal(tmp_path: Path) -> None:
+    program = f"trap 'sleep 0.5; echo saved > {tmp_path}/saved.$RANK; exit 0' TERM; echo ready; sleep 600 & wait"
+    with job("sh", "-c", program, count=3) as nodes:
+        ready(nodes[0], 3)
+        for each in nodes:
+            each.send_signal(signal.SIGTERM)
+        assert [each.rest().code for each in nodes] == [143] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved.0", "saved.1", "saved.2"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_second_signal_to_the_same_node_kills_at_once(which: int) -> None:
+    with job("sh", "-c", "trap '' TERM INT; echo ready; while :; do sleep 600; done") as nodes:
+        ready(nodes[0])
+        nodes[which].send_signal(signal.SIGTERM)
+        assert nodes[which].stderr is not None
+        read_until(nodes[which].stderr.fileno(), lambda found: b"once more" in found)  # type: ignore[union-attr]
+        nodes[which].send_signal(signal.SIGTERM)
+        assert [each.rest().code for each in nodes] == [143, 143]
+
+
+def test_user_signals_to_any_node_reach_all_ranks() -> None:
+    program = "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.1; done"
+    with job("sh", "-c", program) as nodes:
+        ready(nodes[0])
+        nodes[1].send_signal(signal.SIGUSR1)
+        ended = [each.rest() for each in nodes]
+    assert [each.code for each in ended] == [0, 0]
+    assert ended[0].out.count("got it") == 2
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_node_that_is_killed_ends_the_job_and_leaves_nobody(tmp_path: Path, which: int) -> None:
+    with job(*WAIT, environ={"FOLDER": str(tmp_path)}) as nodes:
+        ready(nodes[0])
+        nodes[which].kill()
+        ended = nodes[1 - which].rest()
+        assert ended.code == 1
+        expected = f"node 0 on {HERE} is lost" if which == 0 else f"rank 1 on {HERE}#1 was lost: hvdrun there has ended"
+        assert expected in ended.err
+        nodes[which].rest()
+    assert still_alive(pids_in(tmp_path), PATIENCE_S) == []
+
+
+def test_an_agent_that_dies_is_named_and_its_own_node_ends_too(tmp_path: Path) -> None:
+    with job(*WAIT, environ={"FOLDER": str(tmp_path)}) as nodes:
+        ready(nodes[0])
+        (guard,) = psutil.Process(nodes[1].pid).children()
+        guard.terminate()
+        ended = [each.rest() for each in nodes]
+    assert [each.code for each in ended] == [1, 1]
+    assert f"rank 1 on {HERE}#1 was lost: its agent ended" in ended[0].err
+    assert still_alive(pids_in(tmp_path), PATIENCE_S) == []
+
+
+def test_a_node_that_is_asked_to_end_while_it_waits_ends_at_once() -> None:
+    port = free_port()
+    for rank in (0, 1):
+        with ending(alone := node(rank, 2, port, "true", environ={"HVDLITE_START_TIMEOUT": "10000"})):
+            assert alone.stderr is not None
+            read_until(alone.stderr.fileno(), lambda found: b"waiting for node" in found)
+            alone.send_signal(signal.SIGTERM)
+            assert alone.rest().code == 143
+
+
+def test_the_port_of_node_0_may_be_taken() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with ending(alone := node(0, 2, port, "true")):
+            code, _, err = alone.rest()
+    assert code == 1
+    assert f"node 0 cannot listen at port {port}: Address already in use" in err
+
+
+def test_much_output_comes_whole() -> None:
+    program = "import os\nfor number in range(20_000): os.write(1, b'%d %s\\n' % (number, b'x' * 80))"
+    first, second = run(*python(program))
+    assert (first.code, second.code) == (0, 0), first.err
+    for rank in (0, 1):
+        start_of_line = f"[{rank}]<stdout>:"
+        lines = [line.removeprefix(start_of_line) for line in first.out.splitlines() if line.startswith(start_of_line)]
+        assert lines == [f"{number} {'x' * 80}" for number in range(20_000)]
