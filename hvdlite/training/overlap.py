@@ -9,6 +9,12 @@ What is ready is submitted in bursts of many megabytes, and the first of a step 
 on every rank, and where cores are few these take their time from backward; so bursts are longer there. In the middle of
 backward a gradient is only settled, while it is in the cache, and the rest is done once a burst: backward evicts this
 code from the caches, so that it runs several times slower there than in a loop.
+
+Gradients may be computed in several threads at once: PyTorch has one for each GPU, beside the caller's. Another thread
+may also flush this overlap, from the `synchronize` of its own. To count a gradient takes no lock, which would cost as
+much as the rest of it: each step is one operation of a built-in container, and bytes that are not counted make a burst
+longer, no more. There is one lock around each burst. No thread waits for other ranks while it holds it, and it is
+reentrant, because a signal handler may call `synchronize` on top of a submit.
 """
 
 from __future__ import annotations
@@ -113,7 +119,7 @@ class Bucket(Generic[T]):
     @property
     def is_complete(self) -> bool:
         """True if no gradient is still to come in this step; frozen parameters get none."""
-        return not any(gradient.is_wanted for gradient in self.waiting)
+        return not any(gradient.is_wanted for gradient in tuple(self.waiting))  # from which other threads take some
 
 
 class Overlap(Generic[T]):
@@ -141,6 +147,7 @@ class Overlap(Generic[T]):
         self._has_begun = False
         self._thread = threading.get_ident()  # that of the user, in which this step's gradients are computed
         self._torn: tuple[Group | None, str] = (None, "")  # the group and the gradient whose submit was interrupted
+        self._lock = threading.RLock()  # around each burst
         _overlaps.add(self)
 
     def add(self, gradients: Sequence[Gradient[T]], nbytes: int) -> None:
@@ -187,7 +194,7 @@ class Overlap(Generic[T]):
             gradient.settle()
             bucket = gradient.bucket
             bucket.waiting.discard(gradient)
-            if not bucket.waiting or bucket.is_complete:
+            if not bucket.waiting or bucket.is_complete:  # in two threads at once, and then it is ready twice
                 self._ready.append(bucket)
                 self._ready_bytes += bucket.nbytes
                 if self._ready_bytes >= self._burst_bytes and (failures := self._submit_ready()):
@@ -214,13 +221,14 @@ class Overlap(Generic[T]):
             if self._group is None:
                 self._begin(group)
             self._thread = threading.get_ident()
-            ready = dict.fromkeys(self._ready)  # first, in their order, and then the rest
-            for bucket in self._buckets:
-                if bucket.flight is None:
-                    ready[bucket] = None
-            self._ready = deque(ready)
-            if self._ready:
-                failures += self._submit_ready()
+            with self._lock:
+                ready = dict.fromkeys(self._ready)  # first, in their order, and then the rest
+                for bucket in self._buckets:
+                    if bucket.flight is None:
+                        ready[bucket] = None
+                self._ready = deque(ready)
+                if self._ready:
+                    failures += self._submit_ready()
             for other in tuple(_overlaps):  # before waiting: ranks may step their optimizers in different orders
                 if other is not self and other._thread == threading.get_ident():
                     other._flush()
@@ -241,10 +249,11 @@ class Overlap(Generic[T]):
 
         Waits for what is ready or in flight, for which other ranks wait, and forgets the results.
         """
-        if self._ready:
-            self._flush()
-            self._ready.clear()
-        self._ready_bytes = 0
+        with self._lock:
+            if self._ready:
+                self._flush()
+                self._ready.clear()
+            self._ready_bytes = 0
         for bucket in self._submitted:
             assert bucket.flight is not None
             with contextlib.suppress(HvdError):
@@ -261,7 +270,8 @@ class Overlap(Generic[T]):
                 gradient.settled = None
 
     def _begin(self, group: Group, is_called_by_user: bool = True) -> None:
-        self._group, self._has_peers = group, group.size > 1
+        self._has_peers = group.size > 1
+        self._group = group  # last: while it is None, another thread begins as well, and comes to the same
         if is_called_by_user:
             self._thread = threading.get_ident()
 
@@ -273,27 +283,30 @@ class Overlap(Generic[T]):
 
     def _submit_ready(self) -> list[Exception]:
         group = group_of(self._process_set)
-        if not self._burst_bytes:
-            if not self._has_begun:
-                self.prepare()
-                self._has_begun = True
-            if self._measured is None or self._measured() is not group:
-                self._measured, self._burst_bytes_here = weakref.ref(group), _burst_bytes()
-            self._burst_bytes = self._burst_bytes_here
-            self._check.read(group)
-        self._ready_bytes = 0
         failures: list[Exception] = []
-        with group.burst():
-            if self._check.ready is not None:
-                self._check.submit()  # before the gradients, so that it has come when they have
-            while self._ready:
-                try:
-                    self._submit(self._ready.popleft(), group)
-                except _FAILURES as error:
-                    failures.append(error)
+        with self._lock:
+            if not self._burst_bytes:
+                if not self._has_begun:
+                    self.prepare()
+                    self._has_begun = True
+                if self._measured is None or self._measured() is not group:
+                    self._measured, self._burst_bytes_here = weakref.ref(group), _burst_bytes()
+                self._burst_bytes = self._burst_bytes_here
+                self._check.read(group)
+            self._ready_bytes = 0
+            with group.burst():
+                if self._check.ready is not None:
+                    self._check.submit()  # before the gradients, so that it has come when they have
+                while self._ready:
+                    try:
+                        self._submit(self._ready.popleft(), group)
+                    except _FAILURES as error:
+                        failures.append(error)
         return failures
 
     def _submit(self, bucket: Bucket[T], group: Group) -> None:
+        if bucket.flight is not None:
+            return
         waiting = bucket.waiting
         sent = bucket.gradients
         if waiting:
@@ -341,6 +354,14 @@ class Overlap(Generic[T]):
 
 
 _overlaps: weakref.WeakSet[Overlap[Any]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for overlap in tuple(_overlaps):
+        overlap._lock = threading.RLock()  # a thread that the child does not have may hold the other one
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _burst_bytes() -> int:

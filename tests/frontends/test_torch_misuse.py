@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +13,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from tests.frontends.scenarios import Report, Scenarios, assert_close
 from tests.frontends.toys import own_loss, sgd, two_layers
+from tests.harness.patience import PATIENCE_S
 
 scenario = Scenarios(ranks=[1, 2, 3])
 
@@ -103,6 +108,29 @@ def sparse_tensors_of_other_extents_are_a_mismatch_on_all_ranks() -> None:
     tensor = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1), (rows,), check_invariants=True)
     with pytest.raises(hvd.Mismatch, match=r"the shape of sparse tensor 'table': rank 0 has \[10\]; rank 1 has \[8\]"):
         hvd.sparse_allreduce_async(tensor, "table")()
+
+
+@scenario
+def a_forked_child_waits_for_no_thread_that_was_submitting() -> None:
+    optimizer = sgd(two_layers())
+    is_submitting, may_end = threading.Event(), threading.Event()
+
+    def submit() -> None:
+        with optimizer._reducer._lock:
+            is_submitting.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    is_submitting.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE_S))
+        optimizer.zero_grad()
+        os._exit(0)
+    may_end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_torch_misuse(report: Report, name: str) -> None:

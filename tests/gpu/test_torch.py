@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite.cuda.presence import KIND
 from hvdlite.session import current
+from hvdlite.torch.optimizer.reduction import TensorReduction
+from hvdlite.training import overlap
 from tests.frontends.scenarios import Scenarios
 from tests.gpu.machine.place import IS_MACHINE
 from tests.gpu.torch_fake.ranks import held, run_on_gpu
@@ -148,6 +153,92 @@ class _Copied(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *_: torch.Tensor) -> Any:
         return torch.empty_like(context.source).copy_(context.source), None
+
+
+@scenario
+def parameters_of_the_cpu_and_of_a_gpu_have_one_optimizer() -> None:
+    torch.manual_seed(5)
+    below, above = torch.nn.Linear(3, 4, device="cpu"), torch.nn.Linear(4, 2)
+    named = [*below.named_parameters("below"), *above.named_parameters("above")]
+    for _, parameter in named:
+        hvd.broadcast_(parameter.data, 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([each for _, each in named], lr=0.1), named)
+    alone = copy.deepcopy((below, above))
+    for step in range(5):
+        optimizer.zero_grad()
+        above(below(torch.full((1, 3), hvd.rank() + step + 1.0, device="cpu")).cuda()).sum().backward()
+        optimizer.step()
+        sums = [torch.zeros_like(each) for model in alone for each in model.parameters()]
+        for rank in range(hvd.size()):
+            outputs = alone[1](alone[0](torch.full((1, 3), rank + step + 1.0, device="cpu")).cuda())
+            for total, each in zip(sums, torch.autograd.grad(outputs.sum(), _parameters(alone)), strict=True):
+                total += each
+        for parameter, total in zip(_parameters(alone), sums, strict=True):
+            parameter.data -= 0.1 * total / hvd.size()
+    for (_, trained), wanted in zip(named, _parameters(alone), strict=True):
+        assert torch.allclose(trained, wanted, atol=1e-5)
+
+
+def _parameters(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
+    return [parameter for model in models for parameter in model.parameters()]
+
+
+@scenario
+def a_bucket_whose_last_gradients_come_in_two_threads_at_once_is_submitted_once() -> None:
+    threads = _Meeting()
+    parameters = [torch.nn.Parameter(torch.ones(4, device=device)) for device in ("cpu", "cuda")]
+    named = [(each.device.type, each) for each in parameters]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named, groups=[parameters])
+    reducer = optimizer._reducer
+    reducer._lock = threads
+    (bucket,) = reducer._buckets
+    bucket.waiting = _Waiting(bucket.waiting, threads)
+    started = []
+
+    def start(*args: Any) -> Any:
+        started.append(args)
+        threads.come("submits")
+        return TensorReduction.start(reducer._reduction, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducer._reduction, "start", start, raising=False)
+        patch.setattr(overlap, "_burst_bytes", lambda: 0)  # so that each bucket that is ready is submitted at once
+        sum((each * (hvd.rank() + 1.0)).sum().cpu() for each in parameters).backward()
+        optimizer.synchronize()
+    assert len(started) == 1
+    assert [each.grad.tolist() for each in parameters] == [[everyones() / hvd.size()] * 4] * 2
+
+
+class _Meeting:
+    """A lock for two threads. Those that wait for it have come to submit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._came: defaultdict[str, set[int]] = defaultdict(set)
+
+    def come(self, purpose: str) -> None:
+        """Waits until both threads have come."""
+        self._came[purpose].add(threading.get_ident())
+        until(lambda: len(self._came[purpose]) == 2)
+
+    def __enter__(self) -> None:
+        self._came["submits"].add(threading.get_ident())
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Waiting(set[Any]):
+    """The gradients that a bucket waits for, of which two threads take the last ones at the same time."""
+
+    def __init__(self, gradients: Iterable[Any], threads: _Meeting) -> None:
+        super().__init__(gradients)
+        self._threads = threads
+
+    def discard(self, gradient: Any) -> None:
+        super().discard(gradient)
+        self._threads.come("counts")
 
 
 @scenario
