@@ -41,7 +41,7 @@ class NodeConnection:
         self._early = bytearray()
         self._receive: Callable[[bytes], None] = self._keep
         self._signalled: Callable[[int], None] = self._end_by_signal
-        self._stream_has_ended = self._is_hung_up = self._is_concluded = False
+        self._stream_has_ended = self._is_hung_up = self._is_concluded = self._is_given_up = False
         self._loop: Loop | None = None
         self._outbox: Outbox | None = None
         self._writer: socket.socket | None = None
@@ -113,6 +113,7 @@ class NodeConnection:
         return True
 
     def destroy(self) -> None:
+        self._is_given_up = True
         self.hang_up()
 
     def kill(self) -> None:
@@ -138,11 +139,13 @@ class NodeConnection:
         self._write(self._channel.seal(Record.WELCOME, host=host))
 
     def part(self, deadline: float) -> None:
-        """Says that there will be nothing more, waits until the node has ended, and closes the connection."""
+        """Says that there will be nothing more, waits until the node has ended, unless it is lost, and hangs up."""
         self.close()
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
-            while not self.has_ended and comes(self.sock, select.POLLIN, max(0.0, deadline - time.monotonic())):
+            while not (self.has_ended or self._is_given_up) and comes(
+                self.sock, select.POLLIN, max(0.0, deadline - time.monotonic())
+            ):
                 self.has_ended = not self.sock.recv(1 << 16)
         self.sock.close()
 

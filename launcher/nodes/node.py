@@ -222,7 +222,6 @@ class _Node:
             return
         self._agent.ignore()
         self._agent_has_ended = True
-        self._heard = time.monotonic()
         self._agent.hang_up()
         reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
         self._up.send(self._channel.seal(Record.END, reason=reason))

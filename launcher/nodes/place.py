@@ -14,7 +14,9 @@ from typing import Final, Literal, NamedTuple
 from hvdlite.members.topology import MAX_RANKS
 
 DEFAULT_PORT: Final = 29400
-_MASTER: Final = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
+_MASTER: Final = re.compile(
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
+)
 _COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
 _NEEDS: Final = {
     "rank": "--node-rank, the number of this node from 0",

@@ -8,9 +8,12 @@ fail, and a run prints it.
 from __future__ import annotations
 
 import re
+import secrets
+import shlex
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +25,7 @@ import hvdlite
 from hvdlite.errors import FunctionFailed, WorkerFailed
 from tests.engines.part import ENDED_BY_ENGINE
 from tests.engines.starting import mpirun, needs_open_mpi, torchrun
+from tests.launcher.nodes import free_port
 
 PART = str(Path(__file__).with_name("part.py"))
 CALLER = str(Path(__file__).with_name("caller.py"))
@@ -106,6 +110,32 @@ class Hvdrun(CommandRow):
         return [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks), sys.executable]
 
 
+class Nodes(CommandRow):
+    """Two nodes on this host, of which node 0 is the caller."""
+
+    name = "hvdrun on every node"
+    codes = Hvdrun.codes
+    blame = Hvdrun.blame
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        with tempfile.TemporaryDirectory() as folder:
+            self._key = Path(folder, "key")
+            self._key.write_text(secrets.token_hex(32))
+            yield
+
+    def command(self, ranks: int) -> list[str]:
+        assert ranks == 2
+        place = ["--nnodes", "2", "--master", f"localhost:{free_port()}", "--secret-file", str(self._key), "-ppn", "1"]
+        start = [sys.executable, "-m", "hvdlite.launcher.cli", *place, "--node-rank"]
+        both = f'{shlex.join(start)} 1 "$@" & exec {shlex.join(start)} 0 "$@"'
+        return ["sh", "-c", both, "sh", sys.executable]
+
+    def blames(self, log: str) -> tuple[int | None, str]:
+        rank, host = super().blames(log)
+        return rank, host.removesuffix("#1")  # which tells node 1 from node 0 on the same host
+
+
 class Run(FunctionRow):
     name = "hvdlite.run"
     codes: ClassVar = {
@@ -157,4 +187,4 @@ class OpenMpi(CommandRow):
         return int(found["rank"] or found["killed"]), found["host"] or ""
 
 
-ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Run(), Torchrun(), OpenMpi())}
+ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Nodes(), Run(), Torchrun(), OpenMpi())}

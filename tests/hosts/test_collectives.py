@@ -9,11 +9,12 @@ import pytest
 
 from tests.harness.hosts import Network
 from tests.hosts.jobs import lines_by_rank
-from tests.launcher.hvdrun import COMMAND
+from tests.hosts.starting import Start
 
 GRID = "import json; from tests.multiproc.test_grid import run_grid; print(json.dumps(run_grid({step})))"
 
 
+@pytest.mark.parametrize("start", ["ssh", pytest.param("nodes", marks=pytest.mark.faults)], indirect=True)
 @pytest.mark.parametrize(
     ("hosts", "step"),
     [
@@ -23,9 +24,8 @@ GRID = "import json; from tests.multiproc.test_grid import run_grid; print(json.
         pytest.param("b:1,c:1", 1, marks=pytest.mark.faults),
     ],
 )
-def test_all_collectives_dtypes_and_ops(network: Network, hosts: str, step: int) -> None:
-    program = GRID.format(step=step)
-    ended = network["a"].run(*COMMAND, "-H", hosts, sys.executable, "-c", program)
+def test_all_collectives_dtypes_and_ops(network: Network, start: Start, hosts: str, step: int) -> None:
+    ended = start.run(network, hosts, sys.executable, "-c", GRID.format(step=step))
     for rank, (line,) in lines_by_rank(ended).items():
         failures = json.loads(line)
         assert failures, f"rank {rank} ran nothing"

@@ -11,6 +11,7 @@ from tests.harness.faults import cut, on_port
 from tests.harness.hosts import Network
 from tests.hosts.endings import still_on
 from tests.hosts.jobs import SAY_READY, rest_of, running
+from tests.hosts.starting import Start
 
 # A rank with a child in its group and one that left it, both deaf to SIGTERM.
 FAMILY = """
@@ -21,8 +22,8 @@ wait
 AGENT = "hvdlite.launcher.agent.agent"
 
 
-def test_killing_hvdrun_leaves_nobody_on_any_host(network: Network) -> None:
-    with running(network["a"], "-H", "a:1,b:1,c:1", "sh", "-c", FAMILY, ranks=3) as process:
+def test_killing_hvdrun_leaves_nobody_on_any_host(network: Network, start: Start) -> None:
+    with start.running(network, "a:1,b:1,c:1", "sh", "-c", FAMILY, ranks=3) as process:
         process.kill()
         assert still_on(network) == []
 
@@ -46,9 +47,9 @@ def test_a_lost_agent_ends_the_job(network: Network, host: str, victim: str) -> 
     assert still_on(network) == []
 
 
-def test_a_killed_rank_elsewhere_ends_the_job(network: Network) -> None:
-    with running(network["a"], "-H", "a:1,b:1", "sh", "-c", SAY_READY, ranks=2) as process:
-        (rank,) = network["b"].processes("sleep 600")
+def test_a_killed_rank_elsewhere_ends_the_job(network: Network, start: Start) -> None:
+    with start.running(network, "a:1,b:1", "sh", "-c", SAY_READY, ranks=2) as process:
+        (rank,) = network["b"].processes("sleep 600", besides="hvdlite")
         rank.kill()
         code, said = rest_of(process)
     assert code == 128 + signal.SIGKILL
@@ -56,12 +57,11 @@ def test_a_killed_rank_elsewhere_ends_the_job(network: Network) -> None:
     assert still_on(network) == []
 
 
-@pytest.mark.parametrize(
-    "which", [on_port(22), pytest.param(("",), marks=pytest.mark.faults)], ids=["port 22", "everything"]
-)
-def test_a_network_that_drops_everything_ends_both_sides(network: Network, which: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("is_all", [False, pytest.param(True, marks=pytest.mark.faults)], ids=["port", "everything"])
+def test_a_network_that_drops_everything_ends_both_sides(network: Network, start: Start, is_all: bool) -> None:
     a, b = network["a"], network["b"]
-    with running(a, "-H", "a:1,b:1", "sh", "-c", FAMILY, ranks=2) as process, cut(a, b, which):
+    which = ("",) if is_all else on_port(start.port)
+    with start.running(network, "a:1,b:1", "sh", "-c", FAMILY, ranks=2) as process, cut(a, b, which):
         assert still_on([b], besides="sshd") == []
         code, said = rest_of(process)
     assert code == 1
@@ -73,8 +73,8 @@ def test_a_network_that_drops_everything_ends_both_sides(network: Network, which
 
 
 @pytest.mark.faults
-def test_a_stopped_agent_is_given_up(network: Network) -> None:
-    with running(network["a"], "-H", "a:1,b:1", "sh", "-c", SAY_READY, ranks=2) as process:
+def test_a_stopped_agent_is_given_up(network: Network, start: Start) -> None:
+    with start.running(network, "a:1,b:1", "sh", "-c", SAY_READY, ranks=2) as process:
         _, agent = network["b"].processes(AGENT)  # the first is its guard
         agent.suspend()
         code, said = rest_of(process)
@@ -85,8 +85,8 @@ def test_a_stopped_agent_is_given_up(network: Network) -> None:
 
 
 @pytest.mark.faults
-def test_an_hvdrun_that_is_stopped_for_long_goes_on(network: Network) -> None:
-    with running(network["a"], "-H", "a:1,b:1", "sh", "-c", "echo ready; sleep 12; echo done", ranks=2) as process:
+def test_an_hvdrun_that_is_stopped_for_long_goes_on(network: Network, start: Start) -> None:
+    with start.running(network, "a:1,b:1", "sh", "-c", "echo ready; sleep 12; echo done", ranks=2) as process:
         process.send_signal(signal.SIGTSTP)
         time.sleep(10.5)  # longer than any lease
         process.send_signal(signal.SIGCONT)
