@@ -29,6 +29,7 @@ from .agents.agents import Agents
 from .agents.ways import Way
 from .check_build import describe_build
 from .doctor.command import doctor
+from .hostlists import hosts_of
 from .hosts import Host, is_local, own_names
 from .job.execute import FailureReport, execute
 from .job.logs import Logs
@@ -94,10 +95,11 @@ def hvdrun(
     place = _place(node, where)
     if place is not None:
         job = job.with_slots(place.slots)
+    allocated = _allocated() if place is None and where.hosts is None and where.hostfile is None else ()
     if command:
-        _check_command(command, environment, where, is_counted=job.is_counted or place is not None)
+        _check_command(command, environment, where, allocated, is_counted=job.is_counted or place is not None)
     elif place is None:
-        wanted_hosts(where.listed(), job.size, job.per_host, job.gpus_per_rank)
+        wanted_hosts(where.listed() or allocated, job.size, job.per_host, job.gpus_per_rank)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     if job.encrypts:
@@ -110,7 +112,7 @@ def hvdrun(
     launch = partial(_launch, command, where, output, environment, outcome)
     if place is not None and place.count > 1:
         return _as_node(place, node, job, environment, launch)
-    listed = (Host("localhost", job.per_host),) if place is not None else where.listed()
+    listed = (Host("localhost", job.per_host),) if place is not None else where.listed() or allocated
     return launch(job, listed, is_dry=is_dry)
 
 
@@ -175,10 +177,19 @@ def _place(node: NodeOptions, where: HostOptions) -> NodePlace | None:
     """Which node this is of a job for which hvdrun is started on every node; None if it is started once."""
     if node.are_given and (where.hosts is not None or where.hostfile is not None):
         raise click.UsageError("hosts of -H and --hostfile are reached by ssh; leave them out with --node-rank.")
-    is_alone = click.get_current_context().obj is not None or "HVDLITE_RANK" in os.environ  # hvdlite.run(), or a rank
-    if not node.are_given and (is_alone or where.hosts is not None or where.hostfile is not None):
+    if not node.are_given and (_is_alone() or where.hosts is not None or where.hostfile is not None):
         return None
     return node.place(os.environ)
+
+
+def _is_alone() -> bool:
+    """True if hvdrun belongs to hvdlite.run() or to a rank, and what started that means nothing to it."""
+    return click.get_current_context().obj is not None or "HVDLITE_RANK" in os.environ
+
+
+def _allocated() -> tuple[Host, ...]:
+    """The hosts that a scheduler or operator has given to the job that hvdrun was started in, or none."""
+    return () if _is_alone() else hosts_of(os.environ)
 
 
 def _as_node(
@@ -269,13 +280,18 @@ def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]
 
 
 def _check_command(
-    command: Sequence[str], environment: Mapping[str, str], where: HostOptions, *, is_counted: bool
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    where: HostOptions,
+    allocated: Sequence[Host],
+    *,
+    is_counted: bool,
 ) -> None:
     """Raises UsageError for a command that is a mistake, or that is not on this host if a rank is to run here."""
     path = environment.get("PATH", os.defpath)
     own = {str(other.name): f"hvdrun {other.name}" for other in _OTHERS}
     check_meaning(command, path, where.hosts, own | {name: f"hvdrun --{name}" for name in _LIKE_COMMANDS})
-    hosts = where.listed()
+    hosts = where.listed() or allocated
     if where.hosts is not None and not is_counted and all(host.slots is None for host in hosts):
         check_not_a_host(command, path, where.hosts)
     _check_folder()

@@ -49,24 +49,27 @@ class Host:
         return f"{self.user}@{bare}" if self.user else bare
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """The hosts of a comma-separated list. Raises BadHostSpec naming the part that is wrong."""
-    if "/" in text or Path(text).is_file():
+def parse_hosts(text: str, source: str = "-H") -> tuple[Host, ...]:
+    """The hosts of a comma-separated list, from ``source``. Raises BadHostSpec naming the part that is wrong."""
+    if source == "-H" and ("/" in text or Path(text).is_file()):
         raise BadHostSpec(f"-H takes host names, and {text!r} looks like a file; did you mean --hostfile {text}?")
-    return _parse((("-H", spec) for spec in _COMMA_OUTSIDE_BRACKETS.split(text)), _WRITE)
+    return _parse(((source, spec) for spec in _COMMA_OUTSIDE_BRACKETS.split(text)), _WRITE)
 
 
-def read_hostfile(path: str) -> tuple[Host, ...]:
-    """The hosts of a file. Raises BadHostSpec naming the line that is wrong, or why the file cannot be read."""
+def read_hostfile(path: str, source: str = "--hostfile") -> tuple[Host, ...]:
+    """The hosts of a file that ``source`` names.
+
+    Raises BadHostSpec naming the line that is wrong, or why the file cannot be read.
+    """
     try:
         lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise BadHostSpec(f"--hostfile {path} cannot be read: {reason}.") from None
-    specs = ((f"--hostfile {path}, line {number}", line.partition("#")[0]) for number, line in enumerate(lines, 1))
+        raise BadHostSpec(f"{source} {path} cannot be read: {reason}.") from None
+    specs = ((f"{source} {path}, line {number}", line.partition("#")[0]) for number, line in enumerate(lines, 1))
     hosts = _parse(((place, spec) for place, spec in specs if spec.strip()), _WRITE_LINE)
     if not hosts:
-        raise BadHostSpec(f"--hostfile {path} lists no host; {_WRITE_LINE}.")
+        raise BadHostSpec(f"{source} {path} lists no host; {_WRITE_LINE}.")
     return hosts
 
 
