@@ -23,7 +23,8 @@ from hvdlite.tracebacks import shorten
 class Outcome:
     """What became of a call on ``rank``: a ``result``, pickled, or else a ``failure``.
 
-    ``failure`` is the text of a traceback, and ``blamed`` the rank that was lost or had left, if that was the failure.
+    ``failure`` is the text of a traceback. It ``follows`` from that of another rank if this one only lost that one, or
+    found that it had left.
     ``death`` says how the process ended, with its exit ``code``, if it gave neither.
     """
 
@@ -31,7 +32,7 @@ class Outcome:
     host: str
     result: bytes = b""
     failure: str = ""
-    blamed: int | None = None
+    follows: PeerLost | ShutDown | None = None
     death: str = ""
     code: int = 1
 
@@ -75,10 +76,10 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
     """
     failures = [outcome for outcome in outcomes if not outcome.is_success]
     if failures:
-        first = next((outcome for outcome in failures if outcome.blamed is None), failures[0])
+        first = next((outcome for outcome in failures if outcome.follows is None), failures[0])
         error = first.error()
         for other in failures:
-            if other is not first and other.blamed is None and not other.death:
+            if other is not first and other.follows is None and not other.death:
                 error.add_note(f"rank {other.rank} failed as well: {other.failure.splitlines()[-1]}")
         raise error
     return [load(outcome.result) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
@@ -88,15 +89,15 @@ def _failure(seat: Seat, error: BaseException) -> Outcome:
     error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
     shorten(error)
     text = "".join(traceback.format_exception(error))
-    return Outcome(seat.rank, seat.host, failure=text, blamed=_blamed(error))
+    return Outcome(seat.rank, seat.host, failure=text, follows=_origin(error))
 
 
-def _blamed(error: BaseException | None) -> int | None:
-    """The rank whose loss or leave ``error`` reports, itself or by what it was raised from."""
+def _origin(error: BaseException | None) -> PeerLost | ShutDown | None:
+    """The loss or the leave of another rank that ``error`` reports, itself or by what it was raised from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, PeerLost | ShutDown):
-            return error.rank
+            return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None

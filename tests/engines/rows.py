@@ -23,7 +23,8 @@ import pytest
 
 import hvdlite
 from hvdlite.errors import FunctionFailed, WorkerFailed
-from tests.engines.part import ENDED_BY_ENGINE
+from tests.engines.part import ENDED_BY_ENGINE, LEFT_ALONE
+from tests.engines.spark import Home, needs_spark, spark_home
 from tests.engines.starting import mpirun, needs_open_mpi, torchrun
 from tests.launcher.nodes import free_port
 
@@ -187,4 +188,34 @@ class OpenMpi(CommandRow):
         return int(found["rank"] or found["killed"]), found["host"] or ""
 
 
-ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Nodes(), Run(), Torchrun(), OpenMpi())}
+class Spark(FunctionRow):
+    """A driver of its own for each scenario, because it is the caller, and gets the signals."""
+
+    name = "spark"
+    needs = (needs_spark,)
+    codes: ClassVar = {"raises": 1, "killed": 1, "interrupted": -signal.SIGINT, "terminated": -signal.SIGTERM}
+    ending = LEFT_ALONE
+    home: Home | None = None
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        with spark_home(stage_maxConsecutiveAttempts="1") as self.home:  # Spark would start a killed rank again
+            yield
+
+    def call(self, function: Callable[..., Any], args: Sequence[str], ranks: int) -> list[Any]:
+        import pyspark
+
+        import hvdlite.spark
+
+        pyspark.SparkContext(appName="contract")
+        return hvdlite.spark.run(function, args, num_proc=ranks)
+
+    def blamed(self, error: Exception) -> tuple[int | None, str]:
+        return (error.rank, error.host) if isinstance(error, FunctionFailed | WorkerFailed) else (None, "")
+
+    def stored(self) -> str:
+        assert self.home is not None
+        return self.home.stored()
+
+
+ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark())}

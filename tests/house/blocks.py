@@ -2,7 +2,8 @@
 
 A block is run unless its opening line says ``illustration``, as in ```` ```python illustration ````. In ``console``
 blocks only the lines that begin with ``$ `` are commands. What says ``ranks`` runs on two of them, after the first such
-block of its page. What names a framework, such as ``jax``, runs on two ranks with the tests of that family.
+block of its page. What names a framework or an engine, such as ``jax``, runs on two ranks with the tests of that
+family.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Block:
         return f"{self.path.name}:{self.line}"
 
 
-_FRAMEWORKS = {"jax", "keras", "tensorflow"}
+_FRAMEWORKS = {"jax", "keras", "tensorflow", "spark"}
 
 
 def runnable_blocks(path: Path, on_ranks: bool = False, framework: str = "") -> Iterator[Block]:

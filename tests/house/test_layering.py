@@ -64,11 +64,12 @@ LAYERS = [
     {"torch", "tensorflow"},
     {"keras"},
     {"tensorflow.keras"},
-    {"bench", "horovod", "ray", "spark", "dask"},
+    {"bench", "ray", "spark", "dask"},
+    {"horovod"},
     {"tensorflow.mpi_ops"},
 ]
 # Where these will stand, once they are there.
-PLANNED = {"observe", "ray", "spark", "dask"}
+PLANNED = {"observe", "ray", "dask"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAUNCHER_MAY_IMPORT = (
     "errors",
@@ -104,6 +105,7 @@ MAY_START_THREADS = (
     "hvdlite.launcher",
     "hvdlite.planes.ring.reconnector",
     "hvdlite.planes.nccl.watcher",
+    "hvdlite.spark.stage",
 )
 # What NVIDIA's libraries, the dynamic linker, guests and scripts read is no setting of hvdlite's.
 MAY_READ_ENVIRONMENT = (

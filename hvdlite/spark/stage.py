@@ -1,0 +1,236 @@
+"""The driver's side of `hvdlite.spark.run`: one barrier stage, and what is known of it while it runs.
+
+A thread collects the results, which takes until Spark has given up or all ranks have ended. Meanwhile the caller's
+thread looks at the stage: Ctrl-C reaches it, a stage that gets no slots does not wait for ever, and a rank that failed
+does not wait for others which do not notice.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from pyspark import InheritableThread, SparkContext
+from pyspark.accumulators import AccumulatorParam
+
+from hvdlite.errors import BadHostSpec, LaunchError, WorkerFailed
+from hvdlite.hosted.outcomes import Outcome, results
+from hvdlite.settings import Settings
+from hvdlite.spark.task import Call, in_order_of_ranks, play
+
+_LOOK_S: Final = 0.1
+_REST_S: Final = 5.0  # for the others to notice that a rank has failed
+_END_S: Final = 20.0  # for Spark to kill its Python processes, which takes it four seconds
+
+_EXCLUDED: Final = {
+    "spark.speculation": "a copy of a rank is no rank of the job",
+    "spark.dynamicAllocation.enabled": "ranks start all at once, and Spark runs no barrier stage with it",
+}
+_LOST: Final = re.compile(r"errors\.WorkerFailed: rank (\d+) on (\S+) (was lost: .*)")
+_RAISED: Final = "An exception was thrown from the Python worker"
+_FAILED_TASK: Final = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
+
+
+def call(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    size: int | None,
+    start_timeout: float | None,
+    environment: dict[str, str],
+) -> list[Any]:
+    """Calls ``function`` on ``size`` ranks; see `hvdlite.spark.run`."""
+    if not callable(function):
+        raise ValueError(f"fn must be a function, got {type(function).__name__}")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise ValueError(f"num_proc must be the number of ranks, at least 1; got {size!r}")
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise ValueError(
+            "there is no SparkContext in this process: call hvdlite.spark.run() in the driver, after the SparkSession "
+            "was made; Spark Connect has no SparkContext"
+        )
+    for name, reason in _EXCLUDED.items():
+        if context.getConf().get(name, "false").lower() == "true":
+            raise ValueError(f"{name}=true excludes hvdlite.spark.run(): {reason}; set it to false")
+    if start_timeout is None:
+        start_timeout = Settings.read().start_timeout
+    else:
+        environment = {"HVDLITE_START_TIMEOUT": f"{start_timeout:g}", **environment}
+    size = _wait_for_slots(context, size, start_timeout)
+    stage = Stage(context, Call(function, args, kwargs, environment, start_timeout), size)
+    return results(stage.outcomes())
+
+
+def _wait_for_slots(context: SparkContext, size: int | None, timeout_s: float) -> int:
+    """Waits until ``size`` tasks can run at the same time, and returns that number.
+
+    Spark itself would look every 15 s, 40 times. Executors may still be on their way: it does not tell how many.
+    """
+    if size is None and (told := context.getConf().get("spark.default.parallelism")):
+        size = int(told)
+    scheduler = context._jsc.sc()
+    profile = scheduler.resourceProfileManager().defaultResourceProfile()
+    deadline = time.monotonic() + timeout_s
+    while (slots := int(scheduler.maxNumConcurrentTasks(profile))) < (size or 1):
+        if scheduler.isLocal() or time.monotonic() > deadline:
+            waited = "" if scheduler.isLocal() else f" after {timeout_s:g} s"
+            raise BadHostSpec(
+                f"{size or 1} ranks need as many slots at the same time, and Spark has {slots}{waited}; lower "
+                "num_proc or give Spark more executors or cores (a slot has spark.task.cpus of them)"
+            )
+        time.sleep(_LOOK_S)  # Spark tells no one when an executor has come
+    return size or slots
+
+
+class _Concatenation(AccumulatorParam[list[Outcome]]):  # type: ignore[misc]  # without PySpark it is Any
+    def zero(self, value: list[Outcome]) -> list[Outcome]:
+        return []
+
+    def addInPlace(self, value1: list[Outcome], value2: list[Outcome]) -> list[Outcome]:
+        return [*value1, *value2]
+
+
+class Stage:
+    """A barrier stage of ``size`` tasks, each of which plays a rank of ``call``."""
+
+    def __init__(self, context: SparkContext, call: Call, size: int) -> None:
+        self._context = context
+        self._call = call
+        self._size = size
+        self._tag = f"hvdlite-{secrets.token_hex(8)}"
+        self._failed = context.accumulator([], _Concatenation())
+        self._collected: queue.SimpleQueue[list[Outcome] | Exception] = queue.SimpleQueue()
+
+    def outcomes(self) -> list[Outcome]:
+        """Runs the stage; returns the outcomes of all ranks, or of those that failed by themselves.
+
+        Raises LaunchError if Spark gave up. No rank runs any more then, nor after KeyboardInterrupt.
+        """
+        with self._running():
+            collected = self._wait()
+            if failed := self._failed.value:
+                return list(failed)
+            if isinstance(collected, Exception):
+                raise self._error(collected) from None
+            if attempts := self._attempt():
+                told = f"Spark lost ranks of this job and ran it again; these are the results of attempt {attempts + 1}"
+                warnings.warn(told, RuntimeWarning, stacklevel=4)  # the caller of `hvdlite.spark.run`
+            return collected
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        thread = InheritableThread(target=self._collect, name="hvdlite-spark", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with suppress(Exception):  # the context may have been stopped meanwhile, and with it all ranks
+                if thread.is_alive():
+                    self._context.cancelJobsWithTag(self._tag)
+                    thread.join(_END_S)
+                deadline = time.monotonic() + _END_S
+                while self._counts()[0] and time.monotonic() < deadline:
+                    time.sleep(_LOOK_S)
+
+    def _collect(self) -> None:
+        """Runs the stage, in a thread with the caller's properties, such as its job group and scheduler pool."""
+        name = getattr(self._call.function, "__name__", type(self._call.function).__name__)
+        try:
+            self._context.addJobTag(self._tag)
+            self._context.setJobDescription(f"hvdlite: {name} on {self._size} rank(s)")
+            partitions = self._context.parallelize(range(self._size), self._size)
+            task = functools.partial(play, self._call, self._failed)
+            self._collected.put(partitions.barrier().mapPartitions(task).collect())
+        except Exception as error:  # of Spark, of which the other thread makes a sentence
+            self._collected.put(error)
+
+    def _wait(self) -> list[Outcome] | Exception:
+        """Waits for the end of the stage, or until a rank has failed and the others had the time to notice.
+
+        Raises LaunchError if its tasks cannot start.
+        """
+        start_by = time.monotonic() + self._call.timeout_s
+        end_by = float("inf")
+        while time.monotonic() < end_by:
+            with suppress(queue.Empty):
+                return self._collected.get(timeout=_LOOK_S)
+            if self._failed.value:
+                end_by = min(end_by, time.monotonic() + _REST_S)
+            running, ended = self._counts()
+            if running + ended >= self._size:
+                start_by = time.monotonic() + self._call.timeout_s
+            elif time.monotonic() > start_by:
+                raise LaunchError(
+                    f"only {running + ended} of {self._size} ranks could start within {self._call.timeout_s:g} s: "
+                    "other jobs hold the slots, or executors were lost; wait for them, lower num_proc, or raise "
+                    "start_timeout"
+                )
+        return list(self._failed.value)
+
+    def _stage(self) -> int | None:
+        """Spark's number of the stage, None before it has one."""
+        jobs = list(self._context._jsc.sc().statusTracker().getJobIdsForTag(self._tag))
+        job = self._context.statusTracker().getJobInfo(jobs[0]) if jobs else None
+        return next(iter(job.stageIds), None) if job else None
+
+    def _counts(self) -> tuple[int, int]:
+        """How many tasks of the current attempt run, and how many have ended well."""
+        stage = self._stage()
+        info = None if stage is None else self._context.statusTracker().getStageInfo(stage)
+        return (info.numActiveTasks, info.numCompletedTasks) if info else (0, 0)
+
+    def _attempt(self) -> int:
+        """The number of the last attempt, counted from 0."""
+        stage = self._stage()
+        info = None if stage is None else self._context.statusTracker().getStageInfo(stage)
+        return info.currentAttemptId if info else 0
+
+    def _error(self, error: Exception) -> LaunchError:
+        """What the caller hears of ``error``, with which Spark gave up."""
+        text = str(error)
+        if lost := _LOST.search(text):
+            return WorkerFailed(int(lost[1]), lost[2], 1, [], f"{lost[3]} ({self._attempts()})")
+        if _RAISED in text:
+            return LaunchError(f"a task of Spark's could not become a rank: {_last_line(text)}")
+        reason = _reason(text)
+        if task := _FAILED_TASK.search(text):
+            partition = int(task[1] or task[2])
+            hosts = self._hosts()
+            if partition in hosts:
+                rank = in_order_of_ranks([hosts[each] for each in sorted(hosts)]).index(partition)
+                return WorkerFailed(rank, hosts[partition], 1, [], f"was lost: {reason} ({self._attempts()})")
+        return LaunchError(f"Spark ended the job: {reason}")
+
+    def _attempts(self) -> str:
+        return f"attempt {self._attempt() + 1} of the stage; the executor's log may tell more"
+
+    def _hosts(self) -> dict[int, str]:
+        """The host of every task of the last attempt, by partition."""
+        store = self._context._jsc.sc().statusStore()
+        tasks = store.taskList(self._stage(), self._attempt(), self._size)
+        return {task.index(): task.host() for task in map(tasks.apply, range(tasks.size()))}
+
+
+def _reason(text: str) -> str:
+    """The sentence of ``text`` that says why, without the Java around it."""
+    lines = [line.strip() for line in text.splitlines()]
+    reasons = [line for line in lines if re.match(r"org\.apache\.spark\.\w*Exception|ExecutorLostFailure", line)]
+    found = reasons[-1] if reasons else next((line for line in lines[1:] if line), text)
+    return re.sub(r"^org\.apache\.spark\.\w+: ", "", found)
+
+
+def _last_line(text: str) -> str:
+    """The last line of the traceback of Python's in ``text``, and what to do about it."""
+    traceback = text[text.index(_RAISED) :].partition("SQLSTATE")[0]
+    line = traceback.rstrip().splitlines()[-1]
+    if "No module named" in line:
+        line += "; install hvdlite for the Python of Spark's executors (PYSPARK_PYTHON, spark.pyspark.python)"
+    return line

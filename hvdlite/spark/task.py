@@ -1,0 +1,105 @@
+"""What a task of the barrier stage does: it finds its seat among the others, and calls the function as that rank.
+
+The tasks tell each other where they run, and the one of rank 0 makes the job's key, serves the rendezvous and tells the
+others of both. What they tell goes through the driver, and is stored nowhere. A stage that Spark runs again does all of
+this again, so it is another job with another key.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from pyspark import Accumulator, BarrierTaskContext
+
+from hvdlite.errors import HorovodInternalError, PeerLost, ShutDown, WorkerFailed
+from hvdlite.hosted.joining import serve
+from hvdlite.hosted.outcomes import Outcome, attempt
+from hvdlite.hosted.seats import Node, Seat, by_node, seats
+from hvdlite.net.hostid import kernel_host_id
+from hvdlite.rendezvous.job import Job
+
+
+class Call(NamedTuple):
+    """What all ranks call, and how long they wait for each other before that."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    environment: Mapping[str, str]
+    timeout_s: float
+
+
+def in_order_of_ranks(hosts: Sequence[str]) -> list[int]:
+    """The stage's partitions by rank, given the host of each as Spark knows it."""
+    return by_node([Node(host, host, host) for host in hosts])
+
+
+def play(call: Call, failed: Accumulator[list[Outcome]], partition: Iterable[Any]) -> Iterator[Outcome]:
+    """Runs the rank of this task, and yields what became of it.
+
+    Adds a failure of its own to ``failed``, so that the driver hears of it while others still run. If another rank was
+    lost it raises WorkerFailed of that one: Spark may not know of the loss, and is to run the stage again now.
+    """
+    outcome = _outcome(call, BarrierTaskContext.get())
+    if isinstance(outcome.follows, PeerLost):
+        lost = outcome.follows
+        raise WorkerFailed(lost.rank, lost.host, 1, [], f"was lost: {lost.cause}")
+    if not outcome.is_success and outcome.follows is None:
+        failed.add([outcome])
+    yield outcome
+
+
+def _outcome(call: Call, context: BarrierTaskContext) -> Outcome:
+    with ExitStack() as stack:
+        with _at_most(call.timeout_s, len(context.getTaskInfos())):
+            hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
+            told = context.allGather(json.dumps([kernel_host_id(), socket.gethostname()]))
+            nodes = []
+            for host, (kernel, name) in zip(hosts, map(json.loads, told), strict=True):
+                nodes.append(Node(f"{host} {kernel}", name, host))
+            order = in_order_of_ranks(hosts)
+            seat = seats([nodes[partition] for partition in order])[order.index(context.partitionId())]
+            meeting = context.allGather(_meeting(seat, stack) if seat.rank == 0 else "")[order[0]]
+        said = json.loads(meeting)
+        if "error" in said:
+            follows = ShutDown(0, said["error"]) if seat.rank else None
+            return Outcome(seat.rank, seat.host, failure=said["error"], follows=follows)
+        job = Job(said["job"], said["key"])
+        return attempt(call.function, call.args, call.kwargs, seat, job, said["rendezvous"], call.environment)
+
+
+def _meeting(seat: Seat, stack: ExitStack) -> str:
+    """Makes a job and serves its rendezvous until the end of ``stack``; returns where, or why not, for the others."""
+    job = Job.create()
+    try:
+        server = stack.enter_context(serve(job, seat))
+    except HorovodInternalError as error:
+        return json.dumps({"error": str(error)})
+    return json.dumps({"job": job.name, "key": job.secret, "rendezvous": server.address})
+
+
+@contextmanager
+def _at_most(timeout_s: float, size: int) -> Iterator[None]:
+    """Raises HorovodInternalError after ``timeout_s``. Spark itself would wait for a task that is stopped for a year.
+
+    By a signal, because what waits is a socket of PySpark's without a time-out. Tasks run in the main thread.
+    """
+
+    def give_up(*_: Any) -> None:
+        raise HorovodInternalError(
+            f"not all {size} tasks of the stage have told the others where they run, after {timeout_s:g} s; is one of "
+            "their processes stopped?"
+        )
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

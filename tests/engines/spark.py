@@ -1,0 +1,101 @@
+"""A local cluster of Spark with two executors, each in a process of its own with one slot."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.nodes import free_port
+
+needs_spark = pytest.mark.skipif(
+    importlib.util.find_spec("pyspark") is None or shutil.which("java") is None,
+    reason="Spark is missing; install pyspark and Java (openjdk-17-jre-headless)",
+)
+
+SETTINGS = {
+    "spark.master": "local-cluster[2,1,1024]",  # with less memory Spark refuses its executors
+    "spark.driver.host": "localhost",
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+}
+
+
+class Home:
+    """A folder that stands in for ``SPARK_HOME``, so that Spark's settings, logs and events are in it."""
+
+    def __init__(self, folder: str, settings: Mapping[str, str]) -> None:
+        package = Path(*(importlib.util.find_spec("pyspark").submodule_search_locations or []))  # type: ignore[union-attr]
+        self.folder = Path(folder)
+        for name in ("bin", "jars", "sbin", "python"):
+            (self.folder / name).symlink_to(package / name)
+        for name in ("conf", "events", "local"):
+            (self.folder / name).mkdir()
+        self._port = free_port()
+        told = {**SETTINGS, "spark.ui.port": str(self._port), "spark.eventLog.dir": f"file://{self.folder}/events"}
+        lines = [f"{name} {value}\n" for name, value in {**told, **settings}.items()]
+        (self.folder / "conf/spark-defaults.conf").write_text("".join(lines))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the driver is to have in its environment."""
+        return {
+            "SPARK_HOME": str(self.folder),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_HOSTNAME": "localhost",
+            "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+            # Three Java machines start for a minute of work.
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+        }
+
+    def stored(self) -> str:
+        """Everything that Spark has written, and what it shows while the driver runs."""
+        return "\n".join([*self._written(), *self._shown()])
+
+    def _written(self) -> Iterator[str]:
+        for folder, _, names in os.walk(self.folder):  # which goes on where Spark removes a folder meanwhile
+            for name in names:
+                with suppress(OSError):
+                    yield Path(folder, name).read_text(errors="replace")
+
+    def _shown(self) -> Iterator[str]:
+        with suppress(OSError):  # the driver has ended, or its pages are off
+            yield (applications := self._get("api/v1/applications"))
+            number = applications.split('"id" : "')[1].split('"')[0]
+            for page in ("environment", "jobs", "stages?details=true", "allexecutors", "logs"):
+                with suppress(urllib.error.HTTPError):
+                    yield self._get(f"api/v1/applications/{number}/{page}")
+            yield self._get("environment/")
+
+    def _get(self, page: str) -> str:
+        with urllib.request.urlopen(f"http://localhost:{self._port}/{page}", timeout=10) as answer:
+            return str(answer.read().decode(errors="replace"))
+
+
+@contextmanager
+def spark_home(**settings: str) -> Iterator[Home]:
+    """A `Home` for the drivers that are started meanwhile; ``settings`` have ``_`` for dots, after ``spark``."""
+    with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as folder:
+        home = Home(folder, {f"spark.{name.replace('_', '.')}": value for name, value in settings.items()})
+        before = {name: os.environ.get(name) for name in home.environment}
+        os.environ.update(home.environment)
+        try:
+            yield home
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
