@@ -113,9 +113,20 @@ def test_what_the_settings_of_nccl_say(
     assert sharing(environ, tmp_path / "system") == {"host_id": host_id, "may_share": may_share}
 
 
+def test_a_long_name_of_a_host_is_told_by_its_hash(tmp_path: Path) -> None:
+    names = [*(text * 1000 for text in "a\0\udc80\U0001f600"), "a" * 1001, "a" * 64, "a" * 63 + "\udc80"]
+    ids = [sharing({"NCCL_HOSTID": name, "NCCL_CONF_FILE": str(tmp_path)}, tmp_path)["host_id"] for name in names]
+    assert len(set(ids)) == len(names)
+    assert {len(each) for each in ids} == {64}
+    made = [_offer(host_id=each) for each in ids]
+    with shm.PLANE.open(len(made), PATIENCE_S) as planes:
+        assert thread_ranks(len(made), lambda rank: exchange(made[rank], planes[rank])) == [made] * len(made)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_ranks_get_all_offers(size: int) -> None:
-    made = [_offer(f"GPU {rank}", lack='"\\\0é' * 1000 * (rank == 1)) for rank in range(size)]
+@pytest.mark.parametrize("lack", ['"\\\0é', "\U0001f600\udc80"])
+def test_all_ranks_get_all_offers(size: int, lack: str) -> None:
+    made = [_offer(f"GPU {rank}", lack=lack * 1000 * (rank == 1)) for rank in range(size)]
     expected = [each._replace(lack=each.lack[:400]) for each in made]
     with shm.PLANE.open(size, PATIENCE_S) as planes:
         assert thread_ranks(size, lambda rank: exchange(made[rank], planes[rank])) == [expected] * size

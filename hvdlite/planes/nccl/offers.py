@@ -7,6 +7,7 @@ not: it fails on some, hangs on others, and names neither.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -24,7 +25,9 @@ K = TypeVar("K", bound=Hashable)
 
 ID_BYTES: Final = 128  # of a unique id
 _BYTES: Final = 4096  # of an offer: of the same length on all ranks, so that none must tell it first
-_LONGEST: Final = 400  # characters of a text, each of which JSON may make six of
+_LONGEST: Final = 400  # characters of a reason, each of which JSON may make six bytes of
+_LONGEST_ID: Final = 64  # of a host's id
+_HASHED_ID: Final = 1023  # bytes of it that NCCL looks at
 _SHARES: Final = 23000  # the first NCCL that can run several ranks on one GPU
 _TOLD: Final = 4  # groups of ranks in one error message
 
@@ -51,7 +54,10 @@ def sharing(environ: Mapping[str, str] = os.environ, of_system: Path = Path("/et
     of_user = Path(environ.get("NCCL_CONF_FILE") or Path.home() / ".nccl.conf")
     variables = {**_settings_in(of_system), **_settings_in(of_user), **environ}
     shares = variables.get("NCCL_MULTI_RANK_GPU_ENABLE", "").strip() not in ("", "0")
-    return {"host_id": variables.get("NCCL_HOSTID", "")[:_LONGEST], "may_share": shares}
+    host_id = variables.get("NCCL_HOSTID", "")
+    if len(host_id) > _LONGEST_ID:
+        host_id = hashlib.sha256(os.fsencode(host_id)[:_HASHED_ID]).hexdigest()
+    return {"host_id": host_id, "may_share": shares}
 
 
 def _settings_in(path: Path) -> dict[str, str]:
@@ -66,7 +72,7 @@ def _settings_in(path: Path) -> dict[str, str]:
 def exchange(own: Offer, over: DataPlane) -> list[Offer]:
     """Returns the offers of all ranks of the plane ``over``. Raises HorovodInternalError if one is not an offer."""
     whole = np.zeros((over.size, _BYTES), np.uint8)
-    text = json.dumps(own._replace(lack=own.lack[:_LONGEST])).encode()
+    text = json.dumps(own._replace(lack=own.lack[:_LONGEST]), ensure_ascii=False).encode(errors="surrogatepass")
     whole[over.rank, : len(text)] = np.frombuffer(text, np.uint8)
     begin = address_of(whole)
     over.allgather(
