@@ -15,7 +15,8 @@ from typing import Final
 KIND: Final = "cuda"  # of the devices
 MAX_GPUS: Final = 64  # of a host
 _GPU: Final = re.compile(r"\d{1,9}|(GPU|MIG)-[\w/-]{1,58}", re.ASCII)  # such as 0, GPU-8932f937, MIG-GPU-8932f937/1/0
-_CONTROL_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's kernel module, and of Windows' under WSL
+# Of NVIDIA's kernel module, of Windows' under WSL, and of the GPU in a Jetson, by its older name and its newer one.
+_CONTROL_FILES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl")
 
 
 def absence_of_gpus(environ: Mapping[str, str] = os.environ, control_files: tuple[str, ...] = _CONTROL_FILES) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.cuda import driver, loading
+from hvdlite.cuda import driver, loading, presence
 from hvdlite.cuda.loading import is_installed, is_loaded
 from hvdlite.cuda.presence import KIND, absence_of_gpus
 from hvdlite.planes import choose
@@ -36,6 +36,7 @@ HIDDEN = "hides all GPUs"
     [
         (None, ["nvidiactl"], ""),
         (None, ["dxg"], ""),
+        (None, ["nvhost-ctrl-gpu"], ""),
         (None, [], "there is neither"),
         ("0", ["nvidiactl"], ""),
         ("1,0", ["nvidiactl"], ""),
@@ -54,7 +55,7 @@ def test_what_says_that_there_may_be_gpus(listed: str | None, files: list[str], 
     for name in files:
         (tmp_path / name).touch()
     environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
-    found = absence_of_gpus(environ, (str(tmp_path / "nvidiactl"), str(tmp_path / "dxg")))
+    found = absence_of_gpus(environ, tuple(str(tmp_path / Path(each).name) for each in presence._CONTROL_FILES))
     assert bool(found) == bool(told)
     assert told in found
 
