@@ -51,6 +51,12 @@ def test_an_error_has_the_call_nccls_own_words_and_what_to_do(fakes: Fakes, stat
     assert str(raised.value).startswith(f"ncclGetUniqueId of NCCL 2.32.3 failed: {told}")
 
 
+def test_an_error_of_this_ranks_nccl_has_the_way_out(fakes: Fakes) -> None:
+    assert "; HVDLITE_GPU_PLANE=staged does without NCCL" in str(nccl.failure(3, "ncclGroupEnd"))
+    assert "staged" not in str(nccl.failure(6, "ncclGroupEnd"))  # another rank's process ended
+    assert "staged" not in str(nccl.failure(3, "ncclGetUniqueId"))  # it is part of an error that has it
+
+
 def test_a_call_in_progress_is_no_error(fakes: Fakes) -> None:
     fakes.fail("ncclGroupEnd", nccl.IN_PROGRESS)
     functions = nccl.library().functions

@@ -103,7 +103,8 @@ class Communicator:
             if time.monotonic() > deadline:
                 raise HorovodInternalError(
                     f"{what} has not begun within HVDLITE_PROGRESS_TIMEOUT: NCCL still waits for other ranks; see "
-                    "whether they run, and with NCCL_DEBUG=INFO over which network they connect"
+                    "whether they run, and with NCCL_DEBUG=INFO over which network they connect; "
+                    "HVDLITE_GPU_PLANE=staged does without NCCL, more slowly"
                 )
             time.sleep(pause_s)
             pause_s = min(max(2 * pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)

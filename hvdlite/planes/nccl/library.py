@@ -149,7 +149,10 @@ def failure(status: int, name: str, comm: Comm | None = None) -> HorovodInternal
     text = f"{name} of NCCL {dotted(version)} failed: {reason} (result {status})"
     if last:
         text += f"; NCCL's last error: {last}"
-    return HorovodInternalError(f"{text}. {_ADVICE.get(status, _USUAL_ADVICE)}.")
+    advice = _ADVICE.get(status, _USUAL_ADVICE)
+    if status != _OF_ANOTHER and name != "ncclGetUniqueId":  # whose error is part of one that says it
+        advice += "; HVDLITE_GPU_PLANE=staged does without NCCL, more slowly"
+    return HorovodInternalError(f"{text}. {advice}.")
 
 
 def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> int:
@@ -158,11 +161,12 @@ def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> int:
     return status
 
 
+_OF_ANOTHER: Final = 6
 _USUAL_ADVICE: Final = "Run with NCCL_DEBUG=INFO to see what it did before"
 _ADVICE: Final = {
     1: "The GPU refused something: see the message, and run with NCCL_DEBUG=INFO and CUDA_LAUNCH_BLOCKING=1",
     2: "Run with NCCL_DEBUG=INFO; most often it is the network (NCCL_SOCKET_IFNAME names its interface), /dev/shm that "
     "is too small in a container, or the limit of locked memory",
     5: "Two ranks may use one GPU: call torch.cuda.set_device(hvd.local_rank()) first; run with NCCL_DEBUG=INFO",
-    6: "A rank of another process ended or its network failed: see that rank's own output",
+    _OF_ANOTHER: "A rank of another process ended or its network failed: see that rank's own output",
 }
