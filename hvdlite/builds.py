@@ -7,6 +7,8 @@ needed, so about them the answers are what is here now. They leave the driver un
 
 from __future__ import annotations
 
+import sys
+
 from hvdlite.cuda.presence import absence_of_gpus
 from hvdlite.errors import absence_of
 
@@ -59,10 +61,13 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """True if this process seems to have a GPU: CUDA's driver can be loaded, and its files are in /dev.
 
-    False where CUDA_VISIBLE_DEVICES hides all GPUs.
+    False where CUDA_VISIBLE_DEVICES hides all GPUs, or the PyTorch that is imported is one for CPUs.
     """
     from hvdlite.cuda import driver
 
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.version.cuda is None:
+        return False
     return not (absence_of_gpus() or absence_of(driver.loaded))
 
 

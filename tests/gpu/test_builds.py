@@ -32,6 +32,7 @@ int ncclGetVersion(int* version) {{ {crash} return *version = {nccl}, 0; }}
 # by its name.
 _ASK = """
 import ctypes, json, os, sys
+from types import SimpleNamespace
 from hvdlite import builds
 from hvdlite.cuda import presence
 from hvdlite.horovod import checks
@@ -44,6 +45,9 @@ for name, (libraries, has_files, environ) in json.loads(sys.argv[1]).items():
         builds.absence_of_gpus = lambda: presence.absence_of_gpus(environ, ("/proc/self/stat" * has_files,))
         answer = [builds.cuda_built(), builds.nccl_built(), checks.cuda_built(), checks.nccl_built()]
         answer.append(sum(library.inits() for library in loaded))
+        for of_torch in (None, "12.4"):
+            sys.modules["torch"] = SimpleNamespace(version=SimpleNamespace(cuda=of_torch))
+            answer.append(builds.cuda_built())
         os.write(writing, json.dumps([answer, builds.describe_gpus()]).encode())
         os._exit(0)
     os.close(writing)
@@ -140,7 +144,8 @@ def answers(stubs: dict[str, Path]) -> Any:
 @pytest.mark.parametrize("what", CASES)
 def test_scripts_and_check_build_hear_the_truth(what: str, answers: Any) -> None:
     built, told = CASES[what][3:]
-    assert answers[what][0] == [*built, *built, 0]  # without initializing CUDA
+    without_cuda = False  # with a PyTorch for CPUs
+    assert answers[what][0] == [*built, *built, 0, without_cuda, built[0]]  # 0: without initializing CUDA
     said = answers[what][1]
     assert said["visible_gpus"] == 3 * bool(said["cuda"])
     assert bool(said["nccl_library"]) == bool(said["nccl"])
