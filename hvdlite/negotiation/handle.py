@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from hvdlite.errors import DuplicateName, HvdError
+from hvdlite.tensors.streams import Told
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -66,6 +67,11 @@ class Handle(Generic[R]):
     def has_result(self) -> bool:
         """True if nobody has to wait for the result, or error, any more."""
         return self.is_done
+
+    if TYPE_CHECKING:
+
+        def result(self, told: Told) -> Any:
+            """Returns the ``output``, for a caller that reads several and keeps ``told`` meanwhile."""
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "in flight"

@@ -9,6 +9,7 @@ from typing import Any, Generic, overload
 from hvdlite.errors import HvdError
 from hvdlite.negotiation.entry import NOBODY, Entry
 from hvdlite.negotiation.handle import Handle, R
+from hvdlite.tensors.streams import Told
 
 
 class GroupHandle(Generic[R]):
@@ -127,7 +128,8 @@ def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[A
         if not each.is_done:
             assert each.group is not None
             each.group.wait(each)
-    outputs = [each.output for each in handles]
+    told: Told = set()
+    outputs = [each.result(told) for each in handles]
     results = [] if is_empty else outputs
     error = None
     try:

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import Collectives, Compressor, group_of
+from hvdlite.tensors.streams import Told
 
 T = TypeVar("T")
 
@@ -21,10 +22,11 @@ class Flight(Protocol[T]):
     def tensors(self) -> Sequence[T]:
         """The tensors with which it was started."""
 
-    def finish(self) -> list[T]:
+    def finish(self, told: Told) -> list[T]:
         """Waits, and returns the reduced tensors: each of ``tensors`` itself, or a new one.
 
-        It may be called again, in particular after a signal handler has interrupted it.
+        Give it the same ``told`` for flights that are finished one after the other. It may be called again, in
+        particular after a signal handler has interrupted it.
         """
 
 
@@ -91,14 +93,14 @@ class _Flight(Generic[T]):
         self._entries = entries
         self._reduced: list[T] | None = None  # kept for an interrupted caller, which calls again
 
-    def finish(self) -> list[T]:
+    def finish(self, told: Told) -> list[T]:
         entries = self._entries
         if self._reduced is None:
             for entry in entries:  # all of them, also if one fails
                 if not entry.is_done:
                     assert entry.group is not None
                     entry.group.wait(entry)
-            self._reduced = [entry.output for entry in entries]
+            self._reduced = [entry.result(told) for entry in entries]
             for entry in entries:
                 entry.output = None  # a thread that has just made it done may still have it, and needs no tensor
         results = []

@@ -169,7 +169,7 @@ class DistributedTape:
         return {
             variable: reduced
             for bucket, flight in zip(self._buckets, flights, strict=True)
-            for (_, variable), reduced in zip(bucket, flight.finish(), strict=True)
+            for (_, variable), reduced in zip(bucket, flight.finish(set()), strict=True)
         }
 
 

@@ -47,7 +47,7 @@ def reductions_complete_before_backward_has_reached_the_first_layer() -> None:
     seen = []
 
     def look(_module: nn.Module, _gradient: object) -> None:
-        last.bucket.flight.finish()  # backward goes on only after this reduction, or never
+        last.bucket.flight.finish(set())  # backward goes on only after this reduction, or never
         seen.append((first.bucket.flight, model[1].bias.grad.clone()))
 
     model[0].register_full_backward_pre_hook(look)

@@ -13,6 +13,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.cuda.presence import KIND
+from hvdlite.planes.nccl.launched import Launched
 from hvdlite.session import current
 from hvdlite.torch.optimizer.reduction import TensorReduction
 from hvdlite.training import overlap
@@ -239,6 +240,25 @@ class _Waiting(set[Any]):
     def discard(self, gradient: Any) -> None:
         super().discard(gradient)
         self._threads.come("counts")
+
+
+@scenario
+def a_stream_is_told_once_to_wait_for_several_results_of_a_launch() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(8)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    told: list[tuple[int, Launched]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        hold_back = Launched.hold_back
+        patch.setattr(
+            Launched, "hold_back", lambda launch, stream: told.append((stream, launch)) or hold_back(launch, stream)
+        )
+        with torch.cuda.stream(torch.cuda.Stream()):
+            hvd.synchronize(hvd.grouped_allreduce_async([torch.ones(3) for _ in range(8)]))
+        assert len(set(told)) == len(told) == 1
+        sum(each.sum() for each in parameters).backward()
+        optimizer.step()
+        assert len(set(told)) == len(told) < 8
+    assert all(each.tolist() == [0.0] * 3 for each in parameters)
 
 
 @scenario

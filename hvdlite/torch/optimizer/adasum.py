@@ -96,7 +96,7 @@ class DeltaReducer:
         failures = []
         for (_, parameters, copies), flight in zip(starts, flights, strict=True):
             try:
-                deltas: list[torch.Tensor | None] = [*flight.finish()]
+                deltas: list[torch.Tensor | None] = [*flight.finish(set())]
             except HvdError as error:
                 failures.append(error)
                 deltas = [None] * len(parameters)

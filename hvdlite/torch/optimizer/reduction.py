@@ -17,6 +17,7 @@ import torch
 
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops import Compressor
+from hvdlite.tensors.streams import Told
 from hvdlite.torch.collectives.adapter import dense
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
 from hvdlite.torch.collectives.tensors import collectives
@@ -86,7 +87,7 @@ class _SparseFlight:
         self._unpack = unpack
         self._reduced: torch.Tensor | None = None
 
-    def finish(self) -> list[torch.Tensor]:
+    def finish(self, told: Told) -> list[torch.Tensor]:
         if self._reduced is None:
             self._reduced = self._reduce()
         return [self._unpack(self._reduced)]
