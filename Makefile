@@ -199,6 +199,6 @@ $(ENGINES_VENV)/.for-tests: $(REQUIREMENTS) constraints-engines.txt
 	@$(SAY) 'installing Ray, Spark, Dask and PyTorch in $(ENGINES_VENV): two to five minutes, once'
 	test -x $(ENGINES_VENV)/bin/python || $(PYTHON) -m venv $(ENGINES_VENV)
 	$(ENGINES_PIP) 'setuptools>=77' wheel
-	$(ENGINES_PIP) 'ray[train]' pyspark distributed --no-build-isolation --editable '.[torch,examples,test]'
+	$(ENGINES_PIP) 'ray[train]' pyspark distributed kubernetes-validate jsonschema --no-build-isolation --editable '.[torch,examples,test]'
 	$(call ON_PATH,$(ENGINES_VENV)/bin)
 	@touch $@

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_PARTS = ("hvdlite", "launcher", "native", "benchmarks", "tests", "examples", "docs", ".ci")
+_PARTS = ("hvdlite", "launcher", "native", "benchmarks", "tests", "examples", "docs", "deploy", ".ci")
 _BUILT = {"__pycache__", "_native", "build"}
 
 
