@@ -20,6 +20,7 @@ import click
 
 from hvdlite.compat import python_path
 from hvdlite.errors import LaunchError
+from hvdlite.launched_by.slurm import without_step
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
@@ -27,6 +28,7 @@ from hvdlite.version import __version__
 
 from .agents.agents import Agents
 from .agents.ways import Way
+from .allocation import allocation_of
 from .check_build import describe_build
 from .doctor.command import doctor
 from .hostlists import hosts_of
@@ -92,14 +94,16 @@ def hvdrun(
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
+    if command:
+        _check_words(command, environment, where)
     place = _place(node, where)
     if place is not None:
         job = job.with_slots(place.slots)
-    allocated = _allocated() if place is None and where.hosts is None and where.hostfile is None else ()
+    listed = where.listed() or (_allocated(job) if place is None else ())
     if command:
-        _check_command(command, environment, where, allocated, is_counted=job.is_counted or place is not None)
+        _check_command(command, environment, where, listed, is_counted=job.is_counted or place is not None)
     elif place is None:
-        wanted_hosts(where.listed() or allocated, job.size, job.per_host, job.gpus_per_rank)
+        wanted_hosts(listed, job.size, job.per_host, job.gpus_per_rank)
     if not command:
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     if job.encrypts:
@@ -112,8 +116,7 @@ def hvdrun(
     launch = partial(_launch, command, where, output, environment, outcome)
     if place is not None and place.count > 1:
         return _as_node(place, node, job, environment, launch)
-    listed = (Host("localhost", job.per_host),) if place is not None else where.listed() or allocated
-    return launch(job, listed, is_dry=is_dry)
+    return launch(job, (Host("localhost", job.per_host),) if place is not None else listed, is_dry=is_dry)
 
 
 def _launch(
@@ -187,9 +190,13 @@ def _is_alone() -> bool:
     return click.get_current_context().obj is not None or "HVDLITE_RANK" in os.environ
 
 
-def _allocated() -> tuple[Host, ...]:
+def _allocated(job: JobOptions) -> tuple[Host, ...]:
     """The hosts that a scheduler or operator has given to the job that hvdrun was started in, or none."""
-    return () if _is_alone() else hosts_of(os.environ)
+    if _is_alone():
+        return ()
+    if allocation := allocation_of(os.environ):
+        return allocation.hosts(by_gpus=job.size == "auto" or job.gpus_per_rank is not None)
+    return hosts_of(os.environ)
 
 
 def _as_node(
@@ -262,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment that the user wants for the workers: variables of -x win over ``settings`` of flags."""
-    environment = dict(os.environ)
+    environment = without_step(os.environ)
     for name, value in settings.items():
         if job.named.isdisjoint(SETTINGS[name].variables):
             environment |= dict.fromkeys(SETTINGS[name].variables, value)
@@ -272,6 +279,8 @@ def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]
             raise click.UsageError(f"-x {text!r} is not NAME or NAME=VALUE.")
         if match["assigns"]:
             environment[match["name"]] = match["value"]
+        elif match["name"] in os.environ:
+            environment[match["name"]] = os.environ[match["name"]]
         elif match["name"] not in environment:
             raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
     if job.is_horovod:
@@ -283,15 +292,12 @@ def _check_command(
     command: Sequence[str],
     environment: Mapping[str, str],
     where: HostOptions,
-    allocated: Sequence[Host],
+    hosts: Sequence[Host],
     *,
     is_counted: bool,
 ) -> None:
     """Raises UsageError for a command that is a mistake, or that is not on this host if a rank is to run here."""
     path = environment.get("PATH", os.defpath)
-    own = {str(other.name): f"hvdrun {other.name}" for other in _OTHERS}
-    check_meaning(command, path, where.hosts, own | {name: f"hvdrun --{name}" for name in _LIKE_COMMANDS})
-    hosts = where.listed() or allocated
     if where.hosts is not None and not is_counted and all(host.slots is None for host in hosts):
         check_not_a_host(command, path, where.hosts)
     _check_folder()
@@ -300,6 +306,13 @@ def _check_command(
         check_target(command, environment)
     if not hosts and not is_counted:
         check_order(command)
+
+
+def _check_words(command: Sequence[str], environment: Mapping[str, str], where: HostOptions) -> None:
+    """Raises UsageError for a command whose first word was meant as something else."""
+    own = {str(other.name): f"hvdrun {other.name}" for other in _OTHERS}
+    likely = own | {name: f"hvdrun --{name}" for name in _LIKE_COMMANDS}
+    check_meaning(command, environment.get("PATH", os.defpath), where.hosts, likely)
 
 
 def _counted_twice(hosts: Sequence[Host]) -> list[str]:

@@ -35,12 +35,14 @@ _WRITE_LINE: Final = "write name, 'name slots=4' or name:4 on each line"
 class Host:
     """A host and how many ranks it takes; ``slots`` is None and ``user`` empty if not given.
 
-    The name of an IPv6 address has its brackets.
+    The name of an IPv6 address has its brackets. ``slurm_job`` is the job of Slurm that the host is a node of, through
+    which it is reached; empty for any other host.
     """
 
     name: str
     slots: int | None = None
     user: str = ""
+    slurm_job: str = ""
 
     @property
     def address(self) -> str:

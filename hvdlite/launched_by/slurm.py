@@ -6,10 +6,14 @@ A batch script, the shell of salloc and its interactive step have most of these 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from hvdlite.launched_by.variables import Environ, number
 
+_OF_THE_JOB: Final = re.compile(
+    r"SLURM_(?:JOB_.*|JOBID|ARRAY_.*|CLUSTER_NAME|WORKING_CLUSTER|CONF.*|NODELIST|SUBMIT_.*|RESTART_COUNT|HET_SIZE)"
+)
 _FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0  # batch scripts and interactive shells are steps of such numbers
 
 
@@ -46,3 +50,17 @@ def tasks_of_nodes(text: str) -> list[int]:
     """The tasks of every node of a step: 2, 2, 1 of ``2(x2),1``."""
     parts = re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text)
     return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
+
+
+def not_of_the_job(environ: Environ) -> list[str]:
+    """The variables of Slurm that describe a step, a task or the form of the request, and not the job as a whole.
+
+    A rank of hvdrun that has them would pass for the only task of a step, and srun would take them for its options.
+    """
+    return sorted(name for name in environ if name.startswith(("SLURM_", "SRUN_")) and not _OF_THE_JOB.fullmatch(name))
+
+
+def without_step(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` for a rank of hvdrun: without `not_of_the_job`, but with what a task and a node have of cores."""
+    left_out = set(not_of_the_job(environ)) - {"SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"}
+    return {name: value for name, value in environ.items() if name not in left_out}

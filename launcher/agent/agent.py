@@ -8,6 +8,10 @@ agent sends SIGTERM to every remaining process, SIGKILL after a grace period, an
 After Ctrl-C it waits before the SIGTERM, unless all remaining processes ignore Ctrl-C. hvdrun is dead when its stream
 ends, and on another host also when the last lease has expired: a network that drops all packets ends no stream.
 
+Under a scheduler that signals all processes of a job, the agent tells hvdrun of a signal that ends the job and goes on,
+so that hvdrun decides how long the ranks have. It does not repeat the signal: a second one can interrupt what a rank
+does because of the first.
+
 When hvdrun does not read, the agent stops reading too, and the workers block in their writes as with any slow pipe.
 This module and its imports need only the standard library, so that an agent starts within a few milliseconds.
 """
@@ -24,6 +28,7 @@ from functools import partial
 from typing import Any, Final
 
 from hvdlite.cgroups import oom_kills
+from hvdlite.launched_by.slurm import without_step
 
 from ..stream.frames import (
     GREETING,
@@ -40,7 +45,7 @@ from ..stream.loop import Loop
 from ..stream.outbox import Outbox
 from .answers import Answerer, take_files
 from .feed import Feed, open_pipe
-from .guard import fork_guarded
+from .guard import SCHEDULED, fork_guarded
 from .termination import Termination
 from .tunnel import Tunnel
 from .workers import Worker, Workers, explain
@@ -49,12 +54,18 @@ _READ_BYTES: Final = 64 << 10
 _PIPE_BYTES: Final = 1 << 20  # the most that Linux lets an unprivileged pipe hold
 _ABANDONED_GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL once hvdrun is dead; all must be over within 5 s
 _FAREWELL_S: Final = 2.0  # for hvdrun to read the last output
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ANNOUNCING: Final = (signal.SIGUSR1, signal.SIGUSR2)  # that time is running out, for ranks and not for agents
+_SCHEDULER_S: Final = 0.5  # between the arrivals of one signal of a scheduler at hvdrun and here
 
 
 class Agent:
-    """One host's workers, from the first frame on stdin to the end of the last descendant."""
+    """One host's workers, from the first frame on stdin to the end of the last descendant.
 
-    def __init__(self, stdin: int, stdout: int) -> None:
+    It ``is_scheduled`` if a scheduler sends signals to it and to its workers.
+    """
+
+    def __init__(self, stdin: int, stdout: int, *, is_scheduled: bool = False) -> None:
         self._stdin = stdin
         self._frames = FrameReader()
         self._loop = Loop()
@@ -66,6 +77,9 @@ class Agent:
         self._oom_kills = oom_kills()
         self._guard = os.getppid()
         self._gave_up = ""  # why this agent ends by itself
+        self._is_scheduled = is_scheduled
+        self._scheduled: set[int] = set()  # signals that the scheduler has sent to all processes here
+        self._terminate_at: float | None = None
         self._lease_s: float | None = None
         self._heard = time.monotonic()
         os.set_blocking(stdin, False)
@@ -77,19 +91,20 @@ class Agent:
         """Runs until hvdrun ends the job or is dead, and no descendant is left."""
         signals, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-        for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in (signal.SIGCHLD, *_ENDING, *(_ANNOUNCING if self._is_scheduled else ())):
             signal.signal(signum, lambda *_: None)
         self._loop.watch(signals, lambda: None)
         while not (self._termination.has_begun and self._workers.are_all_gone()):
             self._loop.turn(self._seconds_to_act())
             with suppress(BlockingIOError):
-                if ending := set(os.read(signals, 512)) - {signal.SIGCHLD}:
+                if ending := set(os.read(signals, 512)).intersection(_ENDING):
                     self._take_signal(min(ending))
             with suppress(ChildProcessError):
                 self._reap()
             for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
                 self._outbox.send(pack_message(Kind.STOPPED, rank=worker.rank, pid=worker.process.pid))
             self._termination.go_on()
+            self._terminate()
             self._check_lease()
         self._say_farewell()
 
@@ -142,7 +157,7 @@ class Agent:
             self._outbox.send(pack_message(Kind.ANSWER, **answer))
 
     def _start(self, message: Mapping[str, Any]) -> None:
-        inherited = dict(os.environ) if message["inherits"] else {}
+        inherited = without_step(os.environ) if message["inherits"] else {}
         for name, service in message["listen"].items():
             self._tunnel.listen(name, service)
         for entry in message["workers"]:
@@ -186,9 +201,20 @@ class Agent:
         if not everyone:
             self._workers.signal_ranks(signum)
             return
+        if self._is_scheduled and signum == signal.SIGTERM:
+            self._terminate_at = time.monotonic() + _SCHEDULER_S
+            return
         self._workers.signal_everyone(signum)
         if signum == signal.SIGKILL:
             self._end(0.0)
+
+    def _terminate(self) -> None:
+        """Sends the SIGTERM that hvdrun has asked for, once it is clear that the scheduler does not."""
+        if self._terminate_at is not None and signal.SIGTERM in self._scheduled:
+            self._terminate_at = None
+        if self._terminate_at is not None and time.monotonic() >= self._terminate_at:
+            self._terminate_at = None
+            self._workers.signal_everyone(signal.SIGTERM)
 
     def _check_lease(self) -> None:
         if self._lease_s is not None and time.monotonic() - self._heard > self._lease_s:
@@ -270,8 +296,12 @@ class Agent:
                 return  # the next turn finishes it, in its order
 
     def _take_signal(self, signum: int) -> None:
-        """Gives up after a signal, which comes from the kernel if the guard has died."""
+        """Gives up after a signal, which comes from the kernel if the guard has died; tells hvdrun of a scheduler's."""
         is_guarded = os.getppid() == self._guard
+        if is_guarded and self._is_scheduled:
+            self._scheduled.add(signum)
+            self._outbox.send(pack_message(Kind.SIGNAL, signum=signum))
+            return
         self._give_up(f"which got {signal.Signals(signum).name}" if is_guarded else "whose guard was killed")
 
     def _give_up(self, why: str) -> None:
@@ -288,7 +318,7 @@ class Agent:
     def _seconds_to_act(self) -> float | None:
         """The time until the next deadline, or None."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
-        times = (self._termination.due, lease_ends, self._workers.stop_due)
+        times = (self._termination.due, lease_ends, self._workers.stop_due, self._terminate_at)
         dates = [when for when in times if when is not None]
         return max(0.0, min(dates) - time.monotonic()) if dates else None
 
@@ -307,8 +337,9 @@ class Agent:
 
 def main() -> None:
     """Runs an agent on stdin and stdout."""
-    fork_guarded()
-    Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
+    is_scheduled = SCHEDULED in sys.argv[1:]
+    fork_guarded(is_scheduled=is_scheduled)
+    Agent(sys.stdin.fileno(), sys.stdout.fileno(), is_scheduled=is_scheduled).run()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 It does nothing else, so that little can go wrong with it, and it too is a subreaper: orphans of a dead agent become its
 children. On SIGTERM it kills the agent and everything below at once. If the guard is killed, the agent gets SIGTERM and
 ends its workers as usual.
+
+A scheduler that ends a job sends SIGTERM to every process of it, ranks, agent and guard, and kills what is left later.
+There the guard ignores the signal: hvdrun hears of it from the agent, and decides what becomes of the ranks.
 """
 
 from __future__ import annotations
@@ -14,28 +17,38 @@ from typing import Final
 
 from .processes import adopt_orphans, children, die_with_parent
 
+SCHEDULED: Final = "scheduled"
+"""The word after an agent's command that says that a scheduler, such as Slurm, sends signals to it and its ranks."""
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGCHLD})
+_OF_SCHEDULERS: Final = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM}
+)
 
 
-def fork_guarded() -> None:
-    """Forks and returns in the child; this process becomes its guard and exits when nothing is left."""
+def fork_guarded(*, is_scheduled: bool = False) -> None:
+    """Forks and returns in the child; this process becomes its guard and exits when nothing is left.
+
+    If the agent ``is_scheduled``, signals of the scheduler do not end the guard.
+    """
     adopt_orphans()
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     agent = os.fork()
     if agent:
-        os._exit(_guard(agent))
+        for signum in _OF_SCHEDULERS if is_scheduled else ():
+            signal.signal(signum, signal.SIG_IGN)
+        os._exit(_guard(agent, _SIGNALS - _OF_SCHEDULERS if is_scheduled else _SIGNALS))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     die_with_parent(signal.SIGTERM, guard)
     adopt_orphans()
 
 
-def _guard(agent: int) -> int:
+def _guard(agent: int, signals: frozenset[signal.Signals]) -> int:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # hvdrun is to see the end of the agent's stream, and the agent the end of hvdrun's
         os.dup2(nowhere, stream)
     code = 1
-    while signal.sigwait(_SIGNALS) != signal.SIGTERM:
+    while signal.sigwait(signals) != signal.SIGTERM:
         if (status := _reap().get(agent)) is not None:
             code = os.waitstatus_to_exitcode(status)
             break

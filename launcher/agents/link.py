@@ -185,6 +185,8 @@ class AgentLink:
         elif kind is Kind.LEASE:
             message = unpack_message(payload)
             self.clock.learn(float(message["sent"]), float(message["time"]), self.heard)
+        elif kind is Kind.SIGNAL:
+            self._take_signal(int(unpack_message(payload)["signum"]))
         elif kind is Kind.HELLO:
             self.hello = Hello.parse(unpack_message(payload))
         elif kind is Kind.ANSWER:

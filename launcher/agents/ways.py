@@ -100,7 +100,7 @@ class ProcessWay:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
+                preexec_fn=None if self._spawner.ends_alone else partial(die_with_parent, signal.SIGTERM, os.getpid()),
             )
         except OSError as error:
             what = f": {error.filename}" if error.filename else ""
@@ -202,5 +202,6 @@ class ProcessWay:
             lines, self._said_tail = [*lines, self._said_tail], b""
         for line in lines:
             text = line.decode(errors="backslashreplace").rstrip("\r")
-            self._said.append(text)
-            self._hear(text)
+            if not self._spawner.noise or self._spawner.noise not in text:
+                self._said.append(text)
+                self._hear(text)

@@ -8,6 +8,8 @@ import os
 import click
 
 from ..agents.agents import Agents
+from ..allocation import allocation_of
+from ..hostlists import hosts_of
 from ..hosts import Host
 from ..network.connect_test import Ask
 from ..options.hosts import HostOptions, host_options
@@ -30,7 +32,8 @@ from ..options.hosts import HostOptions, host_options
 def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words: tuple[str, ...]) -> int:
     """Examine hosts and the network between them.
 
-    Without -H and --hostfile it is this host alone.
+    Without -H and --hostfile these are the hosts of the job of Slurm, PBS or another scheduler that it is started in,
+    or else this host alone.
     """
     if words:
         raise click.UsageError(f"hosts are named by -H: hvdrun doctor -H {','.join(words)}.")
@@ -43,7 +46,10 @@ def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words:
     from .report import as_json, describe
     from .survey import Survey, SurveyedHost, examine_hosts, examine_network
 
-    hosts = where.listed() or (Host("localhost"),)
+    is_named = where.hosts is not None or where.hostfile is not None
+    allocation = None if is_named else allocation_of(os.environ)
+    given = allocation.hosts() if allocation else hosts_of(os.environ)
+    hosts = where.listed() or given or (Host("localhost"),)
     with Agents(where.ssh, _ignore_line) as agents:
         agents.try_to_connect(hosts)
         survey = Survey({host.name: SurveyedHost(host.name) for host in hosts})

@@ -23,7 +23,9 @@ from ..agent.tunnel import tunnelled
 from ..hosts import Host, is_local, own_names
 
 # What goes to other hosts besides what -x names.
-_TRAVELLING_NAMES: Final = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"})
+_TRAVELLING_NAMES: Final = frozenset(
+    {"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "SLURM_CPUS_PER_TASK"}
+)
 _TRAVELLING_PREFIXES: Final = tuple(
     "HVDLITE_ HOROVOD_ NCCL_ OMP_ PYTHON TORCH TF_ KERAS_ XLA_ JAX_ UCX_ MASTER_".split()
 )

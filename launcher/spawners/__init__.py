@@ -6,11 +6,11 @@ A spawner turns a host into a command whose stdin and stdout are the agent's, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..hosts import Host, is_local
-from . import local, ssh
+from . import local, srun, ssh
 from .ssh import SshOptions
 
 __all__ = ["Spawner", "SshOptions", "spawner_of", "ways_to"]
@@ -18,16 +18,33 @@ __all__ = ["Spawner", "SshOptions", "spawner_of", "ways_to"]
 
 @dataclass(frozen=True, slots=True)
 class Spawner:
-    """One way to start an agent. A remote host has its own clock, environment and network, and may vanish silently."""
+    """One way to start an agent. A remote host has its own clock, environment and network, and may vanish silently.
+
+    If ``ends_alone``, the command must not be killed when hvdrun dies: the agent sees the end of its stream and ends
+    what it started in its own time, which a kill would cut short. Lines of stderr with ``noise`` mean nothing.
+    """
 
     serves: Callable[[Host], bool]
     command: Callable[[Host, SshOptions], list[str]]
     explain: Callable[[Host, Sequence[str], int], str]
     is_remote: bool
+    ends_alone: bool = False
+    noise: str = ""
 
 
+_LOCAL: Final = Spawner(lambda host: is_local(host.name), local.agent_command, local.explain, is_remote=False)
+_SRUN: Final = Spawner(
+    lambda host: bool(host.slurm_job),
+    srun.agent_command,
+    srun.explain,
+    is_remote=True,
+    ends_alone=True,
+    noise=srun.NOISE,
+)
 _SPAWNERS: Final = (
-    Spawner(lambda host: is_local(host.name), local.agent_command, local.explain, is_remote=False),
+    replace(_SRUN, serves=lambda host: bool(host.slurm_job) and is_local(host.name), is_remote=False),
+    _SRUN,
+    _LOCAL,
     Spawner(lambda host: True, ssh.agent_command, ssh.explain, is_remote=True),
 )
 
@@ -38,6 +55,6 @@ def spawner_of(host: Host) -> Spawner:
 
 
 def ways_to(hosts: Sequence[Host], used: Collection[str], options: SshOptions) -> list[list[str]]:
-    """The commands that reach those of ``hosts`` that are ``used`` and not this machine."""
-    remote = {host.name: host for host in hosts if host.name in used and spawner_of(host).is_remote}
-    return [spawner_of(host).command(host, options) for host in remote.values()]
+    """The commands that reach those of ``hosts`` that are ``used``, but for an agent that is hvdrun's own child."""
+    reached = {host.name: host for host in hosts if host.name in used and spawner_of(host) is not _LOCAL}
+    return [spawner_of(host).command(host, options) for host in reached.values()]

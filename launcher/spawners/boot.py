@@ -7,6 +7,8 @@ gets packages of the same names that are only folders, and starts several times 
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +41,8 @@ if not os.path.isfile(sys.argv[2] + "/agent/agent.py"):
     sys.exit("hvdlite is not installed for " + sys.executable)
 sys.path[:] = paths
 """
+# The same path as here if it is there, so that a virtual environment on a shared disk is found.
+_CHOOSE_PYTHON: Final = 'python="$1"; shift; [ -x "$python" ] || python=python3; exec "$python" "$@"'
 
 
 def boot_here() -> list[str]:
@@ -46,6 +50,13 @@ def boot_here() -> list[str]:
     return ["-I", "-S", "-c", _RUN, *FOLDERS]
 
 
-def boot_elsewhere() -> list[str]:
-    """The same for another host, in one line each: some shells have no quotes that hold a newline."""
-    return ["-I", "-S", "-c", f"exec({_FIND + _RUN!r})", *FOLDERS]
+def line_elsewhere(python: str, *words: str) -> str:
+    """A shell's line, without a newline, that becomes an agent of another host; its `main` gets the ``words``.
+
+    Empty for ``python``: the one at the same path as here, so that a virtual environment on a shared disk is found, or
+    else ``python3``.
+    """
+    boot = ["-I", "-S", "-c", f"exec({_FIND + _RUN!r})", *FOLDERS, *words]
+    if python:
+        return shlex.join(["exec", python, *boot])
+    return shlex.join(["exec", "sh", "-c", _CHOOSE_PYTHON, "sh", sys.executable, *boot])

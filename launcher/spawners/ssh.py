@@ -6,14 +6,12 @@ through the connection. ssh uses the first value of an option, so the user's com
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..hosts import Host
-from .boot import boot_elsewhere
+from .boot import line_elsewhere
 
 CONNECT_TIMEOUT_S: Final = 10
 _OPTIONS: Final = (
@@ -26,8 +24,6 @@ _OPTIONS: Final = (
     "ClearAllForwardings=yes",
     "RemoteCommand=none",
 )
-# The same path as here if it is there, so that a virtual environment on a shared disk is found.
-_CHOOSE_PYTHON: Final = 'python="$1"; shift; [ -x "$python" ] || python=python3; exec "$python" "$@"'
 _ADVICE: Final = (
     ("Permission denied", "let it in without a password: ssh-copy-id {target}, or name another key with -i"),
     ("Host key verification failed", "if its key was changed on purpose, forget the old one: ssh-keygen -R {name}"),
@@ -60,7 +56,7 @@ def agent_command(host: Host, options: SshOptions) -> list[str]:
         command += ["-i", options.identity]
     for option in _OPTIONS:
         command += ["-o", option]
-    return [*command, "--", host.address, _remote_line(options.python)]
+    return [*command, "--", host.address, line_elsewhere(options.python)]
 
 
 def explain(host: Host, said: Sequence[str], code: int) -> str:
@@ -74,9 +70,3 @@ def explain(host: Host, said: Sequence[str], code: int) -> str:
     last = " ".join(said[-1:]).rstrip(".")
     how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}"
     return f"ssh {how}: {last or 'it said nothing'}; try ssh {host.address}"
-
-
-def _remote_line(python: str) -> str:
-    if python:
-        return shlex.join(["exec", python, *boot_elsewhere()])
-    return shlex.join(["exec", "sh", "-c", _CHOOSE_PYTHON, "sh", sys.executable, *boot_elsewhere()])

@@ -33,7 +33,9 @@ class Kind(IntEnum):
     """The kinds of frames."""
 
     START = 1  # down: {"cwd", "command", "environment", "inherits", "listen": {name: service}, "workers": [...]}
-    SIGNAL = 2  # down: {"signum", "everyone"}: for every process of every worker, or for the ranks themselves
+    # down: {"signum", "everyone"}: for every process of every worker, or for the ranks themselves; up: {"signum"}, a
+    # scheduler asks all processes of the job there to end
+    SIGNAL = 2
     END = 3  # down: {"patience_s", "grace_s"} for what the workers left behind: before SIGTERM, and then before SIGKILL
     STARTED = 4  # up: {"rank", "pid"}
     FAILED = 5  # up: {"rank", "reason"}, the rank could not be started

@@ -40,7 +40,7 @@ LAYERS = [
     {"launcher.stream"},
     {"launcher.agent"},  # and the standard library: tests/launcher/test_machine.py
     {"launcher.hosts"},
-    {"launcher.hostlists"},
+    {"launcher.allocation", "launcher.hostlists"},
     {"launcher.spawners"},
     {"launcher.agents"},
     {"launcher.network", "launcher.nodes"},

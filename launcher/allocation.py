@@ -1,0 +1,91 @@
+"""The nodes of a Slurm job as hosts, where hvdrun was started once in it.
+
+A batch script starts it, a user in the shell of salloc, or srun as a step of one task.
+
+A node takes as many ranks as the job has tasks there. If the job was not asked for tasks, or this is a step, whose
+variables replace those of the job, it takes as many as it has cores for, with ``--cpus-per-task`` cores each. Where
+GPUs decide how many ranks there are, it is left to them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hvdlite.errors import BadHostSpec
+from hvdlite.launched_by.slurm import is_in_step, tasks_of_nodes
+from hvdlite.launched_by.variables import number
+
+from .hosts import Host, parse_hosts
+
+_NAMES: Final = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_ELSEWHERE: Final = "name hosts yourself with -H"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a job of Slurm has: its nodes by name, and on each the tasks that it was asked for, if any, and the cores.
+
+    ``cores_per_task`` is what a rank is meant to have. If it ``is_here`` there is no srun, and only this machine.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    tasks: tuple[int, ...]
+    cores: tuple[int, ...]
+    cores_per_task: int = 1
+    is_here: bool = False
+
+    def hosts(self, *, by_gpus: bool = False) -> tuple[Host, ...]:
+        """The nodes with their slots; without tasks they have none if the number of ranks is found ``by_gpus``."""
+        slots: list[int | None] = [max(1, cores // self.cores_per_task) for cores in self.cores]
+        if self.tasks:
+            slots = list(self.tasks)
+        elif by_gpus:
+            slots = [None] * len(self.nodes)
+        if self.is_here:
+            return (Host("localhost", slots[0]),)
+        return tuple(Host(name, count, slurm_job=self.job) for name, count in zip(self.nodes, slots, strict=True))
+
+
+def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
+    """The allocation that hvdrun was started in, or None. Raises BadHostSpec if it cannot be used."""
+    names = next((environ[name] for name in _NAMES if environ.get(name)), "")
+    if "SLURM_JOB_ID" not in environ or not names:
+        return None
+    if environ.get("SLURM_HET_SIZE", "0") != "0":
+        raise BadHostSpec(
+            f"job {environ['SLURM_JOB_ID']} is a heterogeneous job of Slurm (SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}"
+            f"), whose parts hvdrun does not join; ask Slurm for one kind of node, or {_ELSEWHERE}."
+        )
+    is_step = is_in_step(environ)
+    if is_step and (count := number(environ, "SLURM_STEP_NUM_TASKS")) > 1:
+        raise BadHostSpec(
+            f"srun has started hvdrun {count} times (SLURM_STEP_NUM_TASKS={count}), and each would start a job of its "
+            "own; start hvdrun once, without srun or with -n 1, or leave hvdrun out: srun starts ranks too."
+        )
+    nodes = tuple(host.name for host in parse_hosts(names, "the nodes that Slurm lists"))
+    cores = _of_nodes(environ, "SLURM_JOB_CPUS_PER_NODE", nodes)
+    has_tasks = not is_step and ("SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ)
+    tasks = _of_nodes(environ, "SLURM_TASKS_PER_NODE", nodes) if has_tasks else ()
+    is_here = shutil.which("srun", path=environ.get("PATH")) is None
+    if is_here and nodes != (environ.get("SLURMD_NODENAME"),):
+        raise BadHostSpec(
+            f"agents on {', '.join(nodes)} are started by srun, which is not on PATH; is this a container? Put srun "
+            f"on PATH, or {_ELSEWHERE}."
+        )
+    per_task = number(environ, "SLURM_CPUS_PER_TASK") if environ.get("SLURM_CPUS_PER_TASK") else 1
+    return Allocation(environ["SLURM_JOB_ID"], nodes, tasks, cores, max(1, per_task), is_here)
+
+
+def _of_nodes(environ: Mapping[str, str], name: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
+    """The number of each node in the variable ``name``: 2, 2, 1 of ``2(x2),1``."""
+    found = tuple(tasks_of_nodes(environ.get(name, "")))
+    if len(found) != len(nodes) or 0 in found:
+        raise BadHostSpec(
+            f"{name}={environ.get(name, '')!r} has no number for each of the {len(nodes)} nodes of this job, "
+            f"{','.join(nodes)}; set it as Slurm does, or {_ELSEWHERE}."
+        )
+    return found
