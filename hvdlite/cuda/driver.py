@@ -25,6 +25,7 @@ Address = c_uint64  # CUdeviceptr
 
 SUCCESS: Final = 0
 INVALID_VALUE: Final = 1
+OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
 NOT_READY: Final = 600
 CAPTURE_IMPLICIT: Final = 906
@@ -85,6 +86,10 @@ _ANSWERS: Final[dict[str, Container[int]]] = {
     "cuGetErrorName": (INVALID_VALUE,),
     "cuGetErrorString": (INVALID_VALUE,),
 }
+
+
+class OutOfGpuMemory(HorovodInternalError):
+    """A GPU has no memory left, and is otherwise as it was."""
 
 
 @cache
@@ -149,7 +154,8 @@ def described(status: int, driver: Any) -> str:
 def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> int:
     name = function.__name__
     if status != SUCCESS and status not in _ANSWERS.get(name, ()):
-        raise HorovodInternalError(f"{name} failed: {described(status, loaded())}. {_advice(status)}")
+        kind = OutOfGpuMemory if status == OUT_OF_MEMORY else HorovodInternalError
+        raise kind(f"{name} failed: {described(status, loaded())}. {_advice(status)}")
     return status
 
 
@@ -161,7 +167,8 @@ def _advice(status: int) -> str:
 
 
 _ADVICE: Final = {
-    2: "The GPU has no memory left: use smaller batches, or see with nvidia-smi who else uses it.",
+    OUT_OF_MEMORY: "The GPU has no memory left: use smaller batches, see with nvidia-smi who else uses it, or leave "
+    "some to others than PyTorch (torch.cuda.set_per_process_memory_fraction).",
     3: "The driver is not initialized: this is perhaps a fork of a process that uses CUDA; start workers by spawn.",
     4: "The process is about to end.",
     100: "No GPU is visible; look at nvidia-smi and at CUDA_VISIBLE_DEVICES.",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hvdlite.cuda import driver
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.nccl import mover, packing, scratch
+from hvdlite.planes.nccl import plane as nccl_plane
 from hvdlite.planes.nccl.communicator import Communicator
 from hvdlite.planes.nccl.kernels import text
 from hvdlite.planes.nccl.launched import Launched
@@ -286,20 +288,57 @@ def test_packs_follow_each_other_in_the_stream_and_use_the_same_memory(fakes: Fa
         group.run(work)
 
 
-def test_the_memory_of_packs_is_kept_to_a_bound_and_given_back(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "KEPT_BYTES", 40_000)
+def test_the_memory_of_packs_is_kept_and_given_back(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_LEAST_BYTES", 1 << 12)
     before = fakes.held()["allocations"]
+    agreed = []
     with opened(fakes, 1) as group:
         plane = group.planes[0]
+        monkeypatch.setattr(nccl_plane, "do_all", lambda is_so, over: agreed.append(is_so) or is_so)
         kept = []
-        for length in (100, 50, 200, 1000, 100):
+        for length in (10, 5, 60, 1000, 700, 10):  # 20 of them are 960 bytes, 4,800 and 80,000
             arrays = [group.array(plane, np.zeros(length, np.float32)) for _ in range(20)]
             held = fakes.held()["allocations"]
             _done(plane.allreduce(spans_of(*zip(arrays, arrays, strict=True)), DType.FLOAT32, Sum, 1.0, 1.0))
             kept.append(fakes.held()["allocations"] - held)
         del arrays
-        assert kept == [1, 0, 0, -1, 1]
+        assert kept == [1, 0, 0, 0, 0, 0]
+        assert agreed == [True] * 3
     until(lambda: fakes.held()["allocations"] == before)
+
+
+def test_without_memory_to_pack_on_one_rank_all_ranks_reduce_one_by_one(
+    fakes: Fakes, calls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(fakes, 3) as group:
+        at_first = Barrier(3)
+
+        def work(plane: NcclPlane) -> list[bytes]:
+            _done(plane.barrier())
+            if at_first.wait() == 0:
+                calls.clear()
+                fakes.fail("cuMemAllocAsync", driver.OUT_OF_MEMORY)  # once, so on one rank
+            at_first.wait()
+            outputs = []
+            for dtype, factors in ((DType.FLOAT32, (1.0, 1.0)), (DType.INT32, (3.0, 2.0))):
+                values = np.arange(40).astype(str(dtype)) + np.array(plane.rank, str(dtype))
+                inputs = [group.array(plane, values) for _ in range(20)]
+                targets = [group.like(plane, each) for each in inputs]
+                _done(plane.allreduce(spans_of(*zip(inputs, targets, strict=True)), dtype, Sum, *factors))
+                assert all(each.on_device().tobytes() == values.tobytes() for each in inputs)
+                outputs += [each.on_device().tobytes() for each in targets]
+            return outputs + _both_ways_of_parts(plane, group, DType.FLOAT32, (1.0, 1.0))
+
+        found = group.run(work)
+        assert found[0][:40] == found[1][:40] == found[2][:40]
+        assert np.frombuffer(found[0][0], np.float32).tolist() == [3.0 * value + 3 for value in range(40)]
+        assert np.frombuffer(found[0][20], np.int32).tolist() == [6 * (3 * value + 3) for value in range(40)]
+        one_by_one = {"ncclAllReduce": 3 * 40, "ncclReduce": 9 * 30, "ncclBroadcast": 9 * 30}
+        assert Counter(calls) == one_by_one
+        assert [plane.error for plane in group.planes] == [None] * 3
+    told = [record.getMessage() for record in caplog.records if "one by one" in record.getMessage()]
+    assert len(told) == 1
+    assert "cuMemAllocAsync failed" in told[0]
 
 
 def test_a_launch_that_fails_and_a_kernel_that_breaks_end_the_plane(fakes: Fakes) -> None:

@@ -9,25 +9,23 @@ from hvdlite.cuda.context import Context
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.nccl.mover import Mover
-from hvdlite.planes.nccl.packing import Pack, gather, in_one_piece, place, scatter
+from hvdlite.planes.nccl.packing import Pack, gather, in_one_piece, packed_bytes, place, scatter
 from hvdlite.planes.nccl.scratch import LINE, Scratch
 from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType
 from tests.gpu.fake import Fakes
 
 
-def test_one_span_is_its_own_place_and_of_several_each_begins_where_kernels_move_16_bytes(fakes: Fakes) -> None:
+def test_each_piece_begins_where_kernels_move_16_bytes(fakes: Fakes) -> None:
     context = Context(0)
     stream = Stream(context)
     scratch = Scratch(stream)
     before = fakes.held()["allocations"]
-    begin, nbytes, into, out = in_one_piece(_rows((3, 5, 7)), scratch)
-    assert (begin, nbytes, into.tolist(), out.tolist()) == (5, 7, [[3, 5, 7]], [[5, 5, 7]])
-    assert fakes.held()["allocations"] == before
-    begin, nbytes, into, out = in_one_piece(_rows((3, 5, 7), (1, 1, 0), (40, 60, 16), (70, 90, 17)), scratch)
-    assert (begin % LINE, nbytes) == (0, 64)
-    assert into.tolist() == [[3, begin, 7], [40, begin + 16, 16], [70, begin + 32, 17]]
-    assert out.tolist() == [[begin, 5, 7], [begin + 16, 60, 16], [begin + 32, 90, 17]]
+    rows = _rows((3, 5, 7), (1, 1, 0), (40, 60, 16), (70, 90, 17))
+    into, out = in_one_piece(rows, 1024)
+    assert packed_bytes(rows) == 64
+    assert into.tolist() == [[3, 1024, 7], [1, 1040, 0], [40, 1040, 16], [70, 1056, 17]]
+    assert out.tolist() == [[1024, 5, 7], [1040, 1, 0], [1040, 60, 16], [1056, 90, 17]]
     odd, even = Pack([(3, 7)], is_copy=True), Pack([(3, 16)], is_copy=True)
     place([odd, even], scratch)
     assert (odd.address % LINE, even.address) == (0, odd.address + LINE)

@@ -10,7 +10,17 @@ import numpy as np
 from hvdlite.cuda.memory import copy
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.library import BYTES
-from hvdlite.planes.nccl.packing import Pack, Piece, across, gather, in_one_piece, is_even, place, scatter
+from hvdlite.planes.nccl.packing import (
+    Pack,
+    Piece,
+    across,
+    gather,
+    in_one_piece,
+    is_even,
+    packed_bytes,
+    place,
+    scatter,
+)
 from hvdlite.planes.nccl.reduction import Reduction
 from hvdlite.tensors.buffer import Spans, in_place, paired
 
@@ -19,26 +29,31 @@ Group = Callable[[], AbstractContextManager[None]]
 
 
 def allreduce(gpu: Gpu, group: Group, spans: Spans, chosen: Reduction) -> None:
+    if chosen.has_kernels:  # what is multiplied is not read again
+        gpu.mover.move(spans, chosen.element, chosen.before)
+        spans = in_place(spans)
     with gpu.operation(chosen) as operation, group():
         for read, write, nbytes in spans.tolist():
             if nbytes:
                 gpu.communicator.call("ncclAllReduce", read, write, chosen.count(nbytes), chosen.dtype, operation)
+    if chosen.has_kernels:
+        gpu.mover.move(spans, chosen.element, chosen.after)
 
 
 def packed_allreduce(gpu: Gpu, group: Group, spans: Spans, chosen: Reduction) -> None:
     """Gives one call between two launches of a kernel, which also multiplies."""
-    address, nbytes, into, out = in_one_piece(spans, gpu.scratch)
+    address, (into, out) = gpu.packs.address, in_one_piece(spans, gpu.packs.address)
     gpu.mover.move(into, chosen.element, chosen.before)
     with group():
-        count = chosen.count(nbytes)
+        count = chosen.count(packed_bytes(spans))
         gpu.communicator.call("ncclAllReduce", address, address, count, chosen.dtype, chosen.operation)
     gpu.mover.move(out, chosen.element, chosen.after)
 
 
 def packed_reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: int, chosen: Reduction) -> None:
     """Does as `packed_allreduce`. The parts are equal."""
-    address, nbytes, into, out = in_one_piece(np.concatenate(parts), gpu.scratch)
-    part, own = nbytes // len(parts), _rows_of(rank, parts)
+    address, (into, out) = gpu.packs.address, in_one_piece(np.concatenate(parts), gpu.packs.address)
+    part, own = packed_bytes(parts[rank]), _rows_of(rank, parts)
     gpu.mover.move(into, chosen.element, chosen.before)
     with group():
         arguments = address, address + rank * part, chosen.count(part), chosen.dtype, chosen.operation
@@ -47,9 +62,12 @@ def packed_reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: i
 
 
 def reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: int, chosen: Reduction) -> None:
-    """Gives a reduce-scatter of each row of equal parts, and otherwise a reduce of each row to the rank of its part."""
+    """Gives a reduce-scatter of each row of equal parts, and otherwise a reduce of each row to the rank of its part.
+
+    The latter is slower, and needs no memory, so it is also for ranks that may not have it.
+    """
     rows: list[tuple[list[Piece], int, int, int]]  # pieces to read; the root; its address to write and the bytes there
-    if is_scattered := is_even(parts):
+    if is_scattered := is_even(parts) and not gpu.packs.is_out:
         own = parts[rank].tolist()
         rows = [(pieces, rank, *row[1:]) for pieces, row in zip(across(parts, 0), own, strict=True)]
     else:
@@ -74,8 +92,8 @@ def reducescatter(gpu: Gpu, group: Group, parts: Sequence[Spans], rank: int, cho
 
 def packed_allgather(gpu: Gpu, group: Group, streams: Sequence[Spans], rank: int) -> None:
     """Gives one call between two launches of a kernel. The streams are equal."""
-    address, nbytes, into, out = in_one_piece(np.concatenate(streams), gpu.scratch)
-    stream = nbytes // len(streams)
+    address, (into, out) = gpu.packs.address, in_one_piece(np.concatenate(streams), gpu.packs.address)
+    stream = packed_bytes(streams[rank])
     gpu.mover.move(into[_rows_of(rank, streams)])
     with group():
         gpu.communicator.call("ncclAllGather", address + rank * stream, address, stream, BYTES)
@@ -83,8 +101,11 @@ def packed_allgather(gpu: Gpu, group: Group, streams: Sequence[Spans], rank: int
 
 
 def allgather(gpu: Gpu, group: Group, streams: Sequence[Spans], rank: int) -> None:
-    """Gives an all-gather of each row of equal parts, and otherwise a broadcast of each row of each rank."""
-    if not is_even(streams):
+    """Gives an all-gather of each row of equal parts, and otherwise a broadcast of each row of each rank.
+
+    The latter is slower, and needs no memory, so it is also for ranks that may not have it.
+    """
+    if gpu.packs.is_out or not is_even(streams):
         with group():
             for root, spans in enumerate(streams):
                 for read, write, nbytes in spans.tolist():

@@ -12,7 +12,7 @@ from hvdlite.cuda.streams import Stream
 from hvdlite.planes.nccl.communicator import Communicator
 from hvdlite.planes.nccl.mover import Mover
 from hvdlite.planes.nccl.reduction import Reduction
-from hvdlite.planes.nccl.scratch import Scratch
+from hvdlite.planes.nccl.scratch import Packs, Scratch
 
 _CLOSE_S: Final = 5.0
 
@@ -27,6 +27,7 @@ class Gpu:
             self.stream = Stream(self.context)
             undo.callback(self.stream.close)
             self.scratch = Scratch(self.stream)
+            self.packs = Packs(self.stream)
             self.mover = Mover(self.stream)
             undo.callback(self.mover.close)
             self.communicator = Communicator(self.context, self.stream, rank, size, unique, grace_s)
@@ -54,4 +55,5 @@ class Gpu:
         if is_done:
             self.mover.close()
         self.scratch.close()
+        self.packs.close()
         self.stream.close()

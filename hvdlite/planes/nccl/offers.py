@@ -71,17 +71,25 @@ def _settings_in(path: Path) -> dict[str, str]:
 
 def exchange(own: Offer, over: DataPlane) -> list[Offer]:
     """Returns the offers of all ranks of the plane ``over``. Raises HorovodInternalError if one is not an offer."""
-    whole = np.zeros((over.size, _BYTES), np.uint8)
     text = json.dumps(own._replace(lack=own.lack[:_LONGEST]), ensure_ascii=False).encode(errors="surrogatepass")
-    whole[over.rank, : len(text)] = np.frombuffer(text, np.uint8)
+    return [_parsed(each, rank) for rank, each in enumerate(_told(text.ljust(_BYTES, b"\0"), over))]
+
+
+def do_all(is_so: bool, over: DataPlane) -> bool:
+    """Returns whether it is so on all ranks of the plane ``over``."""
+    return all(each == b"\1" for each in _told(bytes([is_so]), over))
+
+
+def _told(own: bytes, over: DataPlane) -> list[bytes]:
+    """Returns what each rank has said, all of them as many bytes."""
+    length = len(own)
+    whole = np.zeros((over.size, length), np.uint8)
+    whole[over.rank] = np.frombuffer(own, np.uint8)
     begin = address_of(whole)
-    over.allgather(
-        [
-            np.array([[(begin + rank * _BYTES) * (rank == over.rank), begin + rank * _BYTES, _BYTES]], np.uint64)
-            for rank in range(over.size)
-        ]
-    )
-    return [_parsed(each.tobytes(), rank) for rank, each in enumerate(whole)]
+    places = range(begin, begin + whole.nbytes, length)
+    rows = [(place if rank == over.rank else 0, place, length) for rank, place in enumerate(places)]
+    over.allgather([np.array([row], np.uint64) for row in rows])
+    return [each.tobytes() for each in whole]
 
 
 def obstacle(offers: Sequence[Offer], ranks: Sequence[int], hosts: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdlite.planes.nccl.mover import Mover
 from hvdlite.planes.nccl.scratch import KEPT_BYTES, LINE, Scratch
@@ -34,24 +35,25 @@ def is_worth_packing(lists: Sequence[Spans]) -> bool:
     return nbytes <= KEPT_BYTES and count * TENSOR_US > PACK_US + nbytes / PACKED_BYTES_PER_US
 
 
-def in_one_piece(spans: Spans, scratch: Scratch) -> tuple[int, int, Spans, Spans]:
-    """Returns an address, the bytes there, and spans that copy what ``spans`` read there, and from there to theirs.
+def packed_bytes(spans: Spans) -> int:
+    """Returns how many bytes `in_one_piece` needs for ``spans``."""
+    return int(_lengths(spans).sum())
 
-    One span is its own place, the one where it writes. Of several each begins at a multiple of `LINE`, and between them
-    is what was there before; the layout is the same on all ranks.
+
+def in_one_piece(spans: Spans, address: int) -> tuple[Spans, Spans]:
+    """Returns spans that copy what ``spans`` read to ``address``, and from there to where they write.
+
+    Each begins at a multiple of `LINE`, and between them is what was there before; the layout is the same on all ranks.
     """
-    spans = spans[spans[:, 2] > 0]
-    if len(spans) == 1:
-        place = spans[:, 1]
-        nbytes = int(spans[0, 2])
-    else:
-        lengths = -(-spans[:, 2].astype(np.int64) // LINE) * LINE
-        ends = np.cumsum(lengths)
-        nbytes = int(ends[-1])
-        place = (ends - lengths + scratch.take([nbytes])[0]).astype(np.uint64)
+    lengths = _lengths(spans)
     into, out = spans.copy(), spans.copy()
-    into[:, 1] = out[:, 0] = place
-    return int(place[0]), nbytes, into, out
+    into[:, 1] = out[:, 0] = (np.cumsum(lengths) - lengths + address).astype(np.uint64)
+    return into, out
+
+
+def _lengths(spans: Spans) -> npt.NDArray[np.int64]:
+    lengths: npt.NDArray[np.int64] = -(-spans[:, 2].astype(np.int64) // LINE) * LINE
+    return lengths
 
 
 class Pack:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,14 +40,15 @@ from hvdlite.planes.nccl.communicator import unique_id
 from hvdlite.planes.nccl.gpu import Gpu
 from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.library import BYTES, OPERATIONS, library
-from hvdlite.planes.nccl.offers import Offer, exchange, obstacle, sharing
-from hvdlite.planes.nccl.packing import is_worth_packing
+from hvdlite.planes.nccl.offers import Offer, do_all, exchange, obstacle, sharing
+from hvdlite.planes.nccl.packing import is_worth_packing, packed_bytes
 from hvdlite.planes.nccl.reduction import lack, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType, Max
 
+T = TypeVar("T")
 Give = Callable[[Gpu, Group], None]
 """Gives a GPU a collective."""
 
@@ -67,7 +68,7 @@ class NcclPlane(GpuPlane):
         self.size = members.size
         self._members = members
         self._lack = lack
-        self._of_host: DataPlane | None = None  # over which the ranks make their offers
+        self._of_host: DataPlane | None = None  # over which the ranks agree, before NCCL can, or must not
         self._is_meeting = False
         self._progress_timeout_s = progress_timeout_s
         self._grace_s = grace_s
@@ -80,10 +81,13 @@ class NcclPlane(GpuPlane):
         if (address := _first_address((spans,), 0)) is None:
             self._refuse_if_aborted()
             return None
-        is_packed = is_worth_packing([spans])
-        chosen = reduction(dtype, op, prescale, postscale, self.size, is_packed)
-        give = packed_allreduce if is_packed or chosen.has_kernels else allreduce
-        return self._launch("allreduce", address, lambda gpu, group: give(gpu, group, spans, chosen))
+
+        def give(gpu: Gpu, group: Group) -> None:
+            is_packed = self._packs(gpu, [spans])
+            chosen = reduction(dtype, op, prescale, postscale, self.size, is_packed)
+            (packed_allreduce if is_packed else allreduce)(gpu, group, spans, chosen)
+
+        return self._launch("allreduce", address, give)
 
     def reducescatter(
         self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float
@@ -91,17 +95,23 @@ class NcclPlane(GpuPlane):
         if (address := _first_address(parts, 0)) is None:
             self._refuse_if_aborted()
             return None
-        is_packed = is_worth_packing(parts)
-        chosen = reduction(dtype, op, prescale, postscale, self.size, is_packed)
-        give = packed_reducescatter if is_packed else reducescatter
-        return self._launch("reducescatter", address, lambda gpu, group: give(gpu, group, parts, self.rank, chosen))
+
+        def give(gpu: Gpu, group: Group) -> None:
+            is_packed = self._packs(gpu, parts)
+            chosen = reduction(dtype, op, prescale, postscale, self.size, is_packed)
+            (packed_reducescatter if is_packed else reducescatter)(gpu, group, parts, self.rank, chosen)
+
+        return self._launch("reducescatter", address, give)
 
     def allgather(self, streams: Sequence[Spans]) -> Launched | None:
         if (address := _first_address(streams, 1)) is None:
             self._refuse_if_aborted()
             return None
-        give = packed_allgather if is_worth_packing(streams) else allgather
-        return self._launch("allgather", address, lambda gpu, group: give(gpu, group, streams, self.rank))
+
+        def give(gpu: Gpu, group: Group) -> None:
+            (packed_allgather if self._packs(gpu, streams) else allgather)(gpu, group, streams, self.rank)
+
+        return self._launch("allgather", address, give)
 
     def alltoall(self, sends: Sequence[Spans], receives: Sequence[Spans], matrix: Matrix) -> Launched | None:
         if not matrix.any():  # then all ranks have nothing; if only this one has not, it still makes a communicator
@@ -184,20 +194,29 @@ class NcclPlane(GpuPlane):
         assert self._gpu is not None
         return self._gpu
 
+    def _packs(self, gpu: Gpu, lists: Sequence[Spans]) -> bool:
+        """True if all ranks pack spans, or the spans of each rank; see `is_worth_packing`."""
+        if not is_worth_packing(lists):
+            return False
+        nbytes = sum(map(packed_bytes, lists))
+        return gpu.packs.has_room(nbytes, lambda has_room: self._meeting(lambda over: do_all(has_room, over)))
+
     def _make(self, events: Events) -> None:
-        offers = self._meet(self._offer(events))
+        own = self._offer(events)
+        offers = self._meeting(lambda over: exchange(own, over))
         if reason := obstacle(offers, self._members.ranks, [host.name for host in self._members.hosts]):
             raise HorovodInternalError(reason)
         self._gpu = Gpu(events, self.rank, self.size, bytes.fromhex(offers[0].unique), self._grace_s)
         self._watcher = Watcher(self._look)
         self._settle(self._gpu, "connecting the ranks' GPUs")
 
-    def _meet(self, own: Offer) -> list[Offer]:
+    def _meeting(self, what: Callable[[DataPlane], T]) -> T:
+        """Returns what ``what`` does over the plane for memory of the host, in which all ranks meet."""
         assert self._of_host is not None
         self._is_meeting = True
         try:
             self._refuse_if_aborted()  # before `abort` could see that this waits
-            return exchange(own, self._of_host)
+            return what(self._of_host)
         finally:
             self._is_meeting = False
 
