@@ -55,15 +55,20 @@ def attempt(
     job: Job,
     rendezvous: str,
     environment: Mapping[str, str] | None = None,
+    dumps: Callable[[Any], bytes] = dump,
 ) -> Outcome:
-    """Calls ``function(*args, **kwargs)`` in this process as the rank of ``seat``."""
+    """Calls ``function(*args, **kwargs)`` in this process as the rank of ``seat``.
+
+    ``dumps`` pickles the result, or raises ValueError. Engines that send functions by value have one that knows the
+    classes which came with the function, so that results are of the caller's classes.
+    """
     with joined(seat, job, rendezvous, environment):
         try:
             result = function(*args, **kwargs)
         except (Exception, SystemExit) as error:
             return _failure(seat, error)
         try:
-            return Outcome(seat.rank, seat.host, result=dump(result))
+            return Outcome(seat.rank, seat.host, result=dumps(result))
         except ValueError as error:
             text = f"the result of rank {seat.rank}, a {type(result).__name__}, {error}"
             return Outcome(seat.rank, seat.host, failure=text)

@@ -44,10 +44,10 @@ def run(
     by default HVDLITE_START_TIMEOUT, bound the wait for slots and for all ranks. ``use_gloo`` and ``verbose`` have no
     effect. PySpark sends the function, so functions of a script or notebook and lambdas can be called.
 
-    Raises `FunctionFailed` with the traceback of the rank that failed first. When a rank's process or executor is lost,
-    Spark runs the stage again, as a new job with a new key; after ``spark.stage.maxConsecutiveAttempts`` of them it
-    raises `WorkerFailed`. Raises `BadHostSpec` if the cluster has too few slots, another `LaunchError` if Spark could
-    not run the stage, ValueError for arguments and settings of Spark that exclude it, and ImportError without pyspark.
+    Raises `FunctionFailed` with the traceback of the rank that failed first, and `WorkerFailed` if that rank's process,
+    executor or node was lost; Spark does not start them again, but another call would. Raises `BadHostSpec` if the
+    cluster has too few slots, another `LaunchError` if Spark could not run the stage, ValueError for arguments and
+    settings of Spark that exclude it, and ImportError without pyspark. By then all ranks have ended.
     """
     given = locals()
     for what, names in _ABSENT.items():

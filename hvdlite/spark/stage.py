@@ -12,7 +12,6 @@ import queue
 import re
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -34,6 +33,7 @@ _EXCLUDED: Final = {
     "spark.dynamicAllocation.enabled": "ranks start all at once, and Spark runs no barrier stage with it",
 }
 _LOST: Final = re.compile(r"errors\.WorkerFailed: rank (\d+) on (\S+) (was lost: .*)")
+_REASONS: Final = (r"finished unsuccessfully\.\s+(.*)", r"failure: Lost task .*?\): (.*)", r"SparkException: (.*)")
 _RAISED: Final = "An exception was thrown from the Python worker"
 _FAILED_TASK: Final = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
 
@@ -120,9 +120,6 @@ class Stage:
                 return list(failed)
             if isinstance(collected, Exception):
                 raise self._error(collected) from None
-            if attempts := self._attempt():
-                told = f"Spark lost ranks of this job and ran it again; these are the results of attempt {attempts + 1}"
-                warnings.warn(told, RuntimeWarning, stacklevel=4)  # the caller of `hvdlite.spark.run`
             return collected
 
     @contextmanager
@@ -182,22 +179,16 @@ class Stage:
         return next(iter(job.stageIds), None) if job else None
 
     def _counts(self) -> tuple[int, int]:
-        """How many tasks of the current attempt run, and how many have ended well."""
+        """How many tasks run, and how many have ended well."""
         stage = self._stage()
         info = None if stage is None else self._context.statusTracker().getStageInfo(stage)
         return (info.numActiveTasks, info.numCompletedTasks) if info else (0, 0)
-
-    def _attempt(self) -> int:
-        """The number of the last attempt, counted from 0."""
-        stage = self._stage()
-        info = None if stage is None else self._context.statusTracker().getStageInfo(stage)
-        return info.currentAttemptId if info else 0
 
     def _error(self, error: Exception) -> LaunchError:
         """What the caller hears of ``error``, with which Spark gave up."""
         text = str(error)
         if lost := _LOST.search(text):
-            return WorkerFailed(int(lost[1]), lost[2], 1, [], f"{lost[3]} ({self._attempts()})")
+            return WorkerFailed(int(lost[1]), lost[2], 1, [], lost[3])
         if _RAISED in text:
             return LaunchError(f"a task of Spark's could not become a rank: {_last_line(text)}")
         reason = _reason(text)
@@ -206,25 +197,22 @@ class Stage:
             hosts = self._hosts()
             if partition in hosts:
                 rank = in_order_of_ranks([hosts[each] for each in sorted(hosts)]).index(partition)
-                return WorkerFailed(rank, hosts[partition], 1, [], f"was lost: {reason} ({self._attempts()})")
+                return WorkerFailed(rank, hosts[partition], 1, [], f"was lost: {reason}")
         return LaunchError(f"Spark ended the job: {reason}")
 
-    def _attempts(self) -> str:
-        return f"attempt {self._attempt() + 1} of the stage; the executor's log may tell more"
-
     def _hosts(self) -> dict[int, str]:
-        """The host of every task of the last attempt, by partition."""
+        """The host of every task, by partition. Of the first attempt: Spark runs no job's last stage again if it has
+        barriers."""
         store = self._context._jsc.sc().statusStore()
-        tasks = store.taskList(self._stage(), self._attempt(), self._size)
+        tasks = store.taskList(self._stage(), 0, self._size)
         return {task.index(): task.host() for task in map(tasks.apply, range(tasks.size()))}
 
 
 def _reason(text: str) -> str:
     """The sentence of ``text`` that says why, without the Java around it."""
-    lines = [line.strip() for line in text.splitlines()]
-    reasons = [line for line in lines if re.match(r"org\.apache\.spark\.\w*Exception|ExecutorLostFailure", line)]
-    found = reasons[-1] if reasons else next((line for line in lines[1:] if line), text)
-    return re.sub(r"^org\.apache\.spark\.\w+: ", "", found)
+    found = next(filter(None, (re.search(pattern, text) for pattern in _REASONS)), None)
+    line = found[1] if found else text.splitlines()[0]
+    return re.sub(r"^[\w.]+Exception: ", "", line).partition(". Consider setting")[0]
 
 
 def _last_line(text: str) -> str:

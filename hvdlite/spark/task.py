@@ -1,8 +1,8 @@
 """What a task of the barrier stage does: it finds its seat among the others, and calls the function as that rank.
 
 The tasks tell each other where they run, and the one of rank 0 makes the job's key, serves the rendezvous and tells the
-others of both. What they tell goes through the driver, and is stored nowhere. A stage that Spark runs again does all of
-this again, so it is another job with another key.
+others of both. What they tell goes through the driver, and is stored nowhere. If Spark runs the stage again, all of it
+happens again, so that is another job with another key.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from pyspark import Accumulator, BarrierTaskContext
+from pyspark import Accumulator, BarrierTaskContext, cloudpickle
 
 from hvdlite.errors import HorovodInternalError, PeerLost, ShutDown, WorkerFailed
 from hvdlite.hosted.joining import serve
 from hvdlite.hosted.outcomes import Outcome, attempt
 from hvdlite.hosted.seats import Node, Seat, by_node, seats
 from hvdlite.net.hostid import kernel_host_id
+from hvdlite.ops.by_value import UNPICKLABLE
 from hvdlite.rendezvous.job import Job
 
 
@@ -43,7 +44,7 @@ def play(call: Call, failed: Accumulator[list[Outcome]], partition: Iterable[Any
     """Runs the rank of this task, and yields what became of it.
 
     Adds a failure of its own to ``failed``, so that the driver hears of it while others still run. If another rank was
-    lost it raises WorkerFailed of that one: Spark may not know of the loss, and is to run the stage again now.
+    lost it raises WorkerFailed of that one: Spark may not know of the loss yet, and is to end the stage now.
     """
     outcome = _outcome(call, BarrierTaskContext.get())
     if isinstance(outcome.follows, PeerLost):
@@ -70,7 +71,16 @@ def _outcome(call: Call, context: BarrierTaskContext) -> Outcome:
             follows = ShutDown(0, said["error"]) if seat.rank else None
             return Outcome(seat.rank, seat.host, failure=said["error"], follows=follows)
         job = Job(said["job"], said["key"])
-        return attempt(call.function, call.args, call.kwargs, seat, job, said["rendezvous"], call.environment)
+        function, args, kwargs, environment, _ = call
+        return attempt(function, args, kwargs, seat, job, said["rendezvous"], environment, _dumps)
+
+
+def _dumps(result: Any) -> bytes:
+    """Pickles ``result`` with PySpark's cloudpickle, by which the function has come."""
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except UNPICKLABLE as error:
+        raise ValueError(f"cannot be sent to the driver: {error}") from None
 
 
 def _meeting(seat: Seat, stack: ExitStack) -> str:

@@ -199,7 +199,7 @@ class Spark(FunctionRow):
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
-        with spark_home(stage_maxConsecutiveAttempts="1") as self.home:  # Spark would start a killed rank again
+        with spark_home() as self.home:
             yield
 
     def call(self, function: Callable[..., Any], args: Sequence[str], ranks: int) -> list[Any]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,7 +36,7 @@ SETTINGS = {
 class Home:
     """A folder that stands in for ``SPARK_HOME``, so that Spark's settings, logs and events are in it."""
 
-    def __init__(self, folder: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, folder: str) -> None:
         package = Path(*(importlib.util.find_spec("pyspark").submodule_search_locations or []))  # type: ignore[union-attr]
         self.folder = Path(folder)
         for name in ("bin", "jars", "sbin", "python"):
@@ -45,7 +45,7 @@ class Home:
             (self.folder / name).mkdir()
         self._port = free_port()
         told = {**SETTINGS, "spark.ui.port": str(self._port), "spark.eventLog.dir": f"file://{self.folder}/events"}
-        lines = [f"{name} {value}\n" for name, value in {**told, **settings}.items()]
+        lines = [f"{name} {value}\n" for name, value in told.items()]
         (self.folder / "conf/spark-defaults.conf").write_text("".join(lines))
 
     @property
@@ -85,10 +85,10 @@ class Home:
 
 
 @contextmanager
-def spark_home(**settings: str) -> Iterator[Home]:
-    """A `Home` for the drivers that are started meanwhile; ``settings`` have ``_`` for dots, after ``spark``."""
+def spark_home() -> Iterator[Home]:
+    """A `Home` for the drivers that are started meanwhile."""
     with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as folder:
-        home = Home(folder, {f"spark.{name.replace('_', '.')}": value for name, value in settings.items()})
+        home = Home(folder)
         before = {name: os.environ.get(name) for name in home.environment}
         os.environ.update(home.environment)
         try:
