@@ -8,7 +8,8 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import COMMAND
@@ -39,18 +40,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def node(rank: int, count: int, port: int, *arguments: str, environ: Mapping[str, str] | None = None) -> Node:
+def node(rank: int, count: int, port: int, *arguments: str, **options: Any) -> Node:
     """Starts node ``rank`` of ``count``, of which node 0 listens at ``port``, by default with one rank."""
     place = ("--node-rank", str(rank), "--nnodes", str(count), "--master", f"localhost:{port}")
-    return start((*place, "-ppn", "1", *arguments), environ)
+    return start((*place, "-ppn", "1", *arguments), **options)
 
 
-def start(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Node:
-    """Starts hvdrun with the key of the nodes in its environment."""
+def start(
+    arguments: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    container: Sequence[str] = (),
+    cwd: Path | None = None,
+    stdin: int = subprocess.DEVNULL,
+) -> Node:
+    """Starts hvdrun, inside of ``container``, with the key of the nodes in its environment."""
     return Node(
-        [*COMMAND, *arguments],
+        [*container, *COMMAND, *arguments],
         env={**os.environ, "HVDLITE_SECRET": KEY, **(environ or {})},
-        stdin=subprocess.DEVNULL,
+        cwd=cwd,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.harness.hosts import ROOT
 from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import pids_in, python, read_until, still_alive
 from tests.launcher.nodes import KEY, Node, ending, free_port, job, node, run, start
@@ -82,6 +85,47 @@ def test_all_collectives_of_a_training_script_work() -> None:
     first, second = run(sys.executable, "-c", program)
     assert sorted(first.out.splitlines()) == ["[0]<stdout>:2.0", "[1]<stdout>:2.0"], first.err
     assert (first.code, second.code) == (0, 0)
+
+
+def test_ranks_get_the_gpus_of_their_own_node_and_are_as_many_as_these_allow() -> None:
+    port, program = free_port(), ("sh", "-c", "echo $RANK of $WORLD_SIZE: $CUDA_VISIBLE_DEVICES")
+    gpus = {0: "4,5", 1: "0,1,2"}
+    for options, expected in {
+        ("-np", "auto", "-ppn", "8"): [f"{rank} of 5: {'4,5' if rank < 2 else '0,1,2'}" for rank in range(5)],
+        ("--gpus-per-proc", "2", "-ppn", "8"): ["0 of 2: 4,5", "1 of 2: 0,1"],
+    }.items():
+        nodes = [
+            node(rank, 2, port, *options, *program, environ={"CUDA_VISIBLE_DEVICES": gpus[rank]}) for rank in range(2)
+        ]
+        with ending(*nodes):
+            first, second = (each.rest() for each in nodes)
+        assert sorted(line.partition("<stdout>:")[2] for line in first.out.splitlines()) == expected, first.err
+        assert (first.code, second.code) == (0, 0)
+
+
+def test_stdin_of_node_0_reaches_the_rank_that_reads_it() -> None:
+    port, data = free_port(), os.urandom(1 << 20)
+    count = python("import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())")
+    nodes = [node(rank, 2, port, "--stdin", "1", *count, stdin=subprocess.PIPE) for rank in range(2)]
+    with ending(*nodes):
+        out, err = nodes[0].communicate(data, timeout=PATIENCE_S)
+    assert f"[1]<stdout>:{hashlib.sha256(data).hexdigest()}" in out.decode().splitlines(), err
+
+
+def test_sync_copies_the_folder_of_node_0(tmp_path: Path) -> None:
+    for name in ("here", "there", "home"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here/part.py").write_text("NAME = 'of node 0'\n")
+    command = ("--sync", *python("import os, part; print(part.NAME, os.getcwd())"))
+    port, environ = free_port(), {"HOME": str(tmp_path / "home"), "PYTHONPATH": f".:{ROOT}"}
+    folders = [tmp_path / "here", tmp_path / "there"]
+    nodes = [node(rank, 2, port, *command, environ=environ, cwd=folder) for rank, folder in enumerate(folders)]
+    with ending(*nodes):
+        first, second = (each.rest() for each in nodes)
+    assert (first.code, second.code) == (0, 0), first.err
+    (_, _, here), (_, _, there) = (line.split(":of ")[1].split() for line in sorted(first.out.splitlines()))
+    assert here == str(tmp_path / "here")
+    assert there.startswith(str(tmp_path / "home/.cache/hvdlite/sync"))
 
 
 def test_the_key_may_be_in_a_file_and_is_shown_nowhere(tmp_path: Path) -> None:
@@ -310,6 +354,21 @@ def test_a_node_that_is_asked_to_end_while_it_waits_ends_at_once() -> None:
             read_until(alone.stderr.fileno(), lambda found: b"waiting for node" in found)
             alone.send_signal(signal.SIGTERM)
             assert alone.rest().code == 143
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be process 1 of a namespace")
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_first_process_of_a_container_ends_by_sigterm_too(which: int) -> None:
+    """The kernel drops a signal for which process 1 has no handler."""
+    port = free_port()
+    place = ("--node-rank", str(which), "--nnodes", "2", "--master", f"localhost:{port}", "true")
+    container = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    with ending(outer := start(place, {"HVDLITE_START_TIMEOUT": "10000"}, container=container)):
+        assert outer.stderr is not None
+        read_until(outer.stderr.fileno(), lambda found: b"waiting for node" in found)
+        (first,) = psutil.Process(outer.pid).children()
+        first.terminate()
+        assert outer.rest().code == 143
 
 
 def test_the_port_of_node_0_may_be_taken() -> None:
