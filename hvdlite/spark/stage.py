@@ -22,7 +22,7 @@ from pyspark.accumulators import AccumulatorParam
 from hvdlite.errors import BadHostSpec, LaunchError, WorkerFailed
 from hvdlite.hosted.outcomes import Outcome, results
 from hvdlite.settings import Settings
-from hvdlite.spark.task import Call, in_order_of_ranks, play
+from hvdlite.spark.task import Call, NameOfHorovod, in_order_of_ranks, play
 
 _LOOK_S: Final = 0.1
 _REST_S: Final = 5.0  # for the others to notice that a rank has failed
@@ -65,7 +65,7 @@ def call(
     else:
         environment = {"HVDLITE_START_TIMEOUT": f"{start_timeout:g}", **environment}
     size = _wait_for_slots(context, size, start_timeout)
-    stage = Stage(context, Call(function, args, kwargs, environment, start_timeout), size)
+    stage = Stage(context, Call(NameOfHorovod(), function, args, kwargs, environment, start_timeout), size)
     return results(stage.outcomes())
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from pyspark import Accumulator, BarrierTaskContext, cloudpickle
 
+from hvdlite.compat import install_as_horovod, stands_for_horovod
 from hvdlite.errors import HorovodInternalError, PeerLost, ShutDown, WorkerFailed
 from hvdlite.hosted.joining import serve
 from hvdlite.hosted.outcomes import Outcome, attempt
@@ -25,9 +26,20 @@ from hvdlite.ops.by_value import UNPICKLABLE
 from hvdlite.rendezvous.job import Job
 
 
-class Call(NamedTuple):
-    """What all ranks call, and how long they wait for each other before that."""
+class NameOfHorovod:
+    """Lends hvdlite the name ``horovod`` in the process that unpickles it, if the one that pickled it has done so."""
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return (install_as_horovod if stands_for_horovod() else bool), ()
+
+
+class Call(NamedTuple):
+    """What all ranks call, and how long they wait for each other before that.
+
+    Tasks unpickle ``horovod`` before the function, which may have been imported from a module that imports that.
+    """
+
+    horovod: Any
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -71,7 +83,7 @@ def _outcome(call: Call, context: BarrierTaskContext) -> Outcome:
             follows = ShutDown(0, said["error"]) if seat.rank else None
             return Outcome(seat.rank, seat.host, failure=said["error"], follows=follows)
         job = Job(said["job"], said["key"])
-        function, args, kwargs, environment, _ = call
+        _, function, args, kwargs, environment, _ = call
         return attempt(function, args, kwargs, seat, job, said["rendezvous"], environment, _dumps)
 
 

@@ -6,6 +6,7 @@ Each job is a line of JSON: what came of it, and after how long. Its functions b
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import signal
@@ -26,6 +27,8 @@ from hvdlite.hosted.outcomes import results
 from hvdlite.spark.stage import _Concatenation
 from hvdlite.spark.task import Call, play
 from tests.harness.patience import PATIENCE_S, until
+
+horovod: Any = None
 
 
 class Total:
@@ -127,7 +130,7 @@ def run(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
 def run_before_a_shuffle(function: Callable[..., Any], *args: Any) -> list[Any]:
     """Plays the ranks in a stage that Spark runs again, unlike the last stage of a job with barriers."""
     context = pyspark.SparkContext.getOrCreate()
-    call = Call(function, args, {}, {"JOBS": os.environ["JOBS"]}, PATIENCE_S)
+    call = Call(None, function, args, {}, {"JOBS": os.environ["JOBS"]}, PATIENCE_S)
     task = functools.partial(play, call, context.accumulator([], _Concatenation()))
     stage = context.parallelize(range(2), 2).barrier().mapPartitions(task)
     return results(stage.map(lambda outcome: (0, outcome)).partitionBy(1).values().collect())
@@ -148,6 +151,19 @@ def job(name: str, run: Callable[..., Any], function: Callable[..., Any], *args:
     os.write(1, json.dumps(told).encode() + b"\n")
 
 
+def as_horovod() -> list[Any]:
+    """Imports Horovod's names, and has one of its own."""
+    from horovod.common.basics import HorovodBasics  # type: ignore[import-not-found]
+
+    basics = HorovodBasics()
+    basics.init()
+    return [basics.rank(), horovod.get_available_devices()]
+
+
+def horovod_run(function: Callable[..., Any]) -> list[Any]:
+    return list(horovod.run(function, num_proc=2))
+
+
 def interrupt_when_both_wait() -> None:
     until(lambda: len(notes("waits")) == 2)
     os.kill(os.getpid(), signal.SIGINT)
@@ -166,6 +182,9 @@ def main(folder: str) -> None:
     job("again", run_before_a_shuffle, dies_once, "again", kill_this_process)
     job("executor", run, dies_once, "executor", kill_this_executor)
     job("after", run, total)
+    hvd.install_as_horovod()
+    globals()["horovod"] = importlib.import_module("horovod.spark")  # the module that the function below names
+    job("as horovod", horovod_run, as_horovod)
     context.stop()
 
 

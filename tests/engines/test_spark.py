@@ -67,6 +67,11 @@ def test_functions_and_results_of_a_script_are_sent_by_value() -> None:
     assert job("lambda").get("results") == [3.0, 3.0]
 
 
+def test_tasks_have_the_name_of_horovod_if_the_driver_has() -> None:
+    told = job("as horovod")
+    assert told.get("results") == [[0, []], [1, []]], told
+
+
 def test_a_rank_that_falls_silent_ends_the_job_at_once() -> None:
     told = job("silent")
     assert (told["error"], told["rank"]) == ("WorkerFailed", 1), told
@@ -153,7 +158,7 @@ class Gathering:
 def outcome_of(context: Gathering, timeout_s: float) -> Any:
     from hvdlite.spark.task import Call, _outcome
 
-    return _outcome(Call(print, (), {}, {}, timeout_s), context)
+    return _outcome(Call(None, print, (), {}, {}, timeout_s), context)
 
 
 def test_a_task_that_never_says_where_it_runs_is_not_waited_for() -> None:

@@ -1,0 +1,44 @@
+"""Names of Horovod's estimators for Spark, and of their stores: each raises a sentence when it is used.
+
+It is each of ``horovod.spark.torch``, ``keras``, ``lightning``, ``common``, ``common.backend`` and ``common.store``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+__all__ = [
+    "ADLSStore",
+    "AbstractFilesystemStore",
+    "DBFSLocalStore",
+    "FilesystemStore",
+    "HDFSStore",
+    "KerasEstimator",
+    "KerasModel",
+    "LocalStore",
+    "SparkBackend",
+    "Store",
+    "TorchEstimator",
+    "TorchModel",
+]
+
+__path__: list[str] = []  # a package, because of horovod.spark.common.store
+
+
+class Store:
+    """Raises NotImplementedError with what to do instead, under each name of an estimator, a model or a store."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.create()
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """As the constructor."""
+        raise NotImplementedError(
+            "hvdlite has no estimators for Spark and no stores; write the DataFrame to files, and train in a function "
+            "that hvdlite.spark.run() calls, where each rank reads its part of them by hvd.rank()"
+        )
+
+
+AbstractFilesystemStore = FilesystemStore = LocalStore = HDFSStore = DBFSLocalStore = ADLSStore = Store
+KerasEstimator = KerasModel = TorchEstimator = TorchModel = SparkBackend = Store
