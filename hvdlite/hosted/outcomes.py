@@ -6,10 +6,11 @@ rank that only lost another.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from hvdlite.errors import FunctionFailed, LaunchError, PeerLost, ShutDown, WorkerFailed
 from hvdlite.hosted.joining import joined
@@ -17,6 +18,8 @@ from hvdlite.hosted.seats import Seat
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import dump, load
 from hvdlite.tracebacks import shorten
+
+_OURS: Final = os.path.dirname(__file__) + "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,10 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def _failure(seat: Seat, error: BaseException) -> Outcome:
-    error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    error = error.with_traceback(trace or error.__traceback__)
     shorten(error)
     text = "".join(traceback.format_exception(error))
     return Outcome(seat.rank, seat.host, failure=text, follows=_origin(error))

@@ -7,11 +7,13 @@ fail, and a run prints it.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,8 @@ import hvdlite
 from hvdlite.errors import FunctionFailed, WorkerFailed
 from tests.engines.part import ENDED_BY_ENGINE, LEFT_ALONE
 from tests.engines.spark import Home, needs_spark, spark_home
-from tests.engines.starting import mpirun, needs_open_mpi, torchrun
+from tests.engines.starting import mpirun, needs_dask, needs_open_mpi, torchrun
+from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
 from tests.launcher.nodes import free_port
 
 PART = str(Path(__file__).with_name("part.py"))
@@ -218,4 +221,35 @@ class Spark(FunctionRow):
         return self.home.stored()
 
 
-ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark())}
+class Dask(FunctionRow):
+    name = "dask"
+    needs = (needs_dask,)
+    codes: ClassVar = {"raises": 1, "killed": 1, "interrupted": -signal.SIGINT, "terminated": -signal.SIGTERM}
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        program = str(Path(__file__).with_name("dask_cluster.py"))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            subprocess.Popen(
+                [sys.executable, program, "2", folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as process,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            assert process.stdout is not None
+            patch.setenv("TEST_DASK_SCHEDULER", process.stdout.readline().strip())
+            yield
+
+    def call(self, function: Callable[..., Any], args: Sequence[str], ranks: int) -> list[Any]:
+        from distributed import Client
+
+        import hvdlite.dask
+
+        with Client(os.environ["TEST_DASK_SCHEDULER"]) as client:
+            return hvdlite.dask.run(client, function, args, env={**LAST_RESORTS, **NEVER_SILENT})
+
+    def blamed(self, error: Exception) -> tuple[int | None, str]:
+        return (error.rank, error.host) if isinstance(error, FunctionFailed | WorkerFailed) else (None, "")
+
+
+ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark(), Dask())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -23,6 +24,10 @@ needs_open_mpi = pytest.mark.skipif(
 )
 needs_hydra = pytest.mark.skipif(
     shutil.which("mpiexec.hydra") is None, reason="mpiexec.hydra is missing; install MPICH"
+)
+
+needs_dask = pytest.mark.skipif(
+    importlib.util.find_spec("distributed") is None, reason="Dask is missing; install distributed"
 )
 
 

@@ -69,7 +69,7 @@ LAYERS = [
     {"tensorflow.mpi_ops"},
 ]
 # Where these will stand, once they are there.
-PLANNED = {"observe", "ray", "dask"}
+PLANNED = {"observe", "ray"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAUNCHER_MAY_IMPORT = (
     "errors",
@@ -84,7 +84,7 @@ LAUNCHER_MAY_IMPORT = (
     "rendezvous",
     "members.topology",
 )
-MAY_IMPORT_LAUNCHER = ("running", "horovod", "bench")
+MAY_IMPORT_LAUNCHER = ("running", "hosted", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {
     "threading",
     "socket",

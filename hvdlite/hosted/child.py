@@ -1,0 +1,128 @@
+"""A rank in a child process, for engines whose tasks are threads, which nobody can end.
+
+The call and its outcome are pickled in two files without a name, which the child inherits, so neither process waits for
+the other to read. The key of the job is in the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from hvdlite.hosted.outcomes import Outcome, attempt
+from hvdlite.hosted.seats import Seat
+from hvdlite.launcher.agent.processes import die_with_parent, signal_group
+from hvdlite.net.proc import stat_of
+from hvdlite.rendezvous.job import Job
+from hvdlite.running.functions import dump, load
+
+_LOOK_S: Final = 0.2  # how soon the child is ended once nobody wants it any more
+_TERM_S: Final = 5.0  # from SIGTERM to SIGKILL
+
+# The child finds modules where its parent does.
+_BOOT: Final = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from hvdlite.hosted.child import main; main()"
+
+
+class Call(NamedTuple):
+    """A call on one rank. ``function`` is a pickle of a function, its arguments and keyword arguments."""
+
+    function: bytes
+    seat: Seat
+    job: Job
+    rendezvous: str
+    environment: dict[str, str]
+
+
+def call_in_child(call: Call, is_wanted: Callable[[], bool]) -> Outcome:
+    """Calls it in a child process. Once it is not wanted, ends the child and its process group.
+
+    The child also ends with the thread that calls this.
+    """
+    with _nameless("call") as told, _nameless("outcome") as answer:
+        told.write(dump(call))
+        told.seek(0)
+        numbers = [str(number) for number in (told.fileno(), answer.fileno(), os.getpid())]
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path), *numbers],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(told.fileno(), answer.fileno()),
+            start_new_session=True,
+        )
+        try:
+            while not _has_ended(process, _LOOK_S):
+                if not is_wanted():
+                    break
+        finally:
+            _end(process)
+        answer.seek(0)
+        if answered := answer.read():
+            outcome: Outcome = load(answered)
+            return outcome
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return Outcome(call.seat.rank, call.seat.host, death=_death(process.returncode), code=code)
+
+
+def main() -> None:
+    """The child: ``PATHS CALL OUTCOME PARENT``, of which the second and third are descriptors."""
+    told, answer, parent = map(int, sys.argv[2:])
+    del sys.argv[1:]
+    die_with_parent(signal.SIGKILL, parent)
+    with open(told, "rb") as file:
+        call: Call = load(file.read())
+    outcome = attempt(_loaded, (call.function,), {}, call.seat, call.job, call.rendezvous, call.environment)
+    with open(answer, "wb") as file:
+        file.write(dump(outcome))
+
+
+def _loaded(function: bytes) -> Any:
+    call, args, kwargs = load(function)
+    return call(*args, **kwargs)
+
+
+def _nameless(name: str) -> BinaryIO:
+    return open(os.memfd_create(f"hvdlite-{name}"), "w+b")
+
+
+def _has_ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout_s)
+    return process.returncode is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the child and what is left of its group after its own end."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        signal_group(process.pid, signum)
+        deadline = time.monotonic() + _TERM_S
+        while not _has_ended(process, _LOOK_S) or _has_members(process.pid):
+            if time.monotonic() > deadline:
+                break
+        else:
+            return
+    process.wait()
+
+
+def _has_members(group: int) -> bool:
+    """True if a process of ``group`` runs; a container may have nobody who reaps the others."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError):
+                stat = stat_of(int(entry))
+                if stat.group == group and stat.state != "Z":
+                    return True
+    return False
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return (
+        f"ended with code {code}" if code else "ended without a result; the function must return, not end its process"
+    )

@@ -1,0 +1,61 @@
+"""Ranks on the workers of a Dask cluster: `dask_scenarios` in one process, and what needs no cluster."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.engines.starting import ROOT
+from tests.harness.patience import PATIENCE_S
+from tests.house.blocks import Block, runnable_blocks
+
+pytest.importorskip("distributed", reason="needs Dask; install distributed")
+
+from tests.engines.dask_scenarios import SCENARIOS
+
+
+@functools.cache
+def errors() -> dict[str, str]:
+    """What each scenario says; they share a cluster, and the next goes on after one that fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.engines.dask_scenarios"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_TEMPORARY_DIRECTORY": folder},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+        )
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
+    assert done.returncode == 0, done.stderr
+    return {each["name"]: each["error"] for each in told}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_dask(name: str) -> None:
+    assert errors()[name] == "", errors()[name]
+
+
+@pytest.mark.parametrize("block", runnable_blocks(ROOT / "docs/dask.md", framework="dask"), ids=str)
+def test_page(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(block.text)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "DASK_TEMPORARY_DIRECTORY": str(tmp_path)}
+    done = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("{'weight': ")
+
+
+def test_without_dask_the_error_says_what_to_install() -> None:
+    program = "import sys; sys.modules['distributed'] = None; import hvdlite.dask as d; d.run(None, print)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert "hvdlite.dask needs the package distributed: pip install 'hvdlite[dask]'" in done.stderr
