@@ -28,12 +28,16 @@ class HostList:
     marks: tuple[str, ...] = ()
 
 
+def list_of(environ: Mapping[str, str]) -> HostList | None:
+    """The first list in ``environ``."""
+    found = (each for each in LISTS if environ.get(each.variable) and all(mark in environ for mark in each.marks))
+    return next(found, None)
+
+
 def hosts_of(environ: Mapping[str, str]) -> tuple[Host, ...]:
     """The hosts of the first list in ``environ``; none if there is no list. Raises BadHostSpec for one that is bad."""
-    for each in LISTS:
-        if environ.get(each.variable) and all(mark in environ for mark in each.marks):
-            return each.of(environ[each.variable], each.variable)
-    return ()
+    found = list_of(environ)
+    return found.of(environ[found.variable], found.variable) if found else ()
 
 
 def _file_of_mpi(path: str, variable: str) -> tuple[Host, ...]:

@@ -21,6 +21,7 @@ from hvdlite.settings import Settings, Start, table
 
 from ..agents.fields import printable, shown
 from .findings import Finding, Weight
+from .started_here import as_node_or_launcher
 
 _OURS: Final[tuple[str, ...]] = ("HVDLITE_RANK", "HVDLITE_SIZE", "HVDLITE_LOCAL_RANK", "HVDLITE_LOCAL_SIZE", OF_HVDRUN)
 
@@ -61,6 +62,8 @@ def examine(environ: Environ, pid: int = 0) -> Surroundings:
         found.findings += _of_others(environ, found.start)
     else:
         found.findings += _of_halves(environ)
+    if not found.engine:
+        found.findings += as_node_or_launcher(environ)
     if text := doubt(environ):
         found.findings.append(_finding(Weight.WARNING, text))
     found.findings.sort(key=lambda finding: finding.weight)

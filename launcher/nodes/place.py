@@ -17,7 +17,7 @@ DEFAULT_PORT: Final = 29400
 _MASTER: Final = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
 )
-_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
+COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
 _NEEDS: Final = {
     "rank": "--node-rank, the number of this node from 0",
     "count": "--nnodes, how many there are",
@@ -70,11 +70,12 @@ def place_of(rank: int | None, count: int | None, master: Master | None, environ
 
     What the user has not given comes from the environment. Raises ValueError for what is missing or cannot be.
     """
-    found = next((source.read(environ) for source in SOURCES if source.is_in(environ)), None)
+    source = source_of(environ)
+    found = source.read(environ) if source else None
     if rank is None and count is None and master is None:
         return found
-    if rank is None and found is None and _COMPLETION_INDEX in environ:
-        rank = _number(environ, _COMPLETION_INDEX)
+    if rank is None and found is None and COMPLETION_INDEX in environ:
+        rank = _number(environ, COMPLETION_INDEX)
     given = {
         "rank": rank if rank is not None else found and found.rank,
         "count": count if count is not None else found and found.count,
@@ -113,6 +114,11 @@ class Source:
         place = NodePlace(_number(environ, self.rank), _number(environ, self.count), master, self.slots(environ))
         _check(place)
         return place
+
+
+def source_of(environ: Environ) -> Source | None:
+    """The first source whose variables ``environ`` has."""
+    return next((source for source in SOURCES if source.is_in(environ)), None)
 
 
 def _slots_of_pet(environ: Environ) -> Slots:

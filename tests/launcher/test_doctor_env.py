@@ -19,6 +19,7 @@ from tests.unit import engine_environments as recorded
 KEY = "c0ffee12" * 8
 HERE = {"HVDLITE_SECRET": KEY, "HVDLITE_COORDINATOR": "127.0.0.1"}
 OF_HVDRUN = {"HVDLITE_RANK": "1", "HVDLITE_SIZE": "2", "HVDLITE_RENDEZVOUS": "unix://@x", "HVDLITE_JOB": "j"}
+TRAINER = {"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "5"}
 HALF = "says which rank this is, but {} missing"
 
 # The environment, the engine that counts, its rank and size, and where the ranks meet.
@@ -81,6 +82,31 @@ REMARKABLE: dict[str, tuple[Mapping[str, str], Weight, str]] = {
         Weight.NOTE,
         "SLURM_PROCID=2 and SLURM_STEP_NUM_TASKS=3 of Slurm do not count",
     ),
+    "a node": (
+        TRAINER,
+        Weight.NOTE,
+        "hvdrun would be node 1 of 3 here, as Kubeflow Trainer says (PET_NODE_RANK=1, PET_NNODES=3, ",
+    ),
+    "a pod of an indexed Job": (
+        {"JOB_COMPLETION_INDEX": "1"},
+        Weight.NOTE,
+        "this is pod 1 of an indexed Job (JOB_COMPLETION_INDEX)",
+    ),
+    "a node that cannot be": (
+        TRAINER | {"PET_NNODES": "1:3"},
+        Weight.WARNING,
+        "hvdrun would start no job here: PET_NNODES='1:3' must be a whole number",
+    ),
+    "hosts of LSF": (
+        {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 1"},
+        Weight.NOTE,
+        "hvdrun would start ranks on a:2,b:1, over ssh, as LSF says (LSB_MCPU_HOSTS)",
+    ),
+    "hosts that cannot be read": (
+        {"PBS_JOBID": "7", "PBS_NODEFILE": "/nowhere"},
+        Weight.WARNING,
+        "hvdrun would start no job here: PBS_NODEFILE=/nowhere cannot be read",
+    ),
     "a local rank too high": (recorded.TORCHRUN | {"LOCAL_RANK": "2"}, Weight.WARNING, "the local rank 2 is not below"),
 }
 
@@ -123,6 +149,12 @@ def test_what_does_not_keep_a_job_from_starting_is_said(name: str) -> None:
     assert found.would_start
     ((actual, text),) = [(finding.weight, finding.text) for finding in found.findings]
     assert (actual, expected in text) == (weight, True), text
+
+
+def test_a_node_hears_of_the_key_that_it_lacks() -> None:
+    for key, advice in (("", "give it the key of all nodes: HVDLITE_SECRET, or --secret-file"), (KEY, "")):
+        (finding,) = examine({**TRAINER, "HVDLITE_SECRET": key}).findings
+        assert finding.advice == advice
 
 
 def test_the_process_that_set_the_variables_is_named_by_its_program_and_not_by_its_arguments() -> None:
