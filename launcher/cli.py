@@ -19,7 +19,7 @@ from typing import Final
 import click
 
 from hvdlite.compat import python_path
-from hvdlite.errors import LaunchError
+from hvdlite.errors import BadHostSpec, LaunchError
 from hvdlite.launched_by.slurm import without_step
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
@@ -158,7 +158,10 @@ def _launch(
     with Agents(where.ssh, _say, ways) as agents:
         plan = prepare(request, identity, agents, _say if output.is_verbose else _ignore)
         readers = job.readers(plan.size)
-        _print_notes(_without_ranks(hosts, plan))
+        idle = _without_ranks(hosts, plan)
+        if ways and idle:
+            raise BadHostSpec(f"{idle[0]}; start fewer nodes, or more ranks.")
+        _print_notes(idle)
         with _logs(output.folder, plan.size) as logs, RendezvousServer(identity, plan.size) as server:
             streams = sys.stdout.fileno(), sys.stderr.fileno()
             screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps)

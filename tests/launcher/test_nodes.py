@@ -219,6 +219,12 @@ def test_nodes_that_disagree_about_their_number_all_hear_of_it() -> None:
         assert "it was started with --nnodes 3, and node 0 with 2" in each.err
 
 
+def test_a_node_for_which_there_is_no_rank_ends_the_job() -> None:
+    for each in run("-np", "1", "true"):
+        assert each.code == 2
+        assert f"no rank runs on {HERE}#1: {HERE} can take all 1; start fewer nodes, or more ranks" in each.err
+
+
 def test_another_version_of_hvdlite_is_refused_on_all_nodes(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("from hvdlite import version\nversion.__version__ = '9.9.9'\n")
     port = free_port()
