@@ -176,10 +176,11 @@ class Gathering:
             return f"there is no node {introduction.node} in a job of {self._place.count}"
         if self._has_begun:
             return _BEGUN
-        if introduction.node in self._by_node:
-            first = self._by_node[introduction.node]
-            self._say(f"{who} was turned away, since {first.address} is node {introduction.node} already")
-            return f"{first.address} is node {introduction.node} already; give each node a --node-rank of its own"
+        if first := self._by_node.get(introduction.node):
+            self._take(first)  # it may have left, and be the one that calls again
+            if not first.has_ended:
+                self._say(f"{who} was turned away, since {first.address} is node {introduction.node} already")
+                return f"{first.address} is node {introduction.node} already; give each node a --node-rank of its own"
         del self._callers[channel]
         node = NodeConnection(channel, introduction, address)
         node.host = who

@@ -46,17 +46,19 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Say = Callable[[str], None]
 
 
+class _NotYet(Exception):
+    """Node 0 cannot be reached, for a reason that may pass."""
+
+
 def join(place: NodePlace, secret: str, slots: int | None, timeout_s: float, say: Say) -> int:
     """Runs this node of ``place``, which takes ``slots`` ranks, until the job is over; returns the job's exit code.
 
     Raises LaunchError if node 0 is not there in ``timeout_s``, refuses this node, or is lost, ValueError for a bad
     ``secret``, and NoLibcrypto.
     """
-    deadline = time.monotonic() + timeout_s
-    channel = _connect(place, key_of(secret), deadline, timeout_s, say)
+    introduction = Introduction(place.rank, place.count, slots or 0, Hello.describe())
+    channel, host = _join(place, key_of(secret), introduction, timeout_s, say)
     try:
-        introduction = Introduction(place.rank, place.count, slots or 0, Hello.describe())
-        host = _introduce(channel, introduction, place)
         return _Node(channel, place, host, say).run()
     finally:
         channel.sock.close()
@@ -79,12 +81,19 @@ def ending_by_signal() -> Iterator[None]:
             signal.signal(signum, signal.SIG_DFL)
 
 
-def _connect(place: NodePlace, key: bytes, deadline: float, timeout_s: float, say: Say) -> Channel:
+def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: float, say: Say) -> tuple[Channel, str]:
+    """A connection over which node 0 has let this node in, and the name of node 0."""
+    deadline = time.monotonic() + timeout_s
     tell_at, told = time.monotonic() + _TELL_S, ""
     while True:
         try:
-            return _attempt(place, key, min(deadline, time.monotonic() + _ATTEMPT_S))
-        except ConnectionAbortedError as error:
+            channel = _attempt(place, key, min(deadline, time.monotonic() + _ATTEMPT_S))
+            try:
+                return channel, _introduce(channel, introduction, place)
+            except BaseException:
+                channel.sock.close()
+                raise
+        except _NotYet as error:
             problem = str(error)
         now = time.monotonic()
         if now + _BETWEEN_ATTEMPTS_S >= deadline:
@@ -99,11 +108,11 @@ def _connect(place: NodePlace, key: bytes, deadline: float, timeout_s: float, sa
 
 
 def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
-    """A connection to node 0. Raises ConnectionAbortedError that says why there is none."""
+    """A connection to node 0. Raises _NotYet that says why there is none."""
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConnectionAbortedError(f"the name does not resolve ({error.strerror})") from None
+        raise _NotYet(f"the name does not resolve ({error.strerror})") from None
     problem = ""
     for address in dict.fromkeys(str(entry[4][0]) for entry in found):
         try:
@@ -118,14 +127,17 @@ def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
             problem = "it hangs up, as on callers that have another key; HVDLITE_SECRET has to be the same on all nodes"
         except OSError as error:
             problem = error.strerror or str(error)
-    raise ConnectionAbortedError(problem)
+    raise _NotYet(problem)
 
 
 def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -> str:
-    """Introduces this node; returns the name of node 0. Raises LaunchError if that does not want it."""
-    channel.sock.sendall(channel.seal(Record.INTRODUCTION, **introduction.fields()))
+    """Introduces this node; returns the name of node 0.
+
+    Raises LaunchError if that does not want it, and _NotYet if there is no answer.
+    """
     deadline = time.monotonic() + _ANSWER_S
     try:
+        channel.sock.sendall(channel.seal(Record.INTRODUCTION, **introduction.fields()))
         while comes(channel.sock, select.POLLIN, max(0.0, deadline - time.monotonic())):
             for kind, payload in channel.receive():
                 fields = unpack_message(payload)
@@ -135,9 +147,9 @@ def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -
                     return _line(fields["host"])
                 raise FrameError(f"a record of kind {kind.name}")
         problem = f"it did not answer within {_ANSWER_S:g} s"
-    except (ConnectionError, FrameError, KeyError) as error:
+    except (OSError, FrameError, KeyError) as error:
         problem = str(error) or "it hung up"
-    raise LaunchError(f"node 0 at {place.master} did not let this node in: {problem}")
+    raise _NotYet(f"it did not let this node in: {problem}")
 
 
 class _Node:
@@ -161,6 +173,7 @@ class _Node:
         try:
             with caught(_SIGNALS) as signals:
                 self._loop.watch(signals, lambda: self._take_signals(signals))
+                self._obey(self._channel.rest())
                 while not (self._lost or (self._agent_has_ended and self._outcome)):
                     self._turn()
                 self._loop.unwatch(signals)
@@ -195,8 +208,11 @@ class _Node:
 
     def _from_node_0(self) -> None:
         self._heard = time.monotonic()
+        self._obey(self._channel.receive())
+
+    def _obey(self, records: Iterator[tuple[Record, bytes]]) -> None:
         try:
-            for kind, payload in self._channel.receive():
+            for kind, payload in records:
                 if kind is Record.STREAM:
                     self._agent.send(payload)
                 elif kind is Record.END:

@@ -98,6 +98,13 @@ class Channel:
             raise ConnectionError(error.strerror or str(error)) from None
         if not data:
             raise ConnectionError
+        yield from self._opened(data)
+
+    def rest(self) -> Iterator[tuple[Record, bytes]]:
+        """Yields what came together with the last record that was taken. Raises FrameError in the same way."""
+        return self._opened(b"")
+
+    def _opened(self, data: bytes) -> Iterator[tuple[Record, bytes]]:
         try:
             for kind, payload in self._sealer.open(data):
                 yield Record(kind), payload

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import LAST_RESORTS, PATIENCE_S
 from tests.launcher.hvdrun import COMMAND
 
 KEY = secrets.token_hex(32)
@@ -57,7 +57,7 @@ def start(
     """Starts hvdrun, inside of ``container``, with the key of the nodes in its environment."""
     return Node(
         [*container, *COMMAND, *arguments],
-        env={**os.environ, "HVDLITE_SECRET": KEY, **(environ or {})},
+        env={**os.environ, **LAST_RESORTS, "HVDLITE_SECRET": KEY, **(environ or {})},
         cwd=cwd,
         stdin=stdin,
         stdout=subprocess.PIPE,

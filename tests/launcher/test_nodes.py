@@ -9,11 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from hvdlite.launcher.nodes.records import Channel, Record, key_of
+from hvdlite.net.handshake import Callee
+from hvdlite.net.handshake_io import HandshakeIO
 from tests.harness.hosts import ROOT
 from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import pids_in, python, read_until, still_alive
@@ -277,6 +281,29 @@ def test_a_node_that_is_started_again_after_the_job_has_begun_is_refused(tmp_pat
         assert "the job has begun already, and no node can join it again; start it again on all nodes" in err
         nodes[0].send_signal(signal.SIGINT)
         assert [each.rest().code for each in nodes] == [130, 130]
+
+
+def test_what_node_0_says_in_one_breath_is_not_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        place.settimeout(PATIENCE_S)
+        with ending(second := node(1, 2, place.getsockname()[1], "true")):
+            connection, _ = place.accept()
+            with connection:
+                connection.setblocking(False)
+                handshake = HandshakeIO(connection, Callee(key_of(KEY), 0, 0, 0), time.monotonic() + PATIENCE_S)
+                until(handshake.go_on)
+                handshake.say(handshake.party.welcome(0))
+                channel = Channel(connection, handshake.party.keys, is_caller=False)
+                until(lambda: bool(list(channel.receive())))
+                records = [
+                    channel.seal(Record.WELCOME, host="a"),
+                    channel.seal(Record.OVER, code=3, text="the reason"),
+                    channel.seal(Record.END, reason=""),
+                ]
+                connection.sendall(b"".join(records))
+                connection.shutdown(socket.SHUT_WR)
+                code, _, err = second.rest()
+    assert (code, "node 0 on a did not start the job: the reason" in err) == (3, True), err
 
 
 # ---- how it ends
