@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts.starting import AsNodes, OverSsh, Start
+from tests.hosts.starting import AsNodes, OnOneHost, OverSsh, Start
+
+WAYS: dict[str, type[Start]] = {"ssh": OverSsh, "nodes": AsNodes, "local": OnOneHost}
 
 
 @pytest.fixture(params=["ssh", "nodes"])
 def start(request: pytest.FixtureRequest) -> Start:
-    """Both ways, one after the other."""
-    return OverSsh() if request.param == "ssh" else AsNodes()
+    """Each way in turn, by default those to several hosts."""
+    return WAYS[request.param]()

@@ -1,6 +1,6 @@
-"""The two ways to start a job on several test hosts: over ssh from the first one, or by hvdrun on every one.
+"""The ways to start a job on several test hosts: over ssh from the first one, or by hvdrun on every one.
 
-Tests that ask for the fixture ``start`` run with both.
+Tests that ask for the fixture ``start`` run with both. What has nothing to do with hosts runs on a single one as well.
 """
 
 from __future__ import annotations
@@ -46,6 +46,20 @@ class OverSsh:
         return jobs.running(network[hosts[0]], "-H", hosts, *arguments, ranks=ranks, **environment)
 
 
+class OnOneHost:
+    """All ranks are on the first host."""
+
+    port = 0
+
+    def run(self, network: Network, hosts: str, *arguments: str, **environment: str) -> CompletedProcess[str]:
+        return jobs.hvdrun(network[hosts[0]], *_all_ranks(hosts), *arguments, **environment)
+
+    def running(
+        self, network: Network, hosts: str, *arguments: str, ranks: int, **environment: str
+    ) -> AbstractContextManager[HostProcess]:
+        return jobs.running(network[hosts[0]], *_all_ranks(hosts), *arguments, ranks=ranks, **environment)
+
+
 class AsNodes:
     """The exit codes of all nodes have to be equal; a test that kills one takes it out of ``others`` itself."""
 
@@ -72,6 +86,10 @@ class AsNodes:
             ) as process,
         ):
             yield process
+
+
+def _all_ranks(hosts: str) -> tuple[str, str]:
+    return "-np", str(sum(int(slots) for _, slots in _parsed(hosts)))
 
 
 def _parsed(hosts: str) -> list[tuple[str, str]]:

@@ -70,6 +70,7 @@ def test_ranks_run_in_the_folder_of_hvdrun(network: Network, tmp_path: Path) -> 
     assert [rank["in"] for rank in reported(ended)] == [str(folder)] * 2
 
 
+@pytest.mark.parametrize("start", ["local", "ssh", "nodes"], indirect=True)
 def test_what_ranks_write_has_their_prefix_and_stays_on_its_stream(network: Network, start: Start) -> None:
     program = "echo out $HVDLITE_RANK; echo err $HVDLITE_RANK >&2; printf unfinished"
     ended = start.run(network, "a:1,b:2", "sh", "-c", program)

@@ -14,9 +14,11 @@ from tests.hosts.jobs import rest_of, running
 from tests.hosts.starting import Start
 from tests.launcher.hvdrun import read_until
 
+ANYWHERE = pytest.mark.parametrize("start", ["local", "ssh", "nodes"], indirect=True)
 DEAF = "trap '' INT TERM; echo ready; while :; do sleep 600; done"
 
 
+@ANYWHERE
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_job_politely(
     network: Network, start: Start, tmp_path: Path, signum: signal.Signals, code: int
@@ -43,6 +45,7 @@ def test_ranks_that_ignore_it_are_killed_after_five_seconds(network: Network) ->
     assert still_on(network) == []
 
 
+@ANYWHERE
 def test_a_second_signal_kills_at_once(network: Network, start: Start) -> None:
     with start.running(network, "a:1,b:1", "sh", "-c", DEAF, ranks=2) as process:
         process.send_signal(signal.SIGINT)
@@ -53,6 +56,7 @@ def test_a_second_signal_kills_at_once(network: Network, start: Start) -> None:
     assert still_on(network) == []
 
 
+@ANYWHERE
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
 def test_user_signals_reach_the_ranks_and_end_nothing(network: Network, start: Start, signum: signal.Signals) -> None:
     program = f"trap 'echo got it; exit 0' {signum.name.removeprefix('SIG')}; echo ready; while :; do sleep 0.1; done"
