@@ -111,12 +111,14 @@ def hvdrun(
     if where.ports:
         environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
     job.check_gpus()
-    if place is not None and is_dry:
-        raise click.UsageError("--dry-run shows what one hvdrun would start, and this is one of several nodes.")
     launch = partial(_launch, command, where, output, environment, outcome)
     if place is not None and place.count > 1:
+        if is_dry:
+            raise click.UsageError("--dry-run shows what one hvdrun would start, and this is one of several nodes.")
         return _as_node(place, node, job, environment, launch)
-    return launch(job, (Host("localhost", job.per_host),) if place is not None else listed, is_dry=is_dry)
+    if place is not None and not job.is_counted:
+        listed = (Host("localhost"),)
+    return launch(job, listed, is_dry=is_dry)
 
 
 def _launch(

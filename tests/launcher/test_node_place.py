@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -110,6 +111,14 @@ def test_one_node_is_a_job_of_its_own_and_takes_its_slots_from_the_environment()
     ended = run("sh", "-c", "echo $RANK", **alone)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["[0]<stdout>:0", "[1]<stdout>:1"]
+
+
+def test_the_only_node_takes_as_many_ranks_as_the_user_wants_and_else_one_for_each_core() -> None:
+    cores = len(os.sched_getaffinity(0))
+    alone = {**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "cpu"}
+    for options, count in ((("-np", str(cores + 1)), cores + 1), ((), cores)):
+        ended = run(*options, "sh", "-c", "echo here", **alone)
+        assert (ended.returncode, ended.stdout.count("here")) == (0, count), ended.stderr
 
 
 def test_hosts_that_the_user_names_come_before_the_environment_and_exclude_the_options() -> None:
