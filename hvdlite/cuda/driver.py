@@ -36,6 +36,8 @@ CAPTURE_RELAXED: Final = 2
 EVENT_BLOCKING_SYNC: Final = 1
 EVENT_DISABLE_TIMING: Final = 2
 HOST_ALLOC_PORTABLE: Final = 1
+CAPABILITY_MAJOR: Final = 75
+CAPABILITY_MINOR: Final = 76
 POINTER_MEMORY_TYPE: Final = 2
 POINTER_DEVICE_ORDINAL: Final = 9
 MEMORY_ON_DEVICE: Final = 2
@@ -47,6 +49,7 @@ SIGNATURES: Final[Signatures] = {
     "cuGetErrorString": (Status, (Status, POINTER(c_char_p))),
     "cuDeviceGetCount": (Status, (POINTER(c_int),)),
     "cuDeviceGet": (Status, (POINTER(c_int), c_int)),
+    "cuDeviceGetAttribute": (Status, (POINTER(c_int), c_int, c_int)),
     "cuDeviceGetUuid_v2": (Status, (POINTER(Uuid), c_int)),
     "cuDevicePrimaryCtxRetain": (Status, (POINTER(c_void_p), c_int)),
     "cuDevicePrimaryCtxRelease_v2": (Status, (c_int,)),
@@ -139,6 +142,15 @@ def count() -> int:
     found = c_int()
     library().cuDeviceGetCount(ctypes.byref(found))
     return found.value
+
+
+def capability(ordinal: int) -> tuple[int, int]:
+    """Returns the compute capability of a GPU."""
+    device, major, minor = c_int(), c_int(), c_int()
+    library().cuDeviceGet(ctypes.byref(device), ordinal)
+    for number, attribute in ((major, CAPABILITY_MAJOR), (minor, CAPABILITY_MINOR)):
+        library().cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+    return major.value, minor.value
 
 
 def described(status: int, driver: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from hvdlite.negotiation.kinds import KINDS, Check, Ranks
 from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, Kind, Request
 from hvdlite.tensors.device import CPU
-from hvdlite.tensors.dtypes import Adasum, Average, Sum, added_as, is_complex
+from hvdlite.tensors.dtypes import FLOAT8, Adasum, Average, Sum, added_as, is_complex
 
 _ALWAYS = (
     Check("operation", lambda request, _: str(request.kind)),
@@ -38,7 +38,9 @@ def is_well_formed(request: Request, rank: int, size: int) -> bool:
     if request.device.kind != CPU.kind and (request.op == Adasum or not row.has_tensor):
         return False
     if row.reduces and (
-        added_as(request.dtype) is None or (is_complex(request.dtype) and request.op not in (Sum, Average))
+        added_as(request.dtype) is None
+        or (is_complex(request.dtype) and request.op not in (Sum, Average))
+        or (request.dtype in FLOAT8 and request.device.kind == CPU.kind)
     ):
         return False
     return row.extents.fit(request, rank, size)

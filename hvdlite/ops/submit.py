@@ -24,7 +24,18 @@ from hvdlite.ops.handles import GroupHandle
 from hvdlite.planes.base import DataPlane
 from hvdlite.tensors.buffer import Buffer, NotAnArray, holds
 from hvdlite.tensors.device import CPU, Device
-from hvdlite.tensors.dtypes import BY_NAME, OP_NAMES, Adasum, Average, DType, ElementType, Sum, added_as, is_complex
+from hvdlite.tensors.dtypes import (
+    BY_NAME,
+    FLOAT8,
+    OP_NAMES,
+    Adasum,
+    Average,
+    DType,
+    ElementType,
+    Sum,
+    added_as,
+    is_complex,
+)
 from hvdlite.tensors.streams import Streams
 
 T = TypeVar("T")
@@ -189,7 +200,7 @@ def _refuse_what_lacks(plane: DataPlane, request: Request) -> None:
     refusal = ""
     if KINDS[request.kind].reduces:
         dtype, op, postscale = arithmetic(request, plane.size)
-        refusal = plane.refusal(dtype, op, request.prescale, postscale)
+        refusal = plane.refusal(request.device, dtype, op, request.prescale, postscale)
     if refusal := refusal or plane.unfitness(request.device):  # the latter last, since it may choose the device
         raise ValueError(refusal)
 
@@ -280,6 +291,11 @@ def _checked(reduction: Reduction, kind: Kind, dtype: ElementType, device: Devic
         raise ValueError("a scale factor is not a number (NaN)")
     if not row.reduces:
         return number, 1.0, 1.0
+    if dtype in FLOAT8 and device.kind == CPU.kind:
+        raise ValueError(
+            f"dtype {dtype} is not supported by {kind} on CPUs; pass tensor.float(), or tensor.cuda(), since NCCL adds "
+            "it on GPUs of compute capability 9.0 or newer"
+        )
     if added_as(dtype) is None:
         raise ValueError(
             f"dtype {dtype} is not supported by {kind}, which adds native {', '.join(BY_NAME)} and complex"

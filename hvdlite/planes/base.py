@@ -29,7 +29,7 @@ import numpy as np
 from hvdlite.errors import HvdError
 from hvdlite.tensors.buffer import Matrix, Spans, address_of
 from hvdlite.tensors.device import Device
-from hvdlite.tensors.dtypes import DType
+from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType
 
 if TYPE_CHECKING:
     from hvdlite.planes.shm.arena import Regions
@@ -142,9 +142,9 @@ class DataPlane(ABC):
         """
         return ""
 
-    def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
+    def refusal(self, device: Device, dtype: ElementType, op: int, prescale: float, postscale: float) -> str:
         """Returns why the plane does not reduce so, and what to pass instead; empty if it does. Any thread."""
-        return ""
+        return f"dtype {dtype} is added by NCCL only; pass tensor.float()" if dtype in FLOAT8 else ""
 
     def use(self, regions: Regions) -> None:  # noqa: B027 - most planes have no way to
         """Lets collectives reduce tensors in ``regions``, the ranks' parts of an arena, without copying."""

@@ -43,7 +43,10 @@ MAX_ITEMSIZE: Final = 1 << 20
 
 
 class Opaque(NamedTuple):
-    """An element type that is moved as bytes. Ranks compare its name; only complex numbers are also added."""
+    """An element type that is moved as bytes. Ranks compare its name.
+
+    Only complex numbers are also added, and `FLOAT8` by planes of devices that can.
+    """
 
     name: str
     itemsize: int
@@ -65,13 +68,16 @@ _PARTS: Final = {
 }
 
 
+FLOAT8: Final = (Opaque("float8_e4m3fn", 1), Opaque("float8_e5m2", 1))
+
+
 def is_complex(dtype: ElementType) -> bool:
     return dtype in _PARTS
 
 
-def added_as(dtype: ElementType) -> DType | None:
+def added_as(dtype: ElementType) -> ElementType | None:
     """The type in which ``dtype`` is added: itself, that of a complex number's parts, or None if it has no sums."""
-    return dtype if isinstance(dtype, DType) else _PARTS.get(dtype)
+    return dtype if isinstance(dtype, DType) or dtype in FLOAT8 else _PARTS.get(dtype)
 
 
 # Plain ints, as in Horovod, for scripts that compare or store them.

@@ -72,6 +72,7 @@ def test_the_same_numbers_mean_the_same() -> None:
     found = {
         "CUDA_SUCCESS": driver.SUCCESS,
         "CUDA_ERROR_INVALID_VALUE": driver.INVALID_VALUE,
+        "CUDA_ERROR_OUT_OF_MEMORY": driver.OUT_OF_MEMORY,
         "CUDA_ERROR_NO_DEVICE": driver.NO_DEVICE,
         "CUDA_ERROR_NOT_READY": driver.NOT_READY,
         "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": driver.CAPTURE_IMPLICIT,
@@ -81,6 +82,8 @@ def test_the_same_numbers_mean_the_same() -> None:
         "CU_EVENT_BLOCKING_SYNC": driver.EVENT_BLOCKING_SYNC,
         "CU_EVENT_DISABLE_TIMING": driver.EVENT_DISABLE_TIMING,
         "CU_MEMHOSTALLOC_PORTABLE": driver.HOST_ALLOC_PORTABLE,
+        "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": driver.CAPABILITY_MAJOR,
+        "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": driver.CAPABILITY_MINOR,
         "CU_POINTER_ATTRIBUTE_MEMORY_TYPE": driver.POINTER_MEMORY_TYPE,
         "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL": driver.POINTER_DEVICE_ORDINAL,
         "CU_MEMORYTYPE_DEVICE": driver.MEMORY_ON_DEVICE,
@@ -92,6 +95,9 @@ def test_the_same_numbers_mean_the_same() -> None:
     }
     operations = {"ncclSum": Sum, "ncclProd": Product, "ncclMax": Max, "ncclMin": Min}
     found |= {name: nccl.OPERATIONS[op] for name, op in operations.items()}
-    types = {f"nccl{str(dtype).capitalize()}": number for dtype, number in nccl.TYPES.items()}
+    types = {
+        f"nccl{str(dtype).capitalize().removesuffix('fn').replace('_', '')}": number
+        for dtype, number in nccl.TYPES.items()
+    }
     assert {**found, **types} == recorded.NUMBERS
     assert set(DType) - set(nccl.TYPES) == {DType.BOOL, DType.INT16}

@@ -27,12 +27,13 @@ def inputs(dtype: DType, size: int) -> list[oracle.Array]:
 
 
 def test_reductions(fakes: Fakes) -> None:
-    """Every type and operation; averages and pre-multiplied sums of floats."""
+    """Every type but float8, which is PyTorch's, and every operation; averages and pre-multiplied sums of floats."""
     size = 3
-    values = {dtype: inputs(dtype, size) for dtype in nccl.TYPES}
+    types = {dtype: number for dtype, number in nccl.TYPES.items() if isinstance(dtype, DType)}
+    values = {dtype: inputs(dtype, size) for dtype in types}
 
     def work(rank: RawRank) -> None:
-        for dtype, number in nccl.TYPES.items():
+        for dtype, number in types.items():
             own = fakes.array(values[dtype][rank.rank], rank.rank % 2)
             for op in (Sum, Product, Min, Max):
                 result = fakes.empty(COUNT, own.dtype, rank.rank % 2)

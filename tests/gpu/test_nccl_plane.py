@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.nccl.plane import NcclPlane
-from hvdlite.planes.nccl.reduction import reduction
-from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
+from hvdlite.planes.nccl.reduction import lack_of_float8, reduction
+from hvdlite.tensors.device import CPU
+from hvdlite.tensors.dtypes import FLOAT8, DType, Max, Min, Product, Sum
 from tests.contract import oracle
 from tests.gpu.fake import Fakes
 from tests.gpu.planes import Planes, opened, receiving, sending, spans_of
@@ -86,6 +88,25 @@ def test_averages_of_integers_are_truncated(group: Planes) -> None:
 def test_what_nccl_cannot_compute_is_an_error_on_all_ranks() -> None:
     with pytest.raises(HorovodInternalError, match="NCCL does not reduce int16; pass tensor.int"):
         reduction(DType.INT16, Sum, 1.0, 1.0, 4)
+
+
+def test_which_float8_is_refused() -> None:
+    def told(*how: float, version: int = 22400, capability: tuple[int, int] = (9, 0), op: int = Sum) -> str:
+        return lack_of_float8(version, capability, op, *(how or (1.0, 1.0)), size=3)
+
+    assert (
+        told()
+        == told(op=Max)
+        == told(1.0, 1 / 3)
+        == told(1.0, np.nextafter(1 / 3, 1))
+        == told(capability=(12, 1))
+        == ""
+    )
+    assert told(version=22304) == "NCCL 2.23.4 does not reduce float8, which 2.24.0 does; pass tensor.half()"
+    assert "of compute capability 9.0, and this one has 8.9" in told(capability=(8, 9))
+    assert "added by NCCL only" in LocalPlane().refusal(CPU, FLOAT8[0], Sum, 1.0, 1.0)  # as any other plane
+    for refused in (told(0.5, 1.0), told(1.0, 1 / 2), told(1.0, 1 / 3, op=Max)):
+        assert refused.startswith("float8 has no scale factors")
 
 
 def test_reduce_scatter_in_parts_of_unequal_length(group: Planes) -> None:

@@ -68,6 +68,50 @@ def all_collectives_of_all_types_and_sizes_are_those_of_cpus() -> None:
 
 
 @scenario
+def float8_is_added_where_nccl_adds_it() -> None:
+    mine = torch.arange(-1.0, 2.0) * 2 ** hvd.rank()  # all sums are of three bits
+    total = torch.arange(-1.0, 2.0) * (2 ** hvd.size() - 1)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        sent = mine.to(dtype)
+        assert torch.equal(hvd.broadcast(sent.cpu(), 0).float(), torch.arange(-1.0, 2.0, device="cpu"))
+        with pytest.raises(ValueError, match="not supported by allreduce on CPUs; pass tensor.float"):
+            hvd.allreduce(sent.cpu(), op=hvd.Sum)
+        gathered = hvd.allgather(sent).float()
+        assert torch.equal(gathered, torch.cat([torch.arange(-1.0, 2.0) * 2**rank for rank in range(hvd.size())]))
+        if IS_MACHINE and (torch.cuda.get_device_capability() < (9, 0) or hvd.nccl_built() < 22400):
+            with pytest.raises(ValueError, match="NCCL .*reduce.* float8"):
+                hvd.allreduce(sent, op=hvd.Sum)
+            continue
+        found = hvd.allreduce(sent, op=hvd.Sum)
+        assert found.dtype is dtype
+        assert torch.equal(found.float(), total)
+        most = torch.tensor([-1.0, 0.0, 2.0 ** (hvd.size() - 1)])
+        assert torch.equal(hvd.allreduce(sent, op=hvd.Max).float(), most)
+        assert all(torch.equal(each.float(), total) for each in hvd.grouped_allreduce([sent] * 20, op=hvd.Sum))
+        rows = torch.ones(hvd.size(), 3).to(dtype)
+        assert torch.equal(hvd.reducescatter(rows, op=hvd.Sum).float(), torch.full((1, 3), float(hvd.size())))
+        mean = hvd.allreduce(torch.ones(3).to(dtype), op=hvd.Average).float()  # 1 / ranks is rounded, and all sums
+        assert torch.allclose(mean, torch.ones(3), atol=2.0**-2)
+        with pytest.raises(ValueError, match="float8 has no scale factors"):
+            hvd.allreduce(sent, op=hvd.Sum, prescale_factor=0.5)
+
+
+def sums_of_float8_are_rounded_once() -> None:
+    """By the fakes; NCCL has its own ways."""
+    bits = torch.arange(256, dtype=torch.uint8)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        everyones = [each.view(dtype) for each in (bits, bits.flip(0), bits * 0)]
+        added = sum(each.float() for each in everyones[: hvd.size()])
+        is_finite = added.abs() <= torch.finfo(dtype).max  # beyond, CUDA has the greatest one, and PyTorch none
+        found = hvd.allreduce(everyones[hvd.rank()], op=hvd.Sum).float()
+        assert torch.equal(found[is_finite], added.to(dtype).float()[is_finite])
+
+
+if not IS_MACHINE:
+    scenario(sums_of_float8_are_rounded_once)
+
+
+@scenario
 def several_process_sets_at_once_on_a_gpu() -> None:
     size = hvd.size()
     sets = [hvd.add_process_set([rank]) for rank in range(size)]

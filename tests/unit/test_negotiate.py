@@ -11,7 +11,7 @@ from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import ProtocolError, encode
 from hvdlite.tensors.device import CPU, Device
-from hvdlite.tensors.dtypes import Adasum, Average, DType, Max
+from hvdlite.tensors.dtypes import FLOAT8, Adasum, Average, DType, Max, Opaque
 from tests.unit.replicas import Ranks, request
 
 
@@ -117,6 +117,15 @@ def test_what_only_cpus_do_is_refused_on_another_device(changes: dict[str, Any])
     asked = request(JOIN_NAME if changes.get("kind") is Kind.JOIN else "t", **changes)
     assert is_well_formed(asked, 0, 2)
     assert not is_well_formed(asked._replace(device=Device("toy")), 0, 2)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_float8_is_moved_everywhere_and_added_on_other_devices_only(dtype: Opaque) -> None:
+    asked = request("t", dtype=dtype)
+    assert not is_well_formed(asked, 0, 2)
+    assert is_well_formed(asked._replace(device=Device("toy")), 0, 2)
+    assert is_well_formed(asked._replace(kind=Kind.BROADCAST), 0, 2)
+    assert not is_well_formed(asked._replace(device=Device("toy"), dtype=Opaque("float8_e4m3", 1)), 0, 2)
 
 
 def test_what_cannot_be_reduced_together_is_not_fused() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite.cuda.loading import Signatures, declare, file_of, is_installed, is_loaded, load
 from hvdlite.errors import HorovodInternalError, NativeUnavailable, absence_of
-from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
+from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType, Max, Min, Product, Sum
 
 SONAME: Final = "libnccl.so.2"
 PACKAGE: Final = "nvidia.nccl"  # of the wheels nvidia-nccl-cu12 and nvidia-nccl-cu13
@@ -30,7 +30,7 @@ OF_PEERS: Final = (2, 6)
 AVERAGE: Final = 4
 OPERATIONS: Final = {Sum: 0, Product: 1, Max: 2, Min: 3}
 """NCCL's number of each operation."""
-TYPES: Final = {
+TYPES: Final[dict[ElementType, int]] = {
     DType.INT8: 0,
     DType.UINT8: 1,
     DType.INT32: 2,
@@ -39,8 +39,13 @@ TYPES: Final = {
     DType.FLOAT32: 7,
     DType.FLOAT64: 8,
     DType.BFLOAT16: 9,
+    FLOAT8[0]: 10,
+    FLOAT8[1]: 11,
 }
 """NCCL's number of each element type that it adds. It has no 16-bit integers; bool is 0 or 1 of the type uint8."""
+OLDEST_FLOAT8: Final = 22400
+FLOAT8_CAPABILITY: Final = (9, 0)
+"""The first compute capability of GPUs on which NCCL adds float8."""
 BYTES: Final = TYPES[DType.UINT8]
 SCALAR_ON_HOST: Final = 1
 

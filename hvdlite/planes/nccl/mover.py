@@ -24,7 +24,7 @@ from hvdlite.planes.nccl.kernels import (
     text,
 )
 from hvdlite.tensors.buffer import Spans, address_of
-from hvdlite.tensors.dtypes import DType
+from hvdlite.tensors.dtypes import DType, ElementType
 
 BLOCKS: Final = 32
 """The most blocks of a launch: about as many multiprocessors as NCCL uses, so that computations keep the rest."""
@@ -46,12 +46,12 @@ class Mover:
                 self._kernels[element] = Kernel(stream.context, text(element), NAME)
             undo.pop_all()
 
-    def move(self, spans: Spans, dtype: DType | None = None, factor: float = 1.0) -> None:
+    def move(self, spans: Spans, dtype: ElementType | None = None, factor: float = 1.0) -> None:
         """Copies ``spans``, elements of ``dtype`` times ``factor``; each must be aligned to its size.
 
         Products are those of `hvdlite.planes.arithmetic.scaled`. Spans that would not change are left alone.
         """
-        if factor == 1 or dtype is None or dtype is DType.BOOL:
+        if factor == 1 or not isinstance(dtype, DType) or dtype is DType.BOOL:
             spans = spans[(spans[:, 0] != spans[:, 1]) & (spans[:, 2] > 0)]
             element = _widest_copy(spans)
         else:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hvdlite.planes.nccl.mover import Mover
 from hvdlite.planes.nccl.scratch import KEPT_BYTES, LINE, Scratch
 from hvdlite.tensors.buffer import Spans
-from hvdlite.tensors.dtypes import DType
+from hvdlite.tensors.dtypes import ElementType
 
 Piece = tuple[int, int]
 """An address and a number of bytes."""
@@ -85,7 +85,7 @@ def place(packs: Sequence[Pack], scratch: Scratch) -> None:
             pack.address = address
 
 
-def gather(packs: Iterable[Pack], mover: Mover, dtype: DType | None = None, factor: float = 1.0) -> None:
+def gather(packs: Iterable[Pack], mover: Mover, dtype: ElementType | None = None, factor: float = 1.0) -> None:
     """Copies the pieces to their packs, elements of ``dtype`` times ``factor``."""
     mover.move(_array(span for pack in packs for span in pack.spans()), dtype, factor)
 

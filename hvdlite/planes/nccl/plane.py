@@ -22,7 +22,7 @@ import numpy as np
 from hvdlite.cuda import driver
 from hvdlite.cuda.events import Events, latest
 from hvdlite.cuda.memory import DeviceMemory
-from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.errors import HorovodInternalError, HvdError, absence_of
 from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.gpu import GpuPlane
@@ -42,11 +42,11 @@ from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.library import BYTES, OPERATIONS, library
 from hvdlite.planes.nccl.offers import Offer, do_all, exchange, obstacle, sharing
 from hvdlite.planes.nccl.packing import is_worth_packing, packed_bytes
-from hvdlite.planes.nccl.reduction import lack, reduction
+from hvdlite.planes.nccl.reduction import lack, lack_of_float8, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.device import Device
-from hvdlite.tensors.dtypes import DType, Max
+from hvdlite.tensors.dtypes import FLOAT8, ElementType, Max
 
 T = TypeVar("T")
 Give = Callable[[Gpu, Group], None]
@@ -77,7 +77,9 @@ class NcclPlane(GpuPlane):
         self._launched: deque[Launched] = deque()  # and not passed, in order
         self._passed_at = 0.0
 
-    def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Launched | None:
+    def allreduce(
+        self, spans: Spans, dtype: ElementType, op: int, prescale: float, postscale: float
+    ) -> Launched | None:
         if (address := _first_address((spans,), 0)) is None:
             self._refuse_if_aborted()
             return None
@@ -90,7 +92,7 @@ class NcclPlane(GpuPlane):
         return self._launch("allreduce", address, give)
 
     def reducescatter(
-        self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, postscale: float
+        self, parts: Sequence[Spans], dtype: ElementType, op: int, prescale: float, postscale: float
     ) -> Launched | None:
         if (address := _first_address(parts, 0)) is None:
             self._refuse_if_aborted()
@@ -141,8 +143,11 @@ class NcclPlane(GpuPlane):
     def unfitness(self, device: Device) -> str:
         return self._lack or super().unfitness(device)
 
-    def refusal(self, dtype: DType, op: int, prescale: float, postscale: float) -> str:
-        return lack(dtype)
+    def refusal(self, device: Device, dtype: ElementType, op: int, prescale: float, postscale: float) -> str:
+        if dtype not in FLOAT8 or absence_of(library):  # of which `unfitness` tells, or the first collective
+            return lack(dtype)
+        capability = driver.capability(device.ordinal)
+        return lack_of_float8(library().version, capability, op, prescale, postscale, self.size)
 
     def abort(self, error: HvdError) -> None:
         self._error = self._error or error

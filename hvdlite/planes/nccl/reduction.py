@@ -9,8 +9,8 @@ import numpy as np
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.arithmetic import bits_of, values_of
-from hvdlite.planes.nccl.library import AVERAGE, OPERATIONS, TYPES
-from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
+from hvdlite.planes.nccl.library import AVERAGE, FLOAT8_CAPABILITY, OLDEST_FLOAT8, OPERATIONS, TYPES, dotted
+from hvdlite.tensors.dtypes import DType, ElementType, Max, Min, Product, Sum
 
 _OF_BOOL: Final = {Sum: Max, Max: Max, Product: Min, Min: Min}
 _SCALARS: Final[dict[DType, Any]] = {
@@ -27,7 +27,7 @@ class Reduction(NamedTuple):
     ``before`` and ``after`` it, kernels multiply, if the factors are not 1.
     """
 
-    element: DType
+    element: ElementType
     operation: int
     scalar: Any = None
     before: float = 1.0
@@ -47,15 +47,35 @@ class Reduction(NamedTuple):
         return nbytes // self.element.itemsize
 
 
-def lack(dtype: DType) -> str:
+def lack(dtype: ElementType) -> str:
     """Returns why elements of ``dtype`` are not reduced, and what to pass instead; empty if they are."""
     if dtype in TYPES or dtype is DType.BOOL:
         return ""
     return f"NCCL does not reduce {dtype}; pass tensor.int(), or tensor.cpu()"
 
 
+def lack_of_float8(
+    version: int, capability: tuple[int, int], op: int, prescale: float, postscale: float, size: int
+) -> str:
+    """Returns why float8 is not reduced so, and what to pass instead; empty if it is.
+
+    ``version`` is NCCL's and ``capability`` the GPU's. A factor would be rounded to three digits or two, so there is
+    none but that of an average.
+    """
+    if version < OLDEST_FLOAT8:
+        return f"NCCL {dotted(version)} does not reduce float8, which {dotted(OLDEST_FLOAT8)} does; pass tensor.half()"
+    if capability < FLOAT8_CAPABILITY:
+        needed, found = (".".join(map(str, each)) for each in (FLOAT8_CAPABILITY, capability))
+        return (
+            f"NCCL reduces float8 on GPUs of compute capability {needed}, and this one has {found}; pass tensor.half()"
+        )
+    if (prescale, postscale) == (1, 1) or _is_average(op, prescale, postscale, size):
+        return ""
+    return "float8 has no scale factors; pass hvd.Sum or hvd.Average without them, or tensor.half()"
+
+
 def reduction(
-    dtype: DType, op: int, prescale: float, postscale: float, size: int, is_packed: bool = False
+    dtype: ElementType, op: int, prescale: float, postscale: float, size: int, is_packed: bool = False
 ) -> Reduction:
     """Chooses for ``postscale * op(prescale * x)`` of ``size`` ranks. Raises HorovodInternalError for lacking types.
 
@@ -67,6 +87,8 @@ def reduction(
         raise HorovodInternalError(reason)
     if dtype is DType.BOOL:  # 0 and 1; scales do not matter
         return Reduction(DType.UINT8, OPERATIONS[_OF_BOOL[op]])
+    if not isinstance(dtype, DType):  # float8, of which kernels know nothing
+        return Reduction(dtype, AVERAGE if postscale != 1 else OPERATIONS[op])
     is_sum_of_floats = op == Sum and dtype.is_floating
     factor = prescale * postscale
     if prescale == postscale == 1 or (is_sum_of_floats and factor == 1):

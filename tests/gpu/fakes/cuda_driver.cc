@@ -90,6 +90,13 @@ int cuDeviceGet(int* device, int ordinal) {
   return kSuccess;
 }
 
+// The first compute capability on which NCCL adds float8.
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  if (device < 0 || device >= kDevices) return kInvalidDevice;
+  *value = attribute == 75 ? 9 : 0;
+  return kSuccess;
+}
+
 // All processes see the same two GPUs.
 int cuDeviceGetUuid_v2(CUuuid* uuid, int device) {
   if (int status = fake_failing("cuDeviceGetUuid_v2")) return status;

@@ -34,6 +34,37 @@ struct Brain {
   }
 };
 
+// A float of 8 bits with so many of the mantissa. As CUDA's, it is rounded to the nearest, and to the greatest finite
+// one.
+template <int kMantissa>
+struct Quarter {
+  using Value = float;
+  static constexpr int kBias = kMantissa == 3 ? 7 : 15;
+  static constexpr int kInfinity = kMantissa == 3 ? 0x7F : 0x7C;  // e4m3 has none, and NaN there
+  uint8_t bits;
+  static float magnitude(int code) {
+    int exponent = code >> kMantissa, mantissa = code & ((1 << kMantissa) - 1);
+    if (exponent == 0) return std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissa);
+    return std::ldexp(static_cast<float>(mantissa + (1 << kMantissa)), exponent - kBias - kMantissa);
+  }
+  Value value() const {
+    int code = bits & 0x7F;
+    float found = magnitude(code);
+    if (code >= kInfinity) found = kMantissa == 2 && code == kInfinity ? INFINITY : NAN;
+    return bits & 0x80 ? -found : found;
+  }
+  void set(Value value) {
+    int nearest = 0;
+    for (int code = 1; code < kInfinity; code++) {
+      float before = std::abs(std::abs(value) - magnitude(nearest)), now = std::abs(std::abs(value) - magnitude(code));
+      if (now < before || (now == before && code % 2 == 0)) nearest = code;
+    }
+    if (std::isinf(value)) nearest = kInfinity - 1;
+    if (std::isnan(value)) nearest = 0x7F;
+    bits = static_cast<uint8_t>(nearest | (std::signbit(value) ? 0x80 : 0));
+  }
+};
+
 template <typename T>
 struct Plain {
   using Value = T;
@@ -104,6 +135,10 @@ bool with_type(int type, F act) {
       return act(static_cast<Plain<double>*>(nullptr)), true;
     case 9:
       return act(static_cast<Brain*>(nullptr)), true;
+    case 10:
+      return act(static_cast<Quarter<3>*>(nullptr)), true;
+    case 11:
+      return act(static_cast<Quarter<2>*>(nullptr)), true;
     default:
       return false;
   }
