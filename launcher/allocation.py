@@ -26,7 +26,7 @@ _ELSEWHERE: Final = "name hosts yourself with -H"
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a job of Slurm has: its nodes by name, and on each the tasks that it was asked for, if any, and the cores.
+    """What a job of Slurm has: its nodes by name, and on each its tasks, or its cores if it was not asked for tasks.
 
     ``cores_per_task`` is what a rank is meant to have. If it ``is_here`` there is no srun, and only this machine.
     """
@@ -52,14 +52,14 @@ class Allocation:
 
 def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
     """The allocation that hvdrun was started in, or None. Raises BadHostSpec if it cannot be used."""
+    if environ.get("SLURM_HET_SIZE", "0") != "0":
+        raise BadHostSpec(
+            f"this is a heterogeneous job of Slurm (SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}), whose parts hvdrun "
+            f"does not join; ask Slurm for one kind of node, or {_ELSEWHERE}."
+        )
     names = next((environ[name] for name in _NAMES if environ.get(name)), "")
     if "SLURM_JOB_ID" not in environ or not names:
         return None
-    if environ.get("SLURM_HET_SIZE", "0") != "0":
-        raise BadHostSpec(
-            f"job {environ['SLURM_JOB_ID']} is a heterogeneous job of Slurm (SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}"
-            f"), whose parts hvdrun does not join; ask Slurm for one kind of node, or {_ELSEWHERE}."
-        )
     is_step = is_in_step(environ)
     if is_step and (count := number(environ, "SLURM_STEP_NUM_TASKS")) > 1:
         raise BadHostSpec(
@@ -67,9 +67,9 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
             "own; start hvdrun once, without srun or with -n 1, or leave hvdrun out: srun starts ranks too."
         )
     nodes = tuple(host.name for host in parse_hosts(names, "the nodes that Slurm lists"))
-    cores = _of_nodes(environ, "SLURM_JOB_CPUS_PER_NODE", nodes)
     has_tasks = not is_step and ("SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ)
     tasks = _of_nodes(environ, "SLURM_TASKS_PER_NODE", nodes) if has_tasks else ()
+    cores = _of_nodes(environ, "SLURM_JOB_CPUS_PER_NODE", nodes) if not has_tasks else ()
     is_here = shutil.which("srun", path=environ.get("PATH")) is None
     if is_here and nodes != (environ.get("SLURMD_NODENAME"),):
         raise BadHostSpec(

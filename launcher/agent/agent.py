@@ -329,6 +329,8 @@ class Agent:
             print(f"hvdlite agent: {text}", file=sys.stderr, flush=True)
 
     def _say_farewell(self) -> None:
+        for signum in (*_ENDING, *_ANNOUNCING) if self._is_scheduled else ():
+            signal.signal(signum, signal.SIG_IGN)  # it is ending; an interpreter that ends handles none
         for worker in self._workers:
             for pipe in tuple(worker.pipes):
                 self._read_output(worker, pipe, limit=_PIPE_BYTES)

@@ -37,6 +37,10 @@ class Way(Protocol):
         """True if the agent has a clock, an environment and a network of its own, and may vanish silently."""
 
     @property
+    def is_scheduled(self) -> bool:
+        """True if a scheduler runs the agent, and sends signals to all processes of the job."""
+
+    @property
     def waiting_bytes(self) -> int:
         """The number of bytes that were not sent yet."""
 
@@ -100,7 +104,9 @@ class ProcessWay:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
-                preexec_fn=None if self._spawner.ends_alone else partial(die_with_parent, signal.SIGTERM, os.getpid()),
+                preexec_fn=None
+                if self._spawner.is_scheduled
+                else partial(die_with_parent, signal.SIGTERM, os.getpid()),
             )
         except OSError as error:
             what = f": {error.filename}" if error.filename else ""
@@ -122,6 +128,10 @@ class ProcessWay:
     @property
     def is_remote(self) -> bool:
         return self._spawner.is_remote
+
+    @property
+    def is_scheduled(self) -> bool:
+        return self._spawner.is_scheduled
 
     @property
     def waiting_bytes(self) -> int:

@@ -1,7 +1,4 @@
-"""What hvdrun would make of an environment, if it were started there without -H, for ``hvdrun doctor --env``.
-
-Slurm is not here: `hvdlite.launcher.allocation` describes what it gives.
-"""
+"""What hvdrun would make of an environment, if it were started there without -H, for ``hvdrun doctor --env``."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.variables import Environ
 
 from ..agents.fields import shown
+from ..allocation import allocation_of
 from ..hostlists import hosts_of, list_of
 from ..nodes.place import COMPLETION_INDEX, source_of
 from .findings import Finding, Weight
@@ -29,6 +27,10 @@ def as_node_or_launcher(environ: Environ) -> Iterator[Finding]:
             needs = "" if environ.get("HVDLITE_SECRET") else f"give it the key of all nodes: {_KEY}"
             text = f"hvdrun would be node {place.rank} of {place.count} here, as {source.name} says ({said})"
             yield Finding(Weight.NOTE, (), text, needs)
+        elif allocation := allocation_of(environ):
+            hosts = ",".join(f"{host.name}:{host.slots}" for host in allocation.hosts())
+            text = f"hvdrun would start ranks on {hosts}, through srun, as job {allocation.job} of Slurm says"
+            yield Finding(Weight.NOTE, (), text, "")
         elif found := list_of(environ):
             hosts = ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in hosts_of(environ))
             text = f"hvdrun would start ranks on {hosts}, over ssh, as {found.name} says ({found.variable})"

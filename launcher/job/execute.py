@@ -241,18 +241,22 @@ class _Execution:
         if signum in _FORWARDED:
             for link in self._links.values():
                 link.send(Kind.SIGNAL, signum=signum, everyone=False)
-        elif not self._interrupters or host in self._interrupters:
+        elif not self._interrupters or (host in self._interrupters and not self._is_repeated(signum)):
             self._interrupters.add(host)
             self._interrupt(signum, host)
         else:  # whatever ends a job on all of its hosts signals each of them once, which is no second signal
             self._interrupters.add(host)
 
+    def _is_repeated(self, signum: int) -> bool:
+        """True if a scheduler may send ``signum`` more than once, and nobody means anything by the second time."""
+        return signum == signal.SIGTERM and any(link.way.is_scheduled for link in self._links.values())
+
     def _interrupt(self, signum: int, host: str) -> None:
         if self._supervisor.phase is Phase.RUNNING:
             where = f" on {host}" if host else ""
+            more = "" if self._is_repeated(signum) else "; once more kills them at once"
             self._screen.message(
-                f"hvdrun: {signal.Signals(signum).name}{where}: ending {len(self._supervisor.alive)} rank(s); "
-                "once more kills them at once"
+                f"hvdrun: {signal.Signals(signum).name}{where}: ending {len(self._supervisor.alive)} rank(s){more}"
             )
         self._act(self._supervisor.interrupted(signum, time.monotonic()))
 

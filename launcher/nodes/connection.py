@@ -32,6 +32,7 @@ class NodeConnection:
     """
 
     is_remote = True
+    is_scheduled = False
 
     def __init__(self, channel: Channel, introduction: Introduction, address: str) -> None:
         self.introduction, self.address, self.host = introduction, address, ""

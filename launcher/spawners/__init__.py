@@ -20,15 +20,16 @@ __all__ = ["Spawner", "SshOptions", "spawner_of", "ways_to"]
 class Spawner:
     """One way to start an agent. A remote host has its own clock, environment and network, and may vanish silently.
 
-    If ``ends_alone``, the command must not be killed when hvdrun dies: the agent sees the end of its stream and ends
-    what it started in its own time, which a kill would cut short. Lines of stderr with ``noise`` mean nothing.
+    If it ``is_scheduled``, a scheduler runs the agent, and sends signals to all processes of the job. The command must
+    not be killed then when hvdrun dies: the agent sees the end of its stream and ends what it started in its own time,
+    which the scheduler would cut short. Lines of stderr with ``noise`` mean nothing.
     """
 
     serves: Callable[[Host], bool]
     command: Callable[[Host, SshOptions], list[str]]
     explain: Callable[[Host, Sequence[str], int], str]
     is_remote: bool
-    ends_alone: bool = False
+    is_scheduled: bool = False
     noise: str = ""
 
 
@@ -38,7 +39,7 @@ _SRUN: Final = Spawner(
     srun.agent_command,
     srun.explain,
     is_remote=True,
-    ends_alone=True,
+    is_scheduled=True,
     noise=srun.NOISE,
 )
 _SPAWNERS: Final = (

@@ -28,7 +28,7 @@ from tests.harness.patience import PATIENCE_S, PROMPT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = {"ip": "iproute2", "nft": "nftables", "ss": "iproute2", "ssh": "openssh-client", "sshd": "openssh-server"}
-_SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _HOST_INIT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_init.py")))
 _SWITCH_INIT = ("sh", "-c", "echo up; read _")
 
@@ -37,7 +37,7 @@ def missing() -> str:
     """Returns what is missing for test hosts here, and how to get it; empty if nothing is."""
     if os.geteuid() != 0:
         return "test hosts need root; run the tests as root, in a container for example"
-    packages = {package for tool, package in _PACKAGES.items() if shutil.which(tool, path=_SEARCHED) is None}
+    packages = {package for tool, package in _PACKAGES.items() if shutil.which(tool, path=SEARCHED) is None}
     if packages:
         return f"test hosts need {', '.join(sorted(packages))}: apt-get install {' '.join(sorted(packages))}"
     if subprocess.run(["unshare", "--net", "--uts", "--pid", "--fork", "true"], capture_output=True).returncode:
@@ -293,7 +293,7 @@ def main() -> None:
 def _environment() -> dict[str, str]:
     """This process's environment, with the interpreter's own commands and those of the system on PATH."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
-    return {**os.environ, "HOME": home, "PATH": f"{Path(sys.executable).parent}:{_SEARCHED}"}
+    return {**os.environ, "HOME": home, "PATH": f"{Path(sys.executable).parent}:{SEARCHED}"}
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Block:
         return f"{self.path.name}:{self.line}"
 
 
-_FRAMEWORKS = {"jax", "keras", "tensorflow", "ray", "spark", "dask"}
+_FRAMEWORKS = {"jax", "keras", "tensorflow", "ray", "spark", "dask", "slurm"}
 
 
 def runnable_blocks(path: Path, on_ranks: bool = False, framework: str = "") -> Iterator[Block]:

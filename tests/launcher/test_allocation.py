@@ -108,11 +108,14 @@ def test_nodes_of_a_job_are_reached_by_srun_and_others_are_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"SLURM_HET_SIZE": "2"}, r"job 71 is a heterogeneous job of Slurm \(SLURM_HET_SIZE=2\)"),
+        ({"SLURM_HET_SIZE": "2"}, r"this is a heterogeneous job of Slurm \(SLURM_HET_SIZE=2\)"),
         ({"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "srun has started hvdrun 4 times"),
         ({"SLURM_TASKS_PER_NODE": "2"}, "SLURM_TASKS_PER_NODE='2' has no number for each of the 2 nodes"),
         ({"SLURM_TASKS_PER_NODE": "2,0"}, "SLURM_TASKS_PER_NODE='2,0' has no number"),
-        ({"SLURM_JOB_CPUS_PER_NODE": ""}, "SLURM_JOB_CPUS_PER_NODE='' has no number"),
+        (
+            {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_CPUS_PER_NODE": ""},
+            "PER_NODE='' has no number",
+        ),
         ({"SLURM_JOB_NODELIST": "n[1-"}, "the nodes that Slurm lists: .* is not a host"),
         ({"PATH": "/nowhere"}, "agents on n1, n2 are started by srun, which is not on PATH"),
     ],

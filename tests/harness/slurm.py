@@ -1,0 +1,203 @@
+"""A cluster of Slurm on test hosts: ``head`` with the controller, where users log in, and the nodes n1 and n2.
+
+All its files are in a temporary folder, and its daemons end with the hosts. It authenticates nobody, since all hosts
+are this machine. Processes of a step are found by their parents, so that no cgroups are needed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import CompletedProcess
+from types import TracebackType
+from typing import Final, Self
+
+from tests.harness import hosts
+from tests.harness.hosts import Host, HostProcess, Network, command_line
+from tests.harness.patience import PATIENCE_S, PROMPT_S
+
+NODES: Final = ("n1", "n2")
+_PACKAGES: Final = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
+_LOOK_S: Final = 0.05  # how often it looks
+_FINAL: Final = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+)
+_CONF: Final = """\
+ClusterName=test
+SlurmctldHost=head
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+KillWait=30
+SlurmdTimeout=300
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+{nodes}
+PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str:
+    """Returns what is missing for a cluster here, and how to get it; empty if nothing is."""
+    packages = sorted({package for tool, package in _PACKAGES.items() if not shutil.which(tool, path=hosts.SEARCHED)})
+    if packages:
+        return f"a cluster of Slurm needs {', '.join(packages)}: apt-get install {' '.join(packages)}"
+    return hosts.missing()
+
+
+def _end(daemon: HostProcess) -> None:
+    """Ends a daemon as its user would; whoever kills it leaves its remains to others, for which the host waits."""
+    if daemon.poll() is None:
+        daemon.send_signal(signal.SIGTERM)
+    daemon.wait(PROMPT_S)
+
+
+class Job:
+    """A job that a batch script describes. Its output is in a file that all hosts see."""
+
+    def __init__(self, cluster: Cluster, number: str, output: Path) -> None:
+        self._cluster, self.number, self._output = cluster, number, output
+
+    @property
+    def output(self) -> str:
+        """What the script and its steps have written so far."""
+        return self._output.read_text() if self._output.exists() else ""
+
+    @property
+    def record(self) -> str:
+        """What Slurm shows of the job."""
+        return self._cluster.check("scontrol", "show", "job", "--details", self.number)
+
+    @property
+    def state(self) -> str:
+        return re.search(r"JobState=(\w+)", self.record)[1]  # type: ignore[index]
+
+    def wait_for_output(self, text: str, count: int) -> None:
+        """Waits until the output contains ``text`` so many times. Fails at the deadline, or if the job ends before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.output.count(text) < count:
+            is_over = self.state in _FINAL and self.output.count(text) < count
+            assert not is_over, f"{self.record}\n{self.output}"
+            assert time.monotonic() < deadline, f"{self.record}\n{self.output}"
+            time.sleep(_LOOK_S)
+
+    def wait(self) -> int:
+        """The exit code of the script, or 128 + n after signal n, once the job has ended and its nodes are free."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.state not in _FINAL:
+            assert time.monotonic() < deadline, f"{self.record}\n{self.output}"
+            time.sleep(_LOOK_S)
+        code, signum = re.search(r" ExitCode=(\d+):(\d+)", self.record).groups()  # type: ignore[union-attr]
+        return 128 + int(signum) if int(signum) else int(code)
+
+
+class Cluster:
+    """The cluster; a context manager."""
+
+    def __init__(self) -> None:
+        self._closing = ExitStack()
+        self.folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
+        with ExitStack() as undo:
+            undo.callback(self._closing.close)
+            self.network = self._closing.enter_context(Network("head", *NODES))
+            address = {host.name: host.address for host in self.network}
+            nodes = "\n".join(f"NodeName={name} NodeAddr={address[name]} CPUs=4 RealMemory=1000" for name in NODES)
+            self.conf = self.folder / "slurm.conf"
+            self.conf.write_text(_CONF.format(folder=self.folder, nodes=nodes))
+            self.variables = {"SLURM_CONF": str(self.conf)}
+            for name in ("state", *(f"spool-{node}" for node in NODES)):
+                (self.folder / name).mkdir()
+            self._start("head", "slurmctld")
+            for node in NODES:
+                self._start(node, "slurmd")
+            self._wait_for_nodes()
+            self._daemons = {process for host in self.network for process in host.processes()}
+            undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    @property
+    def head(self) -> Host:
+        """The host where users log in. It runs no job."""
+        return self.network["head"]
+
+    def run(self, *command: str, cwd: Path = hosts.ROOT) -> CompletedProcess[str]:
+        """Runs a command of a user on the head to its end."""
+        return self.head.run(*command, cwd=cwd, env=self.variables)
+
+    def popen(self, *command: str) -> HostProcess:
+        """Starts one."""
+        return self.head.popen(*command, env=self.variables)
+
+    def check(self, *command: str) -> str:
+        """Runs one that must succeed; returns its stdout."""
+        ended = self.run(*command)
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+        return ended.stdout
+
+    def submit(self, script: str, *options: str) -> Job:
+        """Hands the batch script in, from the root of the repository."""
+        number = len(list(self.folder.glob("script-*")))
+        path, output = self.folder / f"script-{number}", self.folder / f"output-{number}"
+        path.write_text(script)
+        job = self.check("sbatch", "--parsable", f"--output={output}", "--open-mode=append", *options, str(path))
+        return Job(self, job.strip(), output)
+
+    def wait_until_idle(self) -> None:
+        """Waits until all nodes are up and free, and no process of a job is left on them."""
+        self._wait_for_nodes()
+        deadline = time.monotonic() + PATIENCE_S
+        while left := self.processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(_LOOK_S)
+
+    def processes(self, part: str = "", hosts: Sequence[str] = ("head", *NODES)) -> list[str]:
+        """The command lines, with ``part``, of the processes of jobs and users on these ``hosts``."""
+        found = [process for name in hosts for process in self.network[name].processes(part)]
+        return [line for process in found if process not in self._daemons and (line := command_line(process))]
+
+    def logs(self) -> str:
+        """The last lines of the daemons."""
+        return "\n".join("\n".join(path.read_text().splitlines()[-20:]) for path in sorted(self.folder.glob("*.log")))
+
+    def stored(self) -> str:
+        """What the daemons store of jobs, show of them, and write to their logs."""
+        texts = [self.run("scontrol", "show", what).stdout for what in ("jobs", "steps")]
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file() and not path.name.startswith("output-"):
+                texts.append(path.read_bytes().decode(errors="replace"))
+        return "\n".join(texts)
+
+    def _wait_for_nodes(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (states := self.run("sinfo", "-h", "-N", "-o", "%t").stdout.split()) != ["idle"] * len(NODES):
+            assert time.monotonic() < deadline, f"{states}\n{self.logs()}"
+            time.sleep(_LOOK_S)
+
+    def _start(self, host: str, daemon: str) -> None:
+        line = f"exec {daemon} -D -f {self.conf} 2> {self.folder}/{daemon}-{host}.log"
+        process = self._closing.enter_context(self.network[host].popen("sh", "-c", line))
+        self._closing.callback(_end, process)
