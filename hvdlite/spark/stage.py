@@ -26,7 +26,7 @@ from hvdlite.spark.task import Call, NameOfHorovod, in_order_of_ranks, play
 
 _LOOK_S: Final = 0.1
 _REST_S: Final = 5.0  # for the others to notice that a rank has failed
-_END_S: Final = 20.0  # for Spark to kill its Python processes, which takes it four seconds
+_END_S: Final = 10.0  # for Spark to kill its Python processes, which takes it four seconds if it reaches them
 
 _EXCLUDED: Final = {
     "spark.speculation": "a copy of a rank is no rank of the job",

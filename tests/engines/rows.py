@@ -204,6 +204,7 @@ class Spark(FunctionRow):
     def cluster(self) -> Iterator[None]:
         with spark_home() as self.home:
             yield
+            assert self.home.was_shown, "no page of Spark's was searched for keys"
 
     def call(self, function: Callable[..., Any], args: Sequence[str], ranks: int) -> list[Any]:
         import pyspark

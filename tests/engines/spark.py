@@ -34,11 +34,15 @@ SETTINGS = {
 
 
 class Home:
-    """A folder that stands in for ``SPARK_HOME``, so that Spark's settings, logs and events are in it."""
+    """A folder that stands in for ``SPARK_HOME``, so that Spark's settings, logs and events are in it.
+
+    ``was_shown`` tells whether `stored` has seen the pages of a driver.
+    """
 
     def __init__(self, folder: str) -> None:
         package = Path(*(importlib.util.find_spec("pyspark").submodule_search_locations or []))  # type: ignore[union-attr]
         self.folder = Path(folder)
+        self.was_shown = False
         for name in ("bin", "jars", "sbin", "python"):
             (self.folder / name).symlink_to(package / name)
         for name in ("conf", "events", "local"):
@@ -78,6 +82,7 @@ class Home:
                 with suppress(urllib.error.HTTPError):
                     yield self._get(f"api/v1/applications/{number}/{page}")
             yield self._get("environment/")
+            self.was_shown = True
 
     def _get(self, page: str) -> str:
         with urllib.request.urlopen(f"http://localhost:{self._port}/{page}", timeout=10) as answer:

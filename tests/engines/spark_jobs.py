@@ -24,11 +24,18 @@ import pyspark
 import hvdlite as hvd
 import hvdlite.spark
 from hvdlite.hosted.outcomes import results
+from hvdlite.launched_by.presence import names_at
 from hvdlite.spark.stage import _Concatenation
 from hvdlite.spark.task import Call, play
 from tests.harness.patience import PATIENCE_S, until
 
 horovod: Any = None
+
+
+def ordinary(_: int) -> list[str]:
+    """What is left of a rank in the process of an ordinary task."""
+    ours = [name for name in os.environ if name in ("HVDLITE_SECRET", "HVDLITE_RANK", "HVDLITE_RENDEZVOUS", "EXTRA")]
+    return ours + [name for name in names_at(os.getpid()) if name.startswith("hvdlite")]
 
 
 class Total:
@@ -124,7 +131,9 @@ def kill_this_executor() -> None:
 
 
 def run(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    return hvdlite.spark.run(function, args, env={"JOBS": os.environ["JOBS"]}, **{"num_proc": 2, **options})
+    return hvdlite.spark.run(
+        function, args, env={"JOBS": os.environ["JOBS"], "EXTRA": "1"}, **{"num_proc": 2, **options}
+    )
 
 
 def run_before_a_shuffle(function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -160,6 +169,10 @@ def as_horovod() -> list[Any]:
     return [basics.rank(), horovod.get_available_devices()]
 
 
+def run_ordinary_tasks(function: Callable[..., Any]) -> list[Any]:
+    return list(pyspark.SparkContext.getOrCreate().parallelize(range(8), 8).map(function).collect())
+
+
 def horovod_run(function: Callable[..., Any]) -> list[Any]:
     return list(horovod.run(function, num_proc=2))
 
@@ -175,6 +188,7 @@ def main(folder: str) -> None:
     job("agrees", run, total)
     job("too many", run, total, num_proc=3, start_timeout=1)
     job("lambda", run, lambda: total().value)
+    job("ordinary", run_ordinary_tasks, ordinary)
     job("silent", run, falls_silent)
     job("unnoticed", run, fails_unnoticed)
     threading.Thread(target=interrupt_when_both_wait).start()

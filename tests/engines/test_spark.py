@@ -67,6 +67,10 @@ def test_functions_and_results_of_a_script_are_sent_by_value() -> None:
     assert job("lambda").get("results") == [3.0, 3.0]
 
 
+def test_a_process_that_was_a_rank_serves_ordinary_tasks_afterwards() -> None:
+    assert job("ordinary").get("results") == [[]] * 8
+
+
 def test_tasks_have_the_name_of_horovod_if_the_driver_has() -> None:
     told = job("as horovod")
     assert told.get("results") == [[0, []], [1, []]], told
