@@ -28,6 +28,7 @@ from hvdlite.errors import FunctionFailed, WorkerFailed
 from tests.engines.part import ENDED_BY_ENGINE, LEFT_ALONE
 from tests.engines.spark import Home, needs_spark, spark_home
 from tests.engines.starting import mpirun, needs_dask, needs_open_mpi, torchrun
+from tests.harness import slurm
 from tests.harness.patience import LAST_RESORTS, NEVER_SILENT
 from tests.launcher.nodes import free_port
 
@@ -112,6 +113,25 @@ class Hvdrun(CommandRow):
 
     def command(self, ranks: int) -> list[str]:
         return [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks), sys.executable]
+
+
+class InSlurm(Hvdrun):
+    """hvdrun in a job of Slurm whose only node is this machine: the contract looks at processes of this machine."""
+
+    name = "hvdrun in Slurm"
+    needs = (pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),)
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        with slurm.OneNode(tasks=2) as self._node:
+            yield
+
+    def command(self, ranks: int) -> list[str]:
+        variables = [f"{name}={value}" for name, value in self._node.variables.items()]
+        return ["env", *variables, *super().command(ranks)]
+
+    def stored(self) -> str:
+        return self._node.stored()
 
 
 class Nodes(CommandRow):
@@ -253,4 +273,6 @@ class Dask(FunctionRow):
         return (error.rank, error.host) if isinstance(error, FunctionFailed | WorkerFailed) else (None, "")
 
 
-ROWS: dict[str, Row] = {row.name: row for row in (Hvdrun(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark(), Dask())}
+ROWS: dict[str, Row] = {
+    row.name: row for row in (Hvdrun(), InSlurm(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark(), Dask())
+}

@@ -6,9 +6,12 @@ are this machine. Processes of a step are found by their parents, so that no cgr
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
+import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,6 +24,7 @@ from typing import Final, Self
 from tests.harness import hosts
 from tests.harness.hosts import Host, HostProcess, Network, command_line
 from tests.harness.patience import PATIENCE_S, PROMPT_S
+from tests.launcher.nodes import free_port
 
 NODES: Final = ("n1", "n2")
 _PACKAGES: Final = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
@@ -201,3 +205,60 @@ class Cluster:
         line = f"exec {daemon} -D -f {self.conf} 2> {self.folder}/{daemon}-{host}.log"
         process = self._closing.enter_context(self.network[host].popen("sh", "-c", line))
         self._closing.callback(_end, process)
+
+
+class OneNode:
+    """A cluster whose only node is this machine, without namespaces, and a job that has it; a context manager.
+
+    ``variables`` are those of the job's shell.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self._closing = ExitStack()
+        self.folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
+        with ExitStack() as undo:
+            undo.callback(self._closing.close)
+            name, ports = socket.gethostname(), [free_port() for _ in range(2)]
+            node = f"NodeName={name} NodeAddr=127.0.0.1 Port={ports[0]} CPUs={tasks} RealMemory=1000"
+            text = _CONF.format(folder=self.folder, nodes=node).replace("Nodes=n[1-2]", f"Nodes={name}")
+            conf = self.folder / "slurm.conf"
+            conf.write_text(
+                text.replace("SlurmctldHost=head", f"SlurmctldHost={name}(127.0.0.1)\nSlurmctldPort={ports[1]}")
+            )
+            self.variables = {"SLURM_CONF": str(conf)}
+            for folder in ("state", f"spool-{name}"):
+                (self.folder / folder).mkdir()
+            for daemon in ("slurmctld", "slurmd"):
+                log = self._closing.enter_context((self.folder / f"{daemon}.log").open("wb"))
+                command = [shutil.which(daemon, path=hosts.SEARCHED) or daemon, "-D", "-f", str(conf)]
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                self._closing.callback(process.wait)
+                self._closing.callback(process.terminate)
+            deadline = time.monotonic() + PATIENCE_S
+            while self._run("sinfo", "-h", "-o", "%t").strip() != "idle":
+                assert time.monotonic() < deadline, self.stored()
+                time.sleep(_LOOK_S)
+            number = re.search(r"job allocation (\d+)", self._run("salloc", "--no-shell", f"--ntasks={tasks}"))
+            assert number, self.stored()
+            self._closing.callback(self._run, "scancel", number[1])
+            job = {"ID": number[1], "NODELIST": name, "CPUS_PER_NODE": str(tasks)}
+            self.variables |= {f"SLURM_JOB_{name}": value for name, value in job.items()}
+            self.variables |= {"SLURM_NTASKS": str(tasks), "SLURM_TASKS_PER_NODE": str(tasks)}
+            undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    def stored(self) -> str:
+        """What the daemons store of the job, show of it, and write to their logs."""
+        files = [path.read_bytes().decode(errors="replace") for path in self.folder.rglob("*") if path.is_file()]
+        return "\n".join([*files, self._run("scontrol", "show", "jobs"), self._run("scontrol", "show", "steps")])
+
+    def _run(self, *command: str) -> str:
+        ended = subprocess.run(command, env={**os.environ, **self.variables}, capture_output=True, text=True)
+        return ended.stdout + ended.stderr
