@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.patience import until
 from tests.launcher.nodes import free_port
 
 needs_spark = pytest.mark.skipif(
@@ -31,6 +32,9 @@ SETTINGS = {
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",
 }
+
+# Three Java machines start for a minute of work.
+FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 
 
 class Home:
@@ -60,8 +64,7 @@ class Home:
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_HOSTNAME": "localhost",
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
-            # Three Java machines start for a minute of work.
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+            "JDK_JAVA_OPTIONS": " ".join([*FAST_START, f"-Djava.io.tmpdir={self.folder}/local"]),
         }
 
     def stored(self) -> str:
@@ -92,15 +95,18 @@ class Home:
 @contextmanager
 def spark_home() -> Iterator[Home]:
     """A `Home` for the drivers that are started meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as folder:
+    folder = tempfile.mkdtemp(prefix="spark-")
+    try:
         home = Home(folder)
-        before = {name: os.environ.get(name) for name in home.environment}
-        os.environ.update(home.environment)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in home.environment.items():
+                patch.setenv(name, value)
             yield home
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+    finally:
+        until(lambda: _is_removed(folder))
+
+
+def _is_removed(folder: str) -> bool:
+    """Removes ``folder``, into which an ending Java machine may still write."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not os.path.exists(folder)
