@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.hosted.seats import Seat
@@ -59,3 +59,25 @@ def joined(seat: Seat, job: Job, rendezvous: str, environment: Mapping[str, str]
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+class Member:
+    """This process, if it stays in a job for more than one call: it is a rank from `join` to `leave`."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.seat: Seat | None = None
+
+    def serve(self, job: Job, seat: Seat) -> str:
+        """Serves the rendezvous until `leave`, as `serve` does; returns its address."""
+        return self._stack.enter_context(serve(job, seat)).address
+
+    def join(self, seat: Seat, job: Job, rendezvous: str, environment: Mapping[str, str] | None = None) -> None:
+        """Makes this process the rank of ``seat``; see `joined`."""
+        self._stack.enter_context(joined(seat, job, rendezvous, environment))
+        self.seat = seat
+
+    def leave(self) -> None:
+        """Leaves the job, if this process is in one."""
+        self.seat = None
+        self._stack.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hvdlite.errors import FunctionFailed, LaunchError, PeerLost, ShutDown, WorkerFailed
@@ -24,8 +24,9 @@ _OURS: Final = os.path.dirname(__file__) + "/"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call on ``rank``: a ``result``, pickled, or else a ``failure``.
+    """What became of a call on ``rank``: a ``result``, or else a ``failure``.
 
+    The ``result`` is what the function returned if the engine sends that as it is (`call`), or pickled (`attempt`).
     ``failure`` is the text of a traceback. It ``follows`` from that of another rank if this one only lost that one, or
     found that it had left.
     ``death`` says how the process ended, with its exit ``code``, if it gave neither.
@@ -33,7 +34,7 @@ class Outcome:
 
     rank: int
     host: str
-    result: bytes = b""
+    result: Any = None
     failure: str = ""
     follows: PeerLost | ShutDown | None = None
     death: str = ""
@@ -66,18 +67,30 @@ def attempt(
     classes which came with the function, so that results are of the caller's classes.
     """
     with joined(seat, job, rendezvous, environment):
+        outcome = call(function, args, kwargs, seat)
+        if not outcome.is_success:
+            return outcome
         try:
-            result = function(*args, **kwargs)
-        except (Exception, SystemExit) as error:
-            return _failure(seat, error)
-        try:
-            return Outcome(seat.rank, seat.host, result=dumps(result))
+            return replace(outcome, result=dumps(outcome.result))
         except ValueError as error:
-            text = f"the result of rank {seat.rank}, a {type(result).__name__}, {error}"
+            text = f"the result of rank {seat.rank}, a {type(outcome.result).__name__}, {error}"
             return Outcome(seat.rank, seat.host, failure=text)
 
 
+def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], seat: Seat) -> Outcome:
+    """Calls ``function(*args, **kwargs)`` in this process, which is the rank of ``seat``."""
+    try:
+        return Outcome(seat.rank, seat.host, function(*args, **kwargs))
+    except (Exception, SystemExit) as error:
+        return _failure(seat, error)
+
+
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
+    """The results by rank of what `attempt` returned; see `values`."""
+    return [load(result) for result in values(outcomes)]
+
+
+def values(outcomes: Sequence[Outcome]) -> list[Any]:
     """The results by rank of ``outcomes``, which are in the order in which they came. Raises the first failure.
 
     A rank that failed because another had gone does not count as the first if that one, or any other, failed by itself.
@@ -90,7 +103,7 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
             if other is not first and other.follows is None and not other.death:
                 error.add_note(f"rank {other.rank} failed as well: {other.failure.splitlines()[-1]}")
         raise error
-    return [load(outcome.result) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
+    return [outcome.result for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
 
 def _failure(seat: Seat, error: BaseException) -> Outcome:

@@ -52,7 +52,7 @@ class Outcome:
 
 
 def play(row: Row, scenario: str) -> Outcome:
-    """Runs one job of ``row``, in folders of its own, and waits for its end."""
+    """Runs one job of ``row``, in folders of its own, and waits for its end. The row's cluster is there already."""
     outcome = Outcome()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -61,7 +61,6 @@ def play(row: Row, scenario: str) -> Outcome:
             os.mkdir(place)
         for name in ("reports", "gate"):
             os.mkfifo(f"{folder}/{name}")
-        stack.enter_context(row.cluster())
         # Opened for both, so that no rank waits for the other end, and none finds it closed before it was there.
         reports = os.open(f"{folder}/reports", os.O_RDWR)
         stack.callback(os.close, reports)
@@ -69,7 +68,7 @@ def play(row: Row, scenario: str) -> Outcome:
         log = stack.enter_context(open(f"{folder}/log", "wb"))
         before = leaks.holdings()
         environ = {**os.environ, **LAST_RESORTS, **NEVER_SILENT, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environ |= {"TMPDIR": places["tmp"], "HOME": places["home"]}
+        environ |= {"TMPDIR": places["tmp"], "HOME": places["home"], **row.environment}
         part = "waits" if scenario in SIGNALS else scenario
         caller = subprocess.Popen(
             row.caller(RANKS, part, folder),
@@ -109,7 +108,7 @@ def play(row: Row, scenario: str) -> Outcome:
             outcome.processes = [f"{pid} holds {', '.join(names)}" for pid, names in held.items() if names]
         else:
             outcome.processes = [f"rank {pid}" for pid in still_alive(ranks, PATIENCE_S)]
-        os.close(log.fileno()) if False else log.close()
+        log.close()
         outcome.processes += leaks.left_since(before)
         outcome.files = [str(path.relative_to(folder)) for place in places.values() for path in Path(place).rglob("*")]
         outcome.files += sorted(path for path in shared if Path(path).exists())

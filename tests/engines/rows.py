@@ -25,6 +25,7 @@ import pytest
 
 import hvdlite
 from hvdlite.errors import FunctionFailed, WorkerFailed
+from tests.engines import rays
 from tests.engines.part import ENDED_BY_ENGINE, LEFT_ALONE
 from tests.engines.spark import Home, needs_spark, spark_home
 from tests.engines.starting import mpirun, needs_dask, needs_open_mpi, torchrun
@@ -41,7 +42,8 @@ class Row:
     """An engine. ``needs`` skips it where it is not installed, and ``cannot`` has reasons by promise.
 
     ``codes`` are the exit codes of the caller by scenario, and ``ending`` is what becomes of the other ranks when one
-    fails. If ``keeps_processes``, the processes in which ranks ran serve other jobs afterwards.
+    fails. If ``keeps_processes``, the processes in which ranks ran serve other jobs afterwards. The ranks run on
+    ``hosts``, and the caller has ``environment`` beside that of the test.
     """
 
     name = ""
@@ -50,10 +52,12 @@ class Row:
     codes: ClassVar[Mapping[str, int]] = {}
     ending = ENDED_BY_ENGINE
     keeps_processes = False
+    hosts = 1
+    environment: Mapping[str, str] = {}
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
-        """Runs what the engine needs for its jobs, and stays when one ends."""
+        """Runs what the engine needs for its jobs, from before the first until after the last."""
         yield
 
     def caller(self, ranks: int, scenario: str, folder: str) -> list[str]:
@@ -273,6 +277,36 @@ class Dask(FunctionRow):
         return (error.rank, error.host) if isinstance(error, FunctionFailed | WorkerFailed) else (None, "")
 
 
+class Ray(FunctionRow):
+    name = "ray"
+    needs = (rays.needs_ray,)
+    codes: ClassVar = {"raises": 1, "killed": 1, "interrupted": 1, "terminated": 1}
+    ending = LEFT_ALONE
+    hosts = 2
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        with rays.cluster() as self._cluster:
+            self.environment = self._cluster.environment
+            yield
+
+    def call(self, function: Callable[..., Any], args: Sequence[str], ranks: int) -> list[Any]:
+        from hvdlite.ray import RayExecutor
+
+        rays.connect()
+        executor = RayExecutor(num_hosts=ranks)
+        executor.start(
+            extra_env_vars={name: value for name, value in os.environ.items() if name.startswith("HVDLITE_")}
+        )
+        return executor.run(function, args)
+
+    def blamed(self, error: Exception) -> tuple[int | None, str]:
+        return (error.rank, error.host) if isinstance(error, FunctionFailed | WorkerFailed) else (None, "")
+
+    def stored(self) -> str:
+        return self._cluster.stored()
+
+
 ROWS: dict[str, Row] = {
-    row.name: row for row in (Hvdrun(), InSlurm(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark(), Dask())
+    row.name: row for row in (Hvdrun(), InSlurm(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark(), Dask(), Ray())
 }

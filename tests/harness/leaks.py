@@ -19,7 +19,8 @@ import signal
 import stat
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -30,12 +31,23 @@ Holdings = frozenset[tuple[str, str]]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CHILDREN = "children"  # of a thread, in /proc, which kernels without CONFIG_PROC_CHILDREN lack
+_apart: set[int] = set()
 _ZMQ_THREAD = re.compile(r"ZMQbg")
 
 
 def adopt_orphans() -> None:
     """Makes this process the parent of every descendant whose own parent has died."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def apart(pid: int) -> Iterator[None]:
+    """Leaves out what is below ``pid``, such as a cluster whose own processes come and go, as long as that lives."""
+    _apart.add(pid)
+    try:
+        yield
+    finally:
+        _apart.remove(pid)
 
 
 def holdings() -> Holdings:
@@ -88,7 +100,8 @@ def _processes() -> set[str]:
 def _descendants(pid: int) -> set[int]:
     """The processes below ``pid``. Looking at all others of the machine for that would take a millisecond."""
     if not Path("/proc/thread-self", _CHILDREN).exists():
-        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        below = {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        return below - {child.pid for head in _apart & below for child in psutil.Process(head).children(recursive=True)}
     found = _listed_below(pid)
     while (again := _listed_below(pid)) != found:  # a list may lack a process if another ends while it is read
         found = again
@@ -96,7 +109,9 @@ def _descendants(pid: int) -> set[int]:
 
 
 def _listed_below(pid: int) -> set[int]:
-    found = set()
+    found: set[int] = set()
+    if pid in _apart:
+        return found
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(FileNotFoundError, ProcessLookupError):

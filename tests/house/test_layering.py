@@ -69,7 +69,7 @@ LAYERS = [
     {"tensorflow.mpi_ops"},
 ]
 # Where these will stand, once they are there.
-PLANNED = {"observe", "ray"}
+PLANNED = {"observe"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAUNCHER_MAY_IMPORT = (
     "errors",

@@ -1,0 +1,34 @@
+"""Waits for what became of a call on every rank, and after a failure not for ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from hvdlite.hosted.outcomes import Outcome
+from hvdlite.hosted.seats import Seat
+
+GRACE_S: Final = 10.0  # for the other ranks to say what they saw of a failure, and the engine what it knows of a death
+
+
+def collect(seats: Sequence[Seat], wait: Callable[[float | None], list[Outcome]]) -> list[Outcome]:
+    """The outcomes of the ranks of ``seats`` in the order in which they came.
+
+    ``wait`` returns those that have come since it was called last, at least one unless its argument, seconds, are over.
+    Ranks that have not returned `GRACE_S` after the first failure are missing, unless another blames one of them: that
+    one was lost.
+    """
+    outcomes: list[Outcome] = []
+    deadline = None
+    while len(outcomes) < len(seats):
+        came = wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if not came:
+            break
+        outcomes += came
+        if deadline is None and not all(outcome.is_success for outcome in came):
+            deadline = time.monotonic() + GRACE_S
+    here = {outcome.rank for outcome in outcomes}
+    blamed = {outcome.follows.rank for outcome in outcomes if outcome.follows is not None}
+    lost = [seat for seat in seats if seat.rank in blamed - here]
+    return outcomes + [Outcome(seat.rank, seat.host, death="was lost: it no longer answers") for seat in lost]
