@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
 from hvdlite.members.process_set import ProcessSet
+from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import Collectives, Compressor, group_of
 from hvdlite.tensors.streams import Told
@@ -100,7 +101,8 @@ class _Flight(Generic[T]):
                 if not entry.is_done:
                     assert entry.group is not None
                     entry.group.wait(entry)
-            self._reduced = [entry.result(told) for entry in entries]
+            # Most are of the CPU, and then it is no call.
+            self._reduced = [entry.output if type(entry) is Entry else entry.result(told) for entry in entries]
             for entry in entries:
                 entry.output = None  # a thread that has just made it done may still have it, and needs no tensor
         results = []
