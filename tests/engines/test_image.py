@@ -112,6 +112,8 @@ def build(folder: Path) -> dict[str, Stage]:
         elif word == "RUN" and rest.split()[0] in OF_THE_SYSTEM:
             stage.left.append(rest)
         elif word == "RUN":
+            for objects in ROOT.glob("build/native-*") if "pip wheel" in rest else ():
+                shutil.copytree(objects, stage.path("build") / objects.name)  # only what is stale is compiled again
             stage.run(rest)
             stage.ran.append(rest)
         elif word == "USER":
