@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.harness.patience import LAST_RESORTS, PATIENCE_S
-from tests.launcher.hvdrun import COMMAND
+from tests.launcher.hvdrun import COMMAND, read_until
 
 KEY = secrets.token_hex(32)
+WAIT = ("sh", "-c", "echo $$ > $FOLDER/pid.$RANK; echo ready; exec sleep 600")
 
 
 class Ended(NamedTuple):
@@ -90,3 +91,9 @@ def run(*arguments: str, count: int = 2, environ: Mapping[str, str] | None = Non
     """The same to its end; returns how each node ended."""
     with job(*arguments, count=count, environ=environ) as started:
         return [each.rest() for each in started]
+
+
+def ready(first: Node, ranks: int = 2) -> None:
+    """Waits until each rank, whose output is on node 0, has written so."""
+    assert first.stdout is not None
+    read_until(first.stdout.fileno(), lambda found: found.count(b"ready\n") == ranks)
