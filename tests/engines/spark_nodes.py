@@ -32,7 +32,7 @@ def loses(folder: str) -> None:
         while True:
             hvd.allreduce(np.ones(3), name="again and again")
     except hvd.PeerLost as error:
-        told = {"lost": error.rank, "host": error.host, "at": time.time()}
+        told = {"lost": error.rank, "host": error.host, "here": os.uname().nodename, "at": time.time()}
         Path(folder, f"lost.{hvd.rank()}").write_text(json.dumps(told))
         raise
 
