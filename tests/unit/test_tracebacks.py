@@ -18,6 +18,8 @@ from hvdlite.errors import HorovodInternalError, Mismatch
 from hvdlite.ops.submit import whole_number
 from hvdlite.tracebacks import shorten
 
+OURS = os.path.dirname(hvd.__file__) + "/"  # a checkout may have that name as well
+
 
 def shown(error: BaseException) -> str:
     shorten(error)
@@ -40,14 +42,14 @@ def caught(call: object) -> BaseException:
 def test_the_last_frame_is_the_users_call() -> None:
     text = shown(caught(uninitialised))
     assert "    hvd.rank()\n" in text
-    assert "hvdlite/" not in text
+    assert OURS not in text
     assert text.endswith("call hvd.init() first\n")
 
 
 @pytest.mark.parametrize("call", ["allreduce(3.0)", "broadcast_async(3.0, 0)", "barrier()", "allgather_object(3)"])
 def test_of_a_collective_before_init_too(call: str) -> None:
     text = shown(caught(lambda: eval(f"hvd.{call}")))
-    assert "hvdlite/" not in text
+    assert OURS not in text
     assert text.endswith(
         "NotInitialized: hvdlite has not been initialized; call hvd.init() first (a fork does not inherit it)\n"
     )
@@ -57,7 +59,7 @@ def test_the_setting_brings_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDLITE_TRACEBACK", "full")
     assert "hvdlite/session.py" in shown(caught(uninitialised))
     monkeypatch.setenv("HVDLITE_TRACEBACK", "none")  # which `init` refuses
-    assert "hvdlite/" not in shown(caught(uninitialised))
+    assert OURS not in shown(caught(uninitialised))
 
 
 def test_errors_that_it_was_raised_from_have_none_either() -> None:
@@ -76,7 +78,7 @@ def test_errors_that_it_was_raised_from_have_none_either() -> None:
     for call in (chained, grouped):
         text = shown(caught(call))
         assert "hvd.rank()" in text
-        assert "hvdlite/" not in text
+        assert OURS not in text
 
 
 def test_frames_of_others_below_ours_stay() -> None:
@@ -128,12 +130,12 @@ def test_ctrl_c_in_a_wait_ends_at_the_users_call_and_elsewhere_where_it_came() -
 
 def test_it_is_done_where_an_error_is_shown_and_not_before() -> None:
     error = caught(uninitialised)
-    assert "hvdlite/" in "".join(traceback.format_exception(error))
+    assert OURS in "".join(traceback.format_exception(error))
     # In this process others may have put their hooks before.
     for program in ("hvd.rank()", "import threading; threading.Thread(target=hvd.rank).start()"):
         command = [sys.executable, "-c", f"import hvdlite as hvd; {program}"]
         told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-        assert "hvdlite/" not in told
+        assert OURS not in told
         assert "call hvd.init() first" in told
 
 
@@ -161,7 +163,7 @@ def test_a_notebook_shows_the_same_unless_its_user_shows_errors_otherwise(custom
     command = [sys.executable, "-c", NOTEBOOK.format(custom=custom)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "call hvd.init() first" in told
-    assert ("hvdlite/" in told) == (custom != "()")
+    assert (OURS in told) == (custom != "()")
 
 
 def test_frames_of_a_framework_between_ours_are_left_out() -> None:
