@@ -63,9 +63,13 @@ class Meddler:
         self._server.join()
 
     def reset(self, most: int = sys.maxsize) -> None:
-        """Ends all connections, or so many that are there longest, with what is on its way in them."""
+        """Ends all connections, or so many that are there longest, with what is on its way in them; each once.
+
+        A connection may have been made again before the thread of the one that was reset has noticed its end.
+        """
         with self._lock:
-            for link in chain.from_iterable(self._links[:most]):
+            ended, self._links = self._links[:most], self._links[most:]
+            for link in chain.from_iterable(ended):
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
@@ -97,7 +101,7 @@ class Meddler:
                             continue
                         key.data.shutdown(socket.SHUT_WR)
                     ready.unregister(key.fileobj)
-            with self._lock:
+            with self._lock, suppress(ValueError):  # it has been reset
                 self._links.remove((caller, callee))
 
     def _meddle(self, number: int, data: bytes, spared: int) -> bytes:
