@@ -48,9 +48,11 @@ def missing() -> str:
 def command_line(process: psutil.Process) -> str:
     """The command line of a process; empty if it has ended meanwhile."""
     try:
-        return " ".join(process.cmdline())
+        while not (words := process.cmdline()):  # it is amid an execve, or ending
+            pass
     except psutil.NoSuchProcess:
         return ""
+    return " ".join(words)
 
 
 class _Namespaces:
@@ -144,7 +146,7 @@ class Host:
             with suppress(OSError, psutil.NoSuchProcess):
                 if os.readlink(f"/proc/{process.pid}/ns/pid") != self._pid_namespace:
                     continue
-                line = " ".join(process.cmdline())
+                line = command_line(process)
                 is_wanted = part in line and (besides is None or besides not in line)
                 if is_wanted and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
