@@ -41,12 +41,12 @@ ENGINES_PIP := $(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check ins
 
 # Tests with an environment of their own, and those with a target of their own.
 OTHER_FRAMEWORKS := tests/keras tests/tensorflow
-FAMILIES := tests/engines tests/gpu tests/house $(OTHER_FRAMEWORKS)
+FAMILIES := tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house $(OTHER_FRAMEWORKS)
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-house test-gpu gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-compile test-hosts test-house test-gpu gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,16 @@ test: $(VENV)/.for-development native ## run the tests of the core and of PyTorc
 	$(MAKE) --no-print-directory -C native -j $(CPUS) test SANITIZE=address,undefined
 	@$(SAY) 'running all other tests in $(TEST_PROCESSES) processes: about ten minutes on two cores'
 	$(RUN_TESTS) $(addprefix --ignore=,$(FAMILIES))
+
+test-compile: export PYTHONDONTWRITEBYTECODE =
+test-compile: $(VENV)/.for-development native ## run the tests of torch.compile
+	@$(SAY) 'compiling every form of every collective: two minutes'
+	$(RUN_TESTS) tests/compiled
+
+test-hosts: export PYTHONDONTWRITEBYTECODE =
+test-hosts: $(VENV)/.for-development native ## run the tests of several hosts, which are made of namespaces, as root
+	@$(SAY) 'running jobs on several hosts, and cutting the cables between them: three minutes'
+	$(RUN_TESTS) tests/hosts tests/faults
 
 test-house: $(VENV)/.for-development native ## run the tests of the code's form, of the pages' examples and of the package
 	@$(SAY) 'checking imports, names and pages, and building wheels: about a minute'
@@ -90,7 +100,7 @@ test-tensorflow: $(TENSORFLOW_VENV)/.for-tests native ## run the tests of Tensor
 	$(TENSORFLOW_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/tensorflow
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
-test-busy: $(VENV)/.for-development native ## run the tests of test and test-engines while other processes keep the cores busy
+test-busy: $(VENV)/.for-development native ## run all tests but those of other frameworks while other processes keep the cores busy
 	@$(SAY) 'running the tests beside processes that keep the cores busy: about half an hour on two cores'
 	$(BIN)/python -m tests.harness.load $(RUN_TESTS) $(addprefix --ignore=,$(OTHER_FRAMEWORKS))
 

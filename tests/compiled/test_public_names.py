@@ -11,7 +11,7 @@ from torch import nn
 
 import hvdlite
 import hvdlite.torch as hvd
-from tests.frontends.tracing import probe
+from tests.compiled.tracing import probe
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 

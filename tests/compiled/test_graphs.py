@@ -16,9 +16,9 @@ import hvdlite.torch as hvd
 from hvdlite.ops import Collectives
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
 from hvdlite.torch.collectives.tensors import TensorCollectives
+from tests.compiled.test_public_names import shown
+from tests.compiled.tracing import probe
 from tests.frontends.scenarios import Scenarios, run
-from tests.frontends.test_torch_compile import shown
-from tests.frontends.tracing import probe
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
 
@@ -222,7 +222,7 @@ def a_training_step_is_the_same() -> None:
             assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_torch_graphs(reports: dict[str, str], name: str) -> None:
+def test_graphs(reports: dict[str, str], name: str) -> None:
     assert reports[name] == ""
 
 
