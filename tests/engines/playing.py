@@ -85,7 +85,8 @@ def play(row: Row, scenario: str) -> Outcome:
             keys = {key for report in outcome.reports.get("ready", []) for key in report["keys"]}
             outcome.keys = len(keys)
             outcome.shown |= _shown(keys, folder, row.stored())
-            shared = _shared_files([caller.pid, *(report["pid"] for report in outcome.reports["ready"])])
+            ranks = [row.pid(report["rank"], report["pid"]) for report in outcome.reports["ready"]]
+            shared = _shared_files([caller.pid, *ranks])
             if scenario in SIGNALS:
                 caller.send_signal(SIGNALS[scenario])
             else:
@@ -102,7 +103,6 @@ def play(row: Row, scenario: str) -> Outcome:
         _note_rest(outcome, reports)
         outcome.log = Path(folder, "log").read_text(errors="replace")
         outcome.shown |= _shown(keys, folder, row.stored())
-        ranks = [report["pid"] for report in outcome.reports["ready"]]
         if row.keeps_processes:
             held = {pid: [name for name in names_at(pid) if name.startswith("hvdlite")] for pid in ranks}
             outcome.processes = [f"{pid} holds {', '.join(names)}" for pid, names in held.items() if names]
@@ -112,6 +112,7 @@ def play(row: Row, scenario: str) -> Outcome:
         outcome.processes += leaks.left_since(before)
         outcome.files = [str(path.relative_to(folder)) for place in places.values() for path in Path(place).rglob("*")]
         outcome.files += sorted(path for path in shared if Path(path).exists())
+        outcome.files += row.files()
     return outcome
 
 

@@ -26,7 +26,7 @@ import pytest
 import hvdlite
 from hvdlite.errors import FunctionFailed, WorkerFailed
 from tests.engines import rays
-from tests.engines.part import ENDED_BY_ENGINE, LEFT_ALONE
+from tests.engines.part import ENDED_BY_ENGINE, FAILING, LEFT_ALONE
 from tests.engines.spark import Home, needs_spark, spark_home
 from tests.engines.starting import mpirun, needs_dask, needs_open_mpi, torchrun
 from tests.harness import slurm
@@ -43,7 +43,8 @@ class Row:
 
     ``codes`` are the exit codes of the caller by scenario, several where the engine leaves it to chance, and ``ending``
     is what becomes of the other ranks when one fails. If ``keeps_processes``, the processes in which ranks ran serve
-    other jobs afterwards. The ranks run on ``hosts``, and the caller has ``environment`` beside that of the test.
+    other jobs afterwards. The ranks run on ``hosts``, of which the one of the rank that fails has one of the
+    ``names``, and the caller has ``environment`` beside that of the test.
     """
 
     name = ""
@@ -53,6 +54,7 @@ class Row:
     ending = ENDED_BY_ENGINE
     keeps_processes = False
     hosts = 1
+    names: Sequence[str] = HERE
     environment: Mapping[str, str] = {}
 
     @contextmanager
@@ -71,6 +73,14 @@ class Row:
     def stored(self) -> str:
         """What the engine stores of its jobs or shows to others, beside what the caller gets."""
         return ""
+
+    def pid(self, rank: int, pid: int) -> int:
+        """The id on this machine of the process of ``rank``, whose own id it says is ``pid``."""
+        return pid
+
+    def files(self) -> list[str]:
+        """The files in shared memory of hosts that have one of their own."""
+        return []
 
 
 class CommandRow(Row):
@@ -136,6 +146,45 @@ class InSlurm(Hvdrun):
 
     def stored(self) -> str:
         return self._node.stored()
+
+
+class Srun(CommandRow):
+    """The tasks of a step of Slurm are the ranks, on two nodes. They need a key, which the user gives to all of them.
+
+    Without the two options srun would wait for the other ranks, and for a second Ctrl-C.
+    """
+
+    name = "srun"
+    needs = InSlurm.needs
+    # Its code is the highest of all ranks. It kills them at once after Ctrl-C, of which they may have died before.
+    codes: ClassVar = {"raises": 1, "killed": 137, "interrupted": (130, 137), "terminated": 137}
+    blame = r"srun: error: (?P<host>\S+): task (?P<rank>\d+): (?:Exited with|Killed)"
+    hosts = 2
+    names = slurm.NODES[FAILING:]
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        with slurm.Cluster() as self._cluster:
+            self.environment = {**self._cluster.variables, "HVDLITE_SECRET": secrets.token_hex(32)}
+            yield
+
+    def command(self, ranks: int) -> list[str]:
+        options = [f"--nodes={ranks}", f"--ntasks={ranks}", "--kill-on-bad-exit=1", "--quit-on-interrupt"]
+        return ["srun", *options, sys.executable]
+
+    def caller(self, ranks: int, scenario: str, folder: str) -> list[str]:
+        command = super().caller(ranks, scenario, folder)
+        return self._cluster.head.command_of_a_child(command, Path(folder, "cwd"))
+
+    def stored(self) -> str:
+        return self._cluster.stored()
+
+    def pid(self, rank: int, pid: int) -> int:
+        return self._cluster.network[slurm.NODES[rank]].outer(pid)
+
+    def files(self) -> list[str]:
+        listed = {name: self._cluster.network[name].check("ls", "/dev/shm").split() for name in slurm.NODES}
+        return [f"{name}: /dev/shm/{file}" for name, files in listed.items() for file in files]
 
 
 class Nodes(CommandRow):
@@ -309,5 +358,6 @@ class Ray(FunctionRow):
 
 
 ROWS: dict[str, Row] = {
-    row.name: row for row in (Hvdrun(), InSlurm(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark(), Dask(), Ray())
+    row.name: row
+    for row in (Hvdrun(), InSlurm(), Srun(), Nodes(), Run(), Torchrun(), OpenMpi(), Spark(), Dask(), Ray())
 }

@@ -20,7 +20,7 @@ import pytest
 
 from tests.engines.part import FAILING, LEFT_ALONE, MESSAGE
 from tests.engines.playing import RANKS, Outcome, play
-from tests.engines.rows import HERE, ROWS, CommandRow, Row
+from tests.engines.rows import ROWS, CommandRow, Row
 from tests.harness.patience import PROMPT_S
 
 Promise = Callable[[Row, Outcome], Any]
@@ -72,7 +72,7 @@ def blames_rank(row: Row, outcome: Outcome) -> None:
 
 
 def blames_host(row: Row, outcome: Outcome) -> None:
-    assert row.blames(outcome.log)[1] in HERE, outcome.log
+    assert row.blames(outcome.log)[1] in row.names, outcome.log
 
 
 def others_lose_it(row: Row, outcome: Outcome) -> None:

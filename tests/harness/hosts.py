@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shlex
 import shutil
 import signal
@@ -117,6 +118,22 @@ class Host:
     def command(self, arguments: Sequence[str], cwd: Path = ROOT) -> list[str]:
         """Wraps ``arguments`` into a command of this machine that runs on the host."""
         return [*self._enter, "--", "env", "-C", str(cwd), *arguments]
+
+    def command_of_a_child(self, arguments: Sequence[str], cwd: Path = ROOT) -> list[str]:
+        """As `command`, but whoever starts it is the parent of ``arguments`` themselves, and signals that process.
+
+        It does not see the processes of the host, and is none of them.
+        """
+        return [*(word for word in self._enter if word != "--pid"), "--", "env", "-C", str(cwd), *arguments]
+
+    def outer(self, pid: int) -> int:
+        """The id on this machine of a process that is ``pid`` on the host. Raises LookupError if there is none."""
+        for process in self.processes():
+            with suppress(OSError):  # it has ended
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                if re.search(rf"^NSpid:.*\s{pid}$", status, re.MULTILINE):
+                    return process.pid
+        raise LookupError(f"{self.name} has no process {pid}")
 
     def run(
         self, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = PATIENCE_S
