@@ -97,7 +97,7 @@ def hvdrun(
     if command:
         _check_words(command, environment, where)
     place = _place(node, where)
-    if place is not None:
+    if place is not None and (place.count > 1 or not job.is_counted):
         job = job.with_slots(place.slots)
     listed = where.listed() or (_allocated(job) if place is None else ())
     if command:
@@ -162,7 +162,7 @@ def _launch(
         readers = job.readers(plan.size)
         idle = _without_ranks(hosts, plan)
         if ways and idle:
-            raise BadHostSpec(f"{idle[0]}; start fewer nodes, or more ranks.")
+            raise BadHostSpec(f"{idle[0]}; start fewer nodes, or more ranks, or give each node fewer with -ppn.")
         _print_notes(idle)
         with _logs(output.folder, plan.size) as logs, RendezvousServer(identity, plan.size) as server:
             streams = sys.stdout.fileno(), sys.stderr.fileno()

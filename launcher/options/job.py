@@ -36,10 +36,14 @@ class JobOptions:
         return any(option is not None for option in (self.size, self.per_host, self.gpus_per_rank))
 
     def with_slots(self, slots: Slots) -> JobOptions:
-        """The same, with as many ranks for each host as the environment says, unless the user has said more."""
-        if self.is_counted or slots is None:
-            return self
-        return replace(self, size="auto") if slots == "auto" else replace(self, per_host=slots)
+        """The same, with as many ranks for each host as the environment says, unless the user has said that.
+
+        A number of all ranks does not say how many each host takes.
+        """
+        if slots == "auto":
+            return self if self.is_counted else replace(self, size="auto")
+        says_it = self.per_host is not None or self.gpus_per_rank is not None or self.size == "auto"
+        return self if says_it else replace(self, per_host=slots)
 
     @property
     def named(self) -> frozenset[str]:

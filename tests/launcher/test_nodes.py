@@ -45,6 +45,16 @@ def test_each_node_says_how_many_ranks_it_takes_and_node_0_how_many_there_are() 
     assert [each.code for each in ended] == [0, 0]
 
 
+def test_a_number_of_all_ranks_leaves_each_node_what_its_environment_says() -> None:
+    port, program = free_port(), ("sh", "-c", "echo $RANK $HVDLITE_HOSTNAME")
+    both = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": str(port)}
+    nodes = [start(("-np", "2", *program), {**both, "PET_NODE_RANK": str(rank)}) for rank in range(2)]
+    with ending(*nodes):
+        first, second = (each.rest() for each in nodes)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert sorted(first.out.splitlines()) == [f"[0]<stdout>:0 {HERE}", f"[1]<stdout>:1 {HERE}#1"]
+
+
 def test_the_first_rank_that_fails_decides_the_code_of_every_node_and_one_box_says_so() -> None:
     first, *others = run("sh", "-c", "[ $RANK = 2 ] || exec sleep 600; echo the reason >&2; exit 7", count=3)
     assert first.code == 7
@@ -219,7 +229,7 @@ def test_nodes_that_disagree_about_their_number_all_hear_of_it() -> None:
 def test_a_node_for_which_there_is_no_rank_ends_the_job() -> None:
     for each in run("-np", "1", "true"):
         assert each.code == 2
-        assert f"no rank runs on {HERE}#1: {HERE} can take all 1; start fewer nodes, or more ranks" in each.err
+        assert f"no rank runs on {HERE}#1: {HERE} can take all 1; start fewer nodes, or more ranks, or" in each.err
 
 
 def test_another_version_of_hvdlite_is_refused_on_all_nodes(tmp_path: Path) -> None:
