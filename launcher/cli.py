@@ -6,7 +6,6 @@ is one line on stderr and exit code 2, before anything is started.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -31,6 +30,7 @@ from .agents.ways import Way
 from .allocation import allocation_of
 from .check_build import describe_build
 from .doctor.command import doctor
+from .endings import ending_of
 from .hostlists import hosts_of
 from .hosts import Host, is_local, own_names
 from .job.execute import FailureReport, execute
@@ -55,7 +55,6 @@ from .screen.texts import describe_plan, describe_settings
 from .spawners import ways_to
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
-_BAD_USAGE: Final = 2
 _OTHERS: Final = (completion, doctor)
 _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of the options
 
@@ -252,23 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _open_missing_streams()
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
-    except (click.Abort, KeyboardInterrupt):
-        return 130
-    except click.ClickException as error:
-        message, code = error.format_message(), error.exit_code
-    except LaunchError as error:
+    except (click.ClickException, click.Abort, KeyboardInterrupt, LaunchError, ValueError, OSError) as error:
         if isinstance(error, HostsUnreached):
             print("\n".join(error.report), file=sys.stderr)
-        message, code = str(error), error.exit_code
-    except ValueError as error:
-        message, code = str(error), _BAD_USAGE
-    except OSError as error:
-        message, code = f"{error.strerror}: {error.filename}." if error.filename else f"{error}.", 1
-        if error.errno == errno.EMFILE:
-            message = f"{error.strerror}; raise the limit with ulimit -n."
-    message = " ".join(message.split())
-    stop = "" if message.endswith((".", "?")) else "."
-    print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)
+        code, text = ending_of(error)
+    if message := " ".join(text.split()):
+        stop = "" if message.endswith((".", "?")) else "."
+        print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)
     return code
 
 

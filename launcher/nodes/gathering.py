@@ -19,7 +19,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
-from hvdlite.errors import HvdError, LaunchError
+from hvdlite.errors import LaunchError
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.handshake import Callee
 from hvdlite.net.handshake_io import HandshakeIO
@@ -28,6 +28,7 @@ from hvdlite.net.lobby import Lobby
 from hvdlite.net.poll import Poller
 from hvdlite.net.wake import Wake
 
+from ..endings import Ending, ending_of
 from ..hosts import Host, is_local
 from ..stream.frames import FrameError, unpack_message
 from ..stream.hello import Hello
@@ -109,7 +110,7 @@ class Gathering:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Tells the nodes how the job ended, if they do not know it yet, and waits for their end."""
-        code, text = _code_of(error), str(error) if isinstance(error, HvdError | ValueError) else ""
+        code, text = ending_of(error) if error else Ending(0)
         for node in self._by_node.values():
             node.conclude(code, text)
             node.hang_up()
@@ -232,14 +233,6 @@ def _hostname(introduction: Introduction) -> str:
 
 def _nodes(numbers: Sequence[str]) -> str:
     return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(numbers)}"
-
-
-def _code_of(error: BaseException | None) -> int:
-    if isinstance(error, LaunchError):
-        return error.exit_code
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _listen(place: NodePlace) -> Entrance:

@@ -39,7 +39,7 @@ LAYERS = [
     {"training", "public_names"},
     {"launcher.stream"},
     {"launcher.agent"},  # and the standard library: tests/launcher/test_machine.py
-    {"launcher.hosts"},
+    {"launcher.endings", "launcher.hosts"},
     {"launcher.allocation", "launcher.hostlists"},
     {"launcher.spawners"},
     {"launcher.agents"},

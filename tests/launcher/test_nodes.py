@@ -232,6 +232,20 @@ def test_a_node_for_which_there_is_no_rank_ends_the_job() -> None:
         assert f"no rank runs on {HERE}#1: {HERE} can take all 1; start fewer nodes, or more ranks, or" in each.err
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--stdin", "7"), "--stdin 7: there is no such rank; the job has 2"),
+        (("--output-filename", "/proc/nowhere"), "--output-filename /proc/nowhere cannot be used"),
+    ],
+)
+def test_what_node_0_finds_wrong_once_all_have_come_ends_all_nodes_alike(options: tuple[str, ...], reason: str) -> None:
+    first, second = run(*options, "true")
+    assert (first.code, second.code) == (2, 2)
+    assert reason in first.err
+    assert f"node 0 on {HERE} did not start the job: {reason}" in second.err
+
+
 def test_another_version_of_hvdlite_is_refused_on_all_nodes(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("from hvdlite import version\nversion.__version__ = '9.9.9'\n")
     port = free_port()
