@@ -204,9 +204,12 @@ def _allocated(job: JobOptions) -> tuple[Host, ...]:
 
 
 def _as_node(
-    place: NodePlace, node: NodeOptions, job: JobOptions, environment: Mapping[str, str], launch: Callable[..., int]
+    place: NodePlace, node: NodeOptions, job: JobOptions, environment: dict[str, str], launch: Callable[..., int]
 ) -> int:
     """Runs this node: node 0 starts the job with ``launch``. Returns the exit code of the job."""
+    # Each node is a host of its own: containers on one machine may share its network, but neither GPUs nor processes.
+    for variables in (environment, os.environ):  # of ranks here, and of the agent whose ranks inherit them
+        variables.setdefault("HVDLITE_HOSTID", f"node {place.rank}")
     # Imported here, for most jobs have no nodes, and would start later.
     from hvdlite.net.sealed import NoLibcrypto
 

@@ -191,6 +191,7 @@ class Nodes(CommandRow):
     """Two nodes on this host, of which node 0 is the caller."""
 
     name = "hvdrun on every node"
+    hosts = 2
     codes = Hvdrun.codes
     blame = Hvdrun.blame
 

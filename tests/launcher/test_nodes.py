@@ -87,10 +87,17 @@ def test_ranks_get_variables_from_both_nodes_and_the_key_of_their_job_instead_of
     assert key == same_key != KEY
 
 
-def test_all_collectives_of_a_training_script_work() -> None:
-    program = "import hvdlite as hvd, numpy as np; hvd.init(); print(hvd.allreduce(np.ones(9), op=hvd.Sum)[0])"
-    first, second = run(sys.executable, "-c", program)
-    assert sorted(first.out.splitlines()) == ["[0]<stdout>:2.0", "[1]<stdout>:2.0"], first.err
+def test_nodes_of_one_machine_are_hosts_of_their_own_whose_ranks_train_together() -> None:
+    """They may be containers that share the network of the machine, and each has GPUs from 0."""
+    program = """
+import os, hvdlite as hvd, numpy as np
+hvd.init()
+assert [hvd.local_rank(), hvd.local_size()] == [int(os.environ[f"LOCAL_{name}"]) for name in ("RANK", "WORLD_SIZE")]
+print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.allreduce(np.ones(9), op=hvd.Sum)[0])
+"""
+    first, second = run("-ppn", "2", sys.executable, "-c", program)
+    found = sorted(line.partition("<stdout>:")[2] for line in first.out.splitlines())
+    assert found == ["0 0 0 4.0", "1 1 0 4.0", "2 0 1 4.0", "3 1 1 4.0"], first.err
     assert (first.code, second.code) == (0, 0)
 
 
