@@ -10,7 +10,7 @@ GPUs decide how many ranks there are, it is left to them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,7 @@ class Allocation:
     """What a job of Slurm has: its nodes by name, and on each its tasks, or its cores if it was not asked for tasks.
 
     ``cores_per_task`` is what a rank is meant to have. If it ``is_here`` there is no srun, and only this machine.
+    ``node_here`` is the node that this process runs on; empty on a login node.
     """
 
     job: str
@@ -37,17 +38,38 @@ class Allocation:
     cores: tuple[int, ...]
     cores_per_task: int = 1
     is_here: bool = False
+    node_here: str = ""
 
-    def hosts(self, *, by_gpus: bool = False) -> tuple[Host, ...]:
-        """The nodes with their slots; without tasks they have none if the number of ranks is found ``by_gpus``."""
+    def hosts(self, size: int | None = None, *, by_gpus: bool = False) -> tuple[Host, ...]:
+        """The nodes with their slots; without tasks they have none if the number of ranks is found ``by_gpus``.
+
+        Raises BadHostSpec if ``size`` ranks do not fit.
+        """
         slots: list[int | None] = [max(1, cores // self.cores_per_task) for cores in self.cores]
         if self.tasks:
             slots = list(self.tasks)
         elif by_gpus:
             slots = [None] * len(self.nodes)
+        counts = [count for count in slots if count is not None]
+        if size is not None and len(counts) == len(self.nodes) and size > sum(counts):
+            raise BadHostSpec(self._too_few(counts, size))
         if self.is_here:
             return (Host("localhost", slots[0]),)
         return tuple(Host(name, count, slurm_job=self.job) for name, count in zip(self.nodes, slots, strict=True))
+
+    def _too_few(self, slots: Sequence[int], size: int) -> str:
+        listed = ",".join(f"{name}:{count}" for name, count in zip(self.nodes, slots, strict=True))
+        cores = "core" if self.cores_per_task == 1 else f"{self.cores_per_task} cores"
+        what = "task of this job of Slurm" if self.tasks else f"{cores} that this job of Slurm has there"
+        options = [f"--nodes={len(self.nodes)}", f"--ntasks-per-node={-(-size // len(self.nodes))}"]
+        if self.cores_per_task > 1:
+            options.append(f"--cpus-per-task={max(1, self.cores_per_task * sum(slots) // size)}")
+        # What else is named with -H is reached by ssh, and localhost is a login node in the shell of salloc.
+        anyway = f", or start them on this node anyway with -H localhost:{size}" if self.nodes == (self.node_here,) else ""
+        return (
+            f"{size} ranks do not fit into the {sum(slots)} slots of {listed}, one for each {what}; lower -np, or ask "
+            f"Slurm for {size} tasks, with {' '.join(options)}{anyway}."
+        )
 
 
 def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
@@ -77,7 +99,8 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
             f"on PATH, or {_ELSEWHERE}."
         )
     per_task = number(environ, "SLURM_CPUS_PER_TASK") if environ.get("SLURM_CPUS_PER_TASK") else 1
-    return Allocation(environ["SLURM_JOB_ID"], nodes, tasks, cores, max(1, per_task), is_here)
+    here = environ.get("SLURMD_NODENAME", "")
+    return Allocation(environ["SLURM_JOB_ID"], nodes, tasks, cores, max(1, per_task), is_here, here)
 
 
 def _of_nodes(environ: Mapping[str, str], name: str, nodes: tuple[str, ...]) -> tuple[int, ...]:

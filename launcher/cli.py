@@ -199,7 +199,8 @@ def _allocated(job: JobOptions) -> tuple[Host, ...]:
     if _is_alone():
         return ()
     if allocation := allocation_of(os.environ):
-        return allocation.hosts(by_gpus=job.size == "auto" or job.gpus_per_rank is not None)
+        size = job.size if isinstance(job.size, int) else None
+        return allocation.hosts(size, by_gpus=job.size == "auto" or job.gpus_per_rank is not None)
     return hosts_of(os.environ)
 
 

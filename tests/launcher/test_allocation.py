@@ -125,6 +125,60 @@ def test_what_cannot_be_used_is_refused_by_a_sentence(changes: dict[str, str], s
         allocation_of({**BATCH, **changes})
 
 
+ONE_NODE = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "size", "slots", "remedy"),
+    [
+        (
+            BATCH | ONE_NODE | {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_CPUS_PER_TASK": "16"},
+            4,
+            "the 1 slots of n1:1, one for each task of this job of Slurm",
+            "4 tasks, with --nodes=1 --ntasks-per-node=4 --cpus-per-task=4, or start them on this node anyway with "
+            "-H localhost:4.",
+        ),
+        (
+            BATCH | {"SLURM_TASKS_PER_NODE": "2,1"},
+            7,
+            "the 3 slots of n1:2,n2:1, one for each task of this job of Slurm",
+            "7 tasks, with --nodes=2 --ntasks-per-node=4 --cpus-per-task=1.",
+        ),
+        (
+            untasked(),
+            9,
+            "the 8 slots of n1:4,n2:4, one for each core that this job of Slurm has there",
+            "9 tasks, with --nodes=2 --ntasks-per-node=5.",
+        ),
+        (
+            STEP | ONE_NODE | {"SLURM_JOB_CPUS_PER_NODE": "4"},
+            3,
+            "the 2 slots of n1:2, one for each 2 cores that this job of Slurm has there",
+            "3 tasks, with --nodes=1 --ntasks-per-node=3 --cpus-per-task=1, or start them on this node anyway with "
+            "-H localhost:3.",
+        ),
+    ],
+    ids=["one task of many cores", "two nodes", "no tasks", "a step"],
+)
+def test_too_few_slots_are_refused_with_what_to_ask_for(
+    environ: dict[str, str], size: int, slots: str, remedy: str
+) -> None:
+    allocation = allocation_of(environ)
+    assert allocation is not None
+    with pytest.raises(BadHostSpec) as refusal:
+        allocation.hosts(size)
+    assert str(refusal.value) == f"{size} ranks do not fit into {slots}; lower -np, or ask Slurm for {remedy}"
+
+
+def test_localhost_is_no_node_in_the_shell_of_salloc() -> None:
+    shell = {name: value for name, value in BATCH.items() if name != "SLURMD_NODENAME"} | ONE_NODE
+    allocation = allocation_of(shell | {"SLURM_TASKS_PER_NODE": "1"})
+    assert allocation is not None
+    with pytest.raises(BadHostSpec) as refusal:
+        allocation.hosts(2)
+    assert "localhost" not in str(refusal.value)
+
+
 def test_without_srun_a_job_of_one_node_is_this_machine() -> None:
     one = {"PATH": "/nowhere", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
     numbers = {"SLURM_TASKS_PER_NODE": "3", "SLURM_JOB_CPUS_PER_NODE": "4"}

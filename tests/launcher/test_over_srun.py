@@ -42,7 +42,17 @@ def test_hosts_and_slots_are_those_of_the_job(log: Path) -> None:
     assert log.read_text().count("--overlap") == 6
     too_many = run("-np", "5", *DESCRIBE)
     assert too_many.returncode == 2
-    assert "5 ranks do not fit into the 4 slots of n1:2,n2:2" in too_many.stderr
+    assert "5 ranks do not fit into the 4 slots of n1:2,n2:2, one for each task" in too_many.stderr
+    assert "with --nodes=2 --ntasks-per-node=3 --cpus-per-task=1. See" in too_many.stderr
+
+
+def test_more_ranks_than_tasks_start_on_this_node_where_that_is_asked_for(log: Path) -> None:
+    one = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
+    refused = run("-np", "4", *DESCRIBE, **one)
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("or start them on this node anyway with -H localhost:4. See 'hvdrun --help'.\n")
+    assert len(described(run("-H", "localhost:4", *DESCRIBE, **one))) == 4
+    assert not log.exists()
 
 
 def test_hosts_that_are_named_are_not_those_of_the_job(log: Path) -> None:
