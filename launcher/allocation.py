@@ -65,7 +65,8 @@ class Allocation:
         if self.cores_per_task > 1:
             options.append(f"--cpus-per-task={max(1, self.cores_per_task * sum(slots) // size)}")
         # What else is named with -H is reached by ssh, and localhost is a login node in the shell of salloc.
-        anyway = f", or start them on this node anyway with -H localhost:{size}" if self.nodes == (self.node_here,) else ""
+        is_alone = self.nodes == (self.node_here,)
+        anyway = f", or start them on this node anyway with -H localhost:{size}" if is_alone else ""
         return (
             f"{size} ranks do not fit into the {sum(slots)} slots of {listed}, one for each {what}; lower -np, or ask "
             f"Slurm for {size} tasks, with {' '.join(options)}{anyway}."
