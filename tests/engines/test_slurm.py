@@ -155,6 +155,31 @@ def test_an_announced_end_reaches_each_rank_once(cluster: Cluster, whom: str) ->
     assert job.output.count("noted SIGTERM") == 3
 
 
+def test_a_time_limit_is_announced_and_leaves_ranks_the_time_to_save(cluster: Cluster) -> None:
+    """Slurm looks at the limits of all jobs every 30 s, so three are tested at once."""
+    announced = {"": "now", "--signal=B:USR1@60": "now+60", "--signal=USR1@60": "now+60"}
+    jobs = {
+        option: cluster.submit(
+            script(f"exec {HVDRUN} --grace 20 {NOTING}"), "--nodes=2", "--ntasks=2", "--mem=100", *option.split()
+        )
+        for option in announced
+    }
+    for job in jobs.values():
+        job.wait_for_output("ready", 2)
+    for option, end in announced.items():
+        cluster.check("scontrol", "update", f"JobId={jobs[option].number}", f"EndTime={end}")
+    over = jobs.pop("")
+    until(lambda: over.state == "TIMEOUT")
+    assert re.search(r"hvdrun: SIGTERM(?: on n[12])?: ending 2 rank\(s\)", over.output), over.output
+    for rank in range(2):
+        noted = re.findall(rf"^\[{rank}\]<stdout>:(?:noted )?(\w+)$", over.output, re.MULTILINE)
+        assert noted[:2] == ["ready", "SIGTERM"], over.output
+        assert noted[-1] == "goodbye", over.output
+    for option, job in jobs.items():
+        job.wait_for_output("noted SIGUSR1", 2)
+        assert job.output.count("noted") == 2, f"{option}\n{job.output}"
+
+
 def test_a_requeued_job_starts_anew(cluster: Cluster) -> None:
     rank = 'echo try ${SLURM_RESTART_COUNT:-0} $HVDLITE_JOB; [ "$SLURM_RESTART_COUNT" ] || exec sleep 600'
     job = cluster.submit(script(f"exec {HVDRUN} sh -c {shlex.quote(rank)}"), "--nodes=2", "--ntasks=2", "--requeue")
