@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from hvdlite.errors import PeerLost, ShutDown
 from hvdlite.hosted.outcomes import Outcome
 from hvdlite.hosted.seats import Seat
 
@@ -29,6 +30,10 @@ def collect(seats: Sequence[Seat], wait: Callable[[float | None], list[Outcome]]
         if deadline is None and not all(outcome.is_success for outcome in came):
             deadline = time.monotonic() + GRACE_S
     here = {outcome.rank for outcome in outcomes}
-    blamed = {outcome.follows.rank for outcome in outcomes if outcome.follows is not None}
-    lost = [seat for seat in seats if seat.rank in blamed - here]
-    return outcomes + [Outcome(seat.rank, seat.host, death="was lost: it no longer answers") for seat in lost]
+    blamed = {outcome.follows.rank: outcome.follows for outcome in outcomes if outcome.follows is not None}
+    return outcomes + [_lost(seat, blamed[seat.rank]) for seat in seats if seat.rank in blamed.keys() - here]
+
+
+def _lost(seat: Seat, told: PeerLost | ShutDown) -> Outcome:
+    cause = told.cause if isinstance(told, PeerLost) else "it no longer answers"
+    return Outcome(seat.rank, seat.host, death=f"was lost: {cause}")

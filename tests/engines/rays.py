@@ -7,15 +7,17 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import hvdlite as hvd
@@ -59,6 +61,14 @@ class RayCluster:
     def remove(self, address: str) -> None:
         """Kills a node's processes."""
         self.ask("remove", address)
+
+    def stop(self, address: str) -> None:
+        """Stops a node's processes by SIGSTOP, as if the machine had hung."""
+        self.ask("stop", address)
+
+    def resume(self, address: str) -> None:
+        """Has them run again."""
+        self.ask("resume", address)
 
     def stored(self) -> str:
         """The tables that Ray keeps, and its files."""
@@ -108,14 +118,19 @@ def connect(**options: Any) -> None:
 def in_driver(cluster: RayCluster, function: Callable[..., Any], *args: str) -> Any:
     """Calls ``function`` in a new process that is a driver; returns its result."""
     with driver(cluster, function, *args) as process:
-        out, err = process.communicate(timeout=PATIENCE_S)
+        return result_of(process)
+
+
+def result_of(process: subprocess.Popen[str]) -> Any:
+    """What the function of a `driver` returns."""
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+    return json.loads(out)
 
 
 @contextmanager
 def driver(cluster: RayCluster, function: Callable[..., Any], *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A new process that calls ``function``. The lines of its stdout are what the function prints."""
+    """A new process that calls ``function``, whose result is its stdout."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.engines.rays", "call", function.__module__, function.__name__, *args],
         env={**os.environ, **cluster.environment},
@@ -151,9 +166,12 @@ def executor(*args: Any, **kwargs: Any) -> Any:
 
 
 def call(module: str, name: str, *args: str) -> None:
-    """Prints what a function returns, as a driver."""
+    """Writes what a function returns to stdout, as a driver."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints as well
     connect(log_to_driver=False)
-    print(json.dumps(getattr(importlib.import_module(module), name)(*args)))
+    answer.write(json.dumps(getattr(importlib.import_module(module), name)(*args)))
+    answer.close()
 
 
 def run_nodes(folder: str) -> None:
@@ -180,15 +198,33 @@ def run_nodes(folder: str) -> None:
         )
         return ""
 
-    def remove(address: str) -> str:
+    def node_at(address: str) -> Any:
         (node,) = [node for node in nodes.list_all_nodes() if node.node_ip_address == address]
-        nodes.remove_node(node, allow_graceful=False)
+        return node
+
+    def remove(address: str) -> str:
+        nodes.remove_node(node_at(address), allow_graceful=False)
+        return ""
+
+    def send(address: str, signum: signal.Signals) -> str:
+        """Signals Ray's processes of a node, and below them the workers."""
+        for _, own in node_at(address).live_processes():
+            with suppress(psutil.NoSuchProcess):
+                for process in [own, *psutil.Process(own.pid).children(recursive=True)]:
+                    process.send_signal(signum)
         return ""
 
     def tables() -> str:
         return _tables(nodes)
 
-    commands = {"start": start, "add": add, "remove": remove, "tables": tables}
+    commands: dict[str, Callable[..., str]] = {
+        "start": start,
+        "add": add,
+        "remove": remove,
+        "stop": lambda address: send(address, signal.SIGSTOP),
+        "resume": lambda address: send(address, signal.SIGCONT),
+        "tables": tables,
+    }
     for line in sys.stdin:
         name, *words = json.loads(line)
         answers.write(json.dumps(commands[name](*words)) + "\n")
