@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ _LAST_WRITE_S: Final = 0.5
 _FAREWELL_S: Final = 5.0  # for a node to end, whose agent has been told to
 _EARLY_BYTES: Final = 1 << 20  # what an agent may send before it is asked anything
 _MOST_CHARACTERS: Final = 1000  # of a reason
+_ABORTS: Final = struct.pack("ii", 1, 0)  # as SO_LINGER: what was not sent is dropped, and the node told at once
 
 
 class NodeConnection:
@@ -140,7 +142,10 @@ class NodeConnection:
         self._write(self._channel.seal(Record.WELCOME, host=host))
 
     def part(self, deadline: float) -> None:
-        """Says that there will be nothing more, waits until the node has ended, unless it is lost, and hangs up."""
+        """Says that there will be nothing more, waits until the node has ended, unless it is lost, and hangs up.
+
+        A node that has not ended by then is cut off: data that it does not read would hold the end back.
+        """
         self.close()
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
@@ -148,6 +153,8 @@ class NodeConnection:
                 self.sock, select.POLLIN, max(0.0, deadline - time.monotonic())
             ):
                 self.has_ended = not self.sock.recv(1 << 16)
+        if not self.has_ended:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTS)
         self.sock.close()
 
     def _obey(self, kind: Record, payload: bytes) -> None:

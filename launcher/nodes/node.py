@@ -19,7 +19,7 @@ from hvdlite.errors import LaunchError
 from hvdlite.net.calls import shake_hands
 from hvdlite.net.handshake import Refused
 from hvdlite.net.listening import endpoint
-from hvdlite.net.poll import comes
+from hvdlite.net.poll import ENDED, comes
 
 from ..agents.fields import printable
 from ..agents.ways import ProcessWay
@@ -39,6 +39,7 @@ _TELL_S: Final = 2.0  # of vain attempts, before the user hears of them
 _ANSWER_S: Final = 10.0  # for node 0 to let this node in
 _PING_S: Final = 2.0
 _SILENCE_S: Final = 10.0  # of node 0, which answers pings
+_LOOK_S: Final = 1.0  # how soon an end is noticed that nobody reads, because something else takes no more
 _AGENT_S: Final = 10.0  # for the agent to end, which kills what it started after two
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -163,6 +164,7 @@ class _Node:
         self._agent = ProcessWay(Host("localhost"), SshOptions())
         self._agent_has_ended = False
         self._signalled = 0
+        self._takes_no_more = False  # the agent
         self._outcome: tuple[int, str] | None = None  # the job's exit code, and why it was not started
         self._lost = ""  # why node 0 is gone
         self._heard = self._ping_at = time.monotonic()
@@ -195,16 +197,26 @@ class _Node:
         return code
 
     def _turn(self) -> None:
-        self._loop.turn(max(0.0, self._ping_at - time.monotonic()) if self._agent_has_ended else None)
-        now = time.monotonic()
+        self._loop.turn(self._seconds_to_act())
         if not self._agent_has_ended:
+            # Who takes no more may have ended, and that end is behind data for which there is no room.
+            if self._up.is_full and self._agent.wait(0.0):
+                self._agent.hold(False)
+            if self._takes_no_more and comes(self._channel.sock, ENDED):
+                self._hold_node_0(False)
             return
         # Nothing flows any more, so node 0 is asked for a sign of life.
+        now = time.monotonic()
         if now >= self._heard + _SILENCE_S:
             self._lost = f"it gave no sign of life for {_SILENCE_S:g} s"
         if now >= self._ping_at:
             self._ping_at = now + _PING_S
             self._up.send(self._channel.seal(Record.PING))
+
+    def _seconds_to_act(self) -> float | None:
+        if self._agent_has_ended:
+            return max(0.0, self._ping_at - time.monotonic())
+        return _LOOK_S if self._up.is_full or self._takes_no_more else None
 
     def _from_node_0(self) -> None:
         self._heard = time.monotonic()
@@ -241,6 +253,8 @@ class _Node:
         self._agent.hang_up()
         reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
         self._up.send(self._channel.seal(Record.END, reason=reason))
+        # As long as nothing had begun, node 0 had nothing to say.
+        self._heard = max(self._heard, time.monotonic() - _SILENCE_S + 2 * _PING_S)
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):
@@ -266,6 +280,7 @@ class _Node:
             self._agent.hold(is_held)
 
     def _hold_node_0(self, is_held: bool) -> None:
+        self._takes_no_more = is_held
         if is_held:
             self._loop.unwatch(self._channel.sock.fileno())
         elif not self._lost:

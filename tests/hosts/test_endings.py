@@ -9,15 +9,26 @@ import pytest
 
 from tests.harness.faults import cut, on_port
 from tests.harness.hosts import Network
+from tests.harness.patience import PATIENCE_S
 from tests.hosts.endings import still_on
 from tests.hosts.jobs import SAY_READY, rest_of, running
 from tests.hosts.starting import Start
+from tests.launcher.hvdrun import python
 
 # A rank with a child in its group and one that left it, both deaf to SIGTERM.
 FAMILY = """
 sh -c 'trap "" TERM; while :; do sleep 600; done' &
 setsid sh -c 'trap "" TERM; echo ready; while :; do sleep 600; done' &
 wait
+"""
+# A rank on b that writes more than all the buffers on its way hold.
+LOUD = """
+import os, time
+os.write(1, b"ready\\n")
+while True:
+    if os.environ["RANK"] == "1":
+        os.write(1, b"x" * 65535 + b"\\n")
+    time.sleep(0.005)
 """
 AGENT = "hvdlite.launcher.agent.agent"
 
@@ -68,6 +79,18 @@ def test_a_network_that_drops_everything_ends_both_sides(network: Network, start
     assert "rank 1 on b was lost" in said
     assert "no sign of life" in said
     assert still_on([a]) == []
+    for session in b.processes("sshd: root"):  # it waits for answers that were lost
+        session.kill()
+
+
+@pytest.mark.parametrize("start", ["nodes", pytest.param("ssh", marks=pytest.mark.faults)], indirect=True)
+def test_ranks_that_write_much_end_too_when_the_network_drops_everything(network: Network, start: Start) -> None:
+    a, b = network["a"], network["b"]
+    with start.running(network, "a:1,b:1", *python(LOUD), ranks=2) as process, cut(a, b):
+        assert still_on([b], besides="sshd") == []
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "rank 1 on b was lost" in said.decode()
     for session in b.processes("sshd: root"):  # it waits for answers that were lost
         session.kill()
 

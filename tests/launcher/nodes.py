@@ -6,12 +6,16 @@ import os
 import secrets
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.harness.patience import LAST_RESORTS, PATIENCE_S
+from hvdlite.launcher.nodes.records import Channel, Record, key_of
+from hvdlite.net.handshake import Callee
+from hvdlite.net.handshake_io import HandshakeIO
+from tests.harness.patience import LAST_RESORTS, PATIENCE_S, until
 from tests.launcher.hvdrun import COMMAND, read_until
 
 KEY = secrets.token_hex(32)
@@ -38,7 +42,11 @@ class Node(subprocess.Popen[bytes]):
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        return port_of(probe)
+
+
+def port_of(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])
 
 
 def node(rank: int, count: int, port: int, *arguments: str, **options: Any) -> Node:
@@ -91,6 +99,22 @@ def run(*arguments: str, count: int = 2, environ: Mapping[str, str] | None = Non
     """The same to its end; returns how each node ended."""
     with job(*arguments, count=count, environ=environ) as started:
         return [each.rest() for each in started]
+
+
+@contextmanager
+def in_place_of_node_0() -> Iterator[tuple[Channel, Node]]:
+    """A node that calls the test in the role of node 0, and has introduced itself."""
+    with socket.create_server(("127.0.0.1", 0)) as place, ending(caller := node(1, 2, port_of(place), "true")):
+        place.settimeout(PATIENCE_S)
+        connection, _ = place.accept()
+        with connection:
+            connection.setblocking(False)
+            handshake = HandshakeIO(connection, Callee(key_of(KEY), 0, 0, 0), time.monotonic() + PATIENCE_S)
+            until(handshake.go_on)
+            handshake.say(handshake.party.welcome(0))
+            channel = Channel(connection, handshake.party.keys, is_caller=False)
+            until(lambda: [kind for kind, _ in channel.receive()] == [Record.INTRODUCTION])
+            yield channel, caller
 
 
 def ready(first: Node, ranks: int = 2) -> None:

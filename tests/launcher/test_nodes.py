@@ -9,19 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hvdlite.launcher.nodes.records import Channel, Record, key_of
-from hvdlite.net.handshake import Callee
-from hvdlite.net.handshake_io import HandshakeIO
+from hvdlite.launcher.nodes.records import Record
 from tests.harness.hosts import ROOT
 from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import python, read_until
-from tests.launcher.nodes import KEY, WAIT, Node, ending, free_port, job, node, ready, run, start
+from tests.launcher.nodes import KEY, WAIT, Node, ending, free_port, in_place_of_node_0, job, node, ready, run, start
 
 HERE = socket.gethostname()
 SOON = ("--start-timeout", "2")
@@ -308,23 +305,13 @@ def test_a_node_that_is_started_again_after_the_job_has_begun_is_refused(tmp_pat
 
 
 def test_what_node_0_says_in_one_breath_is_not_lost() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        place.settimeout(PATIENCE_S)
-        with ending(second := node(1, 2, place.getsockname()[1], "true")):
-            connection, _ = place.accept()
-            with connection:
-                connection.setblocking(False)
-                handshake = HandshakeIO(connection, Callee(key_of(KEY), 0, 0, 0), time.monotonic() + PATIENCE_S)
-                until(handshake.go_on)
-                handshake.say(handshake.party.welcome(0))
-                channel = Channel(connection, handshake.party.keys, is_caller=False)
-                until(lambda: bool(list(channel.receive())))
-                records = [
-                    channel.seal(Record.WELCOME, host="a"),
-                    channel.seal(Record.OVER, code=3, text="the reason"),
-                    channel.seal(Record.END, reason=""),
-                ]
-                connection.sendall(b"".join(records))
-                connection.shutdown(socket.SHUT_WR)
-                code, _, err = second.rest()
+    with in_place_of_node_0() as (channel, second):
+        records = [
+            channel.seal(Record.WELCOME, host="a"),
+            channel.seal(Record.OVER, code=3, text="the reason"),
+            channel.seal(Record.END, reason=""),
+        ]
+        channel.sock.sendall(b"".join(records))
+        channel.sock.shutdown(socket.SHUT_WR)
+        code, _, err = second.rest()
     assert (code, "node 0 on a did not start the job: the reason" in err) == (3, True), err

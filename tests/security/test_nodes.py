@@ -12,12 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdlite.launcher.nodes.records import Channel, Record, key_of
+from hvdlite.launcher.nodes.connection import NodeConnection
+from hvdlite.launcher.nodes.records import Channel, Introduction, Record, key_of
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.net.calls import shake_hands
 from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import read_until
-from tests.launcher.nodes import KEY, Node, ending, free_port, node
+from tests.launcher.nodes import KEY, Node, ending, free_port, in_place_of_node_0, node, port_of
 from tests.security.openings import openings
 from tests.security.victim import is_dropped
 
@@ -141,7 +142,7 @@ def test_a_node_out_of_range_or_with_an_altered_record_gets_in_nowhere() -> None
 def test_a_node_says_nothing_to_a_stranger_in_the_place_of_node_0() -> None:
     with socket.create_server(("127.0.0.1", 0)) as place:
         place.settimeout(PATIENCE_S)
-        port = place.getsockname()[1]
+        port = port_of(place)
         with ending(second := node(1, 2, port, "true", environ={"HVDLITE_START_TIMEOUT": "4"})):
             connection, _ = place.accept()
             with connection:
@@ -153,3 +154,41 @@ def test_a_node_says_nothing_to_a_stranger_in_the_place_of_node_0() -> None:
             code, _, err = second.rest()
     assert code == 1
     assert f"node 0 was not reached at localhost:{port}" in err
+
+
+@pytest.mark.faults
+def test_a_node_ends_with_node_0_although_its_agent_is_stopped_and_data_waits_for_it() -> None:
+    with in_place_of_node_0() as (channel, second):
+        guard = welcome(second, channel)
+        guard.children()[0].suspend()
+        channel.sock.settimeout(2.0)
+        with pytest.raises(TimeoutError):  # the node reads no more
+            send_without_end(channel)
+        NodeConnection(channel, Introduction(1, 2, 1, Hello.describe()), "127.0.0.1").part(time.monotonic())
+        code, _, err = second.rest()
+    assert code == 1
+    assert "node 0 on a is lost: the connection broke: Connection reset by peer" in err
+
+
+@pytest.mark.faults
+def test_a_node_0_that_had_nothing_to_say_for_long_is_not_lost_when_an_agent_ends() -> None:
+    with in_place_of_node_0() as (channel, second):
+        guard = welcome(second, channel)
+        time.sleep(10.5)  # longer than node 0 may be silent once it is asked
+        guard.terminate()
+        until(lambda: Record.PING in [kind for kind, _ in channel.receive()])
+        channel.sock.sendall(channel.seal(Record.PING) + channel.seal(Record.OVER, code=5, text="the reason"))
+        assert second.rest().code == 5
+
+
+def welcome(second: Node, channel: Channel) -> psutil.Process:
+    """Lets a node in and waits for the hello of its agent, whose guard is returned."""
+    channel.sock.sendall(channel.seal(Record.WELCOME, host="a"))
+    until(lambda: Record.STREAM in [kind for kind, _ in channel.receive()])
+    (guard,) = psutil.Process(second.pid).children()
+    return guard
+
+
+def send_without_end(channel: Channel) -> None:
+    while True:
+        channel.sock.sendall(b"".join(channel.seal_stream(bytes(1 << 20))))
