@@ -78,7 +78,7 @@ def read_hostfile(path: str, source: str = "--hostfile") -> tuple[Host, ...]:
 def is_local(name: str) -> bool:
     """True if ``name`` is this machine, or an address of it."""
     own, bare = socket.gethostname(), name.strip("[]")
-    return bare in {"localhost", own, own.partition(".")[0]} or _is_own_address(bare)
+    return bare in {"localhost", own, own.partition(".")[0]} or is_own_address(bare)
 
 
 def own_names(hosts: Sequence[Host]) -> list[str]:
@@ -86,7 +86,8 @@ def own_names(hosts: Sequence[Host]) -> list[str]:
     return list(dict.fromkeys(host.name for host in hosts if is_local(host.name)))
 
 
-def _is_own_address(text: str) -> bool:
+def is_own_address(text: str) -> bool:
+    """True if ``text`` is an IP address of this machine."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(text).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:

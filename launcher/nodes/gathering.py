@@ -29,7 +29,7 @@ from hvdlite.net.poll import Poller
 from hvdlite.net.wake import Wake
 
 from ..endings import Ending, ending_of
-from ..hosts import Host, is_local
+from ..hosts import Host, is_local, is_own_address
 from ..stream.frames import FrameError, unpack_message
 from ..stream.hello import Hello
 from .connection import NodeConnection, farewell
@@ -238,7 +238,7 @@ def _nodes(numbers: Sequence[str]) -> str:
 def _listen(place: NodePlace) -> Entrance:
     """Listens at the address that ``place`` names if it is one of this host, else at all: names may not resolve yet."""
     everywhere = ["::", "0.0.0.0"] if socket.has_ipv6 else ["0.0.0.0"]
-    is_here = place.host in _LOOPBACK or ((":" in place.host or place.host[:1].isdigit()) and is_local(place.host))
+    is_here = place.host in _LOOPBACK or is_own_address(place.host)
     for address in [_LOOPBACK.get(place.host, place.host)] if is_here else everywhere:
         try:
             return listen_at(address, place.port)

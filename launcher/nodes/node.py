@@ -115,9 +115,14 @@ def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
     except OSError as error:
         raise _NotYet(f"the name does not resolve ({error.strerror})") from None
     problem = ""
-    for address in dict.fromkeys(str(entry[4][0]) for entry in found):
+    addresses = list(dict.fromkeys(_address(entry[4]) for entry in found))
+    for number, address in enumerate(addresses):
+        now = time.monotonic()
+        until = now + (deadline - now) / (
+            len(addresses) - number
+        )  # one that drops everything leaves time for the others
         try:
-            return Channel(*shake_hands(endpoint(address, place.port), key, deadline), is_caller=True)
+            return Channel(*shake_hands(endpoint(address, place.port), key, until), is_caller=True)
         except Refused:
             problem = "what listens there has another key; HVDLITE_SECRET has to be the same on all nodes"
         except ConnectionRefusedError:
@@ -129,6 +134,12 @@ def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
         except OSError as error:
             problem = error.strerror or str(error)
     raise _NotYet(problem)
+
+
+def _address(where: tuple[Any, ...]) -> str:
+    """The address in a socket address, with the interface of one that is valid on a single link."""
+    host, _, *rest = where
+    return f"{host}%{rest[1]}" if rest and rest[1] else str(host)
 
 
 def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -> str:

@@ -108,7 +108,7 @@ class Source:
 
     def read(self, environ: Environ) -> NodePlace:
         """The place of this node. Raises ValueError that names the variable that is wrong."""
-        host = environ[self.master].split()[0]
+        host, *_ = [*environ[self.master].split(), ""]
         port = _number(environ, self.port) if self.port else DEFAULT_PORT
         master = parse_master(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self.master)
         place = NodePlace(_number(environ, self.rank), _number(environ, self.count), master, self.slots(environ))

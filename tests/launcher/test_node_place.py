@@ -97,6 +97,7 @@ def test_skypilot_without_gpus_says_nothing_about_slots() -> None:
         ((None, None, None), {**TRAINER, "PET_MASTER_PORT": "http"}, "PET_MASTER_PORT='http'"),
         ((None, None, None), {**TRAINER, "PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE='many'"),
         ((None, None, None), {**TRAINER, "PET_NODE_RANK": "3"}, "no node 3 among 3"),
+        ((None, None, None), {**SKYPILOT, "SKYPILOT_NODE_IPS": " \n"}, "SKYPILOT_NODE_IPS"),
         ((None, None, None), {**TRAINER, "PET_NNODES": "0"}, "a job has from 1 to"),
     ],
 )
