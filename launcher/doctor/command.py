@@ -46,10 +46,10 @@ def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words:
     from .report import as_json, describe
     from .survey import Survey, SurveyedHost, examine_hosts, examine_network
 
-    is_named = where.hosts is not None or where.hostfile is not None
-    allocation = None if is_named else allocation_of(os.environ)
-    given = allocation.hosts() if allocation else hosts_of(os.environ)
-    hosts = where.listed() or given or (Host("localhost"),)
+    hosts = where.listed()
+    if not hosts:
+        allocation = allocation_of(os.environ)
+        hosts = (allocation.hosts() if allocation else hosts_of(os.environ)) or (Host("localhost"),)
     with Agents(where.ssh, _ignore_line) as agents:
         agents.try_to_connect(hosts)
         survey = Survey({host.name: SurveyedHost(host.name) for host in hosts})

@@ -12,6 +12,7 @@ from ..agents.fields import shown
 from ..allocation import allocation_of
 from ..hostlists import hosts_of, list_of
 from ..nodes.place import COMPLETION_INDEX, source_of
+from ..nodes.records import key_of
 from .findings import Finding, Weight
 
 _KEY: Final = "HVDLITE_SECRET, or --secret-file"
@@ -24,7 +25,11 @@ def as_node_or_launcher(environ: Environ) -> Iterator[Finding]:
             place = source.read(environ)
             names = [name for name in (source.rank, source.count, source.master, source.port) if name]
             said = ", ".join(f"{name}={shown(environ[name])}" for name in names)
-            needs = "" if environ.get("HVDLITE_SECRET") else f"give it the key of all nodes: {_KEY}"
+            needs = ""
+            if place.count > 1 and (secret := environ.get("HVDLITE_SECRET")):
+                key_of(secret.strip())
+            elif place.count > 1:
+                needs = f"give it the key of all nodes: {_KEY}"
             text = f"hvdrun would be node {place.rank} of {place.count} here, as {source.name} says ({said})"
             yield Finding(Weight.NOTE, (), text, needs)
         elif allocation := allocation_of(environ):

@@ -98,6 +98,11 @@ REMARKABLE: dict[str, tuple[Mapping[str, str], Weight, str]] = {
         Weight.WARNING,
         "hvdrun would start no job here: PET_NNODES='1:3' must be a whole number",
     ),
+    "a node with a bad key": (
+        TRAINER | {"HVDLITE_SECRET": KEY[1:]},
+        Weight.WARNING,
+        "hvdrun would start no job here: HVDLITE_SECRET must be 64 hexadecimal digits",
+    ),
     "hosts of LSF": (
         {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 1"},
         Weight.NOTE,
@@ -163,10 +168,12 @@ def test_what_does_not_keep_a_job_from_starting_is_said(name: str) -> None:
     assert len(found.findings) <= 1 + ("SLURM_JOB_ID" in environ)  # what the process is, and what hvdrun would do
 
 
-def test_a_node_hears_of_the_key_that_it_lacks() -> None:
+def test_a_node_hears_of_the_key_that_it_lacks_unless_it_is_the_only_one() -> None:
     for key, advice in (("", "give it the key of all nodes: HVDLITE_SECRET, or --secret-file"), (KEY, "")):
         (finding,) = examine({**TRAINER, "HVDLITE_SECRET": key}).findings
         assert finding.advice == advice
+    (finding,) = examine({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}).findings
+    assert finding.advice == ""
 
 
 def test_the_process_that_set_the_variables_is_named_by_its_program_and_not_by_its_arguments() -> None:

@@ -89,6 +89,13 @@ def test_hvdrun_starts_on_these_hosts_over_ssh_unless_the_user_names_others(tmp_
     assert ended.stdout == "[0]<stdout>:0 on localhost\n"
 
 
+def test_a_list_that_cannot_be_used_does_not_keep_hvdrun_from_hosts_that_the_user_names() -> None:
+    environ = {**MARKS, "PBS_NODEFILE": "/nowhere"}
+    for words in (("doctor", "-H", "localhost"), ("-H", "localhost:1", "true")):
+        ended = run(*words, **environ)
+        assert ended.returncode == 0, ended.stderr
+
+
 def test_a_rank_that_starts_hvdrun_stays_on_its_host(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(FILES["PBS_NODEFILE"])
     environ = {**MARKS, "PBS_NODEFILE": str(tmp_path / "hosts"), "HVDLITE_RANK": "0", "HVDLITE_SIZE": "1"}
