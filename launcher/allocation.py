@@ -5,13 +5,20 @@ A batch script starts it, a user in the shell of salloc, or srun as a step of on
 A node takes as many ranks as the job has tasks there. If the job was not asked for tasks, or this is a step, whose
 variables replace those of the job, it takes as many as it has cores for, with ``--cpus-per-task`` cores each. Where
 GPUs decide how many ranks there are, it is left to them.
+
+A step that asks for no GPUs gets those that the job has on its node, if the job was asked for GPUs by node. If it was
+asked for them by task or in total, Slurm gives an agent the GPUs of one task, or wants to give it those of all nodes.
+So an agent asks for as many as scontrol says that its node has.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from hvdlite.errors import BadHostSpec
@@ -22,6 +29,10 @@ from .hosts import Host, parse_hosts
 
 _NAMES: Final = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _ELSEWHERE: Final = "name hosts yourself with -H"
+_GPUS_NOT_BY_NODE: Final = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_TRES_PER_TASK")
+_SHOWN_NODES: Final = re.compile(r"^\s*Nodes=(\S+) .*\bGRES=(\S*)", re.MULTILINE)
+_SHOWN_GPUS: Final = re.compile(r"(?:^|,)gpu(?::[^:,()]*)?:(\d+)")  # gpu:2(IDX:0-1) or gpu:h200:2(IDX:0,3)
+_ANSWER_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,8 @@ class Allocation:
     """What a job of Slurm has: its nodes by name, and on each its tasks, or its cores if it was not asked for tasks.
 
     ``cores_per_task`` is what a rank is meant to have. If it ``is_here`` there is no srun, and only this machine.
-    ``node_here`` is the node that this process runs on; empty on a login node.
+    ``node_here`` is the node that this process runs on; empty on a login node. ``gpus`` are how many an agent has to
+    ask for, by node.
     """
 
     job: str
@@ -39,6 +51,7 @@ class Allocation:
     cores_per_task: int = 1
     is_here: bool = False
     node_here: str = ""
+    gpus: Mapping[str, int] = field(default_factory=dict)
 
     def hosts(self, size: int | None = None, *, by_gpus: bool = False) -> tuple[Host, ...]:
         """The nodes with their slots; without tasks they have none if the number of ranks is found ``by_gpus``.
@@ -55,7 +68,10 @@ class Allocation:
             raise BadHostSpec(self._too_few(counts, size))
         if self.is_here:
             return (Host("localhost", slots[0]),)
-        return tuple(Host(name, count, slurm_job=self.job) for name, count in zip(self.nodes, slots, strict=True))
+        return tuple(
+            Host(name, count, slurm_job=self.job, slurm_gpus=self.gpus.get(name, 0))
+            for name, count in zip(self.nodes, slots, strict=True)
+        )
 
     def _too_few(self, slots: Sequence[int], size: int) -> str:
         listed = ",".join(f"{name}:{count}" for name, count in zip(self.nodes, slots, strict=True))
@@ -101,7 +117,8 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
         )
     per_task = number(environ, "SLURM_CPUS_PER_TASK") if environ.get("SLURM_CPUS_PER_TASK") else 1
     here = environ.get("SLURMD_NODENAME", "")
-    return Allocation(environ["SLURM_JOB_ID"], nodes, tasks, cores, max(1, per_task), is_here, here)
+    gpus = _gpus_of_nodes(environ) if any(environ.get(name) for name in _GPUS_NOT_BY_NODE) and not is_here else {}
+    return Allocation(environ["SLURM_JOB_ID"], nodes, tasks, cores, max(1, per_task), is_here, here, gpus)
 
 
 def _of_nodes(environ: Mapping[str, str], name: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
@@ -113,3 +130,20 @@ def _of_nodes(environ: Mapping[str, str], name: str, nodes: tuple[str, ...]) -> 
             f"{','.join(nodes)}; set it as Slurm does, or {_ELSEWHERE}."
         )
     return found
+
+
+def _gpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
+    """How many GPUs the job has on each of its nodes, as scontrol shows them; empty if it does not."""
+    job = environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_TASK_ID" in environ:  # the number of one of its tasks is also that of the array
+        job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{environ['SLURM_ARRAY_TASK_ID']}"
+    scontrol = shutil.which("scontrol", path=environ.get("PATH")) or "scontrol"
+    gpus: dict[str, int] = {}
+    with suppress(OSError, subprocess.TimeoutExpired, BadHostSpec):
+        asked = subprocess.run(
+            [scontrol, "show", "job", "--details", job], env=environ, capture_output=True, text=True, timeout=_ANSWER_S
+        )
+        for names, shown in _SHOWN_NODES.findall(asked.stdout):
+            count = sum(map(int, _SHOWN_GPUS.findall(shown)))
+            gpus |= {host.name: count for host in parse_hosts(names, "the nodes that scontrol shows")}
+    return gpus

@@ -36,13 +36,15 @@ class Host:
     """A host and how many ranks it takes; ``slots`` is None and ``user`` empty if not given.
 
     The name of an IPv6 address has its brackets. ``slurm_job`` is the job of Slurm that the host is a node of, through
-    which it is reached; empty for any other host.
+    which it is reached; empty for any other host. ``slurm_gpus`` is how many GPUs of that node an agent has to ask for;
+    0 if it gets them anyway.
     """
 
     name: str
     slots: int | None = None
     user: str = ""
     slurm_job: str = ""
+    slurm_gpus: int = 0
 
     @property
     def address(self) -> str:

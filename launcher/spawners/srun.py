@@ -36,6 +36,7 @@ _ADVICE: Final = (
     ("Invalid job id", "the job has ended, or belongs to another cluster"),
     ("already completing or completed", "the job is ending"),
     ("Requested node configuration is not available", "look at the node with 'scontrol show node {name}'"),
+    ("Invalid generic resource", "ask Slurm for GPUs by node, as in --gpus-per-node=4"),
     ("Unable to create step", "see whether 'srun --overlap --nodelist={name} hostname' works in this job"),
     ("Unable to contact slurm controller", "see whether 'sinfo' works here"),
 )
@@ -45,7 +46,8 @@ def agent_command(host: Host, options: SshOptions) -> list[str]:
     """The srun command whose stdin and stdout are those of an agent on ``host``."""
     unset = [word for name in not_of_the_job(os.environ) for word in ("-u", name)]
     command = [*(["env", *unset] if unset else []), "srun", f"--jobid={host.slurm_job}", f"--nodelist={host.name}"]
-    return [*command, *_OPTIONS, "sh", "-c", line_elsewhere(options.python, SCHEDULED)]
+    gpus = [f"--gpus={host.slurm_gpus}"] if host.slurm_gpus else []
+    return [*command, *_OPTIONS, *gpus, "sh", "-c", line_elsewhere(options.python, SCHEDULED)]
 
 
 def explain(host: Host, said: Sequence[str], code: int) -> str:

@@ -82,6 +82,24 @@ def test_without_tasks_a_node_takes_as_many_ranks_as_it_has_cores_for(cluster: C
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "flags", "expected"),
+    [
+        ("--gres=gpu:2 --ntasks-per-node=2", "--gpus-per-proc 1", ["n1 0", "n1 1", "n2 0", "n2 1"]),
+        ("--gpus-per-node=2 --cpus-per-task=2", "-np auto", ["n1 0,1", "n1 0,1", "n2 0,1", "n2 0,1"]),
+        ("--gpus-per-task=1 --ntasks-per-node=2", "--gpus-per-proc 1", ["n1 0", "n1 1", "n2 0", "n2 1"]),
+        ("--gpus=3 --ntasks=3", "--gpus-per-proc 1", ["n1 0", "n1 1", "n2 0"]),
+        ("--gpus=2 --ntasks=2 --array=7", "", ["n1 0", "n2 0"]),
+        ("--ntasks=2", "", ["n1 none", "n2 none"]),
+    ],
+)
+def test_ranks_get_the_gpus_of_their_node_however_slurm_was_asked_for_them(
+    cluster: Cluster, asked: str, flags: str, expected: list[str]
+) -> None:
+    rank = "'echo $(hostname) ${CUDA_VISIBLE_DEVICES:-none}'"
+    assert told(cluster.submit(script(f"{HVDRUN} {flags} sh -c {rank}"), "--nodes=2", *asked.split())) == expected
+
+
 def test_ranks_meet_and_know_the_job_but_no_step(cluster: Cluster) -> None:
     job = cluster.submit(
         script(f"{HVDRUN} {PYTHON} {JOB} sums", f"{HVDRUN} sh -c 'env | grep ^SLURM_ | cut -d= -f1 | sort | xargs'"),

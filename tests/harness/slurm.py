@@ -1,7 +1,8 @@
 """A cluster of Slurm on test hosts: ``head`` with the controller, where users log in, and the nodes n1 and n2.
 
 All its files are in a temporary folder, and its daemons end with the hosts. It authenticates nobody, since all hosts
-are this machine. Processes of a step are found by their parents, so that no cgroups are needed.
+are this machine. Processes of a step are found by their parents, so that no cgroups are needed. Each node has two GPUs
+for Slurm to count and to name, which are /dev/null.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.harness.patience import PATIENCE_S, PROMPT_S
 from tests.launcher.nodes import free_port
 
 NODES: Final = ("n1", "n2")
+GPUS: Final = 2  # of each node
 _PACKAGES: Final = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
 _LOOK_S: Final = 0.05  # how often it looks
 _FINAL: Final = frozenset(
@@ -39,6 +41,7 @@ SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
 MpiDefault=none
+GresTypes=gpu
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -122,9 +125,14 @@ class Cluster:
             undo.callback(self._closing.close)
             self.network = self._closing.enter_context(Network("head", *NODES))
             address = {host.name: host.address for host in self.network}
-            nodes = "\n".join(f"NodeName={name} NodeAddr={address[name]} CPUs=4 RealMemory=1000" for name in NODES)
+            nodes = "\n".join(
+                f"NodeName={name} NodeAddr={address[name]} CPUs=4 RealMemory=1000 Gres=gpu:{GPUS}" for name in NODES
+            )
             self.conf = self.folder / "slurm.conf"
             self.conf.write_text(_CONF.format(folder=self.folder, nodes=nodes))
+            for number in range(GPUS):
+                (self.folder / f"gpu{number}").symlink_to(os.devnull)
+            (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
             self.variables = {"SLURM_CONF": str(self.conf)}
             for name in ("state", *(f"spool-{node}" for node in NODES)):
                 (self.folder / name).mkdir()

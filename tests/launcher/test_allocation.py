@@ -92,6 +92,48 @@ def test_gpus_decide_only_if_the_job_was_not_asked_for_tasks() -> None:
     assert slots(BATCH, by_gpus=True) == {"n1": 2, "n2": 2}
 
 
+# What ``scontrol show job --details`` says of nodes.
+SHOWN = """\
+JobId=71 JobName=train
+   NodeList=n[1-2] NumNodes=2
+   JOB_GRES=gpu:h200:5
+     Nodes=n1 CPU_IDs=0-2 Mem=1000 GRES=gpu:h200:2(IDX:0,3),gpu:a100:1(IDX:4),mps:100
+     Nodes=n[2-3] CPU_IDs=0 Mem=1000 GRES=gpu:1(IDX:0)
+     Nodes=n4 CPU_IDs=0 Mem=1000 GRES=
+   TresPerJob=gres:gpu:5
+"""
+
+
+def shown_by_scontrol(folder: Path, **variables: str) -> tuple[dict[str, int], str]:
+    """How many GPUs agents ask for, by node, and the arguments of scontrol."""
+    fake = folder / "scontrol"
+    fake.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\ncat <<END\n{SHOWN}END\n')
+    fake.chmod(0o755)
+    (folder / "asked").write_text("")
+    job = BATCH | {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "2(x4)"}
+    allocation = allocation_of({**job, "PATH": f"{folder}:{FAKES}:/usr/bin:/bin", **variables})
+    assert allocation is not None
+    return {host.name: host.slurm_gpus for host in allocation.hosts()}, (folder / "asked").read_text()
+
+
+def test_agents_ask_for_the_gpus_of_their_node_if_the_job_did_not_by_node(tmp_path: Path) -> None:
+    counts = {"n1": 3, "n2": 1, "n3": 1, "n4": 0}
+    for variable in ("SLURM_GPUS", "SLURM_GPUS_PER_TASK"):
+        assert shown_by_scontrol(tmp_path, **{variable: "h200:5"}) == (counts, "show job --details 71\n")
+    array = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
+    assert shown_by_scontrol(tmp_path, SLURM_GPUS="5", **array) == (counts, "show job --details 70_3\n")
+    assert shown_by_scontrol(tmp_path, SLURM_GPUS_PER_NODE="1") == (dict.fromkeys(counts, 0), "")
+    for gpus, option in ((3, ["--gpus=3"]), (0, [])):
+        (command,) = ways_to([Host("n7", 2, slurm_job="71", slurm_gpus=gpus)], {"n7"}, SshOptions())
+        assert [word for word in command if "gpus" in word] == option
+
+
+def test_without_an_answer_of_scontrol_agents_ask_for_no_gpus() -> None:
+    allocation = allocation_of({**BATCH, "SLURM_GPUS": "4"})
+    assert allocation is not None
+    assert {host.slurm_gpus for host in allocation.hosts()} == {0}
+
+
 def test_there_is_no_allocation_outside_of_a_job() -> None:
     assert allocation_of({"PATH": FAKES}) is None
     assert allocation_of({"PATH": FAKES, "SLURM_JOB_ID": "71"}) is None
