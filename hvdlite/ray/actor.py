@@ -26,7 +26,7 @@ def this_node() -> Node:
 class RankActor:
     """A process that is a rank from `join` to `leave`, or to the first call that fails.
 
-    The job's key comes with a method's arguments: Ray stores and shows those of a constructor.
+    The job's key comes with a method's arguments: those of a constructor Ray keeps, to start the actor again.
     """
 
     def __init__(self, title: str, as_horovod: bool) -> None:

@@ -233,17 +233,21 @@ def run_nodes(folder: str) -> None:
 
 
 def _tables(nodes: Any) -> str:
-    """What Ray's control store knows of jobs, actors, tasks, workers and placement groups, and its keys and values."""
-    from ray._raylet import GcsClient
+    """What Ray's control store keeps of jobs, actors, tasks, workers and placement groups, and its keys and values.
 
-    known = nodes.global_state
-    tables = [known.job_table(), known.actor_table(None), known.placement_group_table(), known.workers()]
-    tables += known._get_all_task_events()
+    Whole records, from which `ray list --detail` and the dashboard choose what they show.
+    """
+    from ray._raylet import GcsClient, GcsClientOptions, GlobalStateAccessor
+
+    known = GlobalStateAccessor(GcsClientOptions.create(nodes.address, None, True, False))
+    assert known.connect()
+    records = [*known.get_job_table(), *known.get_actor_table(None, None), *known.get_task_events()]
+    records += [*known.get_worker_table(), *known.get_placement_group_table()]
     store = GcsClient(address=nodes.address)
     spaces = [None, b"fun", b"cls", b"job", b"tracing", b"session", b"serve"]
     keys = [(key, space) for space in spaces for key in store.internal_kv_keys(b"", space)]
     values = [store.internal_kv_get(key, space) for key, space in keys]
-    return "\n".join(map(str, [*tables, *keys, *values]))
+    return "\n".join(map(str, [*records, *keys, *values]))
 
 
 if __name__ == "__main__":
