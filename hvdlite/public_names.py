@@ -60,4 +60,8 @@ from hvdlite.tensors.dtypes import (
     Product as Product,
     Sum as Sum,
 )
+from hvdlite.timelines import (
+    start_timeline as start_timeline,
+    stop_timeline as stop_timeline,
+)
 from hvdlite.version import __version__ as __version__

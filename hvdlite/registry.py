@@ -33,11 +33,13 @@ from hvdlite.settings import Settings
 class Registry:
     """The registered process sets. The same calls in the same order on all ranks assign the same numbers.
 
-    ``groups`` has the groups that this rank is in, by the number of their set.
+    ``groups`` has the groups that this rank is in, by the number of their set. ``on_added`` is called with the number
+    and the group of each that is added.
     """
 
     def __init__(self, world: Membership, options: Settings, connections: Connections) -> None:
         self.groups: dict[int | None, Group] = {}  # replaced, never modified, because it is read without a lock
+        self.on_added: Callable[[int, Group], None] = lambda number, group: None
         self._world = world
         self._options = options
         self._regions = connections.regions
@@ -170,6 +172,7 @@ class Registry:
         if membership is not None and connections is not None:
             group = self._start(membership, connections, self._end_everyone)
             self.groups = {**self.groups, number: group}
+            self.on_added(number, group)
             if (end := self.everyone.engine.ended_by) is not None:  # perhaps before `_end_all` knew this group
                 group.engine.end(end)
         self._sets[number] = process_set

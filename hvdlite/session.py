@@ -36,6 +36,7 @@ from hvdlite.rendezvous.world import meet_world
 from hvdlite.settings import Settings, Start, doubt_about_size
 from hvdlite.spin import spin_us
 from hvdlite.tensors.device import CPU
+from hvdlite.timeline.switch import Switch
 from hvdlite.untraced import leave_out_all
 
 _EXIT_S = 1.0
@@ -83,6 +84,8 @@ class Session:
         self.group_of = self.sets.group_of  # called by every submit
         self._closing = threading.Lock()
         self._is_closed = False
+        self.timeline = Switch(members, self.sets)
+        self.timeline.obey(options.timeline, options.timeline_mark_cycles)
 
     @property
     def placement(self) -> Placement:
@@ -108,6 +111,7 @@ class Session:
         deadline = time.monotonic() + self.options.shutdown_timeout
         for engine in self._engines():
             engine.shut_down(deadline)
+        self.timeline.stop()
         if self.arena is not None:
             self.arena.leave()
             self.arena = None
@@ -126,6 +130,7 @@ class Session:
         deadline = time.monotonic() + _EXIT_S
         for engine in self._engines():
             engine.stop_at_exit(deadline)
+        self.timeline.stop()
 
     def _engines(self) -> list[Engine]:
         """The engines of all groups. That of all ranks ends last, because it tells the others what happens."""

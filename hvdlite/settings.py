@@ -171,6 +171,15 @@ class Settings:
         "MALLOC_TRIM_THRESHOLD_, the allocator is left alone",
     )
 
+    timeline: str = _setting(
+        "",
+        "file for the timeline, which each of several ranks writes with .rankN behind its name; DYNAMIC: none before "
+        "start_timeline(); empty: none",
+        horovod=True,
+        begins="Timeline",
+    )
+    timeline_mark_cycles: bool = _setting(False, "mark the begin of each cycle in the timeline", horovod=True)
+
     log_level: str = _setting(
         "warning",
         "least severe message that is printed",

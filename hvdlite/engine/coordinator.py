@@ -80,6 +80,8 @@ class Coordinator:
 
     def turn(self) -> None:
         """Takes a turn. Raises ProtocolError if the root or a peer sent an invalid message."""
+        if self._observer.on_turn is not None:
+            self._observer.on_turn()
         for item in self._link.receive():
             if isinstance(item, Lost):
                 self._lose(item)
@@ -90,6 +92,9 @@ class Coordinator:
         if new := self._in_flight.take_new():
             ready = self._replica.submit(new)
             self._observer.told_at = now = time.monotonic()
+            if self._in_flight.keeps_times:
+                for entry in new:
+                    entry.told_at = now
             if self._negotiator is None:
                 self._link.send(ready)
             else:

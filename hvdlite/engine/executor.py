@@ -137,6 +137,8 @@ class Executor:
             self._observer.done(work)
             self._in_flight.finish(work.entries)
             work.entries = work.rows = ()  # the observer keeps the rest
+            if self._in_flight.keeps_times:
+                work.finished_at = time.monotonic()
         self._unfinished.popleft()
 
     def _issue(self, work: Work, completion: Completion) -> None:
@@ -162,6 +164,8 @@ class Executor:
         self._observer.done(work)
         self._in_flight.finish(work.entries, error)
         work.entries = work.rows = ()
+        if self._in_flight.keeps_times:
+            work.finished_at = time.monotonic()
 
 
 def _failure(work: Work, cause: Exception) -> HvdError:

@@ -32,7 +32,8 @@ class InFlight:
     """Entries by name, the new ones in order of submission, and the error that ended the session, if one did.
 
     ``waiters`` wait for a handle. Some thread has waited without a break since ``waited_since``; an interrupted wait
-    lasts until its handle is done.
+    lasts until its handle is done. With ``keeps_times``, which the observer sets, entries and batches get times that
+    only a timeline needs.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -42,6 +43,7 @@ class InFlight:
         self._behind: list[Sequence[Entry]] = []  # calls to submit once interrupted ones of their names are done
         self.waiters: dict[Handle, list[Waiter]] = {}
         self.waited_since = 0.0
+        self.keeps_times = False
         self._is_awake = False  # the coordinator was woken and has not yet taken the new entries
         self._bursts: list[None] = []  # one item for each open burst
         self._error: HvdError | None = None
@@ -62,6 +64,8 @@ class InFlight:
             ended_by = self._error
             if ended_by is not None or JOIN_NAME in by_name:
                 raise self._refusal(name)
+            if self.keeps_times:
+                entry.submitted_at = time.monotonic()
             if by_name.setdefault(name, entry) is entry:
                 self._new.append(entry)
             else:
@@ -94,6 +98,10 @@ class InFlight:
                 caller = threading.get_ident()
                 for entry in entries:
                     entry.caller = caller
+            if self.keeps_times:
+                now = time.monotonic()
+                for entry in entries:
+                    entry.submitted_at = now
             for entry in entries:
                 if by_name.setdefault(entry.name, entry) is not entry:
                     self._put_behind(entries)

@@ -73,7 +73,7 @@ class Observer:
 
     A turn keeps ``told_at``, when this rank last told what it had submitted, and reads ``arrival``, which is of what is
     decided next, or None while nothing of that is known. ``leader_of`` has for each rank the one through which its news
-    come.
+    come. ``on_turn``, if it is there, is called at the beginning of each turn, in its thread; it must not wait.
     """
 
     def __init__(self, in_flight: InFlight, leader_of: Sequence[int]) -> None:
@@ -82,6 +82,7 @@ class Observer:
         self._leader = UNKNOWN
         self._heard_at = self._others_heard_at = math.inf
         self.arrival: Arrival | None = None
+        self.on_turn: Callable[[], None] | None = None
         self._in_flight = in_flight
         self._latest: deque[Work] = deque(maxlen=CAPACITY)
         self._publish = self._latest.append
@@ -132,8 +133,7 @@ class Observer:
                 subscriber(work)
             except Exception:
                 logger.exception("a subscriber to the batches of a group failed and hears of no more")
-                with self._subscribing:
-                    self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+                self.unsubscribe(subscriber)
 
     # ---- for any thread
 
@@ -141,6 +141,15 @@ class Observer:
         """Calls ``subscriber`` with each batch from now on, until it raises."""
         with self._subscribing:
             self._subscribers += (subscriber,)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Ends `subscribe`. A call that has begun may still come to its end."""
+        with self._subscribing:
+            self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+
+    def keep_times(self, keeps: bool) -> None:
+        """Also lets entries and batches have the times that only a timeline needs, from now on."""
+        self._in_flight.keeps_times = keeps
 
     def latest(self, after: int = 0) -> list[BatchRecord]:
         """Returns the records numbered above ``after`` that are still there, in the order of completion."""

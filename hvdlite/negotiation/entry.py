@@ -30,9 +30,24 @@ class Entry(Handle[R]):
     keeps the memory that is read: an array, or a `Storage`. A handle that is done, and that its caller keeps, has
     neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose
     blocking call it was submitted, of which nobody else ever has the handle; `NOBODY` if it was abandoned; else 0.
+    ``submitted_at`` and ``told_at``, when the root was told of it, are there only if times are kept (`InFlight`).
     """
 
-    __slots__ = ("allocate", "caller", "nbytes", "owner", "request", "source", "target", "was_taken_up")
+    __slots__ = (
+        "allocate",
+        "caller",
+        "nbytes",
+        "owner",
+        "request",
+        "source",
+        "submitted_at",
+        "target",
+        "told_at",
+        "was_taken_up",
+    )
+
+    submitted_at: float
+    told_at: float
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class Work:
     """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`).
 
     ``number`` counts from 1, and is the same on all ranks. Those who run it fill in the rest, for
-    `hvdlite.engine.observer.BatchRecord`.
+    `hvdlite.engine.observer.BatchRecord`. ``finished_at``, when its handles were done, is there only if times are kept.
     """
 
     entries: Sequence[Entry]
@@ -39,6 +39,7 @@ class Work:
     moved_at: float = field(init=False)
     done_at: float = field(init=False)
     waited_s: float = field(init=False)
+    finished_at: float = field(init=False)
 
 
 class Mismatched(NamedTuple):

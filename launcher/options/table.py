@@ -19,7 +19,6 @@ _AUTOTUNE: Final = (
 )
 _PLANE: Final = "the data plane follows from where the ranks run; HVDLITE_PLANE overrides it"
 _ELASTIC: Final = "a job keeps its ranks from start to end; leave it out, and give -np, and -H or --hostfile"
-_TIMELINE: Final = "no timeline is recorded; leave it out"
 _MPI: Final = "hvdrun starts the ranks itself, without MPI; leave it out"
 _NO_MPI: Final = "there is no MPI"
 _STREAMS: Final = "NCCL gets one stream for each group of ranks; those of process sets run beside each other"
@@ -64,6 +63,13 @@ FLAGS: Final[tuple[Flag, ...]] = (
         note="the same in Horovod's older words",
         setting="log_hide_time",
     ),
+    Sets("--timeline-filename", "FILE", "timeline.filename", setting="timeline"),
+    Sets(
+        "--timeline-mark-cycles/--no-timeline-mark-cycles",
+        key="timeline.mark_cycles",
+        note="mark the begin of each cycle in the timeline",
+        setting="timeline_mark_cycles",
+    ),
     # What is so without them.
     Always("--gloo", note="it means collectives on CPUs without MPI"),
     Always("--tcp", note="hosts are joined by TCP"),
@@ -87,8 +93,6 @@ FLAGS: Final[tuple[Flag, ...]] = (
         note="the threads of the library run where the system puts them; taskset in the command binds a whole rank",
     ),
     # What would be something else than was asked for.
-    Refused("--timeline-filename", "FILE", "timeline.filename", note=_TIMELINE),
-    Refused("--timeline-mark-cycles/--no-timeline-mark-cycles", key="timeline.mark_cycles", note=_TIMELINE),
     Refused("--min-np --min-num-proc", "N", note=_ELASTIC),
     Refused("--max-np --max-num-proc", "N", note=_ELASTIC),
     Refused("--slots-per-host", "N", note=_ELASTIC),

@@ -33,9 +33,11 @@ LAYERS = [
     {"planes.nccl", "planes.staged"},
     {"planes", "control", "builds"},
     {"engine"},
+    {"timeline.file"},
+    {"timeline"},
     {"registry", "observe"},
     {"session"},
-    {"ops", "process_sets"},
+    {"ops", "process_sets", "timelines"},
     {"training", "public_names"},
     {"launcher.stream"},
     {"launcher.agent"},  # and the standard library: tests/launcher/test_machine.py
@@ -106,6 +108,7 @@ MAY_START_THREADS = (
     "hvdlite.planes.ring.reconnector",
     "hvdlite.planes.nccl.watcher",
     "hvdlite.spark.stage",
+    "hvdlite.timeline.recording",
 )
 # What NVIDIA's libraries, the dynamic linker, guests and scripts read is no setting of hvdlite's.
 MAY_READ_ENVIRONMENT = (

@@ -18,7 +18,7 @@ COMMON = """
     reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
     reduce reduce_async gather gather_async scatter scatter_async
     send send_async recv recv_ recv_async recv_async_ join barrier poll synchronize shared_empty
-    broadcast_object allgather_object
+    broadcast_object allgather_object start_timeline stop_timeline
     ProcessSet global_process_set add_process_set remove_process_set
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
     rocm_built

@@ -28,7 +28,7 @@ params:
     torus_allreduce:
 autotune:
 timeline:
-    filename:
+    filename: t.json
     mark_cycles: false
 stall_check:
     enabled: off
@@ -43,6 +43,8 @@ SETTINGS = {
     "CYCLE_TIME": "5",
     "STALL_CHECK_DISABLE": "1",
     "PROGRESS_TIMEOUT": "60",
+    "TIMELINE": "t.json",
+    "TIMELINE_MARK_CYCLES": "0",
     "LOG_LEVEL": "INFO",
     "LOG_HIDE_TIME": "1",
 }
@@ -54,7 +56,7 @@ BAD = {
     "params:\n  cycle_time_ms: -1\n": "line 2: params.cycle_time_ms='-1' must be at least 0",
     "logging:\n  level: ''\n": "line 2: logging.level='' must be one of ",
     "autotune:\n  enabled: maybe\n": "line 2: autotune.enabled='maybe' must be 0 or 1",
-    "timeline:\n  filename: t.json\n": "line 2: timeline.filename is refused: no timeline is recorded",
+    "timeline:\n  mark_cycles: often\n": "line 2: timeline.mark_cycles='often' must be 0 or 1",
     "controller: mpi\n": "line 1: controller: mpi is refused: hvdrun starts the ranks itself",
     "controller: nccl\n": "line 1: controller='nccl' must be one of gloo, mpi",
     "logging:\n  with_timestamp: 1\n  hide_timestamp: 1\n": "contradict each other",

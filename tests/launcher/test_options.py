@@ -46,6 +46,9 @@ SETS = {
     "--log-without-timestamp": ("LOG_HIDE_TIME", "1"),
     "--log-hide-timestamp": ("LOG_HIDE_TIME", "1"),
     "--no-log-hide-timestamp": ("LOG_HIDE_TIME", "0"),
+    "--timeline-filename t.json": ("TIMELINE", "t.json"),
+    "--timeline-mark-cycles": ("TIMELINE_MARK_CYCLES", "1"),
+    "--no-timeline-mark-cycles": ("TIMELINE_MARK_CYCLES", "0"),
 }
 WRONG = {
     "--start-timeout -1": "--start-timeout='-1' must be at least 0",

@@ -46,7 +46,7 @@ def test_a_batch_that_a_driver_leaves_behind_is_run_although_the_end_has_come(mo
 
     monkeypatch.setattr(executor, "run", lambda work, _: ran.append(work.entries[0].name))
     plane: Any = SimpleNamespace()
-    in_flight: Any = SimpleNamespace(finish=finish)
+    in_flight: Any = SimpleNamespace(finish=finish, keeps_times=False)
     executed = Executor(plane, in_flight, Mock(), lambda: None, lambda error: None)
     executed.put(of_first := work("first"))
     (first,) = of_first.entries
@@ -65,7 +65,7 @@ class _Device:
         self.ended: list[tuple[str, str]] = []
         self.failures: list[str] = []
         monkeypatch.setattr(executor, "run", lambda work, _: self if work.entries[0].name == "issued" else None)
-        in_flight: Any = SimpleNamespace(finish=self._finish)
+        in_flight: Any = SimpleNamespace(finish=self._finish, keeps_times=False)
         planes: Any = {}
         self.executor = Executor(
             planes, in_flight, Mock(), lambda: None, lambda error: self.failures.append(str(error))

@@ -1,0 +1,182 @@
+"""What stands in a timeline: the events of Chrome's trace format for each batch of one rank. Pure.
+
+A rank is a process there, and a lane a thread: *queue*, from a submit until rank 0 is told; *negotiate*, until the
+batch is agreed; *wait*, until its turn; *move*, while bytes move; *finish*, until its handles are done. Spans of one
+lane that overlap get lanes of their own, as the format wants. An arrow leads from the decision of a group's first rank
+to where the others move the same batch: nobody can move it earlier, so the arrow points forward where clocks agree.
+
+Times are in microseconds of the host's monotonic clock. The first event of a rank says which that is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from hvdlite.members.membership import Membership
+from hvdlite.negotiation.messages import Request
+from hvdlite.negotiation.replica import Work
+from hvdlite.version import __version__
+
+LANES: Final = ("cycles", "queue", "negotiate", "wait", "move", "finish")
+_CYCLES, _QUEUE, _NEGOTIATE, _WAIT, _MOVE, _FINISH = range(len(LANES))
+_MOST_SLOTS: Final = 100  # lanes for overlapping spans
+_MOST_CACHED: Final = 16384
+_US: Final = 1e6
+
+
+class Tensor(NamedTuple):
+    """One tensor of a batch: when it was submitted, and when rank 0 was told of it; 0 if that is not known."""
+
+    request: Request
+    submitted_at: float
+    told_at: float
+
+
+class Group(NamedTuple):
+    """The group of the process set ``number``."""
+
+    number: int
+    membership: Membership
+
+
+class Batch(NamedTuple):
+    """A batch that is done. ``work`` has no entries any more, but has the times."""
+
+    group: Group
+    work: Work
+    tensors: Sequence[Tensor]
+
+
+class Cycle(NamedTuple):
+    """The begin of a turn of the coordinator."""
+
+    group: Group
+    at: float
+
+
+class Events:
+    """The events of one rank of ``world``, each a text of JSON without line ends."""
+
+    def __init__(self, world: Membership) -> None:
+        self._world = world
+        self._lines: list[str] = []
+        self._ends: dict[tuple[int, int], list[float]] = {}  # by set and lane: when the last span of each slot ends
+        self._texts: dict[Request, str] = {}
+
+    def head(self, monotonic: float, epoch: float) -> list[str]:
+        """Returns the events that say who the rank is, and what its clock and that of the world say at one time."""
+        rank, host = self._world.number, self._world.hosts[self._world.rank]
+        known = {
+            "rank": rank,
+            "size": self._world.size,
+            "host": host.name,
+            "host_id": host.id,
+            "monotonic_us": round(monotonic * _US),
+            "epoch_us": round(epoch * _US),
+            "version": __version__,
+        }
+        self._metadata("hvdlite", 0, known)
+        self._metadata("process_name", 0, {"name": f"rank {rank} on {host.name}"})
+        self._metadata("process_sort_index", 0, {"sort_index": rank})
+        return self._taken()
+
+    def cycle(self, cycle: Cycle) -> list[str]:
+        """Returns the mark of one turn."""
+        tid = self._tid(cycle.group, _CYCLES, cycle.at, cycle.at)
+        self._add(f'"name":"CYCLE_START","ph":"i","s":"t",{self._place(tid)},"ts":{_us(cycle.at)}')
+        return self._taken()
+
+    def batch(self, batch: Batch) -> list[str]:
+        """Returns the spans of one batch, and this rank's end of its arrow."""
+        group, work, tensors = batch
+        number, is_alone = group.number, group.membership.size == 1
+        kind = tensors[0].request.kind.name
+        submitted = min((each.submitted_at for each in tensors if each.submitted_at), default=0.0)
+        told = [each.told_at for each in tensors if each.told_at]
+        which = f'"batch":{work.number},"set":{number}'
+        if submitted and told:
+            self._span(group, _QUEUE, "QUEUE", submitted, max(told), which)
+        if told:
+            self._span(group, _NEGOTIATE, f"NEGOTIATE_{kind}", min(told), work.agreed_at, which)
+        waiting = self._span(group, _WAIT, "WAIT", work.agreed_at, work.moved_at, which)
+        details = f'{which},"bytes":{work.nbytes},"waited_us":{_us(work.waited_s)}'
+        if work.arrival is not None and work.arrival[2] >= 0:
+            details += f',"last_rank":{group.membership.ranks[work.arrival[2]]},"late_us":{_us(work.arrival[4])}'
+        if len(tensors) == 1:
+            request = tensors[0].request
+            details += f',"dtype":"{request.dtype}","shape":{list(request.shape)}'
+        details += f',"tensors":[{",".join(self._tensor(each, work.agreed_at) for each in tensors)}]'
+        moving = self._span(group, _MOVE, kind, work.moved_at, work.done_at, details)
+        finished_at = getattr(work, "finished_at", 0.0)
+        if finished_at:
+            self._span(group, _FINISH, "FINISH", work.done_at, finished_at, which)
+        if not is_alone:
+            is_first = group.membership.rank == 0
+            tid, at = (waiting, work.agreed_at) if is_first else (moving, work.moved_at)
+            end = '"ph":"s"' if is_first else '"ph":"f","bp":"e"'
+            name = f'"name":"batch","cat":"batch","id":{number << 32 | work.number}'
+            self._add(f'{name},{end},{self._place(tid)},"ts":{_us(at)}')
+        return self._taken()
+
+    def dropped(self, count: int, at: float) -> list[str]:
+        """Returns a mark where ``count`` batches are missing."""
+        self._add(
+            f'"name":"{count} batches are missing","ph":"i","s":"p",{self._place(0)},"ts":{_us(at)},'
+            f'"args":{{"dropped":{count}}}'
+        )
+        return self._taken()
+
+    def _span(self, group: Group, lane: int, name: str, begin: float, end: float, args: str) -> int:
+        """Adds a span, and returns its thread."""
+        tid = self._tid(group, lane, begin, end)
+        self._add(
+            f'"name":"{name}","cat":"{LANES[lane]}","ph":"X",{self._place(tid)},"ts":{_us(begin)},'
+            f'"dur":{_us(max(0.0, end - begin))},"args":{{{args}}}'
+        )
+        return tid
+
+    def _tid(self, group: Group, lane: int, begin: float, end: float) -> int:
+        """Returns the thread for a span: one in which nothing overlaps it, if there is one or room for another."""
+        ends = self._ends.setdefault((group.number, lane), [])
+        free = (slot for slot, ended in enumerate(ends) if ended <= begin)
+        slot = next(free, min(len(ends), _MOST_SLOTS - 1))
+        tid = (group.number * len(LANES) + lane) * _MOST_SLOTS + slot + 1
+        if slot == len(ends):
+            ends.append(end)
+            of_set = f"set {group.number}: " if group.number else ""
+            self._metadata("thread_name", tid, {"name": f"{of_set}{LANES[lane]}{f' {slot + 1}' if slot else ''}"})
+            self._metadata("thread_sort_index", tid, {"sort_index": tid})
+        ends[slot] = max(ends[slot], end)
+        return tid
+
+    def _tensor(self, tensor: Tensor, agreed_at: float) -> str:
+        """Returns a list: name, dtype, shape, and the microseconds in the lanes *queue* and *negotiate*."""
+        request, submitted_at, told_at = tensor
+        text = self._texts.get(request)
+        if text is None:
+            text = f'[{json.dumps(request.name)},"{request.dtype}",{list(request.shape)}'
+            if request.cacheable:
+                if len(self._texts) >= _MOST_CACHED:
+                    self._texts.clear()
+                self._texts[request] = text
+        queued = _us(told_at - submitted_at) if submitted_at and told_at else "null"
+        return f"{text},{queued},{_us(agreed_at - told_at) if told_at else 'null'}]"
+
+    def _metadata(self, name: str, tid: int, args: dict[str, Any]) -> None:
+        self._add(f'"name":"{name}","ph":"M",{self._place(tid)},"args":{json.dumps(args)}')
+
+    def _place(self, tid: int) -> str:
+        return f'"pid":{self._world.number},"tid":{tid}'
+
+    def _add(self, fields: str) -> None:
+        self._lines.append(f"{{{fields}}}")
+
+    def _taken(self) -> list[str]:
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * _US:.3f}"

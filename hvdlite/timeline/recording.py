@@ -1,0 +1,166 @@
+"""Records what the groups of this rank do, in a thread that writes it to a file.
+
+The thread that ran a batch appends it to a deque, which is all that happens on the way of the data. What cannot be
+written in time is dropped and counted, so that memory is bounded. If the file cannot be written, it ends there, the
+user is told once, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import Final, Protocol
+
+from hvdlite.engine.observer import Observer, Subscriber
+from hvdlite.log import logger
+from hvdlite.members.membership import Membership
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.replica import Work
+from hvdlite.timeline.events import Batch, Cycle, Events, Group, Tensor
+
+_INTERVAL_S: Final = 1.0
+_SHARE: Final = 20  # a write that takes a second is followed by this many seconds without one
+_MOST_TENSORS: Final = 1 << 16  # that wait to be written: with their requests, about 40 MiB
+_MOST_RECORDS: Final = 1 << 15
+_STOP_S: Final = 30.0  # for a last write
+
+
+class Sink(Protocol):
+    """Where the events go. For one thread."""
+
+    def append(self, events: bytes) -> None:
+        """Takes events, separated by commas. Raises OSError if it cannot, and then it is not called again."""
+
+    def close(self) -> None:
+        """Ends."""
+
+
+class Recording:
+    """A timeline of this rank that goes to ``sink``, called ``name`` in messages, until `stop`."""
+
+    def __init__(self, name: str, sink: Sink, world: Membership, mark_cycles: bool) -> None:
+        self._name = name
+        self._sink = sink
+        self._events = Events(world)
+        self._mark_cycles = mark_cycles
+        self._records: deque[Batch | Cycle] = deque()
+        self._tensors = 0  # in the records
+        self._dropped = self._dropped_in_all = 0
+        self._counting = threading.Lock()
+        self._watched: list[tuple[Observer, Subscriber]] = []
+        self._watching = threading.Lock()
+        self._is_over = False
+        self._wake = threading.Event()
+        self._head = self._events.head(time.monotonic(), time.time())
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-timeline", daemon=True)
+        self._thread.start()
+
+    def watch(self, number: int, membership: Membership, observer: Observer) -> None:
+        """Records the group of the process set ``number`` from now on."""
+        group = Group(number, membership)
+        subscriber = partial(self._record, group)
+        with self._watching:
+            if self._is_over or any(observer is other for other, _ in self._watched):
+                return
+            self._watched.append((observer, subscriber))
+            observer.keep_times(True)
+            if self._mark_cycles:
+                observer.on_turn = partial(self._record_turn, group)
+            observer.subscribe(subscriber)
+
+    def stop(self) -> None:
+        """Writes what is there and ends. May be called again, and by any thread."""
+        self._leave()
+        self._wake.set()
+        self._thread.join(_STOP_S)
+
+    def _leave(self) -> None:
+        with self._watching:
+            self._is_over = True
+            for observer, subscriber in self._watched:
+                observer.unsubscribe(subscriber)
+                observer.on_turn = None
+                observer.keep_times(False)
+            self._watched.clear()
+
+    # ---- in the threads that run batches and take turns
+
+    def _record(self, group: Group, work: Work) -> None:
+        count = len(work.entries)
+        if not self._has_room(count):
+            return
+        tensors = [_tensor(entry) for entry in work.entries]
+        self._records.append(Batch(group, work, tensors))
+
+    def _record_turn(self, group: Group) -> None:
+        if self._has_room(1):
+            self._records.append(Cycle(group, time.monotonic()))
+
+    def _has_room(self, tensors: int) -> bool:
+        with self._counting:
+            if self._is_over:
+                return False
+            if self._tensors + tensors > _MOST_TENSORS or len(self._records) >= _MOST_RECORDS:
+                self._dropped += 1
+                return False
+            self._tensors += tensors
+            is_half_full = self._tensors > _MOST_TENSORS // 2 or len(self._records) > _MOST_RECORDS // 2
+        if is_half_full and not self._wake.is_set():
+            self._wake.set()
+        return True
+
+    # ---- in the thread that writes
+
+    def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])  # of leases; see JsonArrayFile
+        try:
+            while not self._is_over:
+                begun = time.monotonic()
+                self._write()
+                wait_s = max(_INTERVAL_S, _SHARE * (time.monotonic() - begun))
+                self._wake.wait(wait_s)
+                self._wake.clear()
+            self._write()
+        except OSError as error:
+            self._leave()
+            logger.warning(
+                "the timeline %s ends here, and the job goes on without it: %s", self._name, error.strerror or error
+            )
+        finally:
+            self._sink.close()
+        if self._dropped_in_all:
+            logger.warning(
+                "the timeline %s lacks %d batches, which came faster than they could be written",
+                self._name,
+                self._dropped_in_all,
+            )
+
+    def _write(self) -> None:
+        lines, self._head = self._head, []
+        taken = 0
+        for _ in range(len(self._records)):
+            record = self._records.popleft()
+            if isinstance(record, Batch):
+                lines += self._events.batch(record)
+                taken += len(record.tensors)
+            else:
+                lines += self._events.cycle(record)
+                taken += 1
+        with self._counting:
+            self._tensors -= taken
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            self._dropped_in_all += dropped
+            lines += self._events.dropped(dropped, time.monotonic())
+        if lines:
+            self._sink.append(",\n".join(lines).encode())
+
+
+def _tensor(entry: Entry) -> Tensor:
+    try:
+        return Tensor(entry.request, entry.submitted_at, entry.told_at)
+    except AttributeError:  # submitted before times were kept, or not by this rank
+        return Tensor(entry.request, getattr(entry, "submitted_at", 0.0), getattr(entry, "told_at", 0.0))

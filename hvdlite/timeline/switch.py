@@ -1,0 +1,70 @@
+"""Turns the timeline of a session on and off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from hvdlite.engine.group import Group
+from hvdlite.log import logger
+from hvdlite.members.membership import Membership
+from hvdlite.timeline.file import JsonArrayFile
+from hvdlite.timeline.recording import Recording
+
+DYNAMIC: Final = "DYNAMIC"
+"""In place of a path: the timeline begins with the first call of ``start_timeline``."""
+
+
+class Groups(Protocol):
+    """The groups that this rank is in, by the number of their process set, and whom to tell of others."""
+
+    on_added: Callable[[int, Group], None]
+
+    @property
+    def groups(self) -> Mapping[int | None, Group]:
+        """The groups now."""
+
+
+class Switch:
+    """The timeline of one session. For any thread."""
+
+    def __init__(self, world: Membership, sets: Groups) -> None:
+        self._world = world
+        self._sets = sets
+        self._recording: Recording | None = None
+        self._lock = threading.Lock()
+        sets.on_added = self._watch
+
+    def obey(self, setting: str, mark_cycles: bool) -> None:
+        """Starts as HVDLITE_TIMELINE says. If the file cannot be written, the user is told, and that is all."""
+        if setting and setting != DYNAMIC:
+            try:
+                self.start(setting, mark_cycles)
+            except OSError as error:
+                logger.warning("there is no timeline: %s cannot be written: %s", error.filename, error.strerror)
+
+    def start(self, path: str, mark_cycles: bool) -> None:
+        """Records to ``path`` from now on, each of several ranks to ``path.rankN``. An earlier recording ends.
+
+        Raises OSError if the file cannot be written.
+        """
+        self.stop()
+        own = path if self._world.size == 1 else f"{path}.rank{self._world.number}"
+        recording = Recording(own, JsonArrayFile(own), self._world, mark_cycles)
+        with self._lock:
+            self._recording = recording
+        for number, group in self._sets.groups.items():
+            self._watch(number or 0, group)
+
+    def stop(self) -> None:
+        """Ends the recording, if there is one. Its file is complete then."""
+        with self._lock:
+            recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.stop()
+
+    def _watch(self, number: int, group: Group) -> None:
+        recording = self._recording
+        if recording is not None:
+            recording.watch(number, group.membership, group.engine.observer)
