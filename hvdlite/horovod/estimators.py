@@ -12,10 +12,12 @@ __all__ = [
     "AbstractFilesystemStore",
     "DBFSLocalStore",
     "FilesystemStore",
+    "GCSStore",
     "HDFSStore",
     "KerasEstimator",
     "KerasModel",
     "LocalStore",
+    "S3Store",
     "SparkBackend",
     "Store",
     "TorchEstimator",
@@ -40,5 +42,6 @@ class Store:
         )
 
 
-AbstractFilesystemStore = FilesystemStore = LocalStore = HDFSStore = DBFSLocalStore = ADLSStore = Store
+AbstractFilesystemStore = FilesystemStore = LocalStore = HDFSStore = DBFSLocalStore = Store
+ADLSStore = GCSStore = S3Store = Store
 KerasEstimator = KerasModel = TorchEstimator = TorchModel = SparkBackend = Store
