@@ -21,7 +21,7 @@ from tests.engines.starting import ROOT
 from tests.harness.patience import PATIENCE_S
 
 DOCKERFILE = ROOT / "deploy/Dockerfile"
-OF_THE_SYSTEM = ("apt-get", "useradd", "chown")
+OF_THE_SYSTEM = ("apt-get", "useradd", "install")
 
 
 @dataclass(slots=True)
@@ -161,6 +161,6 @@ def test_the_last_stage_runs_as_a_user_who_is_not_root_and_has_neither_compiler_
 def test_only_these_steps_are_left_out(stages: dict[str, Stage]) -> None:
     assert {name: [command.split()[0] for command in stage.left] for name, stage in stages.items()} == {
         "build": ["apt-get"],
-        "last": ["useradd", "chown"],
+        "last": ["useradd", "install"],
     }
     assert [len(stage.ran) for stage in stages.values()] == [1, 2]
