@@ -222,6 +222,10 @@ def _as_node(
         with ending_by_signal():
             if place.rank > 0:
                 return join(place, secret, job.per_host, timeout_s, _say)
+            # Some operators set the port for the nodes a second time, as the one where ranks of torch.distributed meet.
+            if environment.get("MASTER_PORT") == str(place.port) and "MASTER_PORT" not in job.named:
+                for name in ("MASTER_ADDR", "MASTER_PORT"):
+                    environment.pop(name, None)
             with Gathering(place, secret, _say) as nodes:
                 nodes.wait(timeout_s)
                 if job.size == "auto" or job.gpus_per_rank is not None:

@@ -26,6 +26,7 @@ from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.listening import listen_at
 from hvdlite.net.lobby import Lobby
 from hvdlite.net.poll import Poller
+from hvdlite.net.sealed import path_of_libcrypto
 from hvdlite.net.wake import Wake
 
 from ..endings import Ending, ending_of
@@ -58,6 +59,7 @@ class Gathering:
         self._has_begun = False
         self._thread: threading.Thread | None = None
         key = key_of(secret)
+        path_of_libcrypto()  # no node could be let in
         entrance = _listen(place)
         self._poller, self._wake = Poller(), Wake()
         self._poller.set(self._wake.fd, select.POLLIN, lambda _: self._wake.clear())

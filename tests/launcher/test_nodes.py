@@ -56,6 +56,20 @@ def test_a_number_of_all_ranks_leaves_each_node_what_its_environment_says() -> N
     assert sorted(first.out.splitlines()) == [f"[0]<stdout>:0 {HERE}", f"[1]<stdout>:1 {HERE}#1"]
 
 
+def test_ranks_do_not_meet_at_the_port_of_node_0() -> None:
+    """An operator may have set one port under both names."""
+    port = free_port()
+    program = ("sh", "-c", "echo $MASTER_PORT")
+    for number, is_own in ((port, False), (port - 1, True)):
+        environ = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(number)}
+        nodes = [node(rank, 2, port, *program, environ=environ) for rank in range(2)]
+        with ending(*nodes):
+            first, second = (each.rest() for each in nodes)
+        assert (first.code, second.code) == (0, 0), first.err
+        (found,) = {line.partition("<stdout>:")[2] for line in first.out.splitlines()}
+        assert (found == str(number)) is is_own
+
+
 def test_the_first_rank_that_fails_decides_the_code_of_every_node_and_one_box_says_so() -> None:
     first, *others = run("sh", "-c", "[ $RANK = 2 ] || exec sleep 600; echo the reason >&2; exit 7", count=3)
     assert first.code == 7
@@ -263,6 +277,14 @@ def test_a_node_with_another_key_is_turned_away() -> None:
     assert "node 1 of 2 did not come" in first.err
     assert "did not have this key" in first.err
     assert "HVDLITE_SECRET has to be the same on all nodes" in second.err
+
+
+def test_a_python_without_openssl_says_so_at_once(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['_hashlib'] = None\n")
+    with ending(alone := node(0, 2, free_port(), "true", environ={"PYTHONPATH": str(tmp_path)})):
+        code, _, err = alone.rest()
+    assert code == 2
+    assert "nodes talk to each other encrypted, but this Python has no OpenSSL" in err
 
 
 @pytest.mark.parametrize("key", ["", "not a key"])
