@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 _ROOT = Path("/sys/fs/cgroup")
-_IS_V2 = (_ROOT / "cgroup.controllers").exists()
+IS_V2 = (_ROOT / "cgroup.controllers").exists()
 _PREFIX = "hvdlite-test-"
 _PERIOD_US = 100_000
 _numbers = itertools.count(1)
@@ -37,7 +37,7 @@ def starved(processes: Iterable[psutil.Process], percent: int) -> Iterator[None]
     """Limits ``processes`` together to this share of one core."""
     with _group("cpu", processes) as group:
         quota_us = _PERIOD_US * percent // 100
-        if _IS_V2:
+        if IS_V2:
             (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
         else:
             (group / "cpu.cfs_quota_us").write_text(str(quota_us))
@@ -48,8 +48,19 @@ def starved(processes: Iterable[psutil.Process], percent: int) -> Iterator[None]
 def short_of_memory(processes: Iterable[psutil.Process], more_bytes: int) -> Iterator[None]:
     """Lets ``processes`` allocate ``more_bytes``; beyond that the kernel kills one of them."""
     with _group("memory", processes) as group:
-        (group / ("memory.max" if _IS_V2 else "memory.limit_in_bytes")).write_text(str(more_bytes))
+        (group / ("memory.max" if IS_V2 else "memory.limit_in_bytes")).write_text(str(more_bytes))
         yield
+
+
+@contextmanager
+def swept(name: str) -> Iterator[None]:
+    """Removes the groups called ``name`` in the end, and all below, which another program makes and leaves."""
+    try:
+        yield
+    finally:
+        for top in [*_ROOT.glob(f"*/{name}"), *_ROOT.glob(name)]:
+            for group, _, _ in os.walk(top, topdown=False):
+                os.rmdir(group)
 
 
 def missing(controller: str) -> str:
@@ -64,9 +75,9 @@ def missing(controller: str) -> str:
 
 @contextmanager
 def _group(controller: str, processes: Iterable[psutil.Process]) -> Iterator[Path]:
-    parent = _ROOT if _IS_V2 else _ROOT / controller
+    parent = _ROOT if IS_V2 else _ROOT / controller
     group = parent / f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
-    if _IS_V2 and controller != "freezer":
+    if IS_V2 and controller != "freezer":
         (parent / "cgroup.subtree_control").write_text(f"+{controller}")
     group.mkdir()
     try:
@@ -87,14 +98,14 @@ def _leave(group: Path) -> None:
 
 
 def _freeze(group: Path, is_frozen: bool) -> None:
-    if _IS_V2:
+    if IS_V2:
         (group / "cgroup.freeze").write_text(str(int(is_frozen)))
     else:
         (group / "freezer.state").write_text("FROZEN" if is_frozen else "THAWED")
 
 
 def _sweep() -> None:
-    for parent in [_ROOT] if _IS_V2 else [_ROOT / kind for kind in ("freezer", "cpu", "memory")]:
+    for parent in [_ROOT] if IS_V2 else [_ROOT / kind for kind in ("freezer", "cpu", "memory")]:
         for group in parent.glob(f"{_PREFIX}*"):
             if not psutil.pid_exists(int(group.name.removeprefix(_PREFIX).partition("-")[0])):
                 with suppress(OSError):

@@ -1,8 +1,8 @@
 """A cluster of Slurm on test hosts: ``head`` with the controller, where users log in, and the nodes n1 and n2.
 
 All its files are in a temporary folder, and its daemons end with the hosts. It authenticates nobody, since all hosts
-are this machine. Processes of a step are found by their parents, so that no cgroups are needed. Each node has two GPUs
-for Slurm to count and to name, which are /dev/null.
+are this machine. Processes of a step are found by their parents, or by control groups, which then also confine jobs to
+their cores, memory and GPUs. Each node has GPUs for Slurm to count and to name: device files of no driver.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import TracebackType
 from typing import Final, Self
 
-from tests.harness import hosts
+from tests.harness import cgroups, hosts
 from tests.harness.hosts import Host, HostProcess, Network, command_line
 from tests.harness.patience import PATIENCE_S, PROMPT_S
 from tests.launcher.nodes import free_port
 
 NODES: Final = ("n1", "n2")
 GPUS: Final = 2  # of each node
+_NO_DRIVER: Final = 240  # a major number that Linux leaves to local use
 _PACKAGES: Final = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
 _LOOK_S: Final = 0.05  # how often it looks
 _FINAL: Final = frozenset(
@@ -57,7 +58,7 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 {nodes}
-PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -67,6 +68,27 @@ def missing() -> str:
     if packages:
         return f"a cluster of Slurm needs {', '.join(packages)}: apt-get install {' '.join(packages)}"
     return hosts.missing()
+
+
+_CGROUPS: Final = {
+    "proctrack/linuxproc": "proctrack/cgroup",
+    "task/none": "task/cgroup,task/affinity",
+    "SlurmdParameters=config_overrides\n": "",  # it would leave all cores to every job
+}
+_CGROUP_CONF: Final = """\
+CgroupAutomount=no
+ConstrainCores=yes
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=yes
+ConstrainDevices=yes
+"""
+
+
+def missing_cgroups() -> str:
+    """Returns why a cluster here cannot have control groups; empty if it can."""
+    if cgroups.IS_V2:
+        return "Slurm needs systemd for control groups of version 2"
+    return next(filter(None, map(cgroups.missing, ("freezer", "cpuset", "memory", "devices"))), "")
 
 
 def _end(daemon: HostProcess) -> None:
@@ -116,28 +138,37 @@ class Job:
 
 
 class Cluster:
-    """The cluster; a context manager."""
+    """The cluster; a context manager. If it ``has_cgroups``, the names of its nodes are its own on this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_cgroups: bool = False) -> None:
+        self.nodes = tuple(f"c{os.getpid()}{letter}" for letter in "ab") if has_cgroups else NODES
         self._closing = ExitStack()
         self.folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
         with ExitStack() as undo:
             undo.callback(self._closing.close)
-            self.network = self._closing.enter_context(Network("head", *NODES))
+            for name in self.nodes if has_cgroups else ():
+                self._closing.enter_context(cgroups.swept(f"slurm_{name}"))
+            self.network = self._closing.enter_context(Network("head", *self.nodes))
             address = {host.name: host.address for host in self.network}
+            cores = len(os.sched_getaffinity(0)) if has_cgroups else 4
             nodes = "\n".join(
-                f"NodeName={name} NodeAddr={address[name]} CPUs=4 RealMemory=1000 Gres=gpu:{GPUS}" for name in NODES
+                f"NodeName={name} NodeAddr={address[name]} CPUs={cores} RealMemory=1000 Gres=gpu:{GPUS}"
+                for name in self.nodes
             )
             self.conf = self.folder / "slurm.conf"
-            self.conf.write_text(_CONF.format(folder=self.folder, nodes=nodes))
+            text = _CONF.format(folder=self.folder, nodes=nodes, names=",".join(self.nodes))
+            for usual, other in _CGROUPS.items() if has_cgroups else ():
+                text = text.replace(usual, other)
+            self.conf.write_text(text)
+            (self.folder / "cgroup.conf").write_text(_CGROUP_CONF)
             for number in range(GPUS):
-                (self.folder / f"gpu{number}").symlink_to(os.devnull)
+                os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(_NO_DRIVER, number))
             (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
             self.variables = {"SLURM_CONF": str(self.conf)}
-            for name in ("state", *(f"spool-{node}" for node in NODES)):
+            for name in ("state", *(f"spool-{node}" for node in self.nodes)):
                 (self.folder / name).mkdir()
             self._start("head", "slurmctld")
-            for node in NODES:
+            for node in self.nodes:
                 self._start(node, "slurmd")
             self._wait_for_nodes()
             self._daemons = {process for host in self.network for process in host.processes()}
@@ -186,9 +217,9 @@ class Cluster:
             assert time.monotonic() < deadline, left
             time.sleep(_LOOK_S)
 
-    def processes(self, part: str = "", hosts: Sequence[str] = ("head", *NODES)) -> list[str]:
-        """The command lines, with ``part``, of the processes of jobs and users on these ``hosts``."""
-        found = [process for name in hosts for process in self.network[name].processes(part)]
+    def processes(self, part: str = "") -> list[str]:
+        """The command lines, with ``part``, of the processes of jobs and users on all hosts."""
+        found = [process for host in self.network for process in host.processes(part)]
         return [line for process in found if process not in self._daemons and (line := command_line(process))]
 
     def logs(self) -> str:
@@ -205,7 +236,7 @@ class Cluster:
 
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while (states := self.run("sinfo", "-h", "-N", "-o", "%t").stdout.split()) != ["idle"] * len(NODES):
+        while (states := self.run("sinfo", "-h", "-N", "-o", "%t").stdout.split()) != ["idle"] * len(self.nodes):
             assert time.monotonic() < deadline, f"{states}\n{self.logs()}"
             time.sleep(_LOOK_S)
 
@@ -228,7 +259,7 @@ class OneNode:
             undo.callback(self._closing.close)
             name, ports = socket.gethostname(), [free_port() for _ in range(2)]
             node = f"NodeName={name} NodeAddr=127.0.0.1 Port={ports[0]} CPUs={tasks} RealMemory=1000"
-            text = _CONF.format(folder=self.folder, nodes=node).replace("Nodes=n[1-2]", f"Nodes={name}")
+            text = _CONF.format(folder=self.folder, nodes=node, names=name)
             conf = self.folder / "slurm.conf"
             conf.write_text(
                 text.replace("SlurmctldHost=head", f"SlurmctldHost={name}(127.0.0.1)\nSlurmctldPort={ports[1]}")
