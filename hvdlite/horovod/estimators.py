@@ -1,6 +1,7 @@
 """Names of Horovod's estimators for Spark, and of their stores: each raises a sentence when it is used.
 
-It is each of ``horovod.spark.torch``, ``keras``, ``lightning``, ``common``, ``common.backend`` and ``common.store``.
+The module stands in for ``horovod.spark.torch``, ``keras``, ``lightning``, ``common``, ``common.backend`` and
+``common.store``.
 """
 
 from __future__ import annotations

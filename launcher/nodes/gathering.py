@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import re
 import select
+import signal
 import socket
 import threading
 import time
@@ -113,6 +114,8 @@ class Gathering:
     ) -> None:
         """Tells the nodes how the job ended, if they do not know it yet, and waits for their end."""
         code, text = ending_of(error) if error else Ending(0)
+        if code > 128 and not text:
+            text = f"it got {signal.Signals(code - 128).name}"
         for node in self._by_node.values():
             node.conclude(code, text)
             node.hang_up()

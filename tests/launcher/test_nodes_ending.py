@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import pids_in, python, read_until, still_alive
 from tests.launcher.nodes import WAIT, ending, free_port, job, node, ready, run, start
 
@@ -95,6 +95,18 @@ def test_a_node_that_is_asked_to_end_while_it_waits_ends_at_once() -> None:
             read_until(alone.stderr.fileno(), lambda found: b"waiting for node" in found)
             alone.send_signal(signal.SIGTERM)
             assert alone.rest().code == 143
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_nodes_that_wait_for_others_hear_why_node_0_ends(signum: signal.Signals) -> None:
+    port = free_port()
+    nodes = [node(rank, 3, port, "true", environ={"HVDLITE_START_TIMEOUT": "10000"}) for rank in range(2)]
+    with ending(*nodes):
+        until(lambda: bool(psutil.Process(nodes[1].pid).children()))  # its agent, which it starts once it is let in
+        nodes[0].send_signal(signum)
+        first, second = (each.rest() for each in nodes)
+    assert (first.code, second.code) == (128 + signum, 128 + signum)
+    assert f"node 0 on {HERE} did not start the job: it got {signum.name}" in second.err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be process 1 of a namespace")
