@@ -29,17 +29,18 @@ from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind
 from hvdlite.settings import Settings
 
+Watcher = Callable[[int, Group], None]
+
 
 class Registry:
     """The registered process sets. The same calls in the same order on all ranks assign the same numbers.
 
-    ``groups`` has the groups that this rank is in, by the number of their set. ``on_added`` is called with the number
-    and the group of each that is added.
+    ``groups`` has the groups that this rank is in, by the number of their set.
     """
 
     def __init__(self, world: Membership, options: Settings, connections: Connections) -> None:
         self.groups: dict[int | None, Group] = {}  # replaced, never modified, because it is read without a lock
-        self.on_added: Callable[[int, Group], None] = lambda number, group: None
+        self._watchers: list[Watcher] = []
         self._world = world
         self._options = options
         self._regions = connections.regions
@@ -50,6 +51,12 @@ class Registry:
         self.everyone = self._start(world, connections, self._end_all)
         self.groups = {0: self.everyone}
         global_process_set.register(0, self.everyone.ranks, self._rank)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Calls ``watcher`` with the number and the group of each set that this rank is in, or is added to later."""
+        self._watchers.append(watcher)
+        for number, group in self.groups.items():
+            watcher(number or 0, group)
 
     def group_of(self, process_set: ProcessSet) -> Group:
         """The group that runs a set's collectives. Raises ValueError if it is not registered or lacks this rank."""
@@ -172,7 +179,8 @@ class Registry:
         if membership is not None and connections is not None:
             group = self._start(membership, connections, self._end_everyone)
             self.groups = {**self.groups, number: group}
-            self.on_added(number, group)
+            for watcher in self._watchers:
+                watcher(number, group)
             if (end := self.everyone.engine.ended_by) is not None:  # perhaps before `_end_all` knew this group
                 group.engine.end(end)
         self._sets[number] = process_set

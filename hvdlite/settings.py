@@ -88,6 +88,9 @@ class Settings:
     report: str = _setting(
         "", "descriptor and inode of the pipe on which a rank tells hvdrun why its session ended, as in 7:81234"
     )
+    blackbox: str = _setting(
+        "", "descriptor and inode of memory of hvdrun's, in which a rank records what it does, as in 8:81235"
+    )
     fusion_threshold: int = _setting(
         128 << 20,
         "largest batch made of several tensors; 0: no fusion",

@@ -64,6 +64,18 @@ class Statistics(NamedTuple):
     counters: Mapping[str, int]
 
 
+class State(NamedTuple):
+    """What one group on this rank is in the middle of.
+
+    ``in_flight`` tensors are submitted and not done, those of ``names`` for longest; some thread has done nothing but
+    wait for ``waiting_s``, and for 0 if none does.
+    """
+
+    in_flight: int
+    names: list[str]
+    waiting_s: float
+
+
 Subscriber = Callable[[Work], None]
 """Called with each batch when it is done, in the thread that ran it, before its waiters wake. Must not wait."""
 
@@ -154,6 +166,12 @@ class Observer:
     def latest(self, after: int = 0) -> list[BatchRecord]:
         """Returns the records numbered above ``after`` that are still there, in the order of completion."""
         return [_record(work) for work in self._latest.copy() if work.number > after]
+
+    def state(self, now: float, most_names: int = 4) -> State:
+        """Returns the state at ``now``, on the monotonic clock, with at most that many names."""
+        entries = self._in_flight.all()
+        waiting_s = now - self._in_flight.waited_since if self._in_flight.waiters else 0.0
+        return State(len(entries), [str(entry.name) for entry in entries[:most_names]], max(0.0, waiting_s))
 
     def statistics(self, planes: Planes) -> Statistics:
         """Returns the numbers so far, each of them correct at some moment of the call."""

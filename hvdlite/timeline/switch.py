@@ -17,13 +17,14 @@ DYNAMIC: Final = "DYNAMIC"
 
 
 class Groups(Protocol):
-    """The groups that this rank is in, by the number of their process set, and whom to tell of others."""
-
-    on_added: Callable[[int, Group], None]
+    """The groups that this rank is in, by the number of their process set."""
 
     @property
     def groups(self) -> Mapping[int | None, Group]:
         """The groups now."""
+
+    def watch(self, watcher: Callable[[int, Group], None]) -> None:
+        """Calls ``watcher`` with each of them, and with each that is added later."""
 
 
 class Switch:
@@ -34,7 +35,7 @@ class Switch:
         self._sets = sets
         self._recording: Recording | None = None
         self._lock = threading.Lock()
-        sets.on_added = self._watch
+        sets.watch(self._watch)
 
     def obey(self, setting: str, mark_cycles: bool) -> None:
         """Starts as HVDLITE_TIMELINE says. If the file cannot be written, the user is told, and that is all."""

@@ -280,6 +280,7 @@ class Agent:
                 is_oom=is_oom,
                 ended_by=told,
                 agent=self._gave_up,
+                last=worker.read_blackbox(ended),
             )
         )
 

@@ -1,7 +1,8 @@
 """The worker processes of one host: how they start, take signals, and are known to be gone.
 
 A worker leads a session of its own, reads /dev/null or a pipe, and writes to two pipes. To a third pipe, which is read
-after its end, it writes which rank ended its session (`hvdlite.engine.report`). The process that uses this module is
+after its end, it writes which rank ended its session (`hvdlite.engine.report`), and what it does to memory that is read
+then too (`hvdlite.observe.blackbox`). The process that uses this module is
 the subreaper of all of them, so a process that left its worker's group still becomes its child in the end.
 """
 
@@ -18,12 +19,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from hvdlite.observe import blackbox
+
 from ..stream.frames import Kind
 from .feed import Feed
 from .processes import Process, die_with_parent, ignores, processes, signal_group
 
 _REPORT_BYTES: Final = 64 << 10
 _STOPPED_S: Final = 2.5  # as in a session (HVDLITE_PEER_TIMEOUT): one that goes on sooner is not worth a word
+
+_ASKING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _ADVICE: Final = {
     errno.ENOENT: "check that it exists on that host and is on PATH there",
@@ -37,6 +42,7 @@ _ADVICE: Final = {
 @dataclass(slots=True)
 class Worker:
     """One rank's process. ``pipes`` maps its open pipes to its output streams; ``report`` is the third pipe.
+    ``blackbox`` is the descriptor of its black box, if there is one.
 
     ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when to report that it is stopped, on the
     monotonic clock.
@@ -46,6 +52,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     pipes: dict[int, Kind]
     report: int
+    blackbox: int | None = None
     pidfd: int | None = None
     feed: Feed | None = None
     tell_stop_at: float | None = None
@@ -58,6 +65,21 @@ class Worker:
             if [type(each) for each in told] == [int, str]:
                 return list(told)
         return None
+
+    def read_blackbox(self, ended_at: float) -> list[str]:
+        """What the worker did before it ended, if that was a rank; lets go of the memory. Call it once, after the end.
+
+        There is nothing to read if it ended by itself, or because it was asked to.
+        """
+        descriptor, self.blackbox = self.blackbox, None
+        if descriptor is None:
+            return []
+        try:
+            code = self.process.returncode or 0
+            box = blackbox.read(descriptor) if code < 0 and -code not in _ASKING else None
+            return blackbox.describe(box, ended_at) if box is not None else []
+        finally:
+            os.close(descriptor)
 
 
 def explain(error: OSError | ValueError) -> str:
@@ -87,15 +109,20 @@ class Workers:
     ) -> Worker:
         """Starts the worker of ``rank``. Raises OSError or ValueError if that fails."""
         ends: list[int] = []
+        box = None
         try:
             ends += [*os.pipe(), *os.pipe(), *os.pipe()]
             stdout, written_stdout, stderr, written_stderr, report, written_report = ends
             for end in (stdout, stderr, report, written_report):
                 os.set_blocking(end, False)
+            told = {"HVDLITE_REPORT": written_report}
+            with suppress(OSError):  # a system without such memory; the job does without
+                box = told["HVDLITE_BLACKBOX"] = blackbox.make()
+                ends.append(box)
             process = subprocess.Popen(
                 command,
-                env={**environment, "HVDLITE_REPORT": f"{written_report}:{os.fstat(written_report).st_ino}"},
-                pass_fds=(written_report,),
+                env={**environment, **{name: f"{end}:{os.fstat(end).st_ino}" for name, end in told.items()}},
+                pass_fds=tuple(told.values()),
                 cwd=cwd,
                 stdin=stdin,
                 stdout=written_stdout,
@@ -109,7 +136,7 @@ class Workers:
             raise
         for end in (written_stdout, written_stderr, written_report):
             os.close(end)
-        worker = Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR}, report)
+        worker = Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR}, report, box)
         self._by_pid[process.pid] = worker
         with suppress(OSError):  # a kernel without pidfd (before 5.3) still tells of each death by SIGCHLD
             worker.pidfd = os.pidfd_open(process.pid)

@@ -25,6 +25,7 @@ from .logs import Logs
 from .plan import Plan
 from .supervisor import GRACE_S, Action, Close, Destroy, Failure, Phase, Signal, Supervisor
 
+_MOST_LINES: Final = 20
 _READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
 _INTERRUPTED_PATIENCE_S: Final = 1.0
 _STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
@@ -220,6 +221,7 @@ class _Execution:
                     uncertain_s=link.clock.uncertain_s,
                     ended_by=(int(told[0]), _line(told[1])) if (told := message["ended_by"]) else None,
                     agent=_line(message["agent"]),
+                    last=_lines(message["last"]),
                 )
             )
 
@@ -314,3 +316,10 @@ def _line(text: object) -> str:
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         raise FrameError(f"a text of at most {_MOST_CHARACTERS} characters is missing")
     return " ".join(text.split())
+
+
+def _lines(texts: object) -> tuple[str, ...]:
+    """The ``texts`` of an agent, each on one line. Raises FrameError if they are none, or too many to be shown."""
+    if not isinstance(texts, list) or len(texts) > _MOST_LINES:
+        raise FrameError(f"a list of at most {_MOST_LINES} texts is missing")
+    return tuple(_line(text) for text in texts)

@@ -85,6 +85,7 @@ class Failure:
     is_oom: bool = False  # the OOM killer ended it
     uncertain_s: float = 0.0  # how far off ``time`` may be either way
     culprit: Culprit | None = None  # another rank
+    last: tuple[str, ...] = ()  # what the rank did before
 
     @property
     def to_look_at(self) -> int:
@@ -143,11 +144,12 @@ class Supervisor:
         uncertain_s: float = 0.0,
         ended_by: tuple[int, str] | None = None,
         agent: str = "",
+        last: tuple[str, ...] = (),
     ) -> list[Action]:
         """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``.
 
         ``ended_by`` is the rank because of which its session had ended, and what became of that. ``agent`` describes
-        an agent that had given up and was ending its ranks.
+        an agent that had given up and was ending its ranks. ``last`` says what the rank did before.
         """
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
@@ -158,7 +160,7 @@ class Supervisor:
             shown, signum, how = shown or 128 + signal.SIGTERM, None, f"was ended by its agent, {agent}"
         culprit = self._culprit(rank, ended_by)
         host = self._host_by_rank[rank]
-        return self._ended(Failure(rank, host, pid, shown, signum, time, how, is_oom, uncertain_s, culprit), now)
+        return self._ended(Failure(rank, host, pid, shown, signum, time, how, is_oom, uncertain_s, culprit, last), now)
 
     def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
         """Rank ``rank`` could not be started."""

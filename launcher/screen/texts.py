@@ -76,6 +76,9 @@ def _details(failure: Failure) -> Iterator[str]:
         yield "| hint: lower the batch size or the number of ranks on that host; 'dmesg' there has the details"
     elif failure.signum in _HINTS:
         yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
+    if failure.last:
+        yield "| what it did last:"
+        yield from (f"|   {line}" for line in failure.last)
 
 
 def describe_plan(

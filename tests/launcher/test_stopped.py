@@ -76,8 +76,9 @@ def test_a_rank_is_named_once_for_each_time_that_it_is_stopped_for_long() -> Non
     finally:
         worker.process.kill()
         worker.process.wait()
-        for pipe in (*worker.pipes, worker.report, *([worker.pidfd] if worker.pidfd is not None else [])):
-            os.close(pipe)
+        optional = (each for each in (worker.pidfd, worker.blackbox) if each is not None)
+        for descriptor in (*worker.pipes, worker.report, *optional):
+            os.close(descriptor)
 
 
 def _send(pid: int, signum: signal.Signals, news: int) -> None:

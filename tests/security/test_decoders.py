@@ -134,7 +134,15 @@ DECODERS = {
     "frames of agents": Decoder(
         [
             pack_message(
-                Kind.EXITED, rank=3, pid=7, code=-9, time=1.5, is_oom=False, ended_by=[1, "it was stopped"], agent=""
+                Kind.EXITED,
+                rank=3,
+                pid=7,
+                code=-9,
+                time=1.5,
+                is_oom=False,
+                ended_by=[1, "it was stopped"],
+                agent="",
+                last=[],
             ),
             pack_message(Kind.ANSWER, id=4, answer={"ports": {"10.0.0.1": 40000}, "problems": {}}),
             pack_output(Kind.STDOUT, 3, b"epoch 1\n") + pack_message(Kind.CLOSE, channel=2),

@@ -1,0 +1,1 @@
+"""What reads the observers of a session's groups: the black box."""
