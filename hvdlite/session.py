@@ -26,7 +26,7 @@ from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
 from hvdlite.net.descriptors import check_descriptors
 from hvdlite.net.giving_up import giving_up_when
-from hvdlite.observe.recorder import Phase, Recorder, recorder
+from hvdlite.observe.recorder import Phase, Recorder, memory_at
 from hvdlite.planes.choose import lacks_nccl
 from hvdlite.planes.shm.arena import Arena
 from hvdlite.registry import Registry
@@ -56,7 +56,7 @@ class Session:
         start: Start,
         options: Settings,
         presence: Presence,
-        box: Recorder | None,
+        box: Recorder,
         number: int,
         on_met: Callable[[int], None],
     ) -> None:
@@ -87,9 +87,8 @@ class Session:
         self.other_planes = [(kind, plane.name) for kind, plane in connections.planes.items() if kind != CPU.kind]
         self.arena = connections.regions and connections.regions.arena
         self.sets = Registry(members, options, connections)
-        if box is not None:
-            self.sets.watch(lambda number, group: box.watch(number, group.engine.observer))
-            box.enter(Phase.INSIDE)
+        self.sets.watch(lambda number, group: box.watch(number, group.engine.observer))
+        box.enter(Phase.INSIDE)
         self.everyone = self.sets.everyone
         self.group_of = self.sets.group_of  # called by every submit
         self._closing = threading.Lock()
@@ -127,8 +126,7 @@ class Session:
             self.arena = None
             self.sets.let_go()
         self.presence.close()
-        if self._box is not None:
-            self._box.close()
+        self._box.close()
 
     def forget(self, error: HvdError) -> None:
         """In a forked child, ends the copy of the parent's session: collectives in flight there fail with ``error``."""
@@ -143,8 +141,7 @@ class Session:
         for engine in self._engines():
             engine.stop_at_exit(deadline)
         self.timeline.stop()
-        if self._box is not None:
-            self._box.stop()
+        self._box.stop()
 
     def _engines(self) -> list[Engine]:
         """The engines of all groups. That of all ranks ends last, because it tells the others what happens."""
@@ -229,7 +226,7 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
 
 def _met(start: Start, options: Settings) -> Session:
     presence = Presence(start)
-    box = recorder(options.blackbox, start.rank, start.size)
+    box = Recorder(memory_at(options.blackbox), start.rank, start.size)
     try:
         try:
             return Session(start, options, presence, box, _next_epoch, _have_met)
@@ -238,8 +235,7 @@ def _met(start: Start, options: Settings) -> Session:
             return Session(start, options, presence, box, _next_epoch, _have_met)
     except BaseException:
         presence.close()
-        if box is not None:
-            box.close()
+        box.close()
         raise
 
 

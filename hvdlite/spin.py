@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from hvdlite import native
-from hvdlite.cgroups import cores_limit
+from hvdlite.observe.cgroups import cores_limit
 from hvdlite.settings import Settings
 
 _LEAST_US: Final = 50.0  # a message that takes no longer than this comes while its receiver is awake

@@ -1,1 +1,1 @@
-"""What reads the observers of a session's groups: the black box."""
+"""What hvdlite sees of a job while it runs: the black box of each rank, and the limits that its host sets."""

@@ -46,50 +46,57 @@ _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Recorder:
-    """Records the batches of the groups that it is told to `watch`, until it is closed."""
+    """Records the batches of the groups that it is told to `watch`, until it is closed; without memory, nothing."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int) -> None:
+    def __init__(self, memory: mmap.mmap | None, rank: int, size: int) -> None:
         """Takes over ``memory``, of NBYTES."""
-        self._memory = memory
         self._place = (rank, size)
         self._indices = itertools.count(1)
         self._notes = itertools.count(1)
         self._observers: dict[int, Observer] = {}
-        self._is_closed = threading.Event()
         self._main = threading.main_thread().ident
-        if memory[: len(MARK)] == MARK:  # an earlier session's, whose records may have larger numbers
-            memory[NOTES_AT:] = bytes(NBYTES - NOTES_AT)
-        self.enter(Phase.JOINING)
-        self._thread = threading.Thread(target=self._serve, name="hvdlite-recorder", daemon=True)
-        self._thread.start()
+        self._memory = memory
+        if memory is not None:
+            if memory[: len(MARK)] == MARK:  # an earlier session's, whose records may have larger numbers
+                memory[NOTES_AT:] = bytes(NBYTES - NOTES_AT)
+            self.enter(Phase.JOINING)
+            self._is_closed = threading.Event()
+            self._thread = threading.Thread(target=self._serve, args=(memory,), name="hvdlite-recorder", daemon=True)
+            self._thread.start()
 
     def enter(self, phase: Phase) -> None:
         """Records that this rank is in ``phase`` now."""
-        HEAD.pack_into(self._memory, 0, MARK, os.getpid(), *self._place, phase)
+        if self._memory is not None:
+            HEAD.pack_into(self._memory, 0, MARK, os.getpid(), *self._place, phase)
 
     def watch(self, number: int, observer: Observer) -> None:
         """Records the batches of a group, that of the process set of this number, from now on."""
-        self._observers = {**self._observers, number: observer}
-        observer.subscribe(partial(self._record, number))
+        if self._memory is not None:
+            self._observers = {**self._observers, number: observer}
+            observer.subscribe(partial(self._record, number))
 
     def stop(self) -> None:
         """Ends the thread."""
-        self._is_closed.set()
-        self._thread.join(_STOP_S)
+        if self._memory is not None:
+            self._is_closed.set()
+            self._thread.join(_STOP_S)
 
     def close(self) -> None:
         """Ends the thread, and records that this rank has left."""
         self.stop()
         self.enter(Phase.OUTSIDE)
-        self._memory.close()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
     def _record(self, group: int, work: Work) -> None:
-        if self._is_closed.is_set():
+        memory = self._memory
+        if memory is None:  # closed, although this batch had not ended
             return
         index = next(self._indices)
         _, _, last_rank, _, late_s = work.arrival or NOT_KNOWN
         RECORD.pack_into(
-            self._memory,
+            memory,
             RECORDS_AT + index % RECORDS * RECORD.size,
             index,
             group,
@@ -107,11 +114,11 @@ class Recorder:
             index,
         )
 
-    def _serve(self) -> None:
+    def _serve(self, memory: mmap.mmap) -> None:
         while not self._is_closed.wait(_NOTE_S):
-            self._note()
+            self._note(memory)
 
-    def _note(self) -> None:
+    def _note(self, memory: mmap.mmap) -> None:
         number, now = next(self._notes), time.monotonic()
         in_flight, names, waiting_s = 0, list[str](), 0.0
         for observer in self._observers.values():
@@ -126,7 +133,7 @@ class Recorder:
             stack.pop()
             text = json.dumps(note).encode()
         at = NOTES_AT + number % 2 * NOTE.size
-        NOTE.pack_into(self._memory, at, number, now, len(text), text, number)
+        NOTE.pack_into(memory, at, number, now, len(text), text, number)
 
 
 def _stack(frame: FrameType | None) -> Iterator[str]:
@@ -141,11 +148,11 @@ def _stack(frame: FrameType | None) -> Iterator[str]:
         frame = above
 
 
-def recorder(place: str, rank: int, size: int) -> Recorder | None:
-    """The recorder for the memory at ``place``, the descriptor and inode of `Settings.blackbox`, if it is there."""
+def memory_at(place: str) -> mmap.mmap | None:
+    """Maps the memory at ``place``, the descriptor and inode of `Settings.blackbox`; None if it is not there."""
     descriptor, _, inode = place.partition(":")
     with suppress(OSError, ValueError):
         found = os.fstat(int(descriptor))
         if found.st_ino == int(inode) and found.st_size == NBYTES:
-            return Recorder(mmap.mmap(int(descriptor), NBYTES), rank, size)
+            return mmap.mmap(int(descriptor), NBYTES)
     return None

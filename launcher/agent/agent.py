@@ -27,8 +27,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from hvdlite.cgroups import oom_kills
 from hvdlite.launched_by.slurm import without_step
+from hvdlite.observe.cgroups import oom_kills
 
 from ..stream.frames import (
     GREETING,

@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from hvdlite import cgroups
 from hvdlite.net import proc
+from hvdlite.observe import cgroups
 
 _GPU_QUERY: Final = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _GPU_DEADLINE_S: Final = 10.0

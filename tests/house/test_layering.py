@@ -18,7 +18,7 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # From the lowest to the highest. A module belongs to the longest name here that its own begins with. It may import what
 # belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
-    {"errors", "log", "version", "compat", "cgroups", "observe.blackbox", "untraced", "publish"},
+    {"errors", "log", "version", "compat", "observe.cgroups", "observe.blackbox", "untraced", "publish"},
     {"net", "tensors", "members", "native"},
     {"negotiation", "launched_by", "cuda"},
     {"settings"},
@@ -79,7 +79,7 @@ LAUNCHER_MAY_IMPORT = (
     "launched_by",
     "log",
     "version",
-    "cgroups",
+    "observe.cgroups",
     "observe.blackbox",
     "compat",
     "cuda.presence",

@@ -20,7 +20,7 @@ from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import HEAD, MARK, NBYTES, NOTE, NOTES_AT, RECORD, RECORDS, RECORDS_AT, Phase
-from hvdlite.observe.recorder import Recorder, recorder
+from hvdlite.observe.recorder import Recorder, memory_at
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.harness.patience import until
 
@@ -34,8 +34,7 @@ def box() -> Iterator[int]:
 
 @pytest.fixture
 def writer(box: int) -> Iterator[Recorder]:
-    found = recorder(f"{box}:{os.fstat(box).st_ino}", rank=1, size=3)
-    assert found is not None
+    found = Recorder(memory_at(f"{box}:{os.fstat(box).st_ino}"), rank=1, size=3)
     yield found
     found.close()
 
@@ -165,13 +164,19 @@ def test_the_next_session_of_a_process_begins_anew(box: int) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "7", "x:y", "0:1", "99999:1"])
-def test_without_such_memory_there_is_no_recorder(place: str) -> None:
-    assert recorder(place, 0, 1) is None
+def test_without_such_memory_nothing_is_recorded(place: str) -> None:
+    assert memory_at(place) is None
+    writer = Recorder(memory_at(place), 0, 1)
+    observer = Observer(InFlight(lambda: None), (0,))
+    writer.watch(0, observer)
+    _done(observer, 1, "x")
+    writer.enter(Phase.INSIDE)
+    writer.close()
 
 
 def test_a_descriptor_that_is_another_file_by_now_is_not_written_to(box: int) -> None:
     place = f"{box}:{os.fstat(box).st_ino + 1}"
-    assert recorder(place, 0, 1) is None
+    assert memory_at(place) is None
     assert blackbox.read(box) is None
 
 
