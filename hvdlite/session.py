@@ -94,7 +94,7 @@ class Session:
         self._closing = threading.Lock()
         self._is_closed = False
         self.timeline = Switch(members, self.sets)
-        self.timeline.obey(options.timeline, options.timeline_mark_cycles)
+        self.timeline.obey(start, options.timeline, options.timeline_mark_cycles)
 
     @property
     def placement(self) -> Placement:

@@ -60,6 +60,7 @@ class Start:
     rendezvous: str = _setting("", "address where the ranks of the job find each other")
     coordinator: str = _setting("", "HOST or HOST:PORT of rank 0 in a job on several hosts that hvdrun did not start")
     secret: str = _setting("", "key of the job, 64 hexadecimal digits; never printed", secret=True)
+    timeline_address: str = _setting("", "address at which hvdrun takes the timeline of all ranks")
     run_address: str = _setting("", "address from which a rank of hvdlite.run() fetches its function")
     run_secret: str = _setting("", "key of that address, 64 hexadecimal digits; never printed", secret=True)
 
@@ -176,8 +177,8 @@ class Settings:
 
     timeline: str = _setting(
         "",
-        "file for the timeline, which each of several ranks writes with .rankN behind its name; DYNAMIC: none before "
-        "start_timeline(); empty: none",
+        "file for the timeline, which hvdrun writes, and else each of several ranks with .rankN behind its name; "
+        "DYNAMIC: none before start_timeline(); empty: none",
         horovod=True,
         begins="Timeline",
     )

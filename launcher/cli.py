@@ -163,7 +163,11 @@ def _launch(
         if ways and idle:
             raise BadHostSpec(f"{idle[0]}; start fewer nodes, or more ranks, or give each node fewer with -ppn.")
         _print_notes(idle)
-        with _logs(output.folder, plan.size) as logs, RendezvousServer(identity, plan.size) as server:
+        with (
+            _logs(output.folder, plan.size) as logs,
+            RendezvousServer(identity, plan.size) as server,
+            _timeline(plan, identity) as plan,
+        ):
             streams = sys.stdout.fileno(), sys.stderr.fileno()
             screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps)
             plan = plan.meeting_at(server.address)
@@ -351,6 +355,23 @@ def _logs(folder: str | None, size: int) -> Iterator[Logs | None]:
         yield logs
     finally:
         logs.close()
+
+
+@contextmanager
+def _timeline(plan: Plan, job: Job) -> Iterator[Plan]:
+    """The plan with the timeline that its ranks are to record, which is served meanwhile."""
+    path = Settings.read(plan.environment).timeline
+    if path in ("", "DYNAMIC"):
+        yield plan
+        return
+    from .job.timeline import Timeline  # for most jobs have none, and would start later
+
+    try:
+        timeline = Timeline(path, job, plan.size, _say)
+    except OSError as error:
+        raise click.UsageError(f"the timeline {path} cannot be written: {error.strerror}.") from None
+    with timeline:
+        yield plan.recording_at(timeline.address)
 
 
 def _print_notes(notes: Sequence[str]) -> None:

@@ -147,9 +147,10 @@ class CallServer:
 
 
 class Pending:
-    """A question that has been asked. Closing it withdraws the question."""
+    """A question that has been asked, from ``asked_at`` (monotonic) on. Closing it withdraws the question."""
 
-    def __init__(self, sock: socket.socket, keys: bytes, limit: int) -> None:
+    def __init__(self, sock: socket.socket, keys: bytes, limit: int, asked_at: float) -> None:
+        self.asked_at = asked_at
         self._socket = sock
         self._keys = keys
         self._limit = limit
@@ -196,6 +197,7 @@ def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
     question has not left it by ``answer_by``; within a host at once if nobody listens there.
     """
     sock, keys = _connect(address, secret, start_by)
+    asked_at = time.monotonic()
     try:
         for piece in _pieces(keys, _QUESTION, question):
             sock.settimeout(_left(answer_by))
@@ -206,7 +208,7 @@ def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
     except BaseException:
         sock.close()
         raise
-    return Pending(sock, keys, limit)
+    return Pending(sock, keys, limit, asked_at)
 
 
 def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> bytearray:

@@ -15,11 +15,23 @@ def kernel_host_id() -> str:
     The namespace matters because memory is handed over abstract Unix sockets, which end at it. Raises
     HorovodInternalError if it cannot be determined.
     """
+    return f"{_boot_id()}-{network_namespace()}"
+
+
+def clock_id() -> str:
+    """The same for two processes if they have one monotonic clock."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.stat("/proc/self/ns/time").st_ino
+    except OSError:  # a kernel without them
+        namespace = 0
+    return f"{_boot_id()}-{namespace}"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = socket.gethostname()
-    return f"{boot}-{network_namespace()}"
+        return socket.gethostname()
 
 
 def network_namespace(pid: int | None = None) -> int:

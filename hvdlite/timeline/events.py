@@ -5,7 +5,8 @@ batch is agreed; *wait*, until its turn; *move*, while bytes move; *finish*, unt
 lane that overlap get lanes of their own, as the format wants. An arrow leads from the decision of a group's first rank
 to where the others move the same batch: nobody can move it earlier, so the arrow points forward where clocks agree.
 
-Times are in microseconds of the host's monotonic clock. The first event of a rank says which that is.
+Times are in microseconds of a monotonic clock. The first event of a rank says what that and the clock of the world show
+at one time.
 """
 
 from __future__ import annotations
@@ -57,9 +58,13 @@ class Cycle(NamedTuple):
 
 
 class Events:
-    """The events of one rank of ``world``, each a text of JSON without line ends."""
+    """The events of one rank of ``world``, each a text of JSON without line ends.
+
+    ``shift`` is added to all times, in seconds: it makes them those of another clock.
+    """
 
     def __init__(self, world: Membership) -> None:
+        self.shift = 0.0
         self._world = world
         self._lines: list[str] = []
         self._ends: dict[tuple[int, int], list[float]] = {}  # by set and lane: when the last span of each slot ends
@@ -73,7 +78,7 @@ class Events:
             "size": self._world.size,
             "host": host.name,
             "host_id": host.id,
-            "monotonic_us": round(monotonic * _US),
+            "clock_us": round((monotonic + self.shift) * _US),
             "epoch_us": round(epoch * _US),
             "version": __version__,
         }
@@ -85,7 +90,7 @@ class Events:
     def cycle(self, cycle: Cycle) -> list[str]:
         """Returns the mark of one turn."""
         tid = self._tid(cycle.group, _CYCLES, cycle.at, cycle.at)
-        self._add(f'"name":"CYCLE_START","ph":"i","s":"t",{self._place(tid)},"ts":{_us(cycle.at)}')
+        self._add(f'"name":"CYCLE_START","ph":"i","s":"t",{self._place(tid)},"ts":{self._ts(cycle.at)}')
         return self._taken()
 
     def batch(self, batch: Batch) -> list[str]:
@@ -117,13 +122,13 @@ class Events:
             tid, at = (waiting, work.agreed_at) if is_first else (moving, work.moved_at)
             end = '"ph":"s"' if is_first else '"ph":"f","bp":"e"'
             name = f'"name":"batch","cat":"batch","id":{number << 32 | work.number}'
-            self._add(f'{name},{end},{self._place(tid)},"ts":{_us(at)}')
+            self._add(f'{name},{end},{self._place(tid)},"ts":{self._ts(at)}')
         return self._taken()
 
     def dropped(self, count: int, at: float) -> list[str]:
         """Returns a mark where ``count`` batches are missing."""
         self._add(
-            f'"name":"{count} batches are missing","ph":"i","s":"p",{self._place(0)},"ts":{_us(at)},'
+            f'"name":"{count} batches are missing","ph":"i","s":"p",{self._place(0)},"ts":{self._ts(at)},'
             f'"args":{{"dropped":{count}}}'
         )
         return self._taken()
@@ -132,7 +137,7 @@ class Events:
         """Adds a span, and returns its thread."""
         tid = self._tid(group, lane, begin, end)
         self._add(
-            f'"name":"{name}","cat":"{LANES[lane]}","ph":"X",{self._place(tid)},"ts":{_us(begin)},'
+            f'"name":"{name}","cat":"{LANES[lane]}","ph":"X",{self._place(tid)},"ts":{self._ts(begin)},'
             f'"dur":{_us(max(0.0, end - begin))},"args":{{{args}}}'
         )
         return tid
@@ -166,6 +171,9 @@ class Events:
 
     def _metadata(self, name: str, tid: int, args: dict[str, Any]) -> None:
         self._add(f'"name":"{name}","ph":"M",{self._place(tid)},"args":{json.dumps(args)}')
+
+    def _ts(self, at: float) -> str:
+        return _us(at + self.shift)
 
     def _place(self, tid: int) -> str:
         return f'"pid":{self._world.number},"tid":{tid}'

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from hvdlite.engine.observer import Observer, Subscriber
 from hvdlite.log import logger
@@ -20,29 +20,19 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.replica import Work
 from hvdlite.timeline.events import Batch, Cycle, Events, Group, Tensor
+from hvdlite.timeline.sinks import Over, Sink
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 20  # a write that takes a second is followed by this many seconds without one
 _MOST_TENSORS: Final = 1 << 16  # that wait to be written: with their requests, about 40 MiB
 _MOST_RECORDS: Final = 1 << 15
-_STOP_S: Final = 30.0  # for a last write
-
-
-class Sink(Protocol):
-    """Where the events go. For one thread."""
-
-    def append(self, events: bytes) -> None:
-        """Takes events, separated by commas. Raises OSError if it cannot, and then it is not called again."""
-
-    def close(self) -> None:
-        """Ends."""
+_STOP_S: Final = 10.0  # for a last write
 
 
 class Recording:
-    """A timeline of this rank that goes to ``sink``, called ``name`` in messages, until `stop`."""
+    """A timeline of this rank that goes to ``sink``, until `stop`."""
 
-    def __init__(self, name: str, sink: Sink, world: Membership, mark_cycles: bool) -> None:
-        self._name = name
+    def __init__(self, sink: Sink, world: Membership, mark_cycles: bool) -> None:
         self._sink = sink
         self._events = Events(world)
         self._mark_cycles = mark_cycles
@@ -54,7 +44,7 @@ class Recording:
         self._watching = threading.Lock()
         self._is_over = False
         self._wake = threading.Event()
-        self._head = self._events.head(time.monotonic(), time.time())
+        self._clocks = [(time.monotonic(), time.time())]  # until they are written
         self._thread = threading.Thread(target=self._serve, name="hvdlite-timeline", daemon=True)
         self._thread.start()
 
@@ -124,22 +114,29 @@ class Recording:
                 self._wake.wait(wait_s)
                 self._wake.clear()
             self._write()
+        except Over:
+            self._leave()
         except OSError as error:
             self._leave()
             logger.warning(
-                "the timeline %s ends here, and the job goes on without it: %s", self._name, error.strerror or error
+                "the timeline %s ends here, and the job goes on without it: %s",
+                self._sink.name,
+                error.strerror or error,
             )
         finally:
             self._sink.close()
         if self._dropped_in_all:
             logger.warning(
                 "the timeline %s lacks %d batches, which came faster than they could be written",
-                self._name,
+                self._sink.name,
                 self._dropped_in_all,
             )
 
     def _write(self) -> None:
-        lines, self._head = self._head, []
+        lines: list[str] = []
+        self._events.shift = self._sink.shift()
+        while self._clocks:
+            lines += self._events.head(*self._clocks.pop())
         taken = 0
         for _ in range(len(self._records)):
             record = self._records.popleft()

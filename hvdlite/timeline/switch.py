@@ -9,8 +9,10 @@ from typing import Final, Protocol
 from hvdlite.engine.group import Group
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
-from hvdlite.timeline.file import JsonArrayFile
+from hvdlite.rendezvous.meeting import launchers_job
+from hvdlite.settings import Start
 from hvdlite.timeline.recording import Recording
+from hvdlite.timeline.sinks import HvdrunsFile, OwnFile, Sink
 
 DYNAMIC: Final = "DYNAMIC"
 """In place of a path: the timeline begins with the first call of ``start_timeline``."""
@@ -37,9 +39,12 @@ class Switch:
         self._lock = threading.Lock()
         sets.watch(self._watch)
 
-    def obey(self, setting: str, mark_cycles: bool) -> None:
+    def obey(self, start: Start, setting: str, mark_cycles: bool) -> None:
         """Starts as HVDLITE_TIMELINE says. If the file cannot be written, the user is told, and that is all."""
-        if setting and setting != DYNAMIC:
+        if start.timeline_address:
+            secret = launchers_job(start).key("timeline")
+            self._record(HvdrunsFile(setting, start.timeline_address, secret, self._world.number), mark_cycles)
+        elif setting and setting != DYNAMIC:
             try:
                 self.start(setting, mark_cycles)
             except OSError as error:
@@ -52,7 +57,10 @@ class Switch:
         """
         self.stop()
         own = path if self._world.size == 1 else f"{path}.rank{self._world.number}"
-        recording = Recording(own, JsonArrayFile(own), self._world, mark_cycles)
+        self._record(OwnFile(own), mark_cycles)
+
+    def _record(self, sink: Sink, mark_cycles: bool) -> None:
+        recording = Recording(sink, self._world, mark_cycles)
         with self._lock:
             self._recording = recording
         for number, group in self._sets.groups.items():

@@ -92,6 +92,10 @@ class Plan:
         """The same plan with the address where the ranks find each other."""
         return replace(self, environment={**self.environment, "HVDLITE_RENDEZVOUS": address})
 
+    def recording_at(self, address: str) -> Plan:
+        """The same plan with the address at which hvdrun takes the timeline."""
+        return replace(self, environment={**self.environment, "HVDLITE_TIMELINE_ADDRESS": address})
+
     def on(self, host: str) -> HostPlan:
         """The part of ``host``."""
         environment = {**self.environment, **self.of_host.get(host, {})}

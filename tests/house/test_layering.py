@@ -33,7 +33,7 @@ LAYERS = [
     {"planes.nccl", "planes.staged"},
     {"planes", "control", "builds"},
     {"engine"},
-    {"timeline.file"},
+    {"timeline.file", "timeline.limits"},
     {"timeline"},
     {"registry", "observe"},
     {"session"},
@@ -86,6 +86,8 @@ LAUNCHER_MAY_IMPORT = (
     "net",
     "rendezvous",
     "members.topology",
+    "timeline.file",
+    "timeline.limits",
 )
 MAY_IMPORT_LAUNCHER = ("running", "hosted", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {

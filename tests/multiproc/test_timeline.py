@@ -260,7 +260,7 @@ def _too_much(path: str) -> tuple[int, int]:
     hvd.start_timeline(path)
     recorded = current().timeline._recording
     assert recorded is not None
-    until(lambda: not recorded._head)  # the writer sleeps from now on
+    until(lambda: not recorded._clocks)  # the writer sleeps from now on
     recorded._wake.set = lambda: None  # type: ignore[method-assign]
     most = 0
     for step in range(50):

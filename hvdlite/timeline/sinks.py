@@ -1,0 +1,98 @@
+"""Where the events of a rank go: to a file of its own, or to hvdrun, which writes one file for all ranks.
+
+A rank calls hvdrun as it does in ``init`` (`hvdlite.net.calls`): each call is a question with events of one rank, and
+the answer says what hvdrun's clock shows. Ranks of other hosts use it to state their times by that clock.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Final, Protocol
+
+from hvdlite.net.calls import Unanswered, put
+from hvdlite.net.hostid import clock_id
+from hvdlite.timeline.clock import Difference
+from hvdlite.timeline.file import JsonArrayFile
+from hvdlite.timeline.limits import MOST_BYTES
+
+_ANSWER_S: Final = 30.0  # an overloaded hvdrun may take some, and a job that goes on loses nothing
+_MOST_ANSWER: Final = 1024
+_FIRST_SAMPLES: Final = 5
+
+
+class Over(Exception):
+    """The timeline has ended, and the user knows."""
+
+
+class Sink(Protocol):
+    """For one thread. Messages call it ``name``."""
+
+    name: str
+
+    def shift(self) -> float:
+        """Returns what makes a time of the timeline of one of this host's monotonic clock. Raises as `append`."""
+
+    def append(self, events: bytes) -> None:
+        """Takes events, separated by commas and line ends. Raises OSError if it cannot, and Over."""
+
+    def close(self) -> None:
+        """Ends."""
+
+
+class OwnFile(JsonArrayFile):
+    """A file of this rank's own, by its own clock."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self.name = str(path)
+
+    def shift(self) -> float:
+        return 0.0
+
+
+class HvdrunsFile:
+    """The file that hvdrun writes, called ``name`` in messages. hvdrun listens at ``address`` and knows ``secret``."""
+
+    def __init__(self, name: str, address: str, secret: bytes, rank: int) -> None:
+        self.name = name
+        self._address = address
+        self._secret = secret
+        self._rank = rank
+        self._difference: Difference | None = Difference()  # None on hvdrun's host
+        self._samples = _FIRST_SAMPLES
+
+    def shift(self) -> float:
+        while self._difference is not None and self._samples:
+            self._samples -= 1
+            self._ask(b"")
+        self._samples = 1
+        return 0.0 if self._difference is None else self._difference.shift
+
+    def append(self, events: bytes) -> None:
+        while events:
+            end = len(events) if len(events) <= MOST_BYTES else events.rfind(b",\n", 0, MOST_BYTES)
+            if end > 0:  # else one event is too long to be sent
+                self._ask(events[:end])
+            else:
+                end = events.find(b",\n") % (len(events) + 1)
+            events = events[end + 2 :]
+
+    def close(self) -> None:
+        """Does nothing: each call has a connection of its own."""
+
+    def _ask(self, events: bytes) -> None:
+        by = time.monotonic() + _ANSWER_S
+        head = b"%d\n" % self._rank
+        try:
+            with put(self._address, self._secret, head, events, start_by=by, answer_by=by, limit=_MOST_ANSWER) as asked:
+                answer = json.loads(asked.answer(by))
+        except Unanswered as error:
+            raise OSError(f"hvdrun does not take it: {error}") from None
+        if answer.get("is_over"):
+            raise Over
+        if answer["clock"] == clock_id():
+            self._difference = None
+        elif self._difference is not None and not events:
+            self._difference.add(asked.asked_at, time.monotonic(), answer["at"])
