@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from hvdlite.hosted.outcomes import results
 from hvdlite.launched_by.presence import names_at
 from hvdlite.spark.stage import _Concatenation
 from hvdlite.spark.task import Call, play
-from tests.harness.patience import PATIENCE_S, until
+from tests.harness.patience import PATIENCE_S, PROMPT_S, until
+from tests.launcher.hvdrun import still_alive
 
 horovod: Any = None
 
@@ -145,8 +146,15 @@ def run_before_a_shuffle(function: Callable[..., Any], *args: Any) -> list[Any]:
     return results(stage.map(lambda outcome: (0, outcome)).partitionBy(1).values().collect())
 
 
-def job(name: str, run: Callable[..., Any], function: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Runs a job of two ranks, and writes what came of it."""
+def job(
+    name: str,
+    run: Callable[..., Any],
+    function: Callable[..., Any],
+    *args: Any,
+    ending: Sequence[int] = (0, 1),
+    **options: Any,
+) -> None:
+    """Runs a job of two ranks, and writes what came of it. After a failure the processes of ``ending`` are to end."""
     told: dict[str, Any] = {"job": name, "begun": time.time()}
     try:
         found = run(function, *args, **options)
@@ -155,7 +163,8 @@ def job(name: str, run: Callable[..., Any], function: Callable[..., Any], *args:
         told |= {"error": type(error).__name__, "text": str(error)}
         told |= {"rank": getattr(error, "rank", None), "host": getattr(error, "host", None)}
     told["ended"] = time.time()
-    told["alive"] = [each["rank"] for each in notes(name) if psutil.pid_exists(each["pid"])]
+    if "error" in told:  # Spark's daemon kills them, maybe a moment after Spark has told it to
+        told["alive"] = still_alive([each["pid"] for each in notes(name) if each["rank"] in ending], PROMPT_S)
     told["notes"] = {which: notes(f"{name}{which}") for which in ("", " dies", " lost")}
     os.write(1, json.dumps(told).encode() + b"\n")
 
@@ -177,6 +186,25 @@ def horovod_run(function: Callable[..., Any]) -> list[Any]:
     return list(horovod.run(function, num_proc=2))
 
 
+def run_beside_another_job(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """As `run`, while an ordinary task holds one of the two slots."""
+    context = pyspark.SparkContext.getOrCreate()
+    taken, free = (str(Path(os.environ["JOBS"], name)) for name in ("slot taken", "slot free"))
+
+    def hold(_: Any) -> None:
+        Path(taken).touch()
+        until(Path(free).exists)
+
+    holder = pyspark.InheritableThread(target=lambda: context.parallelize([0], 1).foreach(hold))
+    holder.start()
+    try:
+        until(Path(taken).exists)
+        return run(function, *args, **options)
+    finally:
+        Path(free).touch()
+        holder.join()
+
+
 def interrupt_when_both_wait() -> None:
     until(lambda: len(notes("waits")) == 2)
     os.kill(os.getpid(), signal.SIGINT)
@@ -187,10 +215,11 @@ def main(folder: str) -> None:
     context = pyspark.SparkContext(appName="jobs")
     job("agrees", run, total)
     job("too many", run, total, num_proc=3, start_timeout=1)
+    job("taken", run_beside_another_job, total, start_timeout=1)
     job("lambda", run, lambda: total().value)
     job("ordinary", run_ordinary_tasks, ordinary)
     job("silent", run, falls_silent)
-    job("unnoticed", run, fails_unnoticed)
+    job("unnoticed", run, fails_unnoticed, ending=[0])  # rank 1's process may wait for other tasks
     threading.Thread(target=interrupt_when_both_wait).start()
     job("waits", run, waits)
     job("again", run_before_a_shuffle, dies_once, "again", kill_this_process)

@@ -89,7 +89,7 @@ def test_a_rank_that_failed_does_not_wait_for_those_that_do_not_notice() -> None
     assert (told["error"], told["rank"], told["host"]) == ("FunctionFailed", 1, socket.gethostname()), told
     assert "OSError: the disk is full" in told["text"]
     assert told["ended"] < max(note["at"] for note in told["notes"][""]) + PROMPT_S
-    assert 0 not in told["alive"]  # rank 1's process may wait for other tasks
+    assert told["alive"] == []
 
 
 def test_ctrl_c_ends_all_ranks_and_leaves_the_context_as_it_was() -> None:
@@ -103,6 +103,13 @@ def test_more_ranks_than_slots_are_refused_in_a_sentence() -> None:
     told = job("too many")
     assert told["error"] == "BadHostSpec", told
     assert "3 ranks need as many slots at the same time, and Spark has 2 after 1 s; lower num_proc" in told["text"]
+
+
+def test_slots_that_other_jobs_hold_are_not_waited_for_for_ever() -> None:
+    told = job("taken")
+    assert told["error"] == "LaunchError", told
+    assert "only 0 of 2 ranks could start within 1 s: other jobs hold the slots" in told["text"]
+    assert job("lambda").get("results") == [3.0, 3.0]  # afterwards
 
 
 @pytest.mark.parametrize("name", ["spark.speculation", "spark.dynamicAllocation.enabled"])
