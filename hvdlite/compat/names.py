@@ -16,6 +16,7 @@ MODULES: Final = {
     "horovod.ray": "hvdlite.horovod.ray",
     "horovod.ray.elastic": "hvdlite.horovod.ray",
     "horovod.ray.runner": "hvdlite.horovod.ray",
+    "horovod.ray.worker": "hvdlite.horovod.ray",
     "horovod.runner": "hvdlite.horovod.runner",
     "horovod.runner.launch": "hvdlite.horovod.launch",
     "horovod.spark": "hvdlite.horovod.spark",

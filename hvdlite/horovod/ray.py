@@ -1,4 +1,4 @@
-"""``horovod.ray``: `hvdlite.ray.RayExecutor`, and a sentence in place of elastic jobs."""
+"""``horovod.ray``: `hvdlite.ray.RayExecutor`, and sentences in place of elastic jobs and of Horovod's actor."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from typing import Any
 
 from hvdlite.ray import RayExecutor
 
-__all__ = ["ElasticRayExecutor", "RayExecutor"]
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor"]
 
 __path__: list[str] = []  # a package, because of horovod.ray.runner
+
+
+class BaseHorovodWorker:
+    """Raises NotImplementedError, with what to do instead."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "hvdlite has actors of its own for ranks, so there is no BaseHorovodWorker; give the class of which each "
+            "rank is to have an object to horovod.ray.RayExecutor.start(executable_cls=...), and call it by execute()"
+        )
 
 
 class ElasticRayExecutor:
