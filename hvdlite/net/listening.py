@@ -40,6 +40,8 @@ def listen_at(address: str, port: int) -> Entrance:
         # A port that connections of an earlier job still linger on is free; one that is listened on is not. Of two
         # sockets that are bound only one may listen, so the other one is of no use any more.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # :: has callers over IPv4 too, whatever the system's default (bindv6only)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(where)
     except BaseException:
         listener.close()

@@ -247,6 +247,23 @@ def test_an_address_of_node_0_that_does_not_answer_leaves_time_for_the_others(mo
 
 
 @needs_root
+@pytest.mark.skipif(not Path("/proc/sys/net/ipv6").exists(), reason="needs IPv6")
+def test_node_0_is_found_over_ipv4_where_ipv6_has_its_own_ports(tmp_path: Path) -> None:
+    """Node 0 listens at all of its addresses, since its name does not say which is meant."""
+    both = """
+ip link set lo up
+echo 1 > /proc/sys/net/ipv6/bindv6only
+JOB_COMPLETION_INDEX=1 "$@" &
+JOB_COMPLETION_INDEX=0 "$@"
+wait $!
+"""
+    container = (*names(tmp_path, "127.0.0.1 node0"), "unshare", "--net", "sh", "-c", both, "sh")
+    place = ("--nnodes", "2", "--master", "node0", "-ppn", "1", "--start-timeout", "20")
+    with ending(nodes := start((*place, "true"), container=container)):
+        assert nodes.rest().code == 0
+
+
+@needs_root
 def test_the_name_of_node_0_may_begin_with_a_digit() -> None:
     container = ("unshare", "--uts", "sh", "-c", 'hostname 0a && exec "$@"', "sh")
     place = ("--node-rank", "0", "--nnodes", "2", "--master", f"0a:{free_port()}")
