@@ -53,9 +53,10 @@ from .options.table import horovod_options, typed_flags
 from .screen.screen import Screen
 from .screen.texts import describe_plan, describe_settings
 from .spawners import ways_to
+from .timeline.command import timeline
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
-_OTHERS: Final = (completion, doctor)
+_OTHERS: Final = (completion, doctor, timeline)
 _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of the options
 
 
@@ -367,11 +368,11 @@ def _timeline(plan: Plan, job: Job) -> Iterator[Plan]:
     from .job.timeline import Timeline  # for most jobs have none, and would start later
 
     try:
-        timeline = Timeline(path, job, plan.size, _say)
+        served = Timeline(path, job, plan.size, _say)
     except OSError as error:
         raise click.UsageError(f"the timeline {path} cannot be written: {error.strerror}.") from None
-    with timeline:
-        yield plan.recording_at(timeline.address)
+    with served:
+        yield plan.recording_at(served.address)
 
 
 def _print_notes(notes: Sequence[str]) -> None:

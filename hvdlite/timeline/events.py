@@ -60,11 +60,13 @@ class Cycle(NamedTuple):
 class Events:
     """The events of one rank of ``world``, each a text of JSON without line ends.
 
-    ``shift`` is added to all times, in seconds: it makes them those of another clock.
+    ``clock`` names this host's monotonic clock. ``shift`` is added to all times, in seconds, if they are to be those of
+    another clock.
     """
 
-    def __init__(self, world: Membership) -> None:
+    def __init__(self, world: Membership, clock: str) -> None:
         self.shift = 0.0
+        self._clock = clock
         self._world = world
         self._lines: list[str] = []
         self._ends: dict[tuple[int, int], list[float]] = {}  # by set and lane: when the last span of each slot ends
@@ -77,7 +79,7 @@ class Events:
             "rank": rank,
             "size": self._world.size,
             "host": host.name,
-            "host_id": host.id,
+            "clock": self._clock,
             "clock_us": round((monotonic + self.shift) * _US),
             "epoch_us": round(epoch * _US),
             "version": __version__,

@@ -19,6 +19,7 @@ from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.replica import Work
+from hvdlite.net.hostid import clock_id
 from hvdlite.timeline.events import Batch, Cycle, Events, Group, Tensor
 from hvdlite.timeline.sinks import Over, Sink
 
@@ -34,7 +35,7 @@ class Recording:
 
     def __init__(self, sink: Sink, world: Membership, mark_cycles: bool) -> None:
         self._sink = sink
-        self._events = Events(world)
+        self._events = Events(world, clock_id())
         self._mark_cycles = mark_cycles
         self._records: deque[Batch | Cycle] = deque()
         self._tensors = 0  # in the records

@@ -48,7 +48,7 @@ LAYERS = [
     {"launcher.network", "launcher.nodes"},
     {"launcher.job.plan", "launcher.job.supervisor"},
     {"launcher.options", "launcher.screen"},
-    {"launcher.job", "launcher.doctor"},
+    {"launcher.job", "launcher.doctor", "launcher.timeline"},
     {"launcher"},
     {"running"},
     {"hosted"},

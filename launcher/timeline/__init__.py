@@ -1,0 +1,1 @@
+"""``hvdrun timeline``: joins the files of ranks, and says where the time went."""

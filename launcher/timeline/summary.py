@@ -1,0 +1,112 @@
+"""Where the time of a job went, from its timeline: what was hidden, who waited, which tensors were slow. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .trace import Batch, RankTrace
+
+_SLOWEST: Final = 10
+_US: Final = 1e6
+
+
+@dataclass(slots=True)
+class Waits:
+    """Seconds of one rank: bytes moved, the program waited meanwhile and otherwise, others waited for this rank."""
+
+    moved_s: float = 0.0
+    waited_moving_s: float = 0.0
+    waited_for_others_s: float = 0.0
+    late_s: float = 0.0
+    times_last: int = 0
+
+    @property
+    def hidden(self) -> float:
+        """The share of moving during which the program did something else than wait."""
+        return 1 - self.waited_moving_s / self.moved_s if self.moved_s else 1.0
+
+
+@dataclass(slots=True)
+class Slowness:
+    """A tensor on all ranks: how often it ran, and for how long its batches were negotiated and moved in all."""
+
+    described: str
+    runs: int = 0
+    negotiated_s: float = 0.0
+    moved_s: float = 0.0
+
+
+def duration_s(traces: Sequence[RankTrace]) -> float:
+    """Returns the time from the first span to the last, of ranks whose clocks agree."""
+    times = [at for trace in traces for batch in trace.batches.values() for span in batch.spans.values() for at in span]
+    return (max(times) - min(times)) / _US if times else 0.0
+
+
+def waits(traces: Sequence[RankTrace]) -> dict[int, Waits]:
+    """Returns the waits by rank."""
+    found = {trace.rank: Waits() for trace in traces}
+    for trace in traces:
+        own = found[trace.rank]
+        for batch in trace.batches.values():
+            moved_s, waited_s = _moved_s(batch), batch.args.get("waited_us", 0.0) / _US
+            own.moved_s += moved_s
+            own.waited_moving_s += min(moved_s, waited_s)
+            own.waited_for_others_s += max(0.0, waited_s - moved_s)
+            if (last := found.get(batch.args.get("last_rank", -1))) and batch.args["late_us"] > 0:
+                last.late_s += batch.args["late_us"] / _US
+                last.times_last += 1
+    return found
+
+
+def slowest(traces: Sequence[RankTrace]) -> list[tuple[str, Slowness]]:
+    """Returns the tensors that took longest in all, with their names."""
+    found: dict[str, Slowness] = {}
+    for trace in traces:
+        for (number, _), batch in trace.batches.items():
+            for name, dtype, shape, _, negotiated_us in batch.args.get("tensors", ()):
+                key = f"{name} (set {number})" if number else name
+                tensor = found.setdefault(key, Slowness(f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"))
+                tensor.runs += 1
+                tensor.negotiated_s += (negotiated_us or 0.0) / _US
+                tensor.moved_s += _moved_s(batch)
+    return sorted(found.items(), key=lambda item: -item[1].negotiated_s - item[1].moved_s)[:_SLOWEST]
+
+
+def describe(traces: Sequence[RankTrace]) -> Iterator[str]:
+    """Yields the lines of the summary."""
+    by_host: defaultdict[str, int] = defaultdict(int)
+    for trace in traces:
+        by_host[trace.host] += 1
+    batches = max(len(trace.batches) for trace in traces)
+    whole_s = duration_s(traces)
+    yield f"{len(traces)} rank(s) on {len(by_host)} host(s), {whole_s:.3f} s, {batches} batches"
+    if dropped := sum(trace.dropped for trace in traces):
+        yield f"{dropped} more batches are missing, because they came faster than they could be written"
+    by_rank = waits(traces)
+    moved_s = sum(each.moved_s for each in by_rank.values())
+    hidden_s = moved_s - sum(each.waited_moving_s for each in by_rank.values())
+    if moved_s:
+        yield f"communication took {moved_s / len(traces):.3f} s a rank; {hidden_s / moved_s:.0%} of it was hidden"
+    yield ""
+    yield "rank      moved  hidden  waited for it  waited for others  was last  late by  host"
+    for trace in traces:
+        own = by_rank[trace.rank]
+        yield (
+            f"{trace.rank:>4}  {own.moved_s:>7.3f} s  {own.hidden:>6.0%}  {own.waited_moving_s:>11.3f} s  "
+            f"{own.waited_for_others_s:>15.3f} s  {own.times_last:>8}  {own.late_s:>5.3f} s  {trace.host}"
+        )
+    yield ""
+    yield "negotiated       moved    runs  slowest tensors, mean of all runs on all ranks"
+    for name, tensor in slowest(traces):
+        yield (
+            f"{1e3 * tensor.negotiated_s / tensor.runs:>7.3f} ms  {1e3 * tensor.moved_s / tensor.runs:>7.3f} ms  "
+            f"{tensor.runs:>6}  {name}, {tensor.described}"
+        )
+
+
+def _moved_s(batch: Batch) -> float:
+    begin, end = batch.spans.get("move", (0.0, 0.0))
+    return (end - begin) / _US

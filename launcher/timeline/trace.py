@@ -1,0 +1,70 @@
+"""Reads the files of timelines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+Event = dict[str, Any]
+LANES: Final = ("queue", "negotiate", "wait", "move", "finish")
+
+
+class NoTimeline(ValueError):
+    """The file is none; the text says which, and why."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """The spans of one batch on one rank, by lane: begin and end in µs. ``args`` are those of the span in *move*."""
+
+    name: str = ""
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    args: Event = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RankTrace:
+    """What one rank did: its batches by process set and number, in the order in which they moved."""
+
+    rank: int
+    host: str
+    clock: str
+    clock_us: float
+    epoch_us: float
+    batches: dict[tuple[int, int], Batch] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    dropped: int = 0
+
+
+def read(path: Path) -> list[RankTrace]:
+    """Returns the ranks of the file. Raises NoTimeline, and OSError if it cannot be read."""
+    try:
+        return ranks_of(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise NoTimeline(f"{path} is no timeline of hvdlite") from None
+
+
+def ranks_of(events: list[Event]) -> list[RankTrace]:
+    """Sorts events by rank. Raises KeyError, ValueError and the like if they are not those of a timeline."""
+    traces: dict[int, RankTrace] = {}
+    for event in events:
+        if event["name"] == "hvdlite" and event["pid"] not in traces:
+            args = event["args"]
+            rank, host, clock = int(event["pid"]), str(args["host"]), str(args["clock"])
+            traces[rank] = RankTrace(rank, host, clock, float(args["clock_us"]), float(args["epoch_us"]))
+    for event in events:
+        trace = traces[event["pid"]]
+        trace.events.append(event)
+        if event["ph"] == "X":
+            begin, args = float(event["ts"]), event["args"]
+            batch = trace.batches.setdefault((int(args["set"]), int(args["batch"])), Batch())
+            batch.spans[event["cat"]] = begin, begin + float(event["dur"])
+            if event["cat"] == "move":
+                batch.name, batch.args = str(event["name"]), args
+        elif "dropped" in event.get("args", ()):
+            trace.dropped += int(event["args"]["dropped"])
+    if not traces:
+        raise ValueError("there is no rank")
+    return [traces[rank] for rank in sorted(traces)]
