@@ -186,7 +186,7 @@ def _launch(
 
 
 def _place(node: NodeOptions, where: HostOptions) -> NodePlace | None:
-    """Which node this is of a job for which hvdrun is started on every node; None if it is started once."""
+    """Which node of a job this is, if hvdrun is started on every node; None if it is started once."""
     if node.are_given and (where.hosts is not None or where.hostfile is not None):
         raise click.UsageError("hosts of -H and --hostfile are reached by ssh; leave them out with --node-rank.")
     if not node.are_given and (_is_alone() or where.hosts is not None or where.hostfile is not None):

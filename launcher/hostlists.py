@@ -35,7 +35,7 @@ def list_of(environ: Mapping[str, str]) -> HostList | None:
 
 
 def hosts_of(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The hosts of the first list in ``environ``; none if there is no list. Raises BadHostSpec for one that is bad."""
+    """The hosts of the first list in ``environ``; none if there is no list. Raises BadHostSpec for an invalid one."""
     found = list_of(environ)
     return found.of(environ[found.variable], found.variable) if found else ()
 

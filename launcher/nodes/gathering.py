@@ -1,8 +1,8 @@
-"""Node 0's side of a job of nodes: it waits for the others, one by one, and takes their connections.
+"""Node 0's side of a job of nodes: waits for all other nodes, and keeps the connections that they make.
 
-Callers without the key cost what strangers may cost (`hvdlite.net.lobby`). One with the key introduces itself, and is
-welcome if it is a node that is missing; any other is refused, and told why. That goes on, in a thread, until the job is
-over: a node that is started again finds out that the job has begun without it.
+Callers without the key are limited like all strangers (`hvdlite.net.lobby`). A caller with the key introduces itself.
+It is welcome if it is a node that is missing, and otherwise told why it is refused. A thread goes on refusing callers
+until the job is over, so that a node that is started again learns that the job has begun without it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Gathering:
         return (Host(self.name, own), *others)
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for all nodes. Raises LaunchError that names those that have not come, or why the job cannot be."""
+        """Waits for all nodes. Raises LaunchError that names the missing ones, or says why the job cannot start."""
         begun = time.monotonic()
         tell_at = begun + _TELL_S
         while missing := [str(node) for node in range(1, self._place.count) if node not in self._by_node]:

@@ -68,7 +68,7 @@ def parse_master(text: str, label: str = "--master") -> Master:
 def place_of(rank: int | None, count: int | None, master: Master | None, environ: Environ) -> NodePlace | None:
     """The place of this node; None if nothing says that it is one of several.
 
-    What the user has not given comes from the environment. Raises ValueError for what is missing or cannot be.
+    What the user has not given comes from the environment. Raises ValueError for what is missing or invalid.
     """
     source = source_of(environ)
     found = source.read(environ) if source else None
