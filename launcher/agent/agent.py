@@ -10,7 +10,9 @@ ends, and on another host also when the last lease has expired: a network that d
 
 Under a scheduler that signals all processes of a job, the agent tells hvdrun of a signal that ends the job and goes on,
 so that hvdrun decides how long the ranks have. It does not repeat the signal: a second one can interrupt what a rank
-does because of the first.
+does because of the first. A scheduler that finds processes by control groups may signal only the one that it started,
+the guard. Then the agent passes SIGTERM and announcements on to the ranks, without waiting for hvdrun: that may be dead
+by then, with the shell of the script that had started it, and nothing may say so but the lease.
 
 When hvdrun does not read, the agent stops reading too, and the workers block in their writes as with any slow pipe.
 This module and its imports need only the standard library, so that an agent starts within a few milliseconds.
@@ -62,10 +64,11 @@ _SCHEDULER_S: Final = 0.5  # between the arrivals of one signal of a scheduler a
 class Agent:
     """One host's workers, from the first frame on stdin to the end of the last descendant.
 
-    It ``is_scheduled`` if a scheduler sends signals to it and to its workers.
+    It is scheduled if a scheduler sends signals to it and to its workers, or to its guard, which then tells of them
+    through the descriptor ``guard``.
     """
 
-    def __init__(self, stdin: int, stdout: int, *, is_scheduled: bool = False) -> None:
+    def __init__(self, stdin: int, stdout: int, *, guard: int | None = None) -> None:
         self._stdin = stdin
         self._frames = FrameReader()
         self._loop = Loop()
@@ -77,13 +80,17 @@ class Agent:
         self._oom_kills = oom_kills()
         self._guard = os.getppid()
         self._gave_up = ""  # why this agent ends by itself
-        self._is_scheduled = is_scheduled
-        self._scheduled: set[int] = set()  # signals that the scheduler has sent to all processes here
+        self._is_scheduled = guard is not None
+        self._scheduled: dict[int, float] = {}  # when the scheduler, or this agent, last sent a signal to all here
+        self._of_guard: dict[int, float] = {}  # when to pass on a signal that only the guard may have got
         self._terminate_at: float | None = None
+        self._grace_s = 0.0
         self._lease_s: float | None = None
         self._heard = time.monotonic()
         os.set_blocking(stdin, False)
         self._loop.watch(stdin, self._read_commands)
+        if guard is not None:
+            self._loop.watch(guard, partial(self._hear_guard, guard))
         self._loop.watch(self._answerer.fileno(), self._send_answers)
         self._outbox.send(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
 
@@ -97,13 +104,16 @@ class Agent:
         while not (self._termination.has_begun and self._workers.are_all_gone()):
             self._loop.turn(self._seconds_to_act())
             with suppress(BlockingIOError):
-                if ending := set(os.read(signals, 512)).intersection(_ENDING):
+                caught = set(os.read(signals, 512))
+                self._scheduled |= dict.fromkeys(caught.intersection(_ANNOUNCING), time.monotonic())
+                if ending := caught.intersection(_ENDING):
                     self._take_signal(min(ending))
             with suppress(ChildProcessError):
                 self._reap()
             for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
                 self._outbox.send(pack_message(Kind.STOPPED, rank=worker.rank, pid=worker.process.pid))
             self._termination.go_on()
+            self._pass_on()
             self._terminate()
             self._check_lease()
         self._say_farewell()
@@ -125,7 +135,7 @@ class Agent:
         if not data:
             self._loop.unwatch(self._stdin)
             self._lease_s = None
-            self._end(_ABANDONED_GRACE_S)
+            self._abandon()
 
     def _obey(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.DATA:
@@ -158,6 +168,7 @@ class Agent:
 
     def _start(self, message: Mapping[str, Any]) -> None:
         inherited = without_step(os.environ) if message["inherits"] else {}
+        self._grace_s = message.get("grace_s", 0.0)
         for name, service in message["listen"].items():
             self._tunnel.listen(name, service)
         for entry in message["workers"]:
@@ -214,7 +225,32 @@ class Agent:
             self._terminate_at = None
         if self._terminate_at is not None and time.monotonic() >= self._terminate_at:
             self._terminate_at = None
-            self._workers.signal_everyone(signal.SIGTERM)
+            self._terminate_all()
+
+    def _terminate_all(self) -> None:
+        self._workers.signal_everyone(signal.SIGTERM)
+        self._scheduled[signal.SIGTERM] = time.monotonic()
+
+    def _hear_guard(self, guard: int) -> None:
+        numbers = os.read(guard, 512)
+        if not numbers:  # it was killed
+            self._loop.unwatch(guard)
+        for signum in numbers:
+            self._of_guard.setdefault(signum, time.monotonic() + _SCHEDULER_S)
+
+    def _pass_on(self) -> None:
+        """Acts on signals that the guard got, once it is clear that nobody else here did."""
+        now = time.monotonic()
+        for signum in [signum for signum, due in self._of_guard.items() if now >= due]:
+            heard = self._of_guard.pop(signum) - _SCHEDULER_S
+            if signum in self._scheduled and self._scheduled[signum] >= heard - _SCHEDULER_S:
+                continue
+            if signum in _ANNOUNCING:
+                self._workers.signal_ranks(signum)
+            elif signum in _ENDING:
+                self._outbox.send(pack_message(Kind.SIGNAL, signum=signum))
+                if signum == signal.SIGTERM and signum not in self._scheduled:
+                    self._terminate_all()
 
     def _check_lease(self) -> None:
         if self._lease_s is not None and time.monotonic() - self._heard > self._lease_s:
@@ -300,7 +336,7 @@ class Agent:
         """Gives up after a signal, which comes from the kernel if the guard has died; tells hvdrun of a scheduler's."""
         is_guarded = os.getppid() == self._guard
         if is_guarded and self._is_scheduled:
-            self._scheduled.add(signum)
+            self._scheduled[signum] = time.monotonic()
             self._outbox.send(pack_message(Kind.SIGNAL, signum=signum))
             return
         self._give_up(f"which got {signal.Signals(signum).name}" if is_guarded else "whose guard was killed")
@@ -309,7 +345,15 @@ class Agent:
         """Ends what runs here, and tells hvdrun ``why`` with the end of each worker."""
         if not self._termination.has_begun:
             self._gave_up = why
-        self._end(_ABANDONED_GRACE_S)
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Ends what runs here without hvdrun; ranks that were told to end have the grace time that the user wants."""
+        told = [times[signal.SIGTERM] for times in (self._scheduled, self._of_guard) if signal.SIGTERM in times]
+        if self._is_scheduled and told:
+            self._end(0.0, max(max(told) + self._grace_s - time.monotonic(), _ABANDONED_GRACE_S))
+        else:
+            self._end(_ABANDONED_GRACE_S)
 
     def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
         if not self._termination.has_begun:
@@ -319,7 +363,8 @@ class Agent:
     def _seconds_to_act(self) -> float | None:
         """The time until the next deadline, or None."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
-        times = (self._termination.due, lease_ends, self._workers.stop_due, self._terminate_at)
+        passing = min(self._of_guard.values(), default=None)
+        times = (self._termination.due, lease_ends, self._workers.stop_due, self._terminate_at, passing)
         dates = [when for when in times if when is not None]
         return max(0.0, min(dates) - time.monotonic()) if dates else None
 
@@ -340,9 +385,8 @@ class Agent:
 
 def main() -> None:
     """Runs an agent on stdin and stdout."""
-    is_scheduled = SCHEDULED in sys.argv[1:]
-    fork_guarded(is_scheduled=is_scheduled)
-    Agent(sys.stdin.fileno(), sys.stdout.fileno(), is_scheduled=is_scheduled).run()
+    guard = fork_guarded(is_scheduled=SCHEDULED in sys.argv[1:])
+    Agent(sys.stdin.fileno(), sys.stdout.fileno(), guard=guard).run()
 
 
 if __name__ == "__main__":

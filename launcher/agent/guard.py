@@ -4,8 +4,8 @@ It does nothing else, so that little can go wrong with it, and it too is a subre
 children. On SIGTERM it kills the agent and everything below at once. If the guard is killed, the agent gets SIGTERM and
 ends its workers as usual.
 
-A scheduler that ends a job sends SIGTERM to every process of it, ranks, agent and guard, and kills what is left later.
-There the guard ignores the signal: hvdrun hears of it from the agent, and decides what becomes of the ranks.
+A scheduler that ends a job sends SIGTERM to every process of it, ranks, agent and guard, or only to the process that it
+started, which is the guard; it kills what is left later. There the guard passes the signal on to the agent.
 """
 
 from __future__ import annotations
@@ -25,30 +25,40 @@ _OF_SCHEDULERS: Final = frozenset(
 )
 
 
-def fork_guarded(*, is_scheduled: bool = False) -> None:
+def fork_guarded(*, is_scheduled: bool = False) -> int | None:
     """Forks and returns in the child; this process becomes its guard and exits when nothing is left.
 
-    If the agent ``is_scheduled``, signals of the scheduler do not end the guard.
+    If the agent ``is_scheduled``, signals of the scheduler do not end the guard. Then it returns a descriptor, which
+    yields their numbers as bytes.
     """
     adopt_orphans()
     guard = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signals = _SIGNALS | _OF_SCHEDULERS if is_scheduled else _SIGNALS
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     agent = os.fork()
     if agent:
-        for signum in _OF_SCHEDULERS if is_scheduled else ():
-            signal.signal(signum, signal.SIG_IGN)
-        os._exit(_guard(agent, _SIGNALS - _OF_SCHEDULERS if is_scheduled else _SIGNALS))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.close(heard)
+        os._exit(_guard(agent, signals, told if is_scheduled else None))
+    os.close(told)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     die_with_parent(signal.SIGTERM, guard)
     adopt_orphans()
+    if is_scheduled:
+        return heard
+    os.close(heard)
+    return None
 
 
-def _guard(agent: int, signals: frozenset[signal.Signals]) -> int:
+def _guard(agent: int, signals: frozenset[signal.Signals], told: int | None) -> int:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # hvdrun is to see the end of the agent's stream, and the agent the end of hvdrun's
         os.dup2(nowhere, stream)
     code = 1
-    while signal.sigwait(signals) != signal.SIGTERM:
+    while (signum := signal.sigwait(signals)) == signal.SIGCHLD or told is not None:
+        if signum != signal.SIGCHLD and told is not None:
+            with suppress(OSError):  # the agent is ending
+                os.write(told, bytes([signum]))
         if (status := _reap().get(agent)) is not None:
             code = os.waitstatus_to_exitcode(status)
             break

@@ -75,7 +75,10 @@ class _Execution:
         self._agents, self._loop = agents, agents.loop
         self._links = {host: agents.links[host] for host in plan.hosts}
         self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic(), grace_s)
-        self._lease = Lease([link for link in self._links.values() if link.is_remote], time.monotonic())
+        # srun, if it is killed, does not end the stream of an agent, not even here.
+        leased = [link for link in self._links.values() if link.is_remote or link.way.is_scheduled]
+        self._lease = Lease(leased, time.monotonic())
+        self._grace_s = grace_s
         self._ranks = {host: frozenset(plan.ranks_on(host)) for host in plan.hosts}
         self._link_of = {rank: link for host, link in self._links.items() for rank in self._ranks[host]}
         self._readers = frozenset(readers)
@@ -120,6 +123,7 @@ class _Execution:
                 inherits=link.is_remote,
                 listen={name: service for service, name in part.names.items()},
                 workers=workers,
+                grace_s=self._grace_s,
             )
         self._screen.asks = min(self._readers, default=None)
         self._input.begin()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.test_slurm import HVDRUN, NOTING, PYTHON, script, told
 from tests.harness import slurm
+from tests.harness.patience import until
 from tests.harness.slurm import Cluster
 
 CORES = "grep Cpus_allowed_list /proc/self/status"
@@ -79,3 +80,26 @@ def test_scancel_ends_ranks_with_sigterm_once(cluster: Cluster) -> None:
     cluster.check("scancel", job.number)
     cluster.wait_until_idle()
     assert [job.output.count(word) for word in ("noted SIGTERM", "goodbye")] == [2, 2], job.output
+
+
+def test_an_announced_end_reaches_each_rank_once(cluster: Cluster) -> None:
+    """Slurm signals the processes that it has started, the script's shell, or all."""
+    job = cluster.submit(script(f"exec {HVDRUN} {NOTING}"), "--nodes=2", "--ntasks=2")
+    job.wait_for_output("ready", 2)
+    for count, whom in enumerate(([], ["--batch"], ["--full"]), start=1):
+        cluster.check("scancel", "--signal=USR1", *whom, job.number)
+        job.wait_for_output("noted SIGUSR1", 2 * count)
+    cluster.check("scancel", job.number)
+    cluster.wait_until_idle()
+    assert job.output.count("noted SIGUSR1") == 6, job.output
+
+
+def test_without_exec_ranks_get_sigterm_too_and_have_the_time_to_save(cluster: Cluster) -> None:
+    """The shell dies at once, and with it Slurm kills hvdrun and all of its sruns."""
+    places = [cluster.folder / f"rank-{number}" for number in range(2)]
+    rank = f"exec {NOTING} > {cluster.folder}/rank-$HVDLITE_RANK"
+    job = cluster.submit(script(f"{HVDRUN} --grace 20 sh -c {shlex.quote(rank)}", "true"), "--nodes=2", "--ntasks=2")
+    until(lambda: all(place.exists() and "ready" in place.read_text() for place in places))
+    cluster.check("scancel", job.number)
+    cluster.wait_until_idle()
+    assert [place.read_text().splitlines() for place in places] == [["ready", "noted SIGTERM", "goodbye"]] * 2

@@ -205,6 +205,49 @@ while True:
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
+def started_by_slurm(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """What Slurm signals where it finds processes by control groups: those that it has started itself."""
+    return psutil.Process(process.pid).children()
+
+
+def test_signals_to_agents_alone_reach_each_rank_once() -> None:
+    with started(sys.executable, "-S", "-c", COUNTS.replace("SIGTERM", "SIGUSR1")) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 4)
+        for each in started_by_slurm(process):
+            each.send_signal(signal.SIGUSR1)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stdout.read().count(b"got 1") == 4
+    with started(sys.executable, "-S", "-c", COUNTS) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 4)
+        for each in started_by_slurm(process):
+            each.terminate()
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert process.stdout.read().count(b"got 1") == 4
+        assert re.search(r"hvdrun: SIGTERM on n[12]: ending 4 rank\(s\)", process.stderr.read().decode())
+
+
+@pytest.mark.parametrize("whom", ["all", "agents alone"])
+def test_ranks_keep_their_grace_time_if_hvdrun_dies_after_a_schedulers_sigterm(tmp_path: Path, whom: str) -> None:
+    """As it does in a script without exec: longer than agents wait for ranks that have lost it."""
+    slow = (
+        COUNTS.replace("+ 1.5", "+ 4") + "open(os.environ['PLACE'] + os.environ['HVDLITE_RANK'], 'x').write(str(count))"
+    )
+    with started("--grace", "60", "-x", f"PLACE={tmp_path}/saved-", sys.executable, "-S", "-c", slow) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 4)
+        pids = [each.pid for each in steps(process)]
+        for each in steps(process) if whom == "all" else started_by_slurm(process):
+            each.terminate()
+        read_until(process.stderr.fileno(), lambda found: b"ending 4 rank(s)" in found)
+        process.kill()
+        assert still_alive(pids, PATIENCE_S) == []
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(4)] == ["1"] * 4
+
+
 def test_killing_hvdrun_leaves_nobody() -> None:
     with started("sh", "-c", "echo ready; exec sleep 600") as process:
         assert process.stdout is not None
