@@ -26,6 +26,7 @@ from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
 from .agents.agents import Agents
+from .agents.fields import printable
 from .agents.ways import Way
 from .allocation import allocation_of
 from .check_build import describe_build
@@ -38,7 +39,7 @@ from .job.logs import Logs
 from .job.plan import Plan, wanted_hosts
 from .job.preparation import Request, prepare, sketch
 from .network.attempts import HostsUnreached
-from .nodes.place import NodePlace
+from .nodes.place import NodePlace, doubt
 from .options.command import LaunchCommand, complete_command
 from .options.completion import completion
 from .options.config_file import read_config
@@ -97,6 +98,8 @@ def hvdrun(
     if command:
         _check_words(command, environment, where)
     place = _place(node, where)
+    if place is None and not (_is_alone() or where.are_named) and (text := doubt(os.environ)):
+        _say(f"{printable(text)}.")
     if place is not None and (place.count > 1 or not job.is_counted):
         job = job.with_slots(place.slots)
     listed = where.listed() or (_allocated(job) if place is None else ())
@@ -187,9 +190,9 @@ def _launch(
 
 def _place(node: NodeOptions, where: HostOptions) -> NodePlace | None:
     """Which node of a job this is, if hvdrun is started on every node; None if it is started once."""
-    if node.are_given and (where.hosts is not None or where.hostfile is not None):
+    if node.are_given and where.are_named:
         raise click.UsageError("hosts of -H and --hostfile are reached by ssh; leave them out with --node-rank.")
-    if not node.are_given and (_is_alone() or where.hosts is not None or where.hostfile is not None):
+    if not node.are_given and (_is_alone() or where.are_named):
         return None
     return node.place(os.environ)
 

@@ -38,7 +38,7 @@ def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words:
     if words:
         raise click.UsageError(f"hosts are named by -H: hvdrun doctor -H {','.join(words)}.")
     if examines_environment:
-        if where.hosts is not None or where.hostfile is not None:
+        if where.are_named:
             raise click.UsageError("--env examines this process, and no hosts; leave -H and --hostfile out.")
         return _examine_environment(is_json)
     # Imported here, for no job needs them, and every one would start later.

@@ -8,10 +8,10 @@ from typing import Final
 from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.variables import Environ
 
-from ..agents.fields import shown
+from ..agents.fields import printable, shown
 from ..allocation import allocation_of
 from ..hostlists import hosts_of, list_of
-from ..nodes.place import COMPLETION_INDEX, source_of
+from ..nodes.place import COMPLETION_INDEX, doubt, source_of
 from ..nodes.records import key_of
 from .findings import Finding, Weight
 
@@ -40,6 +40,9 @@ def as_node_or_launcher(environ: Environ) -> Iterator[Finding]:
             hosts = ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in hosts_of(environ))
             text = f"hvdrun would start ranks on {hosts}, over ssh, as {found.name} says ({found.variable})"
             yield Finding(Weight.NOTE, (), text, "")
+        elif text := doubt(environ):
+            matter, _, advice = text.rpartition("; ")
+            yield Finding(Weight.WARNING, (), printable(matter), advice)
         elif COMPLETION_INDEX in environ:
             text = f"this is pod {shown(environ[COMPLETION_INDEX])} of an indexed Job ({COMPLETION_INDEX})"
             needs = f"to make it a node of a job, give hvdrun --nnodes, --master, and the key of all nodes: {_KEY}"

@@ -102,9 +102,9 @@ class Source:
     port: str
     slots: Callable[[Environ], Slots]
 
-    def is_in(self, environ: Environ) -> bool:
-        """True if the environment has all that this source sets."""
-        return all(environ.get(name) for name in (self.rank, self.count, self.master, self.port) if name)
+    def lacking(self, environ: Environ) -> list[str]:
+        """The variables of this source that the environment does not have."""
+        return [name for name in (self.rank, self.count, self.master, self.port) if name and not environ.get(name)]
 
     def read(self, environ: Environ) -> NodePlace:
         """The place of this node. Raises ValueError that names the variable that is wrong."""
@@ -118,7 +118,21 @@ class Source:
 
 def source_of(environ: Environ) -> Source | None:
     """The first source whose variables ``environ`` has."""
-    return next((source for source in SOURCES if source.is_in(environ)), None)
+    return next((source for source in SOURCES if not source.lacking(environ)), None)
+
+
+def doubt(environ: Environ) -> str:
+    """A warning if ``environ`` says that there are several nodes, but not which of them this is; else empty."""
+    if source_of(environ) is None:
+        for source in SOURCES:
+            if environ.get(source.count) and environ[source.count] != "1":
+                lacking = source.lacking(environ)
+                return (
+                    f"{source.count}={environ[source.count]} of {source.name} says that there are several nodes, "
+                    f"but {' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing, so hvdrun starts "
+                    "a job of its own on each; give it --node-rank, --nnodes and --master"
+                )
+    return ""
 
 
 def _slots_of_pet(environ: Environ) -> Slots:

@@ -30,6 +30,11 @@ class HostOptions:
     interfaces: tuple[str, ...]
     ports: range | None
 
+    @property
+    def are_named(self) -> bool:
+        """True if the user has named hosts, or a file of them."""
+        return self.hosts is not None or self.hostfile is not None
+
     def listed(self) -> tuple[Host, ...]:
         """The hosts that were given; none means this machine. Raises BadHostSpec, or UsageError for two lists."""
         if self.hosts is not None and self.hostfile is not None:

@@ -98,6 +98,11 @@ REMARKABLE: dict[str, tuple[Mapping[str, str], Weight, str]] = {
         Weight.WARNING,
         "hvdrun would start no job here: PET_NNODES='1:3' must be a whole number",
     ),
+    "half of a node": (
+        {**TRAINER, "PET_NODE_RANK": ""},
+        Weight.WARNING,
+        "PET_NNODES=3 of Kubeflow Trainer says that there are several nodes, but PET_NODE_RANK is",
+    ),
     "a node with a bad key": (
         TRAINER | {"HVDLITE_SECRET": KEY[1:]},
         Weight.WARNING,

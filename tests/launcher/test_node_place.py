@@ -132,6 +132,19 @@ def test_a_rank_that_starts_hvdrun_and_hvdlite_run_are_no_nodes() -> None:
     assert run("-np", "1", "true", HVDLITE_RANK="0", HVDLITE_SIZE="1", **TRAINER).returncode == 0
 
 
+def test_half_of_a_place_is_warned_of_where_nobody_names_hosts() -> None:
+    half = {name: value for name, value in TRAINER.items() if name not in ("PET_NODE_RANK", "PET_MASTER_ADDR")}
+    warning = "several nodes, but PET_NODE_RANK and PET_MASTER_ADDR are missing, so hvdrun starts a job of its own"
+    assert warning in run("-np", "1", "true", **half).stderr
+    for options, environ in (
+        (("-H", "localhost:1"), half),
+        (("-np", "1"), {**half, "PET_NNODES": "1"}),
+        (("-np", "1"), {**half, "HVDLITE_RANK": "0", "HVDLITE_SIZE": "1"}),
+    ):
+        ended = run(*options, "true", **environ)
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_dry_run_of_a_node_is_refused() -> None:
     ended = run("--dry-run", "true", **TRAINER)
     assert (ended.returncode, "one of several nodes" in ended.stderr) == (2, True)
