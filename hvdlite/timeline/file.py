@@ -95,7 +95,10 @@ class JsonArrayFile:
         try:
             at = 0
             while at < self._end:
-                at += os.sendfile(copy, self._shown, at, self._end - at)
+                sent = os.sendfile(copy, self._shown, at, self._end - at)
+                if not sent:
+                    raise OSError(errno.EIO, "somebody has made it shorter", str(self.path))
+                at += sent
             _write(copy, events + _END, self._end)
         except OSError:
             os.close(copy)

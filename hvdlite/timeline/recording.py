@@ -7,6 +7,7 @@ user is told once, and the job goes on.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -24,9 +25,11 @@ from hvdlite.timeline.events import Batch, Cycle, Events, Group, Tensor
 from hvdlite.timeline.sinks import Over, Sink
 
 _INTERVAL_S: Final = 1.0
-_SHARE: Final = 20  # a write that takes a second is followed by this many seconds without one
+_SHARE: Final = 20  # a write that takes a second is followed by this many seconds without one,
+_SHARE_IF_FULL: Final = 4  # or by so many, rather than drop batches
 _MOST_TENSORS: Final = 1 << 16  # that wait to be written: with their requests, about 40 MiB
 _MOST_RECORDS: Final = 1 << 15
+_MOST_BYTES: Final = 4 << 20  # of texts that wait to be written; a write has some copies of them
 _STOP_S: Final = 10.0  # for a last write
 
 
@@ -44,8 +47,10 @@ class Recording:
         self._watched: list[tuple[Observer, Subscriber]] = []
         self._watching = threading.Lock()
         self._is_over = False
+        self._stopped = threading.Event()
         self._wake = threading.Event()
-        self._clocks = [(time.monotonic(), time.time())]  # until they are written
+        self._lines: list[str] = []
+        self._bytes = 0  # of the lines
         self._thread = threading.Thread(target=self._serve, name="hvdlite-timeline", daemon=True)
         self._thread.start()
 
@@ -65,6 +70,7 @@ class Recording:
     def stop(self) -> None:
         """Writes what is there and ends. May be called again, and by any thread."""
         self._leave()
+        self._stopped.set()
         self._wake.set()
         self._thread.join(_STOP_S)
 
@@ -107,24 +113,35 @@ class Recording:
 
     def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])  # of leases; see JsonArrayFile
+        written_at, spent_s = -math.inf, 0.0
         try:
+            self._events.shift = self._sink.shift()
+            self._add(self._events.head(time.monotonic(), time.time()))
             while not self._is_over:
-                begun = time.monotonic()
-                self._write()
-                wait_s = max(_INTERVAL_S, _SHARE * (time.monotonic() - begun))
-                self._wake.wait(wait_s)
-                self._wake.clear()
+                self._format()
+                is_full = self._bytes > _MOST_BYTES
+                pause_s = _SHARE_IF_FULL * spent_s if is_full else max(_SHARE * spent_s, _INTERVAL_S)
+                wait_s = written_at + pause_s - time.monotonic()
+                if wait_s > 0:
+                    (self._stopped if is_full else self._wake).wait(wait_s)
+                    self._wake.clear()
+                else:
+                    begun = time.monotonic()
+                    self._write()
+                    written_at = time.monotonic()
+                    spent_s = written_at - begun
+            self._format(is_last=True)
             self._write()
         except Over:
-            self._leave()
+            pass
         except OSError as error:
-            self._leave()
             logger.warning(
                 "the timeline %s ends here, and the job goes on without it: %s",
                 self._sink.name,
                 error.strerror or error,
             )
         finally:
+            self._leave()
             self._sink.close()
         if self._dropped_in_all:
             logger.warning(
@@ -133,28 +150,34 @@ class Recording:
                 self._dropped_in_all,
             )
 
-    def _write(self) -> None:
-        lines: list[str] = []
-        self._events.shift = self._sink.shift()
-        while self._clocks:
-            lines += self._events.head(*self._clocks.pop())
+    def _format(self, is_last: bool = False) -> None:
+        """Makes texts of the records, until there are as many as may wait."""
         taken = 0
-        for _ in range(len(self._records)):
+        while self._records and (is_last or self._bytes <= _MOST_BYTES):
             record = self._records.popleft()
             if isinstance(record, Batch):
-                lines += self._events.batch(record)
+                self._add(self._events.batch(record))
                 taken += len(record.tensors)
             else:
-                lines += self._events.cycle(record)
+                self._add(self._events.cycle(record))
                 taken += 1
         with self._counting:
             self._tensors -= taken
             dropped, self._dropped = self._dropped, 0
         if dropped:
             self._dropped_in_all += dropped
-            lines += self._events.dropped(dropped, time.monotonic())
+            self._add(self._events.dropped(dropped, time.monotonic()))
+
+    def _add(self, lines: list[str]) -> None:
+        self._lines += lines
+        self._bytes += sum(map(len, lines))
+
+    def _write(self) -> None:
+        """Writes the texts, and measures the clock for those that follow."""
+        lines, self._lines, self._bytes = self._lines, [], 0
         if lines:
             self._sink.append(",\n".join(lines).encode())
+        self._events.shift = self._sink.shift()
 
 
 def _tensor(entry: Entry) -> Tensor:

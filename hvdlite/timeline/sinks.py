@@ -88,7 +88,7 @@ class HvdrunsFile:
         try:
             with put(self._address, self._secret, head, events, start_by=by, answer_by=by, limit=_MOST_ANSWER) as asked:
                 answer = json.loads(asked.answer(by))
-        except Unanswered as error:
+        except (Unanswered, ValueError) as error:
             raise OSError(f"hvdrun does not take it: {error}") from None
         if answer.get("is_over"):
             raise Over

@@ -27,7 +27,7 @@ from hvdlite.timeline.limits import MOST_BYTES
 _HEAD_BYTES: Final = 16
 _INTERVAL_S: Final = 0.5
 _SHARE: Final = 20  # a write that takes a second is followed by this many seconds without one
-_MOST_WAITING: Final = 16 << 20  # bytes; beyond that it is written at once
+_MOST_WAITING: Final = 4 << 20  # bytes; beyond that it is written at once
 _LINGER_S: Final = 1.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -43,6 +44,31 @@ def test_a_full_disk_under_the_logs_costs_the_logs_only(network: Network, tmp_pa
     assert_exact(ended)
     assert ended.said.count("No space left on device") == 1
     assert "bytes of the log files were dropped" in ended.said
+
+
+def test_a_full_disk_under_the_timeline_costs_the_timeline_only(network: Network, tmp_path: Path) -> None:
+    folder = tmp_path / "timeline"
+    folder.mkdir()
+    with faults.small_disk(network["a"], folder, "256k"):
+        options = ("--timeline-filename", str(folder / "t.json"))
+        with training(network, length=1 << 10, options=options) as job:
+            job.wait_for_steps(1000)
+            ended = job.finish()
+        events = json.loads(network["a"].check("cat", str(folder / "t.json")))
+    assert_exact(ended)
+    assert ended.said.count("the timeline") == ended.said.count("No space left on device") == 1
+    assert {event["pid"] for event in events} <= {0, 1, 2, 3}
+
+
+def test_one_timeline_has_the_ranks_of_all_hosts(network: Network, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with training(network, length=1 << 10, options=("--timeline-filename", str(path))) as job:
+        job.wait_for_steps(100)
+        ended = job.finish()
+    assert_exact(ended)
+    assert "timeline" not in ended.said
+    moves = [event for event in json.loads(path.read_text()) if event.get("cat") == "move"]
+    assert {event["pid"] for event in moves} == {0, 1, 2, 3}
 
 
 def test_a_small_dev_shm_is_enough(network: Network) -> None:
