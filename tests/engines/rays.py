@@ -32,8 +32,13 @@ NODES = ("127.0.0.2", "127.0.0.3")  # not 127.0.0.1, which Ray replaces by this 
 CPUS = 4
 GPUS = 2  # a number that Ray counts with; there need not be any
 
-# Without its usage report, its file with a token, and the threads of its libraries.
-_ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+# Without its usage report, its file with a token, and the threads of its libraries. Ray Train looks at workers often.
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 class RayCluster:

@@ -6,16 +6,26 @@ import json
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import hvdlite as hvd
 from tests.engines import rays
+from tests.engines.rays import driver, executor, in_driver, result_of
+from tests.harness.patience import until
 
 pytestmark = rays.needs_ray
 STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[rays.RayCluster]:
+    with rays.cluster() as cluster:
+        yield cluster
 
 
 def train(config: dict[str, Any]) -> None:
@@ -70,10 +80,11 @@ def fits(folder: str) -> dict[str, Any]:
     return {**(result.metrics or {}), "saved": saved, "error": repr(result.error)}
 
 
-def test_workers_that_ray_starts_again_go_on_from_their_checkpoint_in_a_new_job(tmp_path: Path) -> None:
-    with rays.cluster() as cluster:
-        told = rays.in_driver(cluster, fits, str(tmp_path))
-        stored = cluster.stored()
+def test_workers_that_ray_starts_again_go_on_from_their_checkpoint_in_a_new_job(
+    cluster: rays.RayCluster, tmp_path: Path
+) -> None:
+    told = in_driver(cluster, fits, str(tmp_path))
+    stored = cluster.stored()
     assert told["error"] == "None"
     assert told["step"] == told["saved"] == STEPS - 1
     assert told["begun"] in (1, 2)  # rank 1 may be killed before the report of the second step has been taken
@@ -85,3 +96,55 @@ def test_workers_that_ray_starts_again_go_on_from_their_checkpoint_in_a_new_job(
     keys = {path.read_text() for path in tmp_path.glob("key of the attempt from *")}
     assert len(keys) == 2
     assert not any(key in stored for key in keys)
+
+
+def meet(folder: str, name: str, number: int) -> float:
+    """Waits until two ranks of each of four jobs are in their sessions, and then adds up among those of its own."""
+    hvd.init()
+    Path(folder, f"{name}.{hvd.rank()}").write_text(os.environ["HVDLITE_SECRET"])
+    until(lambda: len(list(Path(folder).glob("*.[01]"))) == 8)
+    return float(hvd.allreduce(np.full(10, 10.0 * number + hvd.rank()), name="meet", op=hvd.Sum)[0])
+
+
+def meet_in_trainer(config: dict[str, Any]) -> None:
+    import ray.train
+
+    total = meet(config["folder"], config["name"], config["number"])
+    with tempfile.TemporaryDirectory() as folder:  # Ray keeps reports with a checkpoint only
+        ray.train.report({"total": total}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
+def trains_twice(folder: str, number: str) -> list[Any]:
+    """Has a RayExecutor and a trainer run at the same time; returns the totals of both."""
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from hvdlite.ray import HvdliteConfig
+
+    ranks = executor(num_workers=2)
+    ranks.start()
+    totals = ranks.run_remote(meet, [folder, f"executor {number}", int(number)])
+    result = DataParallelTrainer(
+        meet_in_trainer,
+        train_loop_config={"folder": folder, "name": f"trainer {number}", "number": 10 * int(number)},
+        backend_config=HvdliteConfig(),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=f"{folder}/results {number}"),
+    ).fit()
+    assert result.metrics is not None
+    return [ray.get(totals), result.metrics["total"]]
+
+
+def test_several_trainings_run_side_by_side(cluster: rays.RayCluster, tmp_path: Path) -> None:
+    with (
+        driver(cluster, trains_twice, str(tmp_path), "1") as first,
+        driver(cluster, trains_twice, str(tmp_path), "2") as second,
+    ):
+        assert result_of(first) == [[21.0, 21.0], 201.0]
+        assert result_of(second) == [[41.0, 41.0], 401.0]
+    keys = [{path.read_text() for path in tmp_path.glob(f"{name} [12].[01]")} for name in ("executor", "trainer")]
+    assert [len(own) for own in keys] == [2, 2]
+    assert len(set.union(*keys)) == 4
+    stored = cluster.stored()
+    assert not any(key in stored for key in set.union(*keys))
