@@ -13,6 +13,7 @@ from ..hostlists import hosts_of
 from ..hosts import Host
 from ..network.connect_test import Ask
 from ..options.hosts import HostOptions, host_options
+from ..options.nodes import NodeOptions, node_options
 
 
 @click.command(
@@ -25,11 +26,14 @@ from ..options.hosts import HostOptions, host_options
     "--env",
     "examines_environment",
     is_flag=True,
-    help="Examine this process instead: what started it, which rank it is, and what is missing.",
+    help="Examine this process instead: what hvdrun or python would do here, which rank it is, and what is missing.",
 )
+@node_options
 @click.option("--json", "is_json", is_flag=True, help="Write JSON instead of text.")
 @click.argument("words", nargs=-1, metavar="")
-def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words: tuple[str, ...]) -> int:
+def doctor(
+    where: HostOptions, examines_environment: bool, node: NodeOptions, is_json: bool, words: tuple[str, ...]
+) -> int:
     """Examine hosts and the network between them.
 
     Without -H and --hostfile these are the hosts of the job of Slurm, PBS or another scheduler that it is started in,
@@ -40,7 +44,9 @@ def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words:
     if examines_environment:
         if where.are_named:
             raise click.UsageError("--env examines this process, and no hosts; leave -H and --hostfile out.")
-        return _examine_environment(is_json)
+        return _examine_environment(node, is_json)
+    if node.are_given or node.secret_file is not None:
+        raise click.UsageError("options of nodes belong to --env: hvdrun doctor --env --nnodes N --master HOST.")
     # Imported here, for no job needs them, and every one would start later.
     from .findings import Weight, find
     from .report import as_json, describe
@@ -68,24 +74,24 @@ def doctor(where: HostOptions, examines_environment: bool, is_json: bool, words:
     return int(any(finding.weight is Weight.PROBLEM for finding in findings))
 
 
-def _examine_environment(is_json: bool) -> int:
-    """Prints what ``init`` would make of this process's environment; returns the exit code."""
+def _examine_environment(node: NodeOptions, is_json: bool) -> int:
+    """Prints what hvdrun and ``init`` would make of this process's environment; returns the exit code."""
     from .report import findings_as_json, paragraphs
     from .surroundings import as_json, describe, examine, without_keys
 
-    found = examine(os.environ)
+    found = examine(os.environ, node=node)
     if is_json:
         text = json.dumps({**as_json(found), "findings": findings_as_json(found.findings)}, indent=2)
     else:
         text = "\n".join([*describe(found), "", *paragraphs(found.findings), _verdict(found.engine, found.would_start)])
-    click.echo(without_keys(text, os.environ))
+    click.echo(without_keys(text.rstrip(), os.environ))
     return int(not found.would_start)
 
 
 def _verdict(engine: str, would_start: bool) -> str:
-    if not would_start:
-        return "init() would not join the job that was meant."
-    return "init() would join this job." if engine else "init() would make a job of one."
+    if not engine:
+        return "" if would_start else "No job would start here as it was meant."
+    return "init() would join this job." if would_start else "init() would not join the job that was meant."
 
 
 def _ignore_line(line: str) -> None:

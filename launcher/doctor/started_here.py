@@ -1,9 +1,10 @@
-"""What hvdrun would make of an environment, if it were started there without -H, for ``hvdrun doctor --env``."""
+"""What hvdrun would do if it were started here without -H, for ``hvdrun doctor --env``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
+
+import click
 
 from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.variables import Environ
@@ -11,41 +12,72 @@ from hvdlite.launched_by.variables import Environ
 from ..agents.fields import printable, shown
 from ..allocation import allocation_of
 from ..hostlists import hosts_of, list_of
-from ..nodes.place import COMPLETION_INDEX, doubt, source_of
+from ..hosts import Host
+from ..nodes.place import COMPLETION_INDEX, NodePlace, doubt, source_of
 from ..nodes.records import key_of
+from ..options.nodes import NodeOptions
 from .findings import Finding, Weight
 
-_KEY: Final = "HVDLITE_SECRET, or --secret-file"
+NO_OPTIONS: Final = NodeOptions(None, None, None, None)
+_HERE: Final = "start ranks on this host only"
 
 
-def as_node_or_launcher(environ: Environ) -> Iterator[Finding]:
-    """Says that hvdrun is a node of a job there, or starts ranks on hosts that it was given; nothing if neither."""
+def hvdrun_here(environ: Environ, node: NodeOptions = NO_OPTIONS) -> tuple[str, list[Finding]]:
+    """The rest of "hvdrun here would ...", and what is to be said about it.
+
+    The user has given the options ``node``. What hvdrun would refuse is a problem.
+    """
+    findings: list[Finding] = []
+    would, place = "start no job", None
     try:
-        if source := source_of(environ):
-            place = source.read(environ)
-            names = [name for name in (source.rank, source.count, source.master, source.port) if name]
-            said = ", ".join(f"{name}={shown(environ[name])}" for name in names)
-            needs = ""
-            if place.count > 1 and (secret := environ.get("HVDLITE_SECRET")):
-                key_of(secret.strip())
-            elif place.count > 1:
-                needs = f"give it the key of all nodes: {_KEY}"
-            text = f"hvdrun would be node {place.rank} of {place.count} here, as {source.name} says ({said})"
-            yield Finding(Weight.NOTE, (), text, needs)
-        elif allocation := allocation_of(environ):
-            hosts = ",".join(f"{host.name}:{host.slots}" for host in allocation.hosts())
-            text = f"hvdrun would start ranks on {hosts}, through srun, as job {allocation.job} of Slurm says"
-            yield Finding(Weight.NOTE, (), text, "")
-        elif found := list_of(environ):
-            hosts = ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in hosts_of(environ))
-            text = f"hvdrun would start ranks on {hosts}, over ssh, as {found.name} says ({found.variable})"
-            yield Finding(Weight.NOTE, (), text, "")
-        elif text := doubt(environ):
+        if place := node.place(environ):
+            would = f"be node {place.rank} of {place.count}, as {_sayers(place, environ, node)}"
+            if place.count > 1:
+                key_of(node.secret(environ))
+            return would, []
+        if text := doubt(environ):
             matter, _, advice = text.rpartition("; ")
-            yield Finding(Weight.WARNING, (), printable(matter), advice)
-        elif COMPLETION_INDEX in environ:
-            text = f"this is pod {shown(environ[COMPLETION_INDEX])} of an indexed Job ({COMPLETION_INDEX})"
-            needs = f"to make it a node of a job, give hvdrun --nnodes, --master, and the key of all nodes: {_KEY}"
-            yield Finding(Weight.NOTE, (), text, needs)
-    except (ValueError, BadHostSpec) as error:
-        yield Finding(Weight.WARNING, (), f"hvdrun would start no job here: {str(error).rstrip('.')}", "")
+            findings.append(Finding(Weight.WARNING, (), printable(matter), advice))
+        if allocation := allocation_of(environ):
+            hosts = _listed(allocation.hosts())
+            return f"start ranks on {hosts}, through srun, as job {allocation.job} of Slurm says", findings
+        if found := list_of(environ):
+            hosts = _listed(hosts_of(environ))
+            return f"start ranks on {hosts}, over ssh, as {found.name} says ({found.variable})", findings
+        if COMPLETION_INDEX in environ and not findings:
+            return f"{_HERE}, unless it is given --nnodes and --master", [_of_pod(environ)]
+    except (ValueError, BadHostSpec, click.UsageError) as error:
+        text = str(error.message if isinstance(error, click.UsageError) else error)
+        matter, _, advice = printable(text).rstrip(".").rpartition("; ")
+        text, advice = (matter, advice) if matter else (advice, "")
+        findings.append(Finding(Weight.PROBLEM, (), f"hvdrun would not start: {text}", advice))
+        return f"{would}{', and could not start' if place else ''}: see below", findings
+    return _HERE, findings
+
+
+def _sayers(place: NodePlace, environ: Environ, node: NodeOptions) -> str:
+    """Who says that this is ``place``: the options, and the variables that fill what they leave open."""
+    source, said = source_of(environ), []
+    if node.are_given:
+        said.append("its options")
+    if source and None in (node.rank, node.count, node.master):
+        names = [name for name in (source.rank, source.count, source.master, source.port) if name]
+        said.append(f"{source.name} ({', '.join(f'{name}={shown(environ[name])}' for name in names)})")
+    elif node.rank is None:
+        said.append(f"{COMPLETION_INDEX}={place.rank}")
+    return f"{' and '.join(said)} {'say' if node.are_given else 'says'}"
+
+
+def _of_pod(environ: Environ) -> Finding:
+    key = "" if environ.get("HVDLITE_SECRET") else ", and the key of all nodes (HVDLITE_SECRET or --secret-file)"
+    them = f"--nnodes and --master{key}"
+    return Finding(
+        Weight.NOTE,
+        (),
+        f"this is pod {shown(environ[COMPLETION_INDEX])} of an indexed Job ({COMPLETION_INDEX})",
+        f"to make it a node of a job, give hvdrun {them}; hvdrun doctor --env takes them too",
+    )
+
+
+def _listed(hosts: tuple[Host, ...]) -> str:
+    return ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in hosts)

@@ -20,8 +20,9 @@ from hvdlite.rendezvous.meeting import Place, launchers_job, place_of
 from hvdlite.settings import Settings, Start, table
 
 from ..agents.fields import printable, shown
+from ..options.nodes import NodeOptions
 from .findings import Finding, Weight
-from .started_here import as_node_or_launcher
+from .started_here import NO_OPTIONS, hvdrun_here
 
 _OURS: Final[tuple[str, ...]] = ("HVDLITE_RANK", "HVDLITE_SIZE", "HVDLITE_LOCAL_RANK", "HVDLITE_LOCAL_SIZE", OF_HVDRUN)
 
@@ -32,7 +33,7 @@ class Surroundings:
 
     ``engine`` is empty if nothing was recognised, and ``start`` None if the environment is refused. ``variables`` are
     those that decided, and ``set_by`` is the process that set them. ``place`` and ``key`` say where the ranks meet and
-    where their key comes from.
+    where their key comes from. ``hvdrun`` is what hvdrun would do, where that matters: outside of ranks.
     """
 
     engine: str = ""
@@ -41,6 +42,7 @@ class Surroundings:
     start: Start | None = None
     place: str = ""
     key: str = ""
+    hvdrun: str = ""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -48,8 +50,11 @@ class Surroundings:
         return not any(finding.weight is Weight.PROBLEM for finding in self.findings)
 
 
-def examine(environ: Environ, pid: int = 0) -> Surroundings:
-    """Examines ``environ``, that of process ``pid`` or by default of this one."""
+def examine(environ: Environ, pid: int = 0, node: NodeOptions = NO_OPTIONS) -> Surroundings:
+    """Examines ``environ``, that of process ``pid`` or by default of this one.
+
+    ``node`` are options that hvdrun would be given.
+    """
     found = _recognised(environ, pid)
     try:
         found.start = Start.read(environ, pid)
@@ -62,8 +67,9 @@ def examine(environ: Environ, pid: int = 0) -> Surroundings:
         found.findings += _of_others(environ, found.start)
     else:
         found.findings += _of_halves(environ)
-    if not found.engine:
-        found.findings += as_node_or_launcher(environ)
+    if not found.engine or node.are_given:
+        found.hvdrun, of_hvdrun = hvdrun_here(environ, node)
+        found.findings += of_hvdrun
     if text := doubt(environ):
         found.findings.append(_finding(Weight.WARNING, text))
     found.findings.sort(key=lambda finding: finding.weight)
@@ -73,8 +79,11 @@ def examine(environ: Environ, pid: int = 0) -> Surroundings:
 def describe(found: Surroundings) -> Iterator[str]:
     """The lines of the report above its findings."""
     start = found.start
+    if found.hvdrun:
+        yield f"hvdrun here would {found.hvdrun}"
     if not found.engine:
-        yield "No engine is recognised: this process would start alone, as a job of one rank."
+        alone = "start alone, as a job of one rank"
+        yield f"python here would {alone if start else 'be refused as a rank, see below'}"
     else:
         place = f"rank {start.rank} of {start.size}" if start else "refused as a rank, see below"
         yield f"{found.engine}: this process is {place}"
@@ -96,6 +105,7 @@ def as_json(found: Surroundings) -> dict[str, Any]:
     numbers = ("rank", "size", "local_rank", "local_size")
     return {
         "would_start": found.would_start,
+        "hvdrun": f"would {found.hvdrun}" if found.hvdrun else None,
         "engine": found.engine or None,
         "variables": dict(found.variables),
         "set_by": found.set_by or None,

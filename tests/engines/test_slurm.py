@@ -302,7 +302,8 @@ def test_doctor_examines_the_nodes_and_says_what_hvdrun_would_do(cluster: Cluste
     report, end = json.JSONDecoder().raw_decode(job.output)
     assert list(report["hosts"]) == ["n1", "n2"]
     assert all(not host["problem"] for host in report["hosts"].values()), job.output
-    assert f"hvdrun would start ranks on n1:2,n2:1, through srun, as job {job.number} of Slurm says" in job.output[end:]
+    would = f"hvdrun here would start ranks on n1:2,n2:1, through srun, as job {job.number} of Slurm says"
+    assert would in job.output[end:]
 
 
 @pytest.mark.parametrize("block", list(runnable_blocks(ROOT / "docs/slurm.md", framework="slurm")), ids=str)

@@ -21,6 +21,7 @@ KEY = "c0ffee12" * 8
 HERE = {"HVDLITE_SECRET": KEY, "HVDLITE_COORDINATOR": "127.0.0.1"}
 OF_HVDRUN = {"HVDLITE_RANK": "1", "HVDLITE_SIZE": "2", "HVDLITE_RENDEZVOUS": "unix://@x", "HVDLITE_JOB": "j"}
 TRAINER = {"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "5"}
+NOT_RECORDED = {"PATH": FAKES, "SLURM_TASKS_PER_NODE": "2"}
 HALF = "says which rank this is, but {} missing"
 
 # The environment, the engine that counts, its rank and size, and where the ranks meet.
@@ -70,63 +71,57 @@ BROKEN: dict[str, tuple[Mapping[str, str], str]] = {
     "a rank too high": (recorded.OPEN_MPI_4 | {"OMPI_COMM_WORLD_RANK": "2"}, "must be below OMPI_COMM_WORLD_SIZE=2"),
     "no number": (recorded.HYDRA | {"PMI_RANK": "one"}, "PMI_RANK='one' must be a whole number"),
     "a rank without a place": ({"HVDLITE_RANK": "1", "HVDLITE_SIZE": "2"}, "nothing says where the others are"),
+    "a node without a key": (TRAINER, "hvdrun would not start: nodes need a key that keeps strangers out"),
+    "a node with a bad key": (
+        TRAINER | {"HVDLITE_SECRET": KEY[1:]},
+        "hvdrun would not start: HVDLITE_SECRET must be 64 hexadecimal digits",
+    ),
+    "a node that cannot be": (
+        TRAINER | {"PET_NNODES": "1:3"},
+        "hvdrun would not start: PET_NNODES='1:3' must be a whole number",
+    ),
+    "hosts that cannot be read": (
+        {"PBS_JOBID": "7", "PBS_NODEFILE": "/nowhere"},
+        "hvdrun would not start: PBS_NODEFILE=/nowhere cannot be read",
+    ),
+    "a Slurm job without srun": (
+        recorded.SLURM_BATCH_SCRIPT | {"PATH": "/nowhere", "SLURM_JOB_NODELIST": "n[1-2]"},
+        "hvdrun would not start: agents on n1, n2 are started by srun, which is not on PATH",
+    ),
     "an invalid setting": (recorded.TORCHRUN | {"HVDLITE_PLANE": "bus"}, "HVDLITE_PLANE='bus' must be one of"),
 }
 # The environment, the weight of the finding and what it says; a job starts all the same.
 REMARKABLE: dict[str, tuple[Mapping[str, str], Weight, str]] = {
-    "a batch script": (recorded.SLURM_BATCH_SCRIPT, Weight.WARNING, "a job of one rank in a Slurm allocation of 2"),
-    "a shell of salloc": (recorded.SLURM_SHELL_OF_SALLOC, Weight.WARNING, "a Slurm allocation of 2 tasks"),
-    "an interactive step": (recorded.SLURM_INTERACTIVE_SHELL, Weight.WARNING, "a Slurm allocation of 2 tasks"),
+    "a batch script": (
+        recorded.SLURM_BATCH_SCRIPT | {"PATH": FAKES},
+        Weight.WARNING,
+        "a job of one rank in a Slurm allocation of 2",
+    ),
+    "a shell of salloc": (
+        recorded.SLURM_SHELL_OF_SALLOC | {"PATH": FAKES},
+        Weight.WARNING,
+        "a Slurm allocation of 2 tasks",
+    ),
+    "an interactive step": (
+        recorded.SLURM_INTERACTIVE_SHELL | NOT_RECORDED,
+        Weight.WARNING,
+        "a Slurm allocation of 2 tasks",
+    ),
     "PMIx alone": ({"PMIX_RANK": "3"}, Weight.WARNING, "although a launcher has set PMIX_RANK"),
     "an outer step": (
         recorded.SLURM_STEP_ON_TWO_NODES | recorded.TORCHRUN,
         Weight.NOTE,
         "SLURM_PROCID=2 and SLURM_STEP_NUM_TASKS=3 of Slurm do not count",
     ),
-    "a node": (
-        TRAINER,
-        Weight.NOTE,
-        "hvdrun would be node 1 of 3 here, as Kubeflow Trainer says (PET_NODE_RANK=1, PET_NNODES=3, ",
-    ),
     "a pod of an indexed Job": (
         {"JOB_COMPLETION_INDEX": "1"},
         Weight.NOTE,
         "this is pod 1 of an indexed Job (JOB_COMPLETION_INDEX)",
     ),
-    "a node that cannot be": (
-        TRAINER | {"PET_NNODES": "1:3"},
-        Weight.WARNING,
-        "hvdrun would start no job here: PET_NNODES='1:3' must be a whole number",
-    ),
     "half of a node": (
         {**TRAINER, "PET_NODE_RANK": ""},
         Weight.WARNING,
         "PET_NNODES=3 of Kubeflow Trainer says that there are several nodes, but PET_NODE_RANK is",
-    ),
-    "a node with a bad key": (
-        TRAINER | {"HVDLITE_SECRET": KEY[1:]},
-        Weight.WARNING,
-        "hvdrun would start no job here: HVDLITE_SECRET must be 64 hexadecimal digits",
-    ),
-    "hosts of LSF": (
-        {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 1"},
-        Weight.NOTE,
-        "hvdrun would start ranks on a:2,b:1, over ssh, as LSF says (LSB_MCPU_HOSTS)",
-    ),
-    "hosts that cannot be read": (
-        {"PBS_JOBID": "7", "PBS_NODEFILE": "/nowhere"},
-        Weight.WARNING,
-        "hvdrun would start no job here: PBS_NODEFILE=/nowhere cannot be read",
-    ),
-    "nodes of a Slurm job": (
-        recorded.SLURM_BATCH_SCRIPT | {"PATH": FAKES},
-        Weight.NOTE,
-        "through srun, as job",
-    ),
-    "a Slurm job without srun": (
-        recorded.SLURM_BATCH_SCRIPT | {"PATH": "/nowhere", "SLURM_JOB_NODELIST": "n[1-2]"},
-        Weight.WARNING,
-        "hvdrun would start no job here: ",
     ),
     "a local rank too high": (recorded.TORCHRUN | {"LOCAL_RANK": "2"}, Weight.WARNING, "the local rank 2 is not below"),
 }
@@ -147,7 +142,7 @@ def test_the_engine_that_counts_is_named_with_what_decided(name: str) -> None:
         assert decided <= set(found.variables.values())
         assert all(f"{variable}={environ[variable]}" in text for variable in found.variables)
     else:
-        assert "this process would start alone" in text
+        assert "python here would start alone" in text
 
 
 def test_every_engine_of_the_table_has_its_case() -> None:
@@ -170,15 +165,73 @@ def test_what_does_not_keep_a_job_from_starting_is_said(name: str) -> None:
     assert found.would_start
     told = [finding.weight for finding in found.findings if expected in finding.text]
     assert told == [weight], found.findings
-    assert len(found.findings) <= 1 + ("SLURM_JOB_ID" in environ)  # what the process is, and what hvdrun would do
+    assert len(found.findings) == 1
 
 
-def test_a_node_hears_of_the_key_that_it_lacks_unless_it_is_the_only_one() -> None:
-    for key, advice in (("", "give it the key of all nodes: HVDLITE_SECRET, or --secret-file"), (KEY, "")):
-        (finding,) = examine({**TRAINER, "HVDLITE_SECRET": key}).findings
-        assert finding.advice == advice
-    (finding,) = examine({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}).findings
-    assert finding.advice == ""
+# The environment, and the rest of "hvdrun here would": no finding is to say it again.
+STARTED_HERE: dict[str, tuple[Mapping[str, str], str]] = {
+    "nothing": ({}, "start ranks on this host only"),
+    "a node": (
+        TRAINER | {"HVDLITE_SECRET": KEY},
+        "be node 1 of 3, as Kubeflow Trainer "
+        "(PET_NODE_RANK=1, PET_NNODES=3, PET_MASTER_ADDR=a, PET_MASTER_PORT=5) says",
+    ),
+    "the only node": (TRAINER | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, "be node 0 of 1, as Kubeflow Trainer"),
+    "hosts of LSF": (
+        {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 1"},
+        "start ranks on a:2,b:1, over ssh, as LSF says (LSB_MCPU_HOSTS)",
+    ),
+    "nodes of a Slurm job": (
+        {**recorded.SLURM_BATCH_SCRIPT, "PATH": FAKES, "SLURM_NTASKS": "1"},
+        ", through srun, as job ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STARTED_HERE)
+def test_outside_of_ranks_the_report_begins_with_what_hvdrun_would_do_and_then_python(name: str) -> None:
+    environ, expected = STARTED_HERE[name]
+    found = examine(environ)
+    assert (found.findings, found.would_start) == ([], True)
+    first, second, *_ = describe(found)
+    assert first.startswith("hvdrun here would ")
+    assert expected in first
+    assert second == "python here would start alone, as a job of one rank"
+
+
+def test_a_node_that_lacks_the_key_is_told_which_node_it_would_be_and_ends_with_1() -> None:
+    ended = run("doctor", "--env", **TRAINER)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("hvdrun here would be node 1 of 3, as Kubeflow Trainer (")
+    assert "says, and could not start: see below\n" in ended.stdout
+    assert "problem: hvdrun would not start: nodes need a key" in ended.stdout
+    assert ended.stdout.endswith("No job would start here as it was meant.\n")
+
+
+def test_a_pod_of_an_indexed_job_hears_of_the_key_only_if_it_lacks_it() -> None:
+    for key in ("", KEY):
+        (finding,) = examine({"JOB_COMPLETION_INDEX": "1", "HVDLITE_SECRET": key}).findings
+        assert "give hvdrun --nnodes and --master" in finding.advice
+        assert ("HVDLITE_SECRET" in finding.advice) is not bool(key)
+
+
+def test_it_takes_the_options_of_a_node(tmp_path: Path) -> None:
+    """As in the command of a pod, whose key is in a file."""
+    (tmp_path / "key").write_text(KEY)
+    words = ("doctor", "--env", "--nnodes", "2", "--master", "train-0.train")
+    ended = run(*words, "--secret-file", str(tmp_path / "key"), JOB_COMPLETION_INDEX="1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = ended.stdout.splitlines()
+    assert lines == [
+        "hvdrun here would be node 1 of 2, as its options and JOB_COMPLETION_INDEX=1 say",
+        "python here would start alone, as a job of one rank",
+    ]
+    ended = run(*words, JOB_COMPLETION_INDEX="2", HVDLITE_SECRET=KEY)
+    assert ended.returncode == 1
+    assert "hvdrun would not start: there is no node 2 among 2" in ended.stdout
+    ended = run("doctor", "--nnodes", "2")
+    assert ended.returncode == 2
+    assert "options of nodes belong to --env" in ended.stderr
 
 
 def test_the_process_that_set_the_variables_is_named_by_its_program_and_not_by_its_arguments() -> None:
@@ -190,8 +243,9 @@ def test_the_process_that_set_the_variables_is_named_by_its_program_and_not_by_i
 def test_alone_it_says_so() -> None:
     ended = run("doctor", "--env")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "this process would start alone" in ended.stdout
-    assert ended.stdout.endswith("init() would make a job of one.\n")
+    assert ended.stdout == (
+        "hvdrun here would start ranks on this host only\npython here would start alone, as a job of one rank\n"
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["text", "json"])
