@@ -11,6 +11,9 @@ from hvdlite.errors import LaunchError
 
 _BAD_USAGE: Final = 2
 _INTERRUPTED: Final = 130
+NODE_LEFT: Final = "hvdrun there has ended without a word"
+NODE_BROKE: Final = "the connection to its hvdrun broke"
+"""The ways in which hvdrun of another node can be gone, in the reason of a failure."""
 
 
 class Ending(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Final
 from hvdlite.errors import CannotStart
 from hvdlite.net.poll import comes
 
+from ..endings import NODE_BROKE, NODE_LEFT
 from ..stream.frames import FrameError, unpack_message
 from ..stream.loop import Loop
 from ..stream.outbox import Outbox
@@ -66,7 +67,7 @@ class NodeConnection:
             for kind, payload in self._channel.receive():
                 self._obey(kind, payload)
         except ConnectionError as error:
-            self._end(f"the connection to its hvdrun broke: {error}" if str(error) else "hvdrun there has ended")
+            self._end(f"{NODE_BROKE}: {error}" if str(error) else NODE_LEFT)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             self._end(f"hvdrun there sent an invalid message: {error}")
 

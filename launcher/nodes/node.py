@@ -199,7 +199,10 @@ class _Node:
             self._writer.close()
             self._loop.close()
         if self._outcome is None:
-            raise LaunchError(f"node 0 on {self._host} is lost: {self._lost}. What ran here was ended")
+            raise LaunchError(
+                f"node 0 on {self._host} is lost: {self._lost}. What ran here was ended; see the log "
+                "of node 0, and start the job again on all nodes"
+            )
         code, text = self._outcome
         if text:
             raise _JobNotStarted(f"node 0 on {self._host} did not start the job: {text}", code)

@@ -14,6 +14,7 @@ from hvdlite.errors import ENDED
 from hvdlite.settings import Settings, Start, table
 
 from ..agent.software import examine
+from ..endings import NODE_BROKE, NODE_LEFT
 from ..job.plan import Plan
 from ..job.supervisor import Failure
 from .output import Stream
@@ -76,6 +77,9 @@ def _details(failure: Failure) -> Iterator[str]:
         yield "| hint: lower the batch size or the number of ranks on that host; 'dmesg' there has the details"
     elif failure.signum in _HINTS:
         yield f"| hint: {_HINTS[signal.Signals(failure.signum)]}"
+    elif NODE_LEFT in failure.reason or NODE_BROKE in failure.reason:
+        yield "| hint: perhaps its pod was evicted, or out of memory, or somebody killed hvdrun: see the log"
+        yield "|   of that node, or 'kubectl describe pod'; then start the job again on all nodes"
     if failure.last:
         yield "| what it did last:"
         yield from (f"|   {line}" for line in failure.last)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdlite.launcher.cli import main
+from hvdlite.launcher.endings import NODE_BROKE, NODE_LEFT
 from hvdlite.launcher.job.supervisor import Failure
 from hvdlite.launcher.screen.texts import describe_failure
 from hvdlite.settings import table
@@ -52,6 +53,15 @@ def test_check_build_names_what_is_missing_and_why(capfd: pytest.CaptureFixture[
     assert f"hvdlite {__version__}" in shown
     for part in ("ABI", "pyzmq", "CURVE", "local", "shm", "ring", "zmq", "PyTorch", "TensorFlow"):
         assert any(part in line and ("[X]" in line or "(" in line) for line in shown.splitlines()), part
+
+
+@pytest.mark.parametrize("why", [NODE_LEFT, f"{NODE_BROKE}: Connection reset by peer"])
+def test_the_box_about_a_node_that_is_gone_says_where_to_look_and_what_to_do(why: str) -> None:
+    box = "\n".join(describe_failure(Failure(1, "b", None, 1, None, 1.0, f"was lost: {why}"), [], None))
+    for part in ("rank 1 on b was lost: ", why, "'kubectl describe pod'", "start the job again on all nodes"):
+        assert part in box
+    other = "\n".join(describe_failure(Failure(1, "b", None, 1, None, 1.0, "was lost: no sign of life"), [], None))
+    assert "pod" not in other
 
 
 def test_the_box_about_a_rank_that_was_killed(tmp_path: Path) -> None:
