@@ -39,23 +39,26 @@ class JsonArrayFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        path = Path(os.path.realpath(path))
+        given, path = path, Path(os.path.realpath(path))
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(path.stat().st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", str(path))
+                raise OSError(errno.EINVAL, "it is no regular file", str(given))
         self.path = path
         self._next = path.with_name(f".{path.name}.next")
         self._end = len(_BEGIN)  # of the events in the file that has the name
         self._lacking = b""  # what the hidden file does not have of them
-        self._shown = self._made()
         self._hidden: int | None = None
         try:
-            _write(self._shown, _BEGIN + _END, 0)
-            os.rename(self._next, path)
-        except OSError:
-            self._remove_hidden()
-            os.close(self._shown)
-            raise
+            self._shown = self._made()
+            try:
+                _write(self._shown, _BEGIN + _END, 0)
+                os.rename(self._next, path)
+            except OSError:
+                self._remove_hidden()
+                os.close(self._shown)
+                raise
+        except OSError as error:  # of the hidden file, of which the user has not heard
+            raise OSError(error.errno, error.strerror, str(given)) from None
 
     def append(self, events: bytes) -> None:
         """Appends ``events``, which are separated by commas. After an OSError the file is as before, and stays so."""

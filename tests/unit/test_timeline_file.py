@@ -151,8 +151,9 @@ def test_it_can_be_loaded_at_any_instant_and_after_a_kill(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", [".", "fifo", "missing/t.json"])
 def test_what_cannot_be_such_a_file_is_an_error(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as caught:
         JsonArrayFile(tmp_path / name)
+    assert caught.value.filename == str(tmp_path / name)  # and not the hidden one
     assert [each.name for each in tmp_path.iterdir()] == ["fifo"]
 
 
