@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,6 +103,15 @@ def with_a_set(x: torch.Tensor) -> Any:
     members = hvd.add_process_set([0])
     result = hvd.allreduce(x, process_set=members) if members.included() else x
     hvd.remove_process_set(members)
+    return result
+
+
+def recorded(x: torch.Tensor) -> Any:
+    hvd.start_timeline(f"/tmp/hvdlite-test-{os.getpid()}.json")
+    result = hvd.allreduce(x)
+    hvd.stop_timeline()
+    for path in glob.glob(f"/tmp/hvdlite-test-{os.getpid()}.json*"):
+        os.remove(path)
     return result
 
 
@@ -323,6 +334,8 @@ TABLE: dict[str, Function] = {
     "shutdown": begun_again,
     "size": lambda x: x + hvd.size(),
     "sparse_allreduce_async": of_sparse,
+    "start_timeline": recorded,
+    "stop_timeline": recorded,
     "synchronize": finished(hvd.allreduce_async, name="given"),
 }
 """A use of each name, of a vector of four numbers."""

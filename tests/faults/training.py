@@ -58,6 +58,13 @@ class Training:
             if not self._read(max(0.0, deadline - time.monotonic())):
                 raise AssertionError(f"no {more} steps within {within_s} s\n{self._shown()}")
 
+    def wait_for_words(self, words: str, within_s: float = PATIENCE_S) -> None:
+        """Returns when ``words`` have come on stderr. Fails if the ranks end before, or if they do not come in time."""
+        deadline = time.monotonic() + within_s
+        while words.encode() not in self._err:
+            if not self._read(max(0.0, deadline - time.monotonic())):
+                raise AssertionError(f"no {words!r} within {within_s} s\n{self._shown()}")
+
     def finish(self, within_s: float = PATIENCE_S) -> Ended:
         """Has the ranks stop after their present step, and returns how the job ended."""
         self._stop_file.touch()
