@@ -27,7 +27,7 @@ PROMISED = """
     broadcast_global_variables BroadcastGlobalVariablesHook
     DistributedGradientTape PartialDistributedGradientTape DistributedOptimizer SyncBatchNormalization
     Compression Compressor last_error
-    ProcessSet global_process_set add_process_set remove_process_set
+    ProcessSet global_process_set add_process_set remove_process_set start_timeline stop_timeline
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
     rocm_built
     HvdError HorovodInternalError Mismatch PeerLost Stalled ShutDown DuplicateName NativeUnavailable
