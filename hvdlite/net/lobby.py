@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from hvdlite.net.entrance import Entrance
@@ -19,13 +20,15 @@ from hvdlite.net.poll import Poller
 
 _HANDSHAKE_TIMEOUT_S: Final = 2.0
 _MOST_STRANGERS: Final = 64
+_MOST_NAMED: Final = 8
 
 
 class Lobby:
     """Lets callers in at ``entrance``, which it takes over, and hands them to ``admit`` once they have proved it.
 
     ``admit`` takes over the connection, unless it raises Refused or OSError. ``refused`` counts callers that were
-    dropped before; ``trouble`` says what was wrong with one of the job. For one thread.
+    dropped before, and ``refused_at`` has the first few addresses of those who called over TCP; ``trouble`` says what
+    was wrong with one of the job. For one thread.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Lobby:
         self._admit = admit
         self._callers: list[HandshakeIO[Callee]] = []  # the oldest first
         self.refused = 0
+        self.refused_at: list[str] = []
         self.trouble = ""
         poller.set(entrance.fileno(), select.POLLIN, self._let_in)
 
@@ -84,5 +88,10 @@ class Lobby:
 
     def _dismiss(self, handshake: HandshakeIO[Callee]) -> None:
         self._callers.remove(handshake)
-        self._poller.close(handshake.sock)
         self.refused += 1
+        if not self._entrance.is_within_host and len(self.refused_at) < _MOST_NAMED:
+            with suppress(OSError):  # it has left
+                address = handshake.sock.getpeername()[0].removeprefix("::ffff:")
+                if address not in self.refused_at:
+                    self.refused_at.append(address)
+        self._poller.close(handshake.sock)

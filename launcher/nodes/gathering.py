@@ -225,7 +225,10 @@ class Gathering:
             node.host = name if count[name] == 1 and name and not is_local(name) else f"{name}#{number}"
 
     def _nobody_came(self, missing: Sequence[str], timeout_s: float) -> str:
-        strangers = f" {self._lobby.refused} caller(s) did not have this key." if self._lobby.refused else ""
+        strangers = ""
+        if count := self._lobby.refused:
+            places = f" from {', '.join(self._lobby.refused_at)}" if self._lobby.refused_at else ""
+            strangers = f" {count} call(s){places} did not have this key."
         return (
             f"{_nodes(missing)} of {self._place.count} did not come to port {self._place.port} within {timeout_s:g} s."
             f"{strangers} See what hvdrun says there, or give them more time with --start-timeout"

@@ -102,3 +102,17 @@ def test_what_is_wrong_is_shown_out_at_once(house: House) -> None:
         house.turn(2)
         assert link.recv(1) == b""
         assert (house.lobby.refused, house.lobby.due) == (1, float("inf"))
+        assert house.lobby.refused_at == (["127.0.0.1"] if isinstance(house.where, tuple) else [])
+
+
+def test_of_many_addresses_a_few_are_remembered_once_each() -> None:
+    house = House(listen("127.0.0.1", None))
+    callers = [f"127.0.0.{number}" for number in range(1, 12)]
+    with ExitStack() as stack:
+        stack.callback(house.lobby.close)
+        for address in [callers[0], *callers]:
+            assert isinstance(house.where, tuple)
+            link = stack.enter_context(socket.create_connection(house.where, PATIENCE_S, source_address=(address, 0)))
+            link.sendall(Caller(bytes(32), 1, 0, 1).hello)
+            house.turn(2)
+        assert (house.lobby.refused, house.lobby.refused_at) == (12, callers[:8])
