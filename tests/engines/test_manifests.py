@@ -41,6 +41,7 @@ def documents(name: str) -> list[Document]:
 
 
 NAMES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+WITH_PODS = [name for name in NAMES if name != "networkpolicy.yaml"]
 ALL = [(name, number) for name in NAMES for number in range(len(documents(name)))]
 
 
@@ -105,6 +106,11 @@ BROKEN: dict[tuple[str, int], list[Callable[[Document], None]]] = {
         lambda job: job["spec"]["runPolicy"].update(cleanPodPolicy="Some"),
         lambda job: pods_in(job)[1]["containers"][0].update(command="/usr/sbin/sshd"),
     ],
+    ("networkpolicy.yaml", 0): [
+        lambda policy: policy["spec"].update(policyTypes="Ingress"),
+        lambda policy: policy["spec"]["ingress"][0].update(sources=[]),
+        lambda policy: policy["spec"].pop("podSelector"),
+    ],
     ("trainer.yaml", 0): [
         lambda runtime: runtime["spec"]["mlPolicy"]["torch"].update(numProcPerNode="all"),
         lambda runtime: runtime["spec"]["template"]["spec"].pop("replicatedJobs"),
@@ -147,7 +153,7 @@ def test_the_key_is_nowhere_in_a_manifest(name: str) -> None:
                     assert "secretKeyRef" in variable["valueFrom"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_PODS)
 def test_pods_run_as_a_user_who_is_not_root_with_shared_memory(name: str) -> None:
     pods = [pod for document in documents(name) for pod in pods_in(document)]
     assert pods
@@ -158,6 +164,43 @@ def test_pods_run_as_a_user_who_is_not_root_with_shared_memory(name: str) -> Non
             mounts = {mount["mountPath"]: mount["name"] for mount in container.get("volumeMounts", [])}
             in_memory = {volume["name"] for volume in pod.get("volumes", []) if "emptyDir" in volume}
             assert container["name"] == "launcher" or mounts["/dev/shm"] in in_memory
+
+
+@pytest.mark.parametrize("name", WITH_PODS)
+def test_pods_keep_to_the_restricted_level_and_say_what_they_need(name: str) -> None:
+    """The fields that the Pod Security level "restricted" asks for, and memory for the ranks and /dev/shm together."""
+    for pod in (pod for document in documents(name) for pod in pods_in(document)):
+        assert all(volume.keys() <= {"name", "emptyDir", "secret"} for volume in pod.get("volumes", []))
+        for container in pod["containers"]:
+            context = {**pod.get("securityContext", {}), **container["securityContext"]}
+            assert context["runAsNonRoot"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert set(context["capabilities"].get("add", [])) <= {"NET_BIND_SERVICE"}
+            # The sshd of mpioperator/base does not start without.
+            assert ("add" in context["capabilities"]) == (container["name"] == "worker")
+            limit = container["resources"]["limits"]["memory"]
+            assert limit == container["resources"]["requests"]["memory"]
+            shared = [volume["emptyDir"]["sizeLimit"] for volume in pod.get("volumes", []) if "emptyDir" in volume]
+            assert all(gibibytes(limit) >= 2 * gibibytes(size) for size in shared)
+
+
+def gibibytes(text: str) -> int:
+    number, unit = text[:-2], text[-2:]
+    assert unit == "Gi", text
+    return int(number)
+
+
+def test_the_policy_admits_the_pods_of_the_job_to_each_other_and_nobody_else() -> None:
+    (policy,) = documents("networkpolicy.yaml")
+    service, _ = documents("job.yaml")
+    pods = {"matchLabels": service["spec"]["selector"]}
+    assert policy["spec"] == {
+        "podSelector": pods,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": pods}]}],  # at any port, for those of ranks differ
+    }
 
 
 def command_of(name: str) -> list[str]:
