@@ -16,7 +16,7 @@ import hvdlite.torch as hvd
 from hvdlite.ops import Collectives
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
 from hvdlite.torch.collectives.tensors import TensorCollectives
-from tests.compiled.test_public_names import shown
+from tests.compiled.outcomes import shown
 from tests.compiled.tracing import probe
 from tests.frontends.scenarios import Scenarios, run
 from tests.harness import process_ranks

@@ -13,6 +13,7 @@ from torch import nn
 
 import hvdlite
 import hvdlite.torch as hvd
+from tests.compiled.outcomes import outcome
 from tests.compiled.tracing import probe
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
@@ -379,22 +380,6 @@ def cells(names: Sequence[str]) -> tuple[int, dict[str, str]]:
     hvd.barrier()  # some rows are between two ranks: the third must not end the session meanwhile
     hvd.shutdown()
     return compiled, wrong
-
-
-def outcome(function: Function, x: torch.Tensor) -> str:
-    """Runs ``function`` and returns its outcome as text that compares to the last bit."""
-    try:
-        return shown(function(x.clone()))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{value.tolist()}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(shown, value))}]"
-    return repr(value)
 
 
 def test_the_table_has_every_public_name() -> None:
