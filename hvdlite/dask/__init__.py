@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvdlite.hosted.arguments import call_arguments, check_num_proc
+
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -20,6 +22,7 @@ def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
     *,
     workers: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
@@ -27,9 +30,11 @@ def run(
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` on one rank per worker of ``client``'s cluster; returns the results by rank.
 
-    ``workers`` are addresses or names, by default all workers that are there now. Ranks are numbered by the workers'
-    hosts and ports. In ``func``, ``hvd.init()`` joins the job. ``env`` is added to the environment of the ranks, and
-    ``start_timeout`` is how long the workers may take to begin, in seconds, by default HVDLITE_START_TIMEOUT.
+    With ``num_proc``, waits for so many workers, and takes the first by host and port if there are more. ``workers``
+    names them instead, by address or name. With neither, each worker that is there now is a rank, so after a loss there
+    may be fewer. Ranks are numbered by the workers' hosts and ports. In ``func``, ``hvd.init()`` joins the job. ``env``
+    is added to the environment of the ranks. ``start_timeout`` is how long the workers may take to come, and then how
+    long to begin, in seconds, by default HVDLITE_START_TIMEOUT.
 
     Functions, arguments and results are sent as Dask sends them, by value where they have no importable name.
 
@@ -46,4 +51,6 @@ def run(
             f"hvdlite.dask needs the package {error.name}: pip install 'hvdlite[dask]'", name=error.name
         ) from None
 
-    return call(client, func, tuple(args), dict(kwargs or {}), workers, dict(env or {}), start_timeout)
+    given = call_arguments(args, kwargs)
+    check_num_proc(num_proc)
+    return call(client, func, *given, num_proc, workers, dict(env or {}), start_timeout)

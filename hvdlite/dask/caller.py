@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -16,11 +16,13 @@ from hvdlite.dask.task import BEGUN, ENDED, Place, place, run_rank, topic_of
 from hvdlite.errors import LaunchError
 from hvdlite.hosted.outcomes import Outcome, results
 from hvdlite.hosted.seats import Node, Seat, by_node, seats
+from hvdlite.log import logger
 from hvdlite.ops.by_value import dump_by_value
 from hvdlite.rendezvous.job import Job
 from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
+_LOOK_S: Final = 0.1
 _GRACE_S: Final = 5.0  # after the first failure, for the other ranks to notice and say so
 _LEFT: Final = "left"
 _END_S: Final = 15.0  # for cancelled tasks to end their ranks: more than these give them
@@ -31,6 +33,7 @@ def call(
     func: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    size: int | None,
     workers: Sequence[str] | None,
     environment: dict[str, str],
     start_timeout: float | None,
@@ -40,6 +43,14 @@ def call(
         raise ValueError(f"client must be a synchronous dask.distributed.Client, got {type(client).__name__}")
     if not callable(func):
         raise ValueError(f"func must be a function, got {type(func).__name__}")
+    if client.scheduler is None:
+        raise ValueError(f"client is {client.status}; make another one")
+    if workers is not None and (isinstance(workers, str) or not isinstance(workers, Iterable)):
+        raise ValueError(
+            f"workers must be a list of workers' addresses or names, got {workers!r}; the number of ranks is num_proc"
+        )
+    if size is not None and workers is not None:
+        raise ValueError("num_proc and workers exclude each other: each worker that is named is a rank")
     try:
         function = dump_by_value((func, args, kwargs), "")
     except ValueError as error:
@@ -48,8 +59,9 @@ def call(
     environment.setdefault("HVDLITE_START_TIMEOUT", f"{timeout_s:g}")
     # A client of our own: what it hears does not replace handlers of the user's, and its end cancels what it started.
     with Client(client.scheduler.address, security=client.security, set_as_default=False, name="hvdlite") as own:
-        addresses = _ranks(own, workers)
+        addresses = _ranks(own, workers) if size is None else _first(own, size, timeout_s)
         taken = seats(_nodes(own, addresses))
+        logger.info("%d rank(s) start on workers of Dask: %s", len(addresses), ", ".join(addresses))
         return results(_Job(own, addresses, taken, function, environment).run(timeout_s))
 
 
@@ -198,7 +210,7 @@ class _Job:
 
 def _ranks(client: Client, workers: Sequence[str] | None) -> list[str]:
     """The addresses of the workers of the ranks, by rank. Raises ValueError for unknown workers."""
-    there = client.scheduler_info()["workers"]
+    there = _workers(client)
     by_name = {str(worker["name"]): address for address, worker in there.items()}
     chosen = list(there) if workers is None else [by_name.get(str(each), each) for each in workers]
     if unknown := [str(each) for each in chosen if each not in there]:
@@ -206,8 +218,35 @@ def _ranks(client: Client, workers: Sequence[str] | None) -> list[str]:
     if len(set(chosen)) < len(chosen):
         raise ValueError("a worker is named twice; each runs one rank")
     if not chosen:
-        raise LaunchError("the cluster has no workers yet; see client.wait_for_workers()")
-    chosen.sort(key=_by_host_and_port)
+        raise LaunchError("the cluster has no workers yet; give num_proc to wait for them")
+    return _in_order(chosen)
+
+
+def _first(client: Client, size: int, timeout_s: float) -> list[str]:
+    """The addresses of the first ``size`` workers, by rank. Raises LaunchError if there are fewer after ``timeout_s``.
+
+    Waits as `Client.wait_for_workers` does, but keeps what it saw last: a worker may leave right afterwards.
+    """
+    deadline = time.monotonic() + timeout_s
+    while len(there := [each for each, worker in _workers(client).items() if worker["status"] == "running"]) < size:
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"{size} ranks need as many workers, and Dask's cluster has {len(there)} ready after {timeout_s:g} s; "
+                "start more workers, lower num_proc, or raise start_timeout"
+            )
+        time.sleep(_LOOK_S)  # the scheduler tells no client when a worker has come
+    return _in_order(sorted(there, key=_by_host_and_port)[:size])
+
+
+def _workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
+    """What the scheduler knows of each worker, by address."""
+    found: Mapping[str, Mapping[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
+    return found
+
+
+def _in_order(addresses: Sequence[str]) -> list[str]:
+    """``addresses`` by rank: by host and port, and those of a host follow each other."""
+    chosen = sorted(addresses, key=_by_host_and_port)
     order = by_node([Node(get_address_host(address), "", "") for address in chosen])
     return [chosen[index] for index in order]
 

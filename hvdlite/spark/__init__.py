@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hvdlite.hosted.arguments import call_arguments, check_num_proc
+
 __all__ = ["run"]
 
 _ABSENT = {
@@ -60,4 +62,6 @@ def run(
         if error.name and error.name.split(".")[0] in ("pyspark", "py4j"):
             raise ImportError("hvdlite.spark.run() needs PySpark; install it: pip install 'hvdlite[spark]'") from error
         raise
-    return call(fn, tuple(args), dict(kwargs or {}), num_proc, start_timeout, dict(env or {}))
+    call_with = call_arguments(args, kwargs)
+    check_num_proc(num_proc)
+    return call(fn, *call_with, num_proc, start_timeout, dict(env or {}))

@@ -21,6 +21,7 @@ from pyspark.accumulators import AccumulatorParam
 
 from hvdlite.errors import BadHostSpec, LaunchError, WorkerFailed
 from hvdlite.hosted.outcomes import Outcome, results
+from hvdlite.log import logger
 from hvdlite.settings import Settings
 from hvdlite.spark.task import Call, NameOfHorovod, in_order_of_ranks, play
 
@@ -49,8 +50,6 @@ def call(
     """Calls ``function`` on ``size`` ranks; see `hvdlite.spark.run`."""
     if not callable(function):
         raise ValueError(f"fn must be a function, got {type(function).__name__}")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise ValueError(f"num_proc must be the number of ranks, at least 1; got {size!r}")
     context = SparkContext._active_spark_context
     if context is None:
         raise ValueError(
@@ -65,6 +64,7 @@ def call(
     else:
         environment = {"HVDLITE_START_TIMEOUT": f"{start_timeout:g}", **environment}
     size = _wait_for_slots(context, size, start_timeout)
+    logger.info("%d rank(s) start in Spark's tasks", size)
     stage = Stage(context, Call(NameOfHorovod(), function, args, kwargs, environment, start_timeout), size)
     return results(stage.outcomes())
 

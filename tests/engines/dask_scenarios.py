@@ -16,15 +16,16 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import numpy as np
-import psutil
 import pytest
 from distributed import Client, Future, LocalCluster, Worker
 
 import hvdlite as hvd
 import hvdlite.dask
 from hvdlite.errors import FunctionFailed, LaunchError, WorkerFailed
+from tests.engines.dask_ranks import ranks
 from tests.harness.patience import LAST_RESORTS, NEVER_SILENT, PATIENCE_S, PROMPT_S, until
 
 WORKERS = 3
@@ -47,18 +48,6 @@ def call(client: Client, function: Callable[..., Any], *args: Any, **options: An
 
 def addresses(client: Client) -> list[str]:
     return sorted(client.scheduler_info()["workers"])
-
-
-def ranks() -> list[psutil.Process]:
-    """The processes of ranks and what they have started, of workers of this process."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and "hvdlite.hosted.child" in " ".join(process.cmdline()):
-                found += [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 # On the ranks.
@@ -171,15 +160,34 @@ def a_rank_that_was_killed_or_that_ends_is_named(cluster: LocalCluster, client: 
 
 
 @scenario
-def a_worker_that_was_killed_is_named_and_the_next_job_runs(cluster: LocalCluster, client: Client) -> None:
+def a_worker_that_was_killed_is_named_and_the_next_job_waits_for_another(cluster: LocalCluster, client: Client) -> None:
     killed = addresses(client)[1]
     begun = time.monotonic()
     with pytest.raises(WorkerFailed, match=f"^rank 1 on .* was lost: its worker {killed} left Dask's cluster$"):
-        call(client, kills_worker)
+        call(client, kills_worker, num_proc=WORKERS)
     assert time.monotonic() < begun + PROMPT_S
+    with TestCase().assertLogs("hvdlite", "INFO") as said:  # its nanny starts another
+        assert [total for _, total, _ in call(client, about, "HOME", num_proc=WORKERS)] == [6.0] * 3
+    assert killed not in addresses(client)
+    assert said.output[0].startswith("INFO:hvdlite:3 rank(s) start on workers of Dask: tcp://")
     until(lambda: not ranks())
-    until(lambda: len(addresses(client)) == WORKERS and killed not in addresses(client))  # its nanny starts another
-    assert [total for _, total, _ in call(client, about, "HOME")] == [6.0] * 3
+
+
+@scenario
+def num_proc_takes_the_first_workers_by_port_or_counts_those_there(cluster: LocalCluster, client: Client) -> None:
+    there = sorted(addresses(client), key=lambda address: int(address.rpartition(":")[2]))
+    folders = client.run(os.getcwd)
+
+    def folder_of_worker() -> str:
+        hvd.init()
+        return os.readlink(f"/proc/{os.getppid()}/cwd")
+
+    assert call(client, folder_of_worker, num_proc=2) == [folders[each] for each in there[:2]]
+    with pytest.raises(
+        LaunchError, match=r"^5 ranks need as many workers, and Dask's cluster has 3 ready after 1 s; start more"
+    ):
+        call(client, about, "HOME", num_proc=5, start_timeout=1)
+    assert not ranks()
 
 
 @scenario
@@ -265,9 +273,16 @@ def wrong_arguments_are_refused_before_anything_runs(cluster: LocalCluster, clie
     for options, words in (
         ({"workers": ["tcp://127.0.0.1:1"]}, "the cluster has no worker tcp://127.0.0.1:1; it has tcp://"),
         ({"workers": [there[0], there[0]]}, "a worker is named twice"),
+        ({"workers": 2}, "workers must be a list of .* got 2; the number of ranks is num_proc"),
+        ({"workers": there[0]}, f"workers must be a list of .* got '{there[0]}'; "),
+        ({"workers": there, "num_proc": 3}, "num_proc and workers exclude each other"),
     ):
         with pytest.raises(ValueError, match=words):
             call(client, about, "HOME", **options)
+    closed = Client(cluster, set_as_default=False)
+    closed.close()
+    with pytest.raises(ValueError, match="client is closed; make another one"):
+        hvdlite.dask.run(closed, about)
     with pytest.raises(ValueError, match="the function or its arguments cannot be sent"):
         call(client, about, threading.Lock())
     with pytest.raises(ValueError, match="func must be a function, got int"):

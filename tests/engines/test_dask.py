@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hvdlite.dask
 from tests.engines.starting import ROOT
 from tests.harness.patience import PATIENCE_S
 from tests.house.blocks import Block, runnable_blocks
@@ -52,6 +54,20 @@ def test_page(block: Block, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("{'weight': ")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"args": 10}, r"args must be a list or tuple of the function's arguments, got int; one is \(argument,\)"),
+        ({"kwargs": "ten"}, "kwargs must be a dict of the function's named arguments, got str"),
+        ({"num_proc": 0}, "num_proc must be the number of ranks, at least 1; got 0"),
+        ({"num_proc": "two"}, "num_proc must be the number of ranks, at least 1; got 'two'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        hvdlite.dask.run(None, print, **given)  # type: ignore[arg-type]
 
 
 def test_without_dask_the_error_says_what_to_install() -> None:
