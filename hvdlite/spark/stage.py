@@ -63,10 +63,22 @@ def call(
         start_timeout = Settings.read().start_timeout
     else:
         environment = {"HVDLITE_START_TIMEOUT": f"{start_timeout:g}", **environment}
-    size = _wait_for_slots(context, size, start_timeout)
-    logger.info("%d rank(s) start in Spark's tasks", size)
-    stage = Stage(context, Call(NameOfHorovod(), function, args, kwargs, environment, start_timeout), size)
-    return results(stage.outcomes())
+    with interruptible():
+        size = _wait_for_slots(context, size, start_timeout)
+        logger.info("%d rank(s) start in Spark's tasks", size)
+        stage = Stage(context, Call(NameOfHorovod(), function, args, kwargs, environment, start_timeout), size)
+        return results(stage.outcomes())
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets Ctrl-C be KeyboardInterrupt where it meets a call of Py4J, which raises an error of its own then."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _wait_for_slots(context: SparkContext, size: int | None, timeout_s: float) -> int:

@@ -348,12 +348,19 @@ class Agent:
         self._abandon()
 
     def _abandon(self) -> None:
-        """Ends what runs here without hvdrun; ranks that were told to end have the grace time that the user wants."""
-        told = [times[signal.SIGTERM] for times in (self._scheduled, self._of_guard) if signal.SIGTERM in times]
-        if self._is_scheduled and told:
-            self._end(0.0, max(max(told) + self._grace_s - time.monotonic(), _ABANDONED_GRACE_S))
-        else:
+        """Ends what runs here without hvdrun. A scheduler may have ended that first: its SIGTERM may come by itself.
+
+        Under one, ranks have the grace time that the user wants, from the only SIGTERM that they get.
+        """
+        if not self._is_scheduled:
             self._end(_ABANDONED_GRACE_S)
+            return
+        now = time.monotonic()
+        told = [times[signal.SIGTERM] for times in (self._scheduled, self._of_guard) if signal.SIGTERM in times]
+        if not told and self._terminate_at is None:
+            self._terminate_at = now + _SCHEDULER_S
+        told_at = max(told, default=self._terminate_at or now)
+        self._end(0.0, max(told_at + self._grace_s - now, _ABANDONED_GRACE_S))
 
     def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
         if not self._termination.has_begun:

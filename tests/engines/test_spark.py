@@ -44,6 +44,17 @@ def job(name: str) -> dict[str, Any]:
     return jobs[name]
 
 
+@pytest.mark.parametrize("cause", [KeyboardInterrupt, OSError])
+def test_ctrl_c_amid_a_call_of_py4j_is_ctrl_c(cause: type[BaseException]) -> None:
+    """`ran` and the contract send it at a moment of their own, mostly between the calls."""
+    from hvdlite.spark.stage import interruptible
+
+    error = RuntimeError("Gateway must be connected to send cancel cmd.")
+    error.__context__ = cause()
+    with pytest.raises(cause if cause is KeyboardInterrupt else RuntimeError), interruptible():
+        raise error
+
+
 def test_a_stage_that_spark_runs_again_is_a_new_job_with_a_new_key() -> None:
     told = job("again")
     assert told.get("results") == [{"rank": rank, "total": 2.0} for rank in range(2)], told

@@ -229,6 +229,23 @@ def test_signals_to_agents_alone_reach_each_rank_once() -> None:
         assert re.search(r"hvdrun: SIGTERM on n[12]: ending 4 rank\(s\)", process.stderr.read().decode())
 
 
+def test_a_schedulers_sigterm_that_comes_after_the_end_of_hvdrun_is_no_second_one(tmp_path: Path) -> None:
+    """Agents hear the end of hvdrun first, and then end ranks by themselves unless the scheduler does."""
+    program = (
+        COUNTS.replace("+ 1.5", "+ 4") + "open(os.environ['PLACE'] + os.environ['HVDLITE_RANK'], 'x').write(str(count))"
+    )
+    with started("--grace", "60", "-x", f"PLACE={tmp_path}/saved-", sys.executable, "-S", "-c", program) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), lambda found: found.count(b"ready") == 4)
+        pids = [each.pid for each in steps(process)]
+        agents = started_by_slurm(process)
+        process.kill()
+        for each in agents:
+            each.terminate()
+        assert still_alive(pids, PATIENCE_S) == []
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(4)] == ["1"] * 4
+
+
 @pytest.mark.parametrize("whom", ["all", "agents alone"])
 def test_ranks_keep_their_grace_time_if_hvdrun_dies_after_a_schedulers_sigterm(tmp_path: Path, whom: str) -> None:
     """As it does in a script without exec: longer than agents wait for ranks that have lost it."""
