@@ -14,7 +14,7 @@ from distributed.comm import get_address_host, get_address_host_port
 
 from hvdlite.dask.task import BEGUN, ENDED, Place, place, run_rank, topic_of
 from hvdlite.errors import LaunchError
-from hvdlite.hosted.outcomes import Outcome, results
+from hvdlite.hosted.outcomes import Outcome, lost, results
 from hvdlite.hosted.seats import Node, Seat, by_node, seats
 from hvdlite.log import logger
 from hvdlite.ops.by_value import dump_by_value
@@ -198,7 +198,7 @@ class _Job:
             self._ended.add(rank)
         elif what == _LEFT:
             self._ended.add(rank)
-            death = f"was lost: its worker {self._addresses[rank]} left Dask's cluster"
+            death = lost(f"was lost: its worker {self._addresses[rank]} left Dask's cluster")
             self._outcomes.setdefault(rank, self._death(rank, death))
         elif isinstance(what, Outcome):
             self._outcomes.setdefault(rank, what)

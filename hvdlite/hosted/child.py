@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from hvdlite.hosted.outcomes import Outcome, attempt
+from hvdlite.hosted.outcomes import Outcome, attempt, lost
 from hvdlite.hosted.seats import Seat
 from hvdlite.launcher.agent.processes import die_with_parent, signal_group
 from hvdlite.net.proc import stat_of
@@ -121,6 +121,8 @@ def _has_members(group: int) -> bool:
 
 
 def _death(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return lost("was ended by SIGKILL")
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return (

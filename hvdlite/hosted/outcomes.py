@@ -22,6 +22,14 @@ from hvdlite.tracebacks import shorten
 _OURS: Final = os.path.dirname(__file__) + "/"
 
 
+def lost(how: str, again: str = "call it again") -> str:
+    """The `Outcome.death` of a process of which only ``how`` it ended is known, with what to do next."""
+    return (
+        f"{how}. If nothing else says why, its host may have run out of memory: see 'dmesg' there, and lower the batch "
+        f"size or the ranks per host. Then {again}, from your last checkpoint"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a call on ``rank``: a ``result``, or else a ``failure``.

@@ -11,13 +11,14 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from hvdlite.compat import stands_for_horovod
 from hvdlite.errors import LaunchError
 from hvdlite.hosted.collecting import collect
-from hvdlite.hosted.outcomes import Outcome, values
+from hvdlite.hosted.outcomes import Outcome, lost, values
 from hvdlite.hosted.seats import Seat, by_node, seats
 from hvdlite.ray.actor import END_S, RankActor
 from hvdlite.ray.options import Workers
 from hvdlite.ray.placement import Reserved
 from hvdlite.rendezvous.job import Job
 
+_AGAIN: Final = "call shutdown() and start()"
 START_S: Final = 900.0  # for Ray to start processes in which ranks can run; a runtime_env may install packages first
 
 
@@ -115,7 +116,7 @@ class Crew:
         except RayTaskError:
             raise
         except RayError as error:
-            raise LaunchError(f"an actor has ended: {_reason(error)}; call shutdown() and start()") from None
+            raise LaunchError(f"an actor has ended: {_reason(error)}; {_AGAIN}") from None
         return found
 
     def _gpus_of_node(self, rank: int, gpus: Sequence[Sequence[str]]) -> dict[str, str]:
@@ -144,7 +145,7 @@ def _outcome(reference: Any, seat: Seat) -> Outcome:
     except RayTaskError as error:  # Ray could not send the function or the result
         return Outcome(seat.rank, seat.host, failure=str(error))
     except RayError as error:
-        return Outcome(seat.rank, seat.host, death=f"died: {_reason(error)}")
+        return Outcome(seat.rank, seat.host, death=lost(f"died: {_reason(error)}", _AGAIN))
     return outcome
 
 

@@ -20,7 +20,7 @@ from pyspark import InheritableThread, SparkContext
 from pyspark.accumulators import AccumulatorParam
 
 from hvdlite.errors import BadHostSpec, LaunchError, WorkerFailed
-from hvdlite.hosted.outcomes import Outcome, results
+from hvdlite.hosted.outcomes import Outcome, lost, results
 from hvdlite.log import logger
 from hvdlite.settings import Settings
 from hvdlite.spark.task import Call, NameOfHorovod, in_order_of_ranks, play
@@ -199,8 +199,8 @@ class Stage:
     def _error(self, error: Exception) -> LaunchError:
         """What the caller hears of ``error``, with which Spark gave up."""
         text = str(error)
-        if lost := _LOST.search(text):
-            return WorkerFailed(int(lost[1]), lost[2], 1, [], lost[3])
+        if found := _LOST.search(text):
+            return WorkerFailed(int(found[1]), found[2], 1, [], lost(found[3]))
         if _RAISED in text:
             return LaunchError(f"a task of Spark's could not become a rank: {_last_line(text)}")
         reason = _reason(text)
@@ -209,7 +209,7 @@ class Stage:
             hosts = self._hosts()
             if partition in hosts:
                 rank = in_order_of_ranks([hosts[each] for each in sorted(hosts)]).index(partition)
-                return WorkerFailed(rank, hosts[partition], 1, [], f"was lost: {reason}")
+                return WorkerFailed(rank, hosts[partition], 1, [], lost(f"was lost: {reason.rstrip('.')}"))
         return LaunchError(f"Spark ended the job: {reason}")
 
     def _hosts(self) -> dict[int, str]:

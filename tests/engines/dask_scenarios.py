@@ -29,6 +29,7 @@ from tests.engines.dask_ranks import ranks
 from tests.harness.patience import LAST_RESORTS, NEVER_SILENT, PATIENCE_S, PROMPT_S, until
 
 WORKERS = 3
+MEMORY = r"If nothing .* out of memory: see 'dmesg' .*\. Then call it again, from your last checkpoint$"
 ENVIRONMENT = {**LAST_RESORTS, **NEVER_SILENT}
 START_S = 4 * PATIENCE_S
 
@@ -152,7 +153,7 @@ def the_first_failure_is_raised_with_its_traceback(cluster: LocalCluster, client
 
 @scenario
 def a_rank_that_was_killed_or_that_ends_is_named(cluster: LocalCluster, client: Client) -> None:
-    with pytest.raises(WorkerFailed, match=r"^rank 1 on \S+ was ended by SIGKILL$") as failed:
+    with pytest.raises(WorkerFailed, match=rf"^rank 1 on \S+ was ended by SIGKILL\. {MEMORY}") as failed:
         call(client, is_killed)
     assert (failed.value.rank, failed.value.code) == (1, 137)
     with pytest.raises(WorkerFailed, match="ended without a result; the function must return"):
@@ -163,7 +164,7 @@ def a_rank_that_was_killed_or_that_ends_is_named(cluster: LocalCluster, client: 
 def a_worker_that_was_killed_is_named_and_the_next_job_waits_for_another(cluster: LocalCluster, client: Client) -> None:
     killed = addresses(client)[1]
     begun = time.monotonic()
-    with pytest.raises(WorkerFailed, match=f"^rank 1 on .* was lost: its worker {killed} left Dask's cluster$"):
+    with pytest.raises(WorkerFailed, match=rf"^rank 1 on .*: its worker {killed} left Dask's cluster\. {MEMORY}"):
         call(client, kills_worker, num_proc=WORKERS)
     assert time.monotonic() < begun + PROMPT_S
     with TestCase().assertLogs("hvdlite", "INFO") as said:  # its nanny starts another

@@ -98,6 +98,7 @@ def test_the_first_failure_is_raised_and_the_ranks_go_on_in_a_new_job(cluster: r
     assert "the function failed on rank" in found["remote"]
     assert found["died"][0] == 1
     assert "died: The actor is dead because its worker process has died" in found["died"][1]
+    assert found["died"][1].endswith("Then call shutdown() and start(), from your last checkpoint")
     assert "call shutdown() and start()" in found["later"]
 
 

@@ -22,6 +22,7 @@ from tests.harness.patience import LAST_RESORTS, PATIENCE_S, PROMPT_S
 from tests.house.blocks import Block, runnable_blocks
 
 pytestmark = needs_spark
+AGAIN = "call it again, from your last checkpoint"
 JOBS = str(Path(__file__).with_name("spark_jobs.py"))
 
 
@@ -66,6 +67,7 @@ def test_a_stage_that_spark_runs_again_is_a_new_job_with_a_new_key() -> None:
 def test_a_lost_executor_ends_the_others_and_the_job_within_seconds() -> None:
     told = job("executor")
     assert (told["error"], told["rank"], told["alive"]) == ("WorkerFailed", 1, []), told
+    assert told["text"].endswith("see 'dmesg' there, and lower the batch size or the ranks per host. Then " + AGAIN)
     assert "ExecutorLostFailure" in told["text"] or "its process ended" in told["text"]
     ((died,), (lost,)) = told["notes"][" dies"], told["notes"][" lost"]
     assert (lost["rank"], lost["lost"]) == (0, 1)
@@ -90,7 +92,7 @@ def test_tasks_have_the_name_of_horovod_if_the_driver_has() -> None:
 def test_a_rank_that_falls_silent_ends_the_job_at_once() -> None:
     told = job("silent")
     assert (told["error"], told["rank"]) == ("WorkerFailed", 1), told
-    assert re.match(r"rank 1 on \S+ was lost: ", told["text"])
+    assert re.match(rf"rank 1 on \S+ was lost: .* {AGAIN}$", told["text"])
     assert told["ended"] < max(note["at"] for note in told["notes"][""]) + PROMPT_S
     assert told["alive"] == []
 
