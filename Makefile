@@ -87,7 +87,7 @@ gpu: ## build, test and measure on this machine's GPUs, with PYTHON and without 
 
 test-engines: export PYTHONDONTWRITEBYTECODE =
 test-engines: $(ENGINES_VENV)/.for-tests native ## run the tests of jobs that other engines start, in an environment of their own
-	@$(SAY) 'running jobs of other engines: about ten minutes on two cores'
+	@$(SAY) 'running jobs of other engines: seven minutes on two cores'
 	$(ENGINES_VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile $(PYTEST_ARGS) tests/engines
 
 test-keras: $(KERAS_VENV)/.for-tests native ## run the tests of JAX and of Keras on JAX, PyTorch and TensorFlow
