@@ -197,7 +197,8 @@ class HostProcess(subprocess.Popen[bytes]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in psutil.Process(self.pid).children() if self.poll() is None else ():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has just ended by itself
+                process.kill()
         super().send_signal(signal.SIGKILL)
         super().__exit__(kind, error, trace)
 
