@@ -179,11 +179,11 @@ int cuStreamSynchronize(CUstream stream) {
 }
 
 int cuStreamDestroy_v2(CUstream stream) {
-  auto queue = queue_of(stream);
-  if (!queue) return kInvalidHandle;
-  queue->set(&Queue::is_closed, true);
-  std::lock_guard lock(state.mutex);
-  state.streams.erase(stream);
+  std::lock_guard lock(state.mutex);  // or the default stream would wait for a queue that has ended
+  auto found = state.streams.find(stream);
+  if (found == state.streams.end()) return kInvalidHandle;
+  found->second->queue->set(&Queue::is_closed, true);
+  state.streams.erase(found);
   return kSuccess;
 }
 
