@@ -41,12 +41,12 @@ ENGINES_PIP := $(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check ins
 
 # Tests with an environment of their own, and those with a target of their own.
 OTHER_FRAMEWORKS := tests/keras tests/tensorflow
-FAMILIES := tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house $(OTHER_FRAMEWORKS)
+FAMILIES := tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house tests/observe $(OTHER_FRAMEWORKS)
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-compile test-hosts test-house test-gpu gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +73,11 @@ test-hosts: export PYTHONDONTWRITEBYTECODE =
 test-hosts: $(VENV)/.for-development native ## run the tests of several hosts, which are made of namespaces, as root
 	@$(SAY) 'running jobs on several hosts, and cutting the cables between them: three minutes'
 	$(RUN_TESTS) tests/hosts tests/faults
+
+test-observe: export PYTHONDONTWRITEBYTECODE =
+test-observe: $(VENV)/.for-development native ## run the tests of what hvdrun says of a job that runs: slow, stuck, timelines
+	@$(SAY) 'making ranks slow and stuck, and looking at them: four minutes'
+	$(RUN_TESTS) tests/observe
 
 test-house: $(VENV)/.for-development native ## run the tests of the code's form, of the pages' examples and of the package
 	@$(SAY) 'checking imports, names and pages, and building wheels: about a minute'

@@ -21,12 +21,14 @@ from hvdlite.errors import HvdError, NotInitialized
 from hvdlite.launched_by.presence import Presence
 from hvdlite.log import configure, logger
 from hvdlite.members.membership import Membership
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.members.process_set import ProcessSet, given_sets, global_process_set, refuse_part
 from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
 from hvdlite.net.descriptors import check_descriptors
 from hvdlite.net.giving_up import giving_up_when
+from hvdlite.observe.loading import loading
 from hvdlite.observe.recorder import Phase, Recorder, memory_at
+from hvdlite.observe.timeline.switch import Switch
 from hvdlite.planes.choose import lacks_nccl
 from hvdlite.planes.shm.arena import Arena
 from hvdlite.registry import Registry
@@ -37,7 +39,6 @@ from hvdlite.rendezvous.world import meet_world
 from hvdlite.settings import Settings, Start, doubt_about_size
 from hvdlite.spin import spin_us
 from hvdlite.tensors.device import CPU
-from hvdlite.timeline.switch import Switch
 from hvdlite.untraced import leave_out_all
 
 _EXIT_S = 1.0
@@ -66,10 +67,9 @@ class Session:
         """
         self.presence, self._box = presence, box
         deadline = time.monotonic() + options.start_timeout
-        again_s = options.stall_check_time_seconds or float("inf")
         check_descriptors(1, 1)
         with (
-            looking_out(start, presence, again_s),
+            looking_out(start, presence),
             meet(start, number, deadline) as meeting,
             Exchanges(meeting, start.rank, start.size, deadline) as exchange,
         ):
@@ -87,7 +87,7 @@ class Session:
         self.other_planes = [(kind, plane.name) for kind, plane in connections.planes.items() if kind != CPU.kind]
         self.arena = connections.regions and connections.regions.arena
         self.sets = Registry(members, options, connections)
-        self.sets.watch(lambda number, group: box.watch(number, group.engine.observer))
+        self.sets.watch(lambda number, group: box.watch(number, group.engine.observer, group.ranks))
         box.enter(Phase.INSIDE)
         self.everyone = self.sets.everyone
         self.group_of = self.sets.group_of  # called by every submit
@@ -116,6 +116,7 @@ class Session:
             self._leave()
 
     def _leave(self) -> None:
+        self._box.account.leave(time.monotonic())
         self.sets.forget()
         deadline = time.monotonic() + self.options.shutdown_timeout
         for engine in self._engines():
@@ -126,6 +127,7 @@ class Session:
             self.arena = None
             self.sets.let_go()
         self.presence.close()
+        self._sum_up()
         self._box.close()
 
     def forget(self, error: HvdError) -> None:
@@ -137,11 +139,21 @@ class Session:
 
     def stop_at_exit(self) -> None:
         """Ends the threads; the connections of groups that have not ended stay open until the process ends."""
-        deadline = time.monotonic() + _EXIT_S
+        now = time.monotonic()
+        self._box.account.leave(now)
+        deadline = now + _EXIT_S
         for engine in self._engines():
             engine.stop_at_exit(deadline)
         self.timeline.stop()
+        self._sum_up()
         self._box.stop()
+
+    def _sum_up(self) -> None:
+        """Says where the time went, on rank 0, if no hvdrun does."""
+        if self.options.summary and self.membership.rank == 0 and not self._box.is_read:
+            hosts = [host.name for host in self.membership.hosts]
+            if line := self._box.account.describe(hosts, time.monotonic()):
+                logger.info("%s", line)
 
     def _engines(self) -> list[Engine]:
         """The engines of all groups. That of all ranks ends last, because it tells the others what happens."""
@@ -170,7 +182,7 @@ def init(
     """
     begun: list[Session] = []
     try:
-        return _init(comm, _process_sets(process_sets), begun)
+        return _init(comm, given_sets(process_sets), begun)
     except BaseException:
         if begun and begun[0] is _current:
             shutdown()
@@ -182,10 +194,11 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
     with _lock:
         _finish_leaving()
         if _current is not None:
-            _refuse_part(comm, _current.membership.size)
+            refuse_part(comm, _current.membership.size)
         else:
             start, options = Start.read(), Settings.read()
-            _refuse_part(comm, start.size)
+            refuse_part(comm, start.size)
+            loading.thread = threading.get_ident()
             run_apart(
                 lambda interruption: _begin(start, options, interruption, begun), "init()", patience_s=_GIVING_UP_S
             )
@@ -226,7 +239,8 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
 
 def _met(start: Start, options: Settings) -> Session:
     presence = Presence(start)
-    box = Recorder(memory_at(options.blackbox), start.rank, start.size)
+    patience_s = 0.0 if options.stall_check_disable else options.stall_check_time_seconds
+    box = Recorder(memory_at(options.blackbox), start.rank, start.size, patience_s)
     try:
         try:
             return Session(start, options, presence, box, _next_epoch, _have_met)
@@ -242,25 +256,6 @@ def _met(start: Start, options: Settings) -> Session:
 def _have_met(epoch: int) -> None:
     global _next_epoch
     _next_epoch = epoch + 1
-
-
-def _process_sets(given: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
-    if isinstance(given, str):
-        if given.lower() != "dynamic":
-            raise ValueError(f'process_sets is a list of process sets or "dynamic", not {given!r}')
-        return []
-    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in given or ()]
-
-
-def _refuse_part(comm: Sequence[int] | None, size: int) -> None:
-    if comm is None or comm == []:
-        return
-    ranks = ProcessSet(comm).ranks
-    if ranks != list(range(size)):
-        raise ValueError(
-            f"comm={ranks} is not all ranks of this job, which are 0 to {size - 1}; call init() on all of them and "
-            "pass process_sets, or call add_process_set(), for collectives among some"
-        )
 
 
 def shutdown() -> None:

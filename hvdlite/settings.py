@@ -108,7 +108,7 @@ class Settings:
     )
     stall_check_disable: bool = _setting(False, "do not warn when some ranks do not submit a tensor", horovod=True)
     stall_check_time_seconds: float = _setting(
-        60.0, "a tensor missing on some ranks for this long is reported", unit="s", horovod=True, at_least=0
+        10.0, "a tensor missing on some ranks for this long is reported", unit="s", horovod=True, at_least=0
     )
     stall_shutdown_time_seconds: float = _setting(
         0.0, "a tensor missing for this long fails the job with Stalled; 0: never", unit="s", horovod=True, at_least=0
@@ -192,6 +192,9 @@ class Settings:
         begins="Messages",
     )
     log_hide_time: bool = _setting(False, "no time stamps in messages", horovod=True)
+    summary: bool = _setting(
+        True, "say at the end of a job of 2 s or more where its time went; hvdrun --quiet turns it off"
+    )
     traceback: str = _setting(
         "short",
         "short: uncaught errors of the user are shown without the frames of hvdlite below the user's call",

@@ -29,6 +29,7 @@ from .agents.agents import Agents
 from .agents.fields import printable
 from .agents.ways import Way
 from .allocation import allocation_of
+from .blackbox.command import blackbox
 from .check_build import describe_build
 from .doctor.command import doctor
 from .endings import ending_of
@@ -55,9 +56,11 @@ from .screen.screen import Screen
 from .screen.texts import describe_plan, describe_settings
 from .spawners import ways_to
 from .timeline.command import timeline
+from .top.command import top
+from .top.stacks import stacks
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
-_OTHERS: Final = (completion, doctor, timeline)
+_OTHERS: Final = (blackbox, completion, doctor, stacks, timeline, top)
 _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of the options
 
 
@@ -111,6 +114,8 @@ def hvdrun(
         raise click.UsageError("no command was given; write it last, as in hvdrun -np 4 python train.py.")
     if job.encrypts:
         environment["HVDLITE_ENCRYPT_DATA"] = "1"
+    if output.is_quiet:
+        environment["HVDLITE_SUMMARY"] = "0"
     if where.ports:
         environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
     job.check_gpus()
@@ -295,6 +300,8 @@ def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]
             raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
     if job.is_horovod:
         environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
+        if environment.keys().isdisjoint(SETTINGS["stall_check_time_seconds"].variables):
+            environment["HVDLITE_STALL_CHECK_TIME_SECONDS"] = "60"
     return environment
 
 

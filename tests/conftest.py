@@ -22,6 +22,10 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
     if signal.getsignal(number) is signal.SIG_IGN:  # in a background job, and under nohup; children would inherit it
         signal.signal(number, usual)
 
+for name in [name for name in os.environ if name.startswith(("HVDLITE_", "HOROVOD_"))]:
+    del os.environ[name]
+os.environ["HVDLITE_SUMMARY"] = "0"  # how long a job takes, and so whether it has a last line, is chance
+
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
@@ -50,19 +54,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_inherited_settings() -> None:
-    for name in [name for name in os.environ if name.startswith(("HVDLITE_", "HOROVOD_"))]:
-        del os.environ[name]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _fork_server(_no_inherited_settings: None) -> Iterator[None]:
+def _fork_server() -> Iterator[None]:
     with forkserver.PLAIN:
         yield
 
 
 @pytest.fixture(scope="session")
-def torch_fork_server(_no_inherited_settings: None) -> Iterator[None]:
+def torch_fork_server() -> Iterator[None]:
     """For the tests whose ranks are forked from `forkserver.TORCH`."""
     with forkserver.TORCH:
         yield

@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
-from hvdlite.launcher.agent.interfaces import describe_network
+from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.settings import Settings
 
 DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})

@@ -21,8 +21,8 @@ from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.engine.report import report_end
 from hvdlite.errors import HvdError, Mismatch, PeerLost
-from hvdlite.log import logger
 from hvdlite.members.membership import Membership
+from hvdlite.negotiation.delays.arrival import UNKNOWN
 from hvdlite.negotiation.delays.stall import StallWatch
 from hvdlite.negotiation.delays.straggler import StragglerWatch
 from hvdlite.negotiation.end_messages import error_of
@@ -30,6 +30,7 @@ from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.replica import Replica
 from hvdlite.negotiation.wire import Message, ProtocolError
+from hvdlite.observe.blackbox import Finding
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 
@@ -186,14 +187,16 @@ class Coordinator:
         run = negotiator.cut()
         if run is not None:
             self._link.send(run)
-            warning = self._stragglers.ran(run.generation, negotiator.bits_cut, self._observer.arrival, now)
-            if warning:
-                logger.warning(warning)
+            named = self._stragglers.ran(run.generation, negotiator.bits_cut, self._observer.arrival, now)
+            if named is not None:
+                self._observer.found(Finding("straggler", *named))
             self._apply(run, now)
-            self._observer.arrival = None
+            self._observer.decided()
 
     def _apply(self, run: Run, now: float) -> None:
         works, mismatches = self._replica.apply(run)
+        if mismatches:
+            self._observer.refused()
         for entry, reason in mismatches:
             self._in_flight.finish((entry,), Mismatch(reason))
         observer = self._observer
@@ -215,9 +218,12 @@ class Coordinator:
         if now < self._next_stall_check:
             return
         self._next_stall_check = now + self._stall.interval_s
-        report = self._stall.check(negotiator.waiting(), now)
+        waiting = negotiator.waiting()
+        missing = {rank for wait in waiting.values() for rank in wait.missing}
+        self._observer.missing = self._ranks.index(missing.pop()) if len(missing) == 1 else UNKNOWN
+        report = self._stall.check(waiting, now)
         if report.warning:
-            logger.warning(report.warning)
+            self._observer.found(Finding("stall", report.warning, report.facts))
         if report.fatal:
             late = report.fatal[0][0]
             host = self._hosts[self._ranks.index(late)]
@@ -252,6 +258,7 @@ class Coordinator:
         self._end = end
         self._held_since = self._next_stall_check = None
         self._in_flight.end(error)
+        self._observer.refused()
         agreed = self._executor.entries()
         self._in_flight.finish([entry for entry in self._in_flight.all() if entry not in agreed], error)
         self._on_end(end)

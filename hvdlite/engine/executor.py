@@ -49,6 +49,7 @@ class Executor:
         self._on_done = on_done
         self._on_failure = on_failure
         self._unfinished: deque[Work] = deque()
+        observer.agreed = self._unfinished
         self._issued: dict[str, Issued] = {}  # by kind of device
         self._is_running = threading.Lock()
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: the end

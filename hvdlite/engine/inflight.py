@@ -288,6 +288,11 @@ class InFlight:
             entry.is_done = True
         self._by_name.clear()
 
+    @property
+    def has_ended(self) -> bool:
+        """True if new entries are refused. Then those that were in flight may be no more."""
+        return self._error is not None
+
     def all(self) -> list[Entry]:
         """Returns every unfinished entry."""
         return list(self._by_name.values())

@@ -90,3 +90,24 @@ def _checked(ranks_or_comm: Any) -> list[int]:
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 """All ranks of the job: the set of every collective that is given no other."""
+
+
+def given_sets(given: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
+    """The process sets that ``init`` was ``given``. Raises ValueError for anything else."""
+    if isinstance(given, str):
+        if given.lower() != "dynamic":
+            raise ValueError(f'process_sets is a list of process sets or "dynamic", not {given!r}')
+        return []
+    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in given or ()]
+
+
+def refuse_part(comm: Sequence[int] | None, size: int) -> None:
+    """Raises ValueError if ``comm`` is only a part of the ranks of a job of ``size``."""
+    if comm is None or comm == []:
+        return
+    ranks = ProcessSet(comm).ranks
+    if ranks != list(range(size)):
+        raise ValueError(
+            f"comm={ranks} is not all ranks of this job, which are 0 to {size - 1}; call init() on all of them and "
+            "pass process_sets, or call add_process_set(), for collectives among some"
+        )

@@ -16,6 +16,15 @@ def set_of(numbers: Sequence[int]) -> int:
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
+def membership(sets: Sequence[int], numbers: Sequence[int]) -> list[bytes]:
+    """For each of ``numbers`` a byte for each of ``sets``: 1 if it is in the set."""
+    nbytes = max(numbers, default=0) // 8 + 1
+    known = (1 << 8 * nbytes) - 1
+    raw = b"".join((each & known).to_bytes(nbytes, "little") for each in sets)
+    table = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(len(sets), nbytes), axis=1, bitorder="little")
+    return [column.tobytes() for column in table.T[numbers]]
+
+
 def members(bits: int) -> list[int]:
     """The numbers in the set, ascending."""
     if bits.bit_count() == 1:

@@ -24,8 +24,9 @@ from functools import reduce
 from operator import and_, or_
 
 from hvdlite.negotiation.agree import differ_in_length, disagreement, is_well_formed
-from hvdlite.negotiation.bits import members
+from hvdlite.negotiation.bits import members, membership
 from hvdlite.negotiation.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
+from hvdlite.negotiation.delays.stall import Wait
 from hvdlite.negotiation.fuse import Agreed, fuse
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run
@@ -109,19 +110,25 @@ class Negotiator:
             self._forget()
         return run
 
-    def waiting(self) -> dict[str, tuple[int, ...]]:
-        """Returns the names that only some ranks submitted, each with the numbers in the job of those that did not.
+    def waiting(self) -> dict[str, Wait]:
+        """Returns the names that only some ranks submitted, each with those ranks and the others.
 
         A join waits for as long as others have work, so its name changes whenever something has run.
         """
         missing = {}
         for name, asked in self._asked.items():
             shown = f"{JOIN_NAME} after {self._runs_cut} runs" if name == JOIN_NAME else name
-            missing[shown] = self._named([rank for rank in self._absent(asked) if rank not in self._joined])
+            absent = [rank for rank in self._absent(asked) if rank not in self._joined]
+            missing[shown] = Wait(self._named(absent), self._named(sorted(asked)))
         submitted = reduce(or_, self._ready)
-        for bit in members(submitted) if submitted else ():
-            absent = [rank for rank in self._live() if not self._ready[rank] >> bit & 1]
-            missing[self._definitions[bit].request.name] = self._named(absent)
+        waits: dict[bytes, Wait] = {}  # many tensors wait for the same ranks
+        bits = members(submitted) if submitted else []
+        for bit, ready in zip(bits, membership(self._ready, bits), strict=True):
+            if ready not in waits:
+                absent = [rank for rank in self._live() if not ready[rank]]
+                present = [rank for rank, is_ready in enumerate(ready) if is_ready]
+                waits[ready] = Wait(self._named(absent), self._named(present))
+            missing[self._definitions[bit].request.name] = waits[ready]
         return missing
 
     def _receive_bits(self, rank: int, bits: int) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+from typing import Final, NamedTuple
+
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Stat(NamedTuple):
@@ -24,6 +28,24 @@ def stat_of(pid: int) -> Stat:
     if len(fields) < 4:
         raise ProcessLookupError(f"process {pid} has ended")
     return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+class Usage(NamedTuple):
+    """The processor time that all threads of a process have had, and the memory that it has mapped and touched."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+def usage_of(pid: int) -> Usage:
+    """What ``pid`` has used. Raises OSError if it has ended."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split(None, 13)
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        pages = file.read().split()
+    if len(fields) < 14 or len(pages) < 2:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return Usage((int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND, int(pages[1]) * _PAGE_BYTES)
 
 
 def memory() -> dict[str, int]:

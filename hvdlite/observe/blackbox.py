@@ -1,18 +1,22 @@
 """The black box of a rank: memory that outlives the rank, however that ends, because its agent holds it too.
 
-The rank maps it and writes (`hvdlite.observe.recorder`); the agent reads it when the rank has ended. It has a head, two
-notes of what the rank was doing, of which the later counts, and the latest `RECORDS` batches. A rank may be killed in
-the middle of a write: notes and records have their number at both ends, and those whose ends differ are left out. The
-reader trusts nothing: it checks what it decodes, and caps it.
+The rank maps it and writes (`hvdlite.observe.recorder`); the agent reads it while the rank runs, and when it has ended.
+It has a head, gauges, the latest findings, two notes of what the rank was doing, of which the later counts, the latest
+`RECORDS` batches, and the stacks of the rank's threads (`hvdlite.observe.stacks`). A rank may be killed in the middle
+of a write: findings, notes, records and stacks have their number at both ends, and those whose ends differ are left
+out. The reader trusts nothing: it checks what it decodes, and caps it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
+import mmap
 import os
 import struct
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,19 +24,45 @@ from typing import Any, Final, NamedTuple
 
 RECORDS: Final = 4096
 NAME_BYTES: Final = 64
-NOTE_BYTES: Final = 4096
+NOTE_BYTES: Final = 6 << 10
+FINDINGS: Final = 4
+FINDING_BYTES: Final = 16 << 10
+MOST_GAUGES: Final = 64
+STACKS_BYTES: Final = 128 << 10
+DUMP_BYTES: Final = 512 << 10
 
 HEAD: Final = struct.Struct("<8sIIIi")
 """A mark of the format, and the process: its pid, its rank, the size of the job, and its `Phase`."""
+OFFER: Final = struct.Struct("<iiIQf")
+"""A signal on which the rank dumps its stacks, or 0; the native id of the thread that takes it; the descriptor of this
+memory in the rank, to which it writes; Python's number for the main thread; for how long others wait for the rank
+before somebody is told, in seconds, and 0 if for ever."""
 NOTE: Final = struct.Struct(f"<QdI{NOTE_BYTES}sQ")
 """Number, time, and the length and bytes of a text: the JSON of an object."""
-RECORD: Final = struct.Struct(f"<QIQIQdddddid{NAME_BYTES}sQ")
+FINDING: Final = struct.Struct(f"<QI{FINDING_BYTES}sQ")
+"""Number, and the length and bytes of a text: the JSON of the fields of a `Finding`."""
+RECORD: Final = struct.Struct(f"<QIQIQdddddidB{NAME_BYTES}sQ")
 """Those of `Record`, between twice its index."""
+GAUGE: Final = struct.Struct("<d")
+STACKS: Final = struct.Struct(f"<QI{STACKS_BYTES}sQ")
+"""Number of the question that it answers, and the length and bytes of a text: JSON, see `hvdlite.observe.stacks`."""
 
-MARK: Final = b"hvdbox 1"
-NOTES_AT: Final = 64
+MARK: Final = b"hvdbox 4"
+AWAKE_AT: Final = 24
+"""When the recorder was last awake, on the host's monotonic clock, like a gauge; 0 if it has ended."""
+OFFER_AT: Final = 32
+ASKED_AT: Final = 56
+"""The number of the latest question for stacks, the only thing that the agent writes."""
+GAUGES_AT: Final = 64
+FINDINGS_AT: Final = GAUGES_AT + MOST_GAUGES * GAUGE.size
+NOTES_AT: Final = FINDINGS_AT + FINDINGS * FINDING.size
 RECORDS_AT: Final = NOTES_AT + 2 * NOTE.size
-NBYTES: Final = RECORDS_AT + RECORDS * RECORD.size
+STACKS_AT: Final = RECORDS_AT + RECORDS * RECORD.size
+DUMP_AT: Final = STACKS_AT + STACKS.size
+"""Where the dump of a rank begins whose Python does not run. It ends where the memory does, at the latest."""
+NBYTES: Final = DUMP_AT + DUMP_BYTES
+
+Memory = bytes | mmap.mmap
 
 _INDEX: Final = struct.Struct("<Q")
 
@@ -49,12 +79,47 @@ class Phase(IntEnum):
     INSIDE = 2
 
 
+class Gauge(IntEnum):
+    """The index of each number that a rank keeps up to date: counts, and sums of seconds, of all its sessions.
+
+    Of WAITED_S, which some thread did nothing but wait for other ranks, its batch was not agreed for UNAGREED_S. The
+    training loop waited for data for LOADING_S. The latest session lasted from JOINED_AT to LEFT_AT, which is 0 until
+    then, on the monotonic clock of the host, and those before for EARLIER_S. The root of a group knows which rank the
+    others waited for longest, and for how long, added up over all of them.
+
+    Of this session only, the garbage collector ran for COLLECTED_S, and a thread that slept GIL_SLEEPS times was late
+    by GIL_LATE_S because it waited for the GIL.
+    """
+
+    BATCHES = 0
+    MOVED_S = 1
+    WAITED_S = 2
+    UNAGREED_S = 3
+    LOADING_S = 4
+    JOINED_AT = 5
+    LEFT_AT = 6
+    EARLIER_S = 7
+    LATEST_RANK = 8
+    LATEST_RANK_S = 9
+    COLLECTED_S = 10
+    GIL_LATE_S = 11
+    GIL_SLEEPS = 12
+
+
+class Finding(NamedTuple):
+    """What a rank found out about the job. ``facts`` are those that are said in ``text``, as values of JSON."""
+
+    kind: str
+    text: str
+    facts: Mapping[str, Any]
+
+
 class Record(NamedTuple):
     """A batch that is done. ``position`` counts those of all groups of this rank from 0.
 
-    ``group`` is the number of a process set, ``number`` that of the batch in its group. ``name`` is that of its first
-    tensor. ``nbytes`` and the times are those of `hvdlite.engine.observer.BatchRecord`; ``last_rank`` is below 0 where
-    it is not known.
+    ``group`` is the number of a process set, ``number`` that of the batch in its group. ``kind`` is the number of the
+    collective (`hvdlite.negotiation.messages.Kind`), ``name`` that of its first tensor. ``nbytes`` and the times are
+    those of `hvdlite.engine.observer.BatchRecord`; ``last_rank`` is below 0 where it is not known.
     """
 
     position: int
@@ -69,6 +134,7 @@ class Record(NamedTuple):
     waited_s: float
     last_rank: int
     late_s: float
+    kind: int
     name: str
 
 
@@ -82,7 +148,7 @@ class BlackBox:
     phase: Phase
     noted_at: float
     note: Mapping[str, Any]
-    memory: bytes
+    memory: Memory
 
     def records(self) -> list[Record]:
         """Returns the latest batches, in their order."""
@@ -91,11 +157,55 @@ class BlackBox:
 
     def last(self) -> Record | None:
         """Returns the latest batch, without a look at the others but for their index."""
-        indices = [_INDEX.unpack_from(self.memory, RECORDS_AT + slot * RECORD.size)[0] for slot in range(RECORDS)]
-        for index in sorted(indices, reverse=True)[:2]:  # the latest may not be complete
-            if (record := _record(self.memory, index % RECORDS)) is not None:
-                return record
-        return None
+        return next(newest(self.memory), None)
+
+
+def newest(memory: Memory) -> Iterator[Record]:
+    """Yields the latest batches in ``memory``, of NBYTES, from the last one backwards."""
+
+    def index_of(turn: int) -> int:
+        return int(_INDEX.unpack_from(memory, RECORDS_AT + turn % RECORDS * RECORD.size)[0])
+
+    # Counted from the slot of the first batch, slots were written in this round, and after those in the one before.
+    first = index_of(1)
+    written = bisect_left(range(1, RECORDS + 1), True, key=lambda turn: index_of(turn) < first)
+    last = index_of(written)
+    for index in range(last, max(last - RECORDS, 0), -1):
+        record = _record(memory, index % RECORDS)
+        if record is not None and record.position == index - 1:  # one that is being written is not complete
+            yield record
+
+
+def findings(memory: Memory, after: int) -> list[tuple[int, Finding]]:
+    """Returns those findings in ``memory``, of NBYTES, whose number is above ``after``, in their order."""
+    found = []
+    for slot in range(FINDINGS):
+        (number,) = _INDEX.unpack_from(memory, FINDINGS_AT + slot * FINDING.size)
+        if number > after:
+            _, length, text, again = FINDING.unpack_from(memory, FINDINGS_AT + slot * FINDING.size)
+            if number == again and length <= FINDING_BYTES:
+                with suppress(ValueError, RecursionError):
+                    told = json.loads(text[:length])
+                    if isinstance(told, list) and [type(each) for each in told] == [str, str, dict]:
+                        found.append((number, Finding(*told)))
+    return sorted(found)
+
+
+def gauge(memory: Memory, index: Gauge) -> float:
+    """Returns one number of ``memory``, of NBYTES; 0 if it is not finite."""
+    value = float(GAUGE.unpack_from(memory, GAUGES_AT + index * GAUGE.size)[0])
+    return value if math.isfinite(value) else 0.0
+
+
+def stacks(memory: Memory, asked: int) -> Mapping[str, Any] | None:
+    """Returns the answer in ``memory``, of NBYTES, to the question ``asked`` or a later one; None if there is none."""
+    if (number := _INDEX.unpack_from(memory, STACKS_AT)[0]) >= asked:
+        _, length, text, again = STACKS.unpack_from(memory, STACKS_AT)
+        if number == again and length <= STACKS_BYTES:
+            with suppress(ValueError, RecursionError):
+                answer = json.loads(text[:length])
+                return answer if isinstance(answer, dict) else None
+    return None
 
 
 def make() -> int:
@@ -115,6 +225,11 @@ def read(descriptor: int) -> BlackBox | None:
     memory = os.pread(descriptor, NBYTES, 0)
     if len(memory) < NBYTES:
         return None
+    return look(memory)
+
+
+def look(memory: Memory) -> BlackBox | None:
+    """Returns what is in ``memory``, of NBYTES, which may go on changing; None if no rank has begun to write to it."""
     mark, pid, rank, size, phase = HEAD.unpack_from(memory)
     if mark != MARK or phase not in tuple(Phase):
         return None
@@ -122,7 +237,7 @@ def read(descriptor: int) -> BlackBox | None:
     return BlackBox(pid, rank, size, Phase(phase), noted_at, note, memory)
 
 
-def _note(memory: bytes, slot: int) -> tuple[float, Mapping[str, Any]]:
+def _note(memory: Memory, slot: int) -> tuple[float, Mapping[str, Any]]:
     number, at, length, text, again = NOTE.unpack_from(memory, NOTES_AT + slot * NOTE.size)
     if number == again != 0 and length <= NOTE_BYTES:
         with suppress(ValueError, RecursionError):
@@ -132,7 +247,7 @@ def _note(memory: bytes, slot: int) -> tuple[float, Mapping[str, Any]]:
     return 0.0, {}
 
 
-def _record(memory: bytes, slot: int) -> Record | None:
+def _record(memory: Memory, slot: int) -> Record | None:
     index, *rest, name, again = RECORD.unpack_from(memory, RECORDS_AT + slot * RECORD.size)
     if not index == again != 0:
         return None
@@ -142,8 +257,11 @@ def _record(memory: bytes, slot: int) -> Record | None:
 # ---- for people
 
 
-def describe(box: BlackBox, ended_at: float) -> list[str]:
-    """What a rank did before it ended, at ``ended_at`` on the host's monotonic clock: a few lines, the latest first."""
+def describe(box: BlackBox, at: float, ago: str = "before its end") -> list[str]:
+    """What a rank did before ``at``, on the host's monotonic clock: a few lines, the latest first. By default, its end.
+
+    ``ago`` stands behind the number of seconds before that.
+    """
     if box.phase is Phase.JOINING:
         return ["it was in init(), and not all ranks had come"]
     if box.phase is Phase.OUTSIDE:
@@ -152,13 +270,12 @@ def describe(box: BlackBox, ended_at: float) -> list[str]:
     if (last := box.last()) is not None:
         what = f"{last.tensors} tensors, {last.name!r} and others" if last.tensors > 1 else repr(last.name)
         lines.append(
-            f"{ended_at - last.done_at:.1f} s before its end it finished batch {last.number} ({what}), "
-            f"the last of {last.position + 1}"
+            f"{at - last.done_at:.1f} s {ago} it finished batch {last.number} ({what}), the last of {last.position + 1}"
         )
     else:
         lines.append("it had finished no collective")
     if box.noted_at:
-        lines.append(f"{ended_at - box.noted_at:.1f} s before its end {_in_flight(box.note)}")
+        lines.append(f"{at - box.noted_at:.1f} s {ago} {_in_flight(box.note)}")
         lines += [
             f"{'called by' if number else 'the main thread was in'} {call}"
             for number, call in enumerate(_texts(box.note.get("stack")))

@@ -19,7 +19,7 @@ _NO_LIMIT: Final = 1 << 60  # what version 1 shows for no limit is above
 def cores_limit(top: Path = _TOP, own: Path = _OWN) -> float | None:
     """The processor time that this process may use, in cores."""
     limits = []
-    for group in _groups("cpu", top, own):
+    for group in groups("cpu", top, _text(own)):
         words = [*_words(group / "cpu.max"), *_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
         with suppress(ValueError, IndexError):
             if int(words[0]) > 0:
@@ -30,7 +30,7 @@ def cores_limit(top: Path = _TOP, own: Path = _OWN) -> float | None:
 def memory_limit(top: Path = _TOP, own: Path = _OWN) -> int | None:
     """The memory that this process may use, in bytes."""
     limits = []
-    for group in _groups("memory", top, own):
+    for group in groups("memory", top, _text(own)):
         for word in (*_words(group / "memory.max"), *_words(group / "memory.limit_in_bytes")):
             with suppress(ValueError):
                 limits.append(int(word))
@@ -42,28 +42,35 @@ def oom_kills(top: Path = _TOP, own: Path = _OWN, vmstat: Path = Path("/proc/vms
 
     The host's own count is in ``vmstat``. A container may not see it grow, so the counts of its groups are added.
     """
-    groups = [group / name for group in _groups("memory", top, own) for name in ("memory.events", "memory.oom_control")]
+    names = ("memory.events", "memory.oom_control")
+    paths = [group / name for group in groups("memory", top, _text(own)) for name in names]
     total = 0
-    for path in (vmstat, *groups):
+    for path in (vmstat, *paths):
         words = _words(path)
         if "oom_kill" in words[:-1]:
             total += int(words[words.index("oom_kill") + 1])
     return total
 
 
-def _groups(controller: str, top: Path, own: Path) -> Iterator[Path]:
-    """The folders of the groups that this process is in, from its own up to the top."""
+def groups(controller: str, top: Path, named: str) -> Iterator[Path]:
+    """The folders of the groups that a process is in, from its own up to the top.
+
+    ``named`` is what its ``/proc/PID/cgroup`` contains.
+    """
+    for line in named.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = top / controller if controllers else top
+        group = root / path.lstrip("/")
+        yield from (group, *(above for above in group.parents if above.is_relative_to(root)))
+
+
+def _text(path: Path) -> str:
     with suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and controller not in controllers.split(","):
-                continue
-            root = top / controller if controllers else top
-            group = root / path.lstrip("/")
-            yield from (group, *(above for above in group.parents if above.is_relative_to(root)))
+        return path.read_text()
+    return ""
 
 
 def _words(path: Path) -> list[str]:
-    with suppress(OSError):
-        return path.read_text().split()
-    return []
+    return _text(path).split()

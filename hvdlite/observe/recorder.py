@@ -1,8 +1,9 @@
 """Writes the black box of this rank (`hvdlite.observe.blackbox`), if an agent holds one for it.
 
 Each batch is one record, written where it ends, by one `struct.pack_into`. A thread notes once a second what the main
-thread does: its stack, and what is in flight. It is the only thread of hvdlite that wakes by the clock, and it exists
-only where there is a black box.
+thread does, its stack and what is in flight, and the gauges. It is the only thread of hvdlite that wakes by the clock,
+and it exists only where there is a black box. It also answers the agent that asks for stacks
+(`hvdlite.observe.stacks`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-from hvdlite.engine.observer import Observer
-from hvdlite.negotiation.delays.arrival import NOT_KNOWN
+from hvdlite.engine.observer import Observer, State
+from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN
 from hvdlite.negotiation.replica import Work
+from hvdlite.observe.account import Account
 from hvdlite.observe.blackbox import (
+    FINDING,
+    FINDING_BYTES,
+    FINDINGS,
+    FINDINGS_AT,
+    GAUGE,
+    GAUGES_AT,
     HEAD,
     MARK,
     NAME_BYTES,
@@ -35,51 +43,83 @@ from hvdlite.observe.blackbox import (
     RECORD,
     RECORDS,
     RECORDS_AT,
+    STACKS_AT,
+    Finding,
+    Gauge,
+    findings,
+    gauge,
 )
 from hvdlite.observe.blackbox import Phase as Phase
+from hvdlite.observe.interpreter import Interpreter
+from hvdlite.observe.stacks import Stacks, threads
 
 _NOTE_S: Final = 1.0
+_SLEEPS: Final = 4  # in that time, so that waits for the GIL show within a few seconds
 _STOP_S: Final = 1.0
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 4
+_EVERYONE: Final = 0  # the group of all ranks
+_MOST_IN_FLIGHT: Final = 32
+_MOST_CHARACTERS: Final = 128
+_MOST_OF_FOLDER: Final = NOTE_BYTES // 16  # a character takes up to 12 bytes of JSON
 _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Recorder:
     """Records the batches of the groups that it is told to `watch`, until it is closed; without memory, nothing."""
 
-    def __init__(self, memory: mmap.mmap | None, rank: int, size: int) -> None:
-        """Takes over ``memory``, of NBYTES."""
+    def __init__(self, memory: Mapped | None, rank: int, size: int, patience_s: float = 0.0) -> None:
+        """Takes over ``memory``, of NBYTES. Others wait for this rank for ``patience_s`` before that is reported."""
+        self._patience_s = patience_s
         self._place = (rank, size)
         self._indices = itertools.count(1)
         self._notes = itertools.count(1)
         self._observers: dict[int, Observer] = {}
+        self._ranks: dict[int, Sequence[int]] = {}
         self._main = threading.main_thread().ident
-        self._memory = memory
+        self._memory: mmap.mmap | None = memory
+        earlier = {} if memory is None else {index: gauge(memory, index) for index in Gauge}
+        self.account = Account(time.monotonic(), earlier)
         if memory is not None:
             if memory[: len(MARK)] == MARK:  # an earlier session's, whose records may have larger numbers
-                memory[NOTES_AT:] = bytes(NBYTES - NOTES_AT)
+                memory[NOTES_AT:STACKS_AT] = bytes(STACKS_AT - NOTES_AT)
+            told = (number for number, _ in findings(memory, 0))  # an agent counts them for the life of the process
+            self._findings = itertools.count(1 + max(told, default=0))
             self.enter(Phase.JOINING)
+            self._interpreter = Interpreter()
             self._is_closed = threading.Event()
             self._thread = threading.Thread(target=self._serve, args=(memory,), name="hvdlite-recorder", daemon=True)
             self._thread.start()
 
     def enter(self, phase: Phase) -> None:
         """Records that this rank is in ``phase`` now."""
+        if phase is Phase.INSIDE:
+            self.account.join(time.monotonic())
         if self._memory is not None:
             HEAD.pack_into(self._memory, 0, MARK, os.getpid(), *self._place, phase)
 
-    def watch(self, number: int, observer: Observer) -> None:
-        """Records the batches of a group, that of the process set of this number, from now on."""
+    def watch(self, number: int, observer: Observer, ranks: Sequence[int]) -> None:
+        """Records the batches of a group, ``ranks`` of the process set of this number, from now on."""
+        self.account.watch(number, observer, ranks, time.monotonic())
         if self._memory is not None:
+            self._ranks[number] = tuple(ranks)
             self._observers = {**self._observers, number: observer}
             observer.subscribe(partial(self._record, number))
+            observer.on_finding = self._publish
+
+    @property
+    def is_read(self) -> bool:
+        """True if an agent reads what is recorded."""
+        return self._memory is not None
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, and brings the gauges up to date."""
         if self._memory is not None:
             self._is_closed.set()
             self._thread.join(_STOP_S)
+            if not self._thread.is_alive():
+                self._measure(self._memory)
+                self._interpreter.close()
 
     def close(self) -> None:
         """Ends the thread, and records that this rank has left."""
@@ -95,6 +135,7 @@ class Recorder:
             return
         index = next(self._indices)
         _, _, last_rank, _, late_s = work.arrival or NOT_KNOWN
+        first = work.entries[0]
         RECORD.pack_into(
             memory,
             RECORDS_AT + index % RECORDS * RECORD.size,
@@ -110,30 +151,76 @@ class Recorder:
             work.waited_s,
             last_rank,
             late_s,
-            work.entries[0].name.encode()[:NAME_BYTES],
+            first.request.kind,
+            first.name.encode()[:NAME_BYTES],
             index,
         )
 
-    def _serve(self, memory: mmap.mmap) -> None:
-        while not self._is_closed.wait(_NOTE_S):
-            self._note(memory)
+    def _publish(self, finding: Finding) -> bool:
+        """Hands ``finding`` to the agent, which looks every second. False if it cannot: it is too long, or closed."""
+        memory, text = self._memory, json.dumps(finding).encode()
+        if memory is None or len(text) > FINDING_BYTES:
+            return False
+        number = next(self._findings)
+        FINDING.pack_into(memory, FINDINGS_AT + number % FINDINGS * FINDING.size, number, len(text), text, number)
+        return True
+
+    def _serve(self, memory: Mapped) -> None:
+        with Stacks(memory, memory.descriptor, self._patience_s) as stacks:
+            for sleeps in itertools.count(1):
+                if self._interpreter.sleep(_NOTE_S / _SLEEPS, self._is_closed):
+                    break
+                stacks.answer()
+                if sleeps % _SLEEPS == 0:
+                    self._note(memory)
+                    self._measure(memory)
+
+    def _measure(self, memory: mmap.mmap) -> None:
+        for index, value in {**self.account.gauges(time.monotonic()), **self._interpreter.gauges()}.items():
+            GAUGE.pack_into(memory, GAUGES_AT + index * GAUGE.size, value)
 
     def _note(self, memory: mmap.mmap) -> None:
         number, now = next(self._notes), time.monotonic()
-        in_flight, names, waiting_s = 0, list[str](), 0.0
-        for observer in self._observers.values():
-            state = observer.state(now)
-            in_flight += state.in_flight
-            names += state.names
-            waiting_s = max(waiting_s, state.waiting_s)
-        stack = list(_stack(sys._current_frames().get(self._main or 0)))
-        note = {"in_flight": in_flight, "names": names[:_MOST_NAMES], "waiting_s": waiting_s, "stack": stack}
+        states = {group: observer.state(now, _MOST_IN_FLIGHT) for group, observer in self._observers.items()}
+        if _EVERYONE in states and states[_EVERYONE].has_ended:
+            return  # the note before says what was in flight
+        note = {
+            "in_flight": sum(state.in_flight for state in states.values()),
+            "names": (names := [_cut(name) for state in states.values() for _, name in state.first][:_MOST_NAMES]),
+            "waiting_s": max((state.waiting_s for state in states.values()), default=0.0),
+            "unagreed_s": max((state.unagreed_s for state in states.values()), default=0.0),
+            "missing": states[_EVERYONE].missing if _EVERYONE in states else UNKNOWN,
+            "stack": (stack := list(_stack(sys._current_frames().get(self._main or 0)))),
+            "groups": (groups := {group: self._listed(group, state) for group, state in states.items()}),
+            "threads": (alive := threads()),
+            "ours": _OURS if len(_OURS) <= _MOST_OF_FOLDER else "",
+        }
         text = json.dumps(note).encode()
-        while len(text) > NOTE_BYTES and stack:  # of long paths
-            stack.pop()
+        while len(text) > NOTE_BYTES:  # of long names and paths; without all these lists it fits
+            _shorten(groups, stack, names, alive)
             text = json.dumps(note).encode()
         at = NOTES_AT + number % 2 * NOTE.size
         NOTE.pack_into(memory, at, number, now, len(text), text, number)
+
+    def _listed(self, group: int, state: State) -> tuple[Sequence[int], int, list[tuple[int, str]]]:
+        """The ranks of a group, how many tensors are in flight there, and the kinds and names of the first of them."""
+        ranks = () if group == _EVERYONE else self._ranks[group]
+        return ranks, state.in_flight, [(kind, _cut(name)) for kind, name in state.first]
+
+
+def _cut(name: str) -> str:
+    return name[:_MOST_CHARACTERS]
+
+
+def _shorten(groups: dict[int, tuple[Sequence[int], int, list[tuple[int, str]]]], *others: list[Any]) -> None:
+    """Leaves out what is missed least: of the groups, and then of the first of the others that is not empty."""
+    _, _, longest = max(groups.values(), key=lambda listed: len(listed[2]), default=((), 0, []))
+    if longest:
+        del longest[len(longest) // 2 :]
+    elif groups:
+        groups.popitem()
+    else:
+        next(filter(None, others)).pop()
 
 
 def _stack(frame: FrameType | None) -> Iterator[str]:
@@ -148,11 +235,19 @@ def _stack(frame: FrameType | None) -> Iterator[str]:
         frame = above
 
 
-def memory_at(place: str) -> mmap.mmap | None:
+class Mapped(mmap.mmap):
+    """The memory of a black box, and the descriptor from which it is mapped."""
+
+    descriptor = -1
+
+
+def memory_at(place: str) -> Mapped | None:
     """Maps the memory at ``place``, the descriptor and inode of `Settings.blackbox`; None if it is not there."""
     descriptor, _, inode = place.partition(":")
     with suppress(OSError, ValueError):
         found = os.fstat(int(descriptor))
         if found.st_ino == int(inode) and found.st_size == NBYTES:
-            return mmap.mmap(int(descriptor), NBYTES)
+            memory = Mapped(int(descriptor), NBYTES)
+            memory.descriptor = int(descriptor)
+            return memory
     return None

@@ -18,11 +18,12 @@ from hvdlite.log import logger
 from hvdlite.settings import Start
 
 _LOOK_S: Final = 1.5  # a rank that two looks in a row find stopped is reported, after 3 s at most
+_AGAIN_S: Final = 60.0
 
 
 @contextmanager
-def looking_out(start: Start, presence: Presence, again_s: float) -> Iterator[None]:
-    """A context in which a thread reports stopped ranks, and again every ``stall_check_time_seconds``.
+def looking_out(start: Start, presence: Presence) -> Iterator[None]:
+    """A context in which a thread reports stopped ranks, and again every minute.
 
     The thread also ends with ``presence``, because an exception of a signal handler may skip the end of the context.
     """
@@ -30,7 +31,7 @@ def looking_out(start: Start, presence: Presence, again_s: float) -> Iterator[No
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_look, args=(start, presence, again_s, done), name="hvdlite-lookout", daemon=True)
+    thread = threading.Thread(target=_look, args=(start, presence, done), name="hvdlite-lookout", daemon=True)
     try:
         thread.start()
         yield
@@ -40,7 +41,7 @@ def looking_out(start: Start, presence: Presence, again_s: float) -> Iterator[No
             thread.join()
 
 
-def _look(start: Start, presence: Presence, again_s: float, done: threading.Event) -> None:
+def _look(start: Start, presence: Presence, done: threading.Event) -> None:
     told: dict[int, float] = {}  # when each rank was reported
     before: dict[int, bytes] = {}
     while not done.wait(_LOOK_S) and not presence.is_over:
@@ -51,7 +52,7 @@ def _look(start: Start, presence: Presence, again_s: float, done: threading.Even
         ranks = stopped_ranks(start, lasting) if lasting else {}
         told = {rank: when for rank, when in told.items() if rank in ranks}
         for rank, pids in ranks.items():
-            if now - told.get(rank, -again_s) >= again_s and not done.is_set():
+            if now - told.get(rank, -_AGAIN_S) >= _AGAIN_S and not done.is_set():
                 told[rank] = now
                 logger.warning(
                     "rank %d, process %s, is stopped (SIGSTOP, a debugger); ranks that wait for it in init() wait "

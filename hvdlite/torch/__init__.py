@@ -19,6 +19,7 @@ from hvdlite.torch.collectives.operators import HAS_OPERATORS as _HAS_OPERATORS,
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async as sparse_allreduce_async
 from hvdlite.torch.collectives.tensors import collectives as _collectives
 from hvdlite.torch.compression import Compression as Compression, Compressor as Compressor
+from hvdlite.torch.loading import measure as _measure_loading
 from hvdlite.torch.memory import shared_empty as shared_empty
 from hvdlite.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import (
@@ -64,5 +65,6 @@ send_async = _collectives.send_async
 
 if _HAS_OPERATORS:
     _register(_collectives)
+_measure_loading()
 _leave_out_all()
 _publish(__name__)

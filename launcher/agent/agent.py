@@ -24,7 +24,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -38,7 +38,6 @@ from ..stream.frames import (
     FrameReader,
     Kind,
     pack_message,
-    pack_output,
     unpack_message,
     unpack_output,
 )
@@ -48,12 +47,13 @@ from ..stream.outbox import Outbox
 from .answers import Answerer, take_files
 from .feed import Feed, open_pipe
 from .guard import SCHEDULED, fork_guarded
+from .outputs import Outputs
 from .termination import Termination
 from .tunnel import Tunnel
+from .watch import Watch
 from .workers import Worker, Workers, explain
 
 _READ_BYTES: Final = 64 << 10
-_PIPE_BYTES: Final = 1 << 20  # the most that Linux lets an unprivileged pipe hold
 _ABANDONED_GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL once hvdrun is dead; all must be over within 5 s
 _FAREWELL_S: Final = 2.0  # for hvdrun to read the last output
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -74,8 +74,10 @@ class Agent:
         self._loop = Loop()
         self._outbox = Outbox(self._loop, stdout, "hvdrun", self._hold)
         self._workers = Workers()
+        self._outputs = Outputs(self._loop, self._outbox, self._workers)
+        self._watch = Watch(self._workers, self._outbox.send)
         self._termination = Termination(self._workers)
-        self._answerer = Answerer()
+        self._answerer = Answerer(self._watch.answers)
         self._tunnel = Tunnel(self._loop, self._outbox.send)
         self._oom_kills = oom_kills()
         self._guard = os.getppid()
@@ -112,6 +114,7 @@ class Agent:
                 self._reap()
             for worker in self._workers.stopped(time.monotonic()):  # whoever waits for one in init() cannot see it
                 self._outbox.send(pack_message(Kind.STOPPED, rank=worker.rank, pid=worker.process.pid))
+            self._watch.tick(time.monotonic())
             self._termination.go_on()
             self._pass_on()
             self._terminate()
@@ -149,7 +152,7 @@ class Agent:
             return
         message = unpack_message(payload)
         if kind is Kind.ASK:
-            self._answerer.begin(message)
+            self._answerer.begin(message, self._look(message) if message["what"] == "stacks" else None)
         elif kind is Kind.START:
             self._start(message)
         elif kind is Kind.LEASE:
@@ -162,6 +165,14 @@ class Agent:
         elif kind is Kind.END:
             self._end(message["grace_s"], message.get("patience_s", 0.0))
 
+    def _look(self, question: Mapping[str, Any]) -> Callable[[], Any]:
+        from .looking.look import looking
+
+        try:
+            return looking(self._workers, question)
+        except OSError as error:  # no more descriptors, say
+            return partial(_fail, error)
+
     def _send_answers(self) -> None:
         for answer in self._answerer.finished():
             self._outbox.send(pack_message(Kind.ANSWER, **answer))
@@ -169,8 +180,10 @@ class Agent:
     def _start(self, message: Mapping[str, Any]) -> None:
         inherited = without_step(os.environ) if message["inherits"] else {}
         self._grace_s = message.get("grace_s", 0.0)
+        self._watch.keeps_boxes = message.get("keeps_boxes", False)
         for name, service in message["listen"].items():
             self._tunnel.listen(name, service)
+        started = []
         for entry in message["workers"]:
             environment = inherited | message["environment"] | entry["environment"]
             rank = entry["rank"]
@@ -181,11 +194,13 @@ class Agent:
                 self._outbox.send(pack_message(Kind.FAILED, rank=rank, reason=explain(error)))
                 continue
             self._outbox.send(pack_message(Kind.STARTED, rank=rank, pid=worker.process.pid))
-            for pipe in worker.pipes:
-                self._watch_pipe(worker, pipe)
+            started.append(worker)
+            self._outputs.attend(worker)
             # epoll reports descriptors in the order in which they became ready: the order of the deaths.
             if worker.pidfd is not None:
                 self._loop.watch(worker.pidfd, partial(self._finish, worker))
+        for worker in started:  # last, so that what is only watched takes no descriptors from what must run
+            self._watch.begin(worker, time.monotonic())
 
     def _start_reader(self, rank: int, command: list[str], environment: dict[str, str], cwd: str) -> Worker:
         """Starts a worker that reads what `_feed` gives it."""
@@ -258,36 +273,10 @@ class Agent:
             self._give_up(f"which heard nothing from hvdrun for {self._lease_s:g} s")
             self._lease_s = None
 
-    # ---- what the workers write
-
-    def _read_output(self, worker: Worker, pipe: int, limit: int = _READ_BYTES) -> None:
-        """Sends what is in ``pipe``, up to ``limit`` bytes, and closes it at its end."""
-        while limit > 0:
-            try:
-                data = os.read(pipe, _READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                self._loop.unwatch(pipe)
-                os.close(pipe)
-                del worker.pipes[pipe]
-                return
-            self._outbox.send(pack_output(worker.pipes[pipe], worker.rank, data))
-            limit -= len(data)
-
-    def _watch_pipe(self, worker: Worker, pipe: int) -> None:
-        if not self._outbox.is_full:
-            self._loop.watch(pipe, partial(self._read_output, worker, pipe))
-
     def _hold(self, is_held: bool) -> None:
-        """Reads the workers' output only while the outbox has room."""
+        """Reads what becomes frames only while the outbox has room."""
         self._tunnel.hold(is_held)
-        for worker in self._workers:
-            for pipe in worker.pipes:
-                if is_held:
-                    self._loop.unwatch(pipe)
-                else:
-                    self._watch_pipe(worker, pipe)
+        self._outputs.hold(is_held)
 
     # ---- how processes end
 
@@ -300,12 +289,12 @@ class Agent:
             worker.pidfd = None
         if worker.feed:
             worker.feed.close()
-        for pipe in tuple(worker.pipes):  # a process that it left behind may hold them open and write on
-            self._read_output(worker, pipe, limit=_PIPE_BYTES)
+        self._outputs.finish(worker)
         self._workers.forget_empty_groups()
         kills, self._oom_kills = self._oom_kills, oom_kills()
         is_oom = code == -signal.SIGKILL and self._oom_kills > kills
         told = worker.read_report()
+        times = self._watch.end(worker, ended)
         self._outbox.send(
             pack_message(
                 Kind.EXITED,
@@ -317,6 +306,7 @@ class Agent:
                 ended_by=told,
                 agent=self._gave_up,
                 last=worker.read_blackbox(ended),
+                spent=times,
             )
         )
 
@@ -371,7 +361,14 @@ class Agent:
         """The time until the next deadline, or None."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
         passing = min(self._of_guard.values(), default=None)
-        times = (self._termination.due, lease_ends, self._workers.stop_due, self._terminate_at, passing)
+        times = (
+            self._termination.due,
+            lease_ends,
+            self._workers.stop_due,
+            self._terminate_at,
+            passing,
+            self._watch.due,
+        )
         dates = [when for when in times if when is not None]
         return max(0.0, min(dates) - time.monotonic()) if dates else None
 
@@ -385,9 +382,12 @@ class Agent:
         for signum in (*_ENDING, *_ANNOUNCING) if self._is_scheduled else ():
             signal.signal(signum, signal.SIG_IGN)  # it is ending; an interpreter that ends handles none
         for worker in self._workers:
-            for pipe in tuple(worker.pipes):
-                self._read_output(worker, pipe, limit=_PIPE_BYTES)
+            self._outputs.finish(worker)
         self._outbox.drain(_FAREWELL_S)
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def main() -> None:

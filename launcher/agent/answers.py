@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .archive import Archive
-    from .probe import Prober
+    from .network.probe import Prober
 
 Fields = Mapping[str, Any]
 
@@ -81,13 +81,13 @@ def _archive() -> Archive:
 
 @cache
 def _prober() -> Prober:
-    from .probe import Prober
+    from .network.probe import Prober
 
     return Prober()
 
 
 def _network(question: Fields) -> dict[str, Any]:
-    from .interfaces import describe_network
+    from .network.interfaces import describe_network
 
     return describe_network()
 
@@ -120,19 +120,24 @@ ANSWERS: Final[Mapping[str, Callable[[Fields], Any]]] = {
 
 
 class Answerer:
-    """Answers questions in the background. ``fileno`` is readable when there are answers to take."""
+    """Answers questions in the background. ``fileno`` is readable when there are answers to take.
 
-    def __init__(self) -> None:
+    ``more`` has the rows of those about the workers.
+    """
+
+    def __init__(self, more: Mapping[str, Callable[[Fields], Any]]) -> None:
+        self._table = {**ANSWERS, **more}
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._readable, self._written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
         return self._readable
 
-    def begin(self, question: Fields) -> None:
-        """Starts to answer ``{"id", "what", ...}``. Raises KeyError if a field is missing."""
+    def begin(self, question: Fields, prepared: Callable[[], Any] | None = None) -> None:
+        """Starts to answer ``{"id", "what", ...}``, by ``prepared`` or the table. Raises KeyError if a field lacks."""
         number, what = question["id"], question["what"]
-        threading.Thread(target=self._answer, args=(number, what, question), name=f"answer {what}", daemon=True).start()
+        arguments = (number, what, question, prepared)
+        threading.Thread(target=self._answer, args=arguments, name=f"answer {what}", daemon=True).start()
 
     def finished(self) -> Iterator[dict[str, Any]]:
         """The fields of the answers that are ready."""
@@ -140,14 +145,16 @@ class Answerer:
         while not self._answers.empty():
             yield self._answers.get()
 
-    def _answer(self, number: int, what: str, question: Fields) -> None:
+    def _answer(self, number: int, what: str, question: Fields, prepared: Callable[[], Any] | None) -> None:
         try:
-            if what not in ANSWERS:
+            if prepared is None and what not in self._table:
                 raise ValueError(f"this agent has no answer to {what!r}")
-            answer = {"id": number, "answer": ANSWERS[what](question)}
+            answer = {"id": number, "answer": prepared() if prepared else self._table[what](question)}
         except KeyError as error:
             answer = {"id": number, "error": f"the question {what!r} lacks {error}"}
         except (OSError, ValueError) as error:
             answer = {"id": number, "error": str(error)}
+        except Exception as error:  # each question is answered, or hvdrun waits
+            answer = {"id": number, "error": f"the agent failed: {error!r:.200}"}
         self._answers.put(answer)
         os.write(self._written, b"\0")

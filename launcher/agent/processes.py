@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,19 @@ def die_with_parent(signum: int, parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         signal.raise_signal(signum)
+
+
+def raise_limit_of_descriptors() -> tuple[int, int]:
+    """Lets this process open as many files as it may. Returns the limits before, which are for its children."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft, hard
+
+
+def become_worker(parent: int, descriptors: tuple[int, int]) -> None:
+    """Makes a child of process ``parent`` one that is killed with it, with its own limits of ``descriptors``."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+    die_with_parent(signal.SIGKILL, parent)
 
 
 def adopt_orphans() -> None:

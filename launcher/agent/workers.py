@@ -23,7 +23,7 @@ from hvdlite.observe import blackbox
 
 from ..stream.frames import Kind
 from .feed import Feed
-from .processes import Process, die_with_parent, ignores, processes, signal_group
+from .processes import Process, become_worker, ignores, processes, raise_limit_of_descriptors, signal_group
 
 _REPORT_BYTES: Final = 64 << 10
 _STOPPED_S: Final = 2.5  # as in a session (HVDLITE_PEER_TIMEOUT): one that goes on sooner is not worth a word
@@ -44,8 +44,8 @@ class Worker:
     """One rank's process. ``pipes`` maps its open pipes to its output streams; ``report`` is the third pipe.
     ``blackbox`` is the descriptor of its black box, if there is one.
 
-    ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when to report that it is stopped, on the
-    monotonic clock.
+    ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when to report that it is stopped, which it has
+    been since ``stopped_at``, and for ``stopped_s`` before, on the monotonic clock.
     """
 
     rank: int
@@ -56,6 +56,20 @@ class Worker:
     pidfd: int | None = None
     feed: Feed | None = None
     tell_stop_at: float | None = None
+    stopped_at: float | None = None
+    stopped_s: float = 0.0
+
+    def stop(self, now: float) -> None:
+        """A signal stopped it."""
+        self.stopped_at, self.tell_stop_at = now, now + _STOPPED_S
+
+    def go_on(self, now: float) -> None:
+        """It goes on."""
+        self.stopped_s, self.stopped_at, self.tell_stop_at = self.stopped_for(now), None, None
+
+    def stopped_for(self, now: float) -> float:
+        """For how long it has been stopped by ``now``, in all."""
+        return self.stopped_s + (0.0 if self.stopped_at is None else now - self.stopped_at)
 
     def read_report(self) -> list[object] | None:
         """The culprit and its fate, as the rank told last, or None; closes the pipe. Call it once, after the end."""
@@ -97,6 +111,7 @@ class Workers:
     def __init__(self) -> None:
         self._by_pid: dict[int, Worker] = {}
         self._groups: set[int] = set()  # a group may outlive its worker
+        self._descriptors = raise_limit_of_descriptors()  # a worker takes some of this process
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._by_pid.values())
@@ -128,7 +143,7 @@ class Workers:
                 stdout=written_stdout,
                 stderr=written_stderr,
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
+                preexec_fn=partial(become_worker, os.getpid(), self._descriptors),
             )
         except (OSError, ValueError):
             for end in ends:
@@ -191,7 +206,7 @@ class Workers:
         with suppress(ChildProcessError):
             while news := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
                 if worker := self._by_pid.get(news.si_pid):
-                    worker.tell_stop_at = now + _STOPPED_S if news.si_code == os.CLD_STOPPED else None
+                    worker.stop(now) if news.si_code == os.CLD_STOPPED else worker.go_on(now)
         for worker in self:
             if worker.tell_stop_at is not None and now >= worker.tell_stop_at:
                 worker.tell_stop_at = None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from hvdlite.observe.blackbox import NBYTES
+from hvdlite.settings import Settings
 
 from ..agents.agents import Agents
 from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink
 from ..hosts import is_local
+from ..monitor.monitor import Monitor
 from ..options.of_python import python_of
 from ..screen.output import Stream
 from ..screen.screen import Screen
@@ -23,7 +28,9 @@ from ..stream.sink import Sink
 from .input import Input
 from .logs import Logs
 from .plan import Plan
+from .reports import Reports
 from .supervisor import GRACE_S, Action, Close, Destroy, Failure, Phase, Signal, Supervisor
+from .times import Times
 
 _MOST_LINES: Final = 20
 _READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
@@ -32,6 +39,7 @@ _STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
 _FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm sends before it takes the hosts away
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_CHARACTERS: Final = 10_000  # a reason may have a path of 4096 bytes
+_MOST_BOX_BYTES: Final = 2 * NBYTES
 _AGENT_DIED: Final = "the process that started it died"
 
 
@@ -74,7 +82,9 @@ class _Execution:
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
         self._agents, self._loop = agents, agents.loop
         self._links = {host: agents.links[host] for host in plan.hosts}
-        self._supervisor = Supervisor({place.rank: place.host for place in plan.placements}, time.monotonic(), grace_s)
+        self._began = time.monotonic()
+        hosts = {place.rank: place.host for place in plan.placements}
+        self._supervisor = Supervisor(hosts, self._began, grace_s)
         # srun, if it is killed, does not end the stream of an agent, not even here.
         leased = [link for link in self._links.values() if link.is_remote or link.way.is_scheduled]
         self._lease = Lease(leased, time.monotonic())
@@ -86,6 +96,13 @@ class _Execution:
         self._waiting: set[Sink] = set()
         self._interrupters: set[str] = set()  # the hosts that were asked by a signal to end the job
         self._warned_of_logs = False
+        self._reports = Reports(screen, {link: self._ranks[host] for host, link in self._links.items()})
+        self._monitor = Monitor(
+            self._loop, {link: plan.ranks_on(host) for host, link in self._links.items()}, self._job
+        )
+        began = min(link.started for link in self._links.values())
+        self._times = Times(hosts, began, lambda rank: self._reports.causes.get(rank, ""))
+        self._says_times = Settings.read(plan.environment).summary
 
     def run(self) -> int:
         self._agents.attend(self._receive, self._show_line, self._lose, self._take_signal_of)
@@ -101,6 +118,8 @@ class _Execution:
                 self._conclude()
                 self._loop.unwatch(signals)
         finally:
+            has_ended = self._supervisor.phase is Phase.FINISHED
+            self._monitor.close(self._supervisor.exit_code if has_ended else None)
             self._input.close()
             self._watch_sinks(set())
             self._agents.close()
@@ -124,12 +143,20 @@ class _Execution:
                 listen={name: service for service, name in part.names.items()},
                 workers=workers,
                 grace_s=self._grace_s,
+                keeps_boxes=self._logs is not None,
             )
         self._screen.asks = min(self._readers, default=None)
         self._input.begin()
 
     def _turn(self) -> None:
-        times = (self._supervisor.deadline, self._lease.deadline, self._input.deadline, self._screen.deadline)
+        times = (
+            self._supervisor.deadline,
+            self._lease.deadline,
+            self._input.deadline,
+            self._screen.deadline,
+            self._monitor.deadline,
+            self._reports.deadline,
+        )
         deadlines = [when for when in times if when is not None]
         self._loop.turn(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         now = time.monotonic()
@@ -139,8 +166,24 @@ class _Execution:
                 self._supervisor.host_lost(link.host, now, f"no sign of life from {link.host} for {SILENCE_S:.0f} s")
             )
         self._act(self._supervisor.tick(now))
+        self._monitor.tick(now)
+        self._reports.tick(now)
         self._screen.redraw()
         self._watch_sinks(set(self._screen.waiting))
+
+    def _job(self) -> dict[str, Any]:
+        """What there is to say of the job to those who ask."""
+        now = time.monotonic()
+        return {
+            "pid": os.getpid(),
+            "command": self._plan.command,
+            "size": self._plan.size,
+            "ran_s": now - self._began,
+            "alive": sorted(self._supervisor.alive),
+            "hosts": {host: self._plan.ranks_on(host) for host in self._plan.hosts},
+            "found": self._reports.latest,
+            "found_ago_s": now - self._reports.latest_at,
+        }
 
     def _receive(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
         if kind in _STREAMS:
@@ -186,9 +229,21 @@ class _Execution:
         self._screen.show(rank, _STREAMS[kind], data)
         if self._logs:
             self._logs.write(rank, _STREAMS[kind], data)
-            if self._logs.problem and not self._warned_of_logs:
-                self._warned_of_logs = True
-                self._screen.message(f"hvdrun: {self._logs.problem}; the ranks go on without it")
+            self._warn_of_logs(self._logs)
+
+    def _keep(self, link: AgentLink, rank: int, message: Mapping[str, Any]) -> None:
+        """Keeps the black box of a rank, as it comes: whoever reads it checks it."""
+        text = json.dumps({"host": link.host, **message}).encode()
+        if len(text) > _MOST_BOX_BYTES:
+            raise FrameError(f"a black box of {len(text)} bytes")
+        if self._logs:
+            self._logs.keep_box(rank, text)
+            self._warn_of_logs(self._logs)
+
+    def _warn_of_logs(self, logs: Logs) -> None:
+        if logs.problem and not self._warned_of_logs:
+            self._warned_of_logs = True
+            self._screen.message(f"hvdrun: {logs.problem}; the ranks go on without it")
 
     def _note(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
         message, now = unpack_message(payload), time.monotonic()
@@ -204,6 +259,10 @@ class _Execution:
                 f"hvdrun: rank {rank} on {link.host}, process {message['pid']}, is stopped (SIGSTOP, a debugger); "
                 "ranks that need it wait until it goes on (SIGCONT)"
             )
+        elif kind is Kind.BOX:
+            self._keep(link, rank, message)
+        elif kind is Kind.FOUND:
+            self._reports.found(link, rank, message["finding"])
         elif kind is Kind.FAILED:
             reason = _line(message["reason"])
             self._tell(f"rank {rank} on {link.host} could not be started: {reason}")
@@ -214,12 +273,14 @@ class _Execution:
             self._input.left(rank)
             self._screen.end(rank)
             self._tell(f"rank {rank} on {link.host} ended with code {message['code']}")
+            ended = link.clock.translate(float(message["time"]))
+            self._times.ended(rank, message["spent"], ended, now)
             self._act(
                 self._supervisor.exited(
                     rank,
                     int(message["pid"]),
                     int(message["code"]),
-                    link.clock.translate(float(message["time"])),
+                    ended,
                     now,
                     is_oom=bool(message["is_oom"]),
                     uncertain_s=link.clock.uncertain_s,
@@ -293,7 +354,10 @@ class _Execution:
     def _finish(self) -> int:
         for rank in range(self._plan.size):
             self._screen.end(rank)
+        self._reports.close()
         self._screen.flush()
+        if self._says_times and (line := self._times.line(time.monotonic())):
+            self._screen.message(f"hvdrun: {line}")  # first, as a failure is what the user is to see
         failure = self._supervisor.failure
         if failure and (self._on_failure is None or self._on_failure(failure, self._screen.tail(failure.rank))):
             rank = failure.to_look_at

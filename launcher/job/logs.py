@@ -1,4 +1,7 @@
-"""The files of --output-filename: ``DIR/rank.N/stdout`` and ``stderr``, byte for byte what each rank wrote."""
+"""The files of --output-filename: ``DIR/rank.N/stdout`` and ``stderr``, byte for byte what each rank wrote.
+
+Beside them is the black box of each rank that has ended, for ``hvdrun blackbox DIR``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Final
 
 from ..screen.output import Stream
 
+BOX: Final = "blackbox"
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
@@ -20,10 +24,13 @@ class Logs:
         self.problem = ""
         self._paths: dict[tuple[int, Stream], Path] = {}
         self._files: dict[tuple[int, Stream], int] = {}
+        self._boxes: list[Path] = []
         digits = len(str(size - 1))
         for rank in range(size):
             rank_folder = Path(folder) / f"rank.{rank:0{digits}}"
             rank_folder.mkdir(parents=True, exist_ok=True)
+            self._boxes.append(rank_folder / BOX)
+            self._boxes[rank].unlink(missing_ok=True)  # an earlier job's
             for stream in Stream:
                 path = self._paths[rank, stream] = rank_folder / stream.value
                 self._files[rank, stream] = os.open(path, _FLAGS, 0o666)
@@ -39,6 +46,13 @@ class Logs:
         except OSError as error:
             self.lost_bytes += len(data)
             self.problem = f"{error.strerror}: {self._paths[rank, stream]}"
+
+    def keep_box(self, rank: int, text: bytes) -> None:
+        """Writes the black box of ``rank``, if there is room for it."""
+        try:
+            self._boxes[rank].write_bytes(text)
+        except OSError as error:
+            self.problem = f"{error.strerror}: {self._boxes[rank]}"
 
     def close(self) -> None:
         while self._files:

@@ -20,9 +20,9 @@ from hvdlite.net.calls import Call, CallServer
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.hostid import clock_id
 from hvdlite.net.sockets import name_of
+from hvdlite.observe.timeline.file import JsonArrayFile
+from hvdlite.observe.timeline.limits import MOST_BYTES
 from hvdlite.rendezvous.job import Job
-from hvdlite.timeline.file import JsonArrayFile
-from hvdlite.timeline.limits import MOST_BYTES
 
 _HEAD_BYTES: Final = 16
 _INTERVAL_S: Final = 0.5

@@ -20,8 +20,8 @@ SECTIONS: Final[Mapping[str, str]] = {
     "Hosts": "hosts hostfile npernode sync ssh-port ssh-identity-file ssh-args remote-python "
     "network-interface port-range encrypt-data",
     "Nodes": "node-rank nnodes master secret-file",
-    "Output": "output-filename prefix-output-with-timestamp verbose log-level log-with-timestamp log-hide-timestamp "
-    "timeline-filename timeline-mark-cycles",
+    "Output": "output-filename prefix-output-with-timestamp verbose quiet log-level log-with-timestamp "
+    "log-hide-timestamp timeline-filename timeline-mark-cycles",
     "Tuning": "fusion-threshold-mb cycle-time-ms cache-capacity gloo-timeout-seconds "
     "stall-check stall-check-warning-time-seconds stall-check-shutdown-time-seconds",
     "About": "check-build settings version help",

@@ -80,6 +80,7 @@ class OutputOptions:
     folder: str | None
     has_timestamps: bool
     is_verbose: bool
+    is_quiet: bool
 
 
 def _count(text: str, example: str = "-ppn 4") -> int:
@@ -126,10 +127,11 @@ _OF_JOB: Final = (
 
 _OF_OUTPUT: Final = (
     click.option("--output-filename", "folder", type=click.Path(), metavar="DIR",
-                 help="Also write DIR/rank.N/stdout and stderr."),
+                 help="Also write DIR/rank.N/stdout, stderr and blackbox."),
     click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
                  help="Put the time before every line."),
     click.option("--verbose", "is_verbose", is_flag=True, help="Say what hvdrun does."),
+    click.option("--quiet", "is_quiet", is_flag=True, help="Leave out the last line, where the time of the job went."),
 )  # fmt: skip
 
 job_options: Final = gathered("job", JobOptions, _OF_JOB)

@@ -7,7 +7,7 @@ The agent's stream begins with `GREETING`, so that output of a login shell befor
 ``HELLO``. hvdrun may then ``ASK``, and every question gets one ``ANSWER``, in any order. It sends ``START`` once,
 ``SIGNAL`` as often as it likes and ``END`` when no rank is left; the end of its stream without ``END`` means that it
 died. The agent sends ``STARTED`` or ``FAILED`` once for each rank, then output, then ``EXITED``: a worker's output
-comes before the news of its end. ``STOPPED`` may come between.
+comes before the news of its end. ``STOPPED`` and ``FOUND`` may come between.
 
 ``LEASE`` tells an agent of another host that hvdrun lives, and is answered. ``OPEN``, ``DATA`` and ``CLOSE`` carry
 connections that the workers of such a host make to hvdrun. ``STDIN`` carries what a rank may read, of which the agent
@@ -32,7 +32,8 @@ _NUMBER: Final = struct.Struct("!I")
 class Kind(IntEnum):
     """The kinds of frames."""
 
-    START = 1  # down: {"cwd", "command", "environment", "inherits", "listen": {name: service}, "workers": [...]}
+    # down: {"cwd", "command", "environment", "inherits", "listen": {name: service}, "workers": [...], "keeps_boxes"}
+    START = 1
     # down: {"signum", "everyone"}: for every process of every worker, or for the ranks themselves; up: {"signum"}, a
     # scheduler asks all processes of the job there to end
     SIGNAL = 2
@@ -56,6 +57,10 @@ class Kind(IntEnum):
     STDIN = 17  # down: rank and bytes, none for the end of the file
     TAKEN = 18  # up: {"rank", "count"}: so many of these bytes are in the rank's pipe; null: nobody reads it
     STOPPED = 19  # up: {"rank", "pid"}: a signal stopped the rank a while ago, and it has not gone on
+    FOUND = 20  # up: {"rank", "finding"}: what the rank wrote to its black box for people (`observe.blackbox.Finding`)
+    BOX = (
+        21  # up: the rank has ended, and this is its black box, if hvdrun wants to keep it: see `agent.packing.packed`
+    )
 
 
 _KINDS: Final = frozenset(Kind)

@@ -16,13 +16,19 @@ _OF_RANK: Final = re.compile(r"\.rank\d+$")
 @click.command("timeline", short_help="Join timelines of ranks, and say where the time went.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the joined file goes.")
-def timeline(files: tuple[Path, ...], output: Path | None) -> None:
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, as SVG.")
+@click.option("--from", "begin_s", type=float, metavar="SECONDS", help="Where the picture begins, from the first span.")
+@click.option("--to", "end_s", type=float, metavar="SECONDS", help="Where the picture ends.")
+def timeline(
+    files: tuple[Path, ...], output: Path | None, picture: Path | None, begin_s: float | None, end_s: float | None
+) -> None:
     """Says where the time of a job went: what was hidden, who waited for whom, which tensors were slow.
 
     Several FILES, as in F.rank*, are those of ranks. They are joined in F, by one clock.
     """
     # Imported here, for no job needs them, and every one would start later.
     from .joining import join
+    from .picture import draw
     from .summary import describe
     from .trace import RankTrace, ranks_of, read
 
@@ -46,6 +52,9 @@ def timeline(files: tuple[Path, ...], output: Path | None) -> None:
         _write(output, ",\n".join(json.dumps(event) for event in events))
         ranks = ranks_of(events)
         click.echo(f"{output} has all of them, for https://ui.perfetto.dev")
+    if picture is not None:
+        picture.write_text(draw(ranks, begin_s, end_s))
+        click.echo(f"{picture} shows it")
     for line in describe(ranks):
         click.echo(line)
 

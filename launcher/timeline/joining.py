@@ -99,4 +99,4 @@ def _bounds(one: RankTrace, other: RankTrace) -> Iterator[tuple[float, float, fl
 
 def _deciders(trace: RankTrace) -> set[int]:
     """The process sets of which this is the first rank: there arrows begin."""
-    return {event["id"] >> 32 for event in trace.events if event["ph"] == "s"}
+    return {int(event["id"], 16) >> 52 for event in trace.events if event["ph"] == "s"}

@@ -8,7 +8,7 @@ from tests.faults import acts
 from tests.faults.training import training
 from tests.harness.hosts import Network
 
-_SAID = "all others wait for "
+_SAID = " makes all others wait, "
 
 
 @pytest.mark.alone  # where all are slow, nobody is
@@ -27,4 +27,4 @@ def test_a_rank_with_a_tenth_of_a_core_is_named(network: Network) -> None:
     assert {(report.error, report.wrong) for report in ended.reports.values()} == {("", "")}
     warnings = [line for line in ended.said.splitlines() if _SAID in line]
     assert len(warnings) == 1, ended.said
-    assert f"{_SAID}rank 3 on b: " in warnings[0]
+    assert f"rank 3 on b{_SAID}" in warnings[0]

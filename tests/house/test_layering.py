@@ -19,6 +19,7 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
     {"errors", "log", "version", "compat", "observe.cgroups", "observe.blackbox", "untraced", "publish"},
+    {"observe.times", "observe.counters"},
     {"net", "tensors", "members", "native"},
     {"negotiation", "launched_by", "cuda"},
     {"settings"},
@@ -33,8 +34,8 @@ LAYERS = [
     {"planes.nccl", "planes.staged"},
     {"planes", "control", "builds"},
     {"engine"},
-    {"timeline.file", "timeline.limits"},
-    {"timeline"},
+    {"observe.timeline.file", "observe.timeline.limits"},
+    {"observe.timeline"},
     {"registry", "observe"},
     {"session"},
     {"ops", "process_sets", "timelines"},
@@ -47,8 +48,9 @@ LAYERS = [
     {"launcher.agents"},
     {"launcher.network", "launcher.nodes"},
     {"launcher.job.plan", "launcher.job.supervisor"},
-    {"launcher.options", "launcher.screen"},
-    {"launcher.job", "launcher.doctor", "launcher.timeline"},
+    {"launcher.options", "launcher.screen", "launcher.monitor"},
+    {"launcher.job", "launcher.doctor", "launcher.timeline", "launcher.top"},
+    {"launcher.blackbox"},
     {"launcher"},
     {"running"},
     {"hosted"},
@@ -81,13 +83,15 @@ LAUNCHER_MAY_IMPORT = (
     "version",
     "observe.cgroups",
     "observe.blackbox",
+    "observe.times",
+    "observe.counters",
     "compat",
     "cuda.presence",
     "net",
     "rendezvous",
     "members.topology",
-    "timeline.file",
-    "timeline.limits",
+    "observe.timeline.file",
+    "observe.timeline.limits",
 )
 MAY_IMPORT_LAUNCHER = ("running", "hosted", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {
@@ -112,7 +116,7 @@ MAY_START_THREADS = (
     "hvdlite.planes.ring.reconnector",
     "hvdlite.planes.nccl.watcher",
     "hvdlite.spark.stage",
-    "hvdlite.timeline.recording",
+    "hvdlite.observe.timeline.recording",
 )
 # What NVIDIA's libraries, the dynamic linker, guests and scripts read is no setting of hvdlite's.
 MAY_READ_ENVIRONMENT = (

@@ -13,6 +13,7 @@ from tests.house.tree import ROOT, files, module_name
 DANGEROUS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "_pickle"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 MAY_UNPICKLE = {
+    "hvdlite.launcher.blackbox.flight_recorder",  # it only dumps
     "hvdlite.ops.by_value",  # it only dumps
     "hvdlite.ops.objects",  # objects that the user's program gives to broadcast_object
     "hvdlite.training.broadcasting",  # the same for objects with tensors in them

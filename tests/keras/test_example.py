@@ -16,7 +16,7 @@ from tests.keras.conftest import surroundings
 
 
 @pytest.fixture(scope="module", params=["jax", "tensorflow", "torch"])
-def backend(request: pytest.FixtureRequest, _no_inherited_settings: None) -> Iterator[tuple[str, ForkServer]]:
+def backend(request: pytest.FixtureRequest) -> Iterator[tuple[str, ForkServer]]:
     """A back end of Keras, and a process with it that ranks are forked from."""
     with (
         mock.patch.dict(os.environ, surroundings(request.param)),

@@ -38,3 +38,21 @@ def test_without_the_flag_nothing_stands_for_horovod() -> None:
 
 def test_a_dry_run_shows_it() -> None:
     assert f"PYTHONPATH={shlex.quote(FOLDER)}" in run("--horovod-compat", "--dry-run", "-np", "1", "true").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "seconds"),
+    [
+        (("--horovod-compat",), {}, "60.0"),
+        ((), {}, "10.0"),
+        (("--horovod-compat", "-x", "HOROVOD_STALL_CHECK_TIME_SECONDS=7"), {}, "7.0"),
+        (("--horovod-compat", "--stall-check-warning-time-seconds", "8"), {}, "8.0"),
+        (("--horovod-compat",), {"HVDLITE_STALL_CHECK_TIME_SECONDS": "9"}, "9.0"),
+    ],
+)
+def test_stalls_are_reported_when_horovod_would_unless_the_user_wants_another_time(
+    options: tuple[str, ...], environment: dict[str, str], seconds: str
+) -> None:
+    show = "from hvdlite.settings import Settings; print(Settings.read().stall_check_time_seconds)"
+    ended = run(*options, "-np", "1", sys.executable, "-c", show, **environment)
+    assert ended.stdout == f"[0]<stdout>:{seconds}\n", ended.stderr

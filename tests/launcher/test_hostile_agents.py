@@ -63,17 +63,30 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (pack_output(Kind.STDOUT, 0, b"forged\n"), "rank 0 is not one of its own"),
         (pack_output(Kind.STDERR, 4_000_000_000, b"x\n"), "rank 4000000000 is not one of its own"),
         (
-            pack_message(Kind.EXITED, rank=0, pid=1, code=0, time=0.0, is_oom=False, ended_by=None, agent="", last=[]),
+            pack_message(
+                Kind.EXITED, rank=0, pid=1, code=0, time=0.0, is_oom=False, ended_by=None, agent="", last=[], spent=None
+            ),
             "rank 0 is not one of its own",
         ),
         (
-            pack_message(Kind.EXITED, rank=1, pid=1, code=7, time=0.0, is_oom=False, ended_by=None, agent=0, last=[]),
+            pack_message(
+                Kind.EXITED, rank=1, pid=1, code=7, time=0.0, is_oom=False, ended_by=None, agent=0, last=[], spent=None
+            ),
             "a text of at most",
         ),
         *(
             (
                 pack_message(
-                    Kind.EXITED, rank=1, pid=1, code=-9, time=0.0, is_oom=False, ended_by=None, agent="", last=last
+                    Kind.EXITED,
+                    rank=1,
+                    pid=1,
+                    code=-9,
+                    time=0.0,
+                    is_oom=False,
+                    ended_by=None,
+                    agent="",
+                    last=last,
+                    spent=None,
                 ),
                 words,
             )
@@ -81,6 +94,31 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 ("text", "a list of at most 20 texts"),
                 (["x"] * 21, "a list of at most 20 texts"),
                 ([7], "a text of at most"),
+            )
+        ),
+        *(
+            (
+                pack_message(
+                    Kind.EXITED,
+                    rank=1,
+                    pid=1,
+                    code=0,
+                    time=0.0,
+                    is_oom=False,
+                    ended_by=None,
+                    agent="",
+                    last=[],
+                    spent=spent,
+                ),
+                words,
+            )
+            for spent, words in (
+                ([1.0] * 7, "a rank's times are missing"),
+                ({}, "a rank's times are missing"),
+                ([1.0] * 7 + [-1.0], "a rank's times are no times"),
+                ([float("inf")] * 8, "a rank's times are no times"),
+                ([float("nan")] * 8, "a rank's times are no times"),
+                (["1"] * 8, "a rank's times are no times"),
             )
         ),
         (pack_message(Kind.FAILED, rank=1, reason="x" * 1_000_000), "a text of at most"),
@@ -204,7 +242,16 @@ def test_what_a_rank_took_of_stdin_is_checked(ssh: Path, tmp_path: Path, lie: di
 def test_a_channel_without_a_proper_number_is_refused(ssh: Path, tmp_path: Path, channel: int) -> None:
     ssh.write_text(LIAR)
     last = pack_message(Kind.STARTED, rank=1, pid=1) + pack_message(
-        Kind.EXITED, rank=1, pid=1, code=7, time=time.monotonic(), is_oom=False, ended_by=None, agent="", last=[]
+        Kind.EXITED,
+        rank=1,
+        pid=1,
+        code=7,
+        time=time.monotonic(),
+        is_oom=False,
+        ended_by=None,
+        agent="",
+        last=[],
+        spent=None,
     )
     (tmp_path / "lies").write_bytes(pack_message(Kind.OPEN, channel=channel, service="HVDLITE_RENDEZVOUS") + last)
     ended = run("-H", "localhost:1,liar:1", "sleep", "600")

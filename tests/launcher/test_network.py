@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hvdlite.errors import CannotStart
-from hvdlite.launcher.agent.interfaces import describe_network
+from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.launcher.network.candidates import Candidate, Network, network_environment, rank_candidates
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hvdlite.launcher.agent import probe_greeting as greeting
-from hvdlite.launcher.agent.probe import Prober
-from hvdlite.launcher.agent.probe_listener import PING_BYTES
+from hvdlite.launcher.agent.network import probe_greeting as greeting
+from hvdlite.launcher.agent.network.probe import Prober
+from hvdlite.launcher.agent.network.probe_listener import PING_BYTES
 from tests.harness.patience import PATIENCE_S
 
 HERE = "127.0.0.1"

@@ -15,7 +15,7 @@ import pytest
 from hvdlite.control import greeting
 from hvdlite.control.delivery import Delivery
 from hvdlite.control.frames import FrameSocket
-from hvdlite.launcher.agent.interfaces import describe_network
+from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.launcher.network.candidates import Network
 from hvdlite.launcher.stream.frames import (
     FrameError,
@@ -143,6 +143,7 @@ DECODERS = {
                 ended_by=[1, "it was stopped"],
                 agent="",
                 last=[],
+                spent=[9.0] * 8,
             ),
             pack_message(Kind.ANSWER, id=4, answer={"ports": {"10.0.0.1": 40000}, "problems": {}}),
             pack_output(Kind.STDOUT, 3, b"epoch 1\n") + pack_message(Kind.CLOSE, channel=2),

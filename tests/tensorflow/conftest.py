@@ -15,7 +15,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only, here and on the ranks
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _tensorflow_ranks(_no_inherited_settings: None) -> Iterator[None]:
+def _tensorflow_ranks() -> Iterator[None]:
     with TENSORFLOW:
         yield
 

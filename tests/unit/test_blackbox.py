@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import threading
@@ -14,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdlite.engine.inflight import InFlight
-from hvdlite.engine.observer import Observer
+from hvdlite.engine.observer import Observer, State
+from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import HEAD, MARK, NBYTES, NOTE, NOTES_AT, RECORD, RECORDS, RECORDS_AT, Phase
-from hvdlite.observe.recorder import Recorder, memory_at
+from hvdlite.observe.recorder import Mapped, Recorder, memory_at
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.harness.patience import until
 
@@ -32,9 +32,15 @@ def box() -> Iterator[int]:
     os.close(descriptor)
 
 
+def _mapped(box: int) -> Mapped:
+    found = memory_at(f"{box}:{os.fstat(box).st_ino}")
+    assert found is not None
+    return found
+
+
 @pytest.fixture
 def writer(box: int) -> Iterator[Recorder]:
-    found = Recorder(memory_at(f"{box}:{os.fstat(box).st_ino}"), rank=1, size=3)
+    found = Recorder(_mapped(box), rank=1, size=3)
     yield found
     found.close()
 
@@ -63,7 +69,7 @@ def test_memory_that_no_rank_wrote_to_is_empty(box: int) -> None:
 
 def test_a_record_is_what_the_observer_saw(box: int, writer: Recorder) -> None:
     observer = Observer(InFlight(lambda: None), (0, 1, 2))
-    writer.watch(4, observer)
+    writer.watch(4, observer, (0, 1, 2))
     _done(observer, 7, "weight", "bias")
     (record,) = _read(box).records()
     assert record == _read(box).last()
@@ -74,7 +80,7 @@ def test_a_record_is_what_the_observer_saw(box: int, writer: Recorder) -> None:
 def test_the_latest_records_stay_in_order_whatever_the_number(box: int, writer: Recorder) -> None:
     observers = [Observer(InFlight(lambda: None), (0, 1, 2)) for _ in range(2)]
     for group, observer in enumerate(observers):
-        writer.watch(group, observer)
+        writer.watch(group, observer, (0, 1, 2))
     for number in range(RECORDS + 10):
         _done(observers[number % 2], number, f"tensor {number}")
     records = _read(box).records()
@@ -87,7 +93,7 @@ def test_the_latest_records_stay_in_order_whatever_the_number(box: int, writer: 
 def test_threads_of_several_groups_record_at_once(box: int, writer: Recorder) -> None:
     def run(group: int) -> None:
         observer = Observer(InFlight(lambda: None), (0,))
-        writer.watch(group, observer)
+        writer.watch(group, observer, (0,))
         for number in range(500):
             _done(observer, number, "x")
 
@@ -105,15 +111,15 @@ def test_threads_of_several_groups_record_at_once(box: int, writer: Recorder) ->
 @pytest.mark.parametrize("cut", ["front", "back"])
 def test_a_record_that_was_not_finished_is_left_out(box: int, writer: Recorder, cut: str) -> None:
     observer = Observer(InFlight(lambda: None), (0,))
-    writer.watch(0, observer)
+    writer.watch(0, observer, (0,))
     for number in (1, 2, 3):
         _done(observer, number, "x")
-    at = RECORDS_AT + 3 * RECORD.size  # of the third
-    os.pwrite(box, struct.pack("<Q", 3 + RECORDS), at if cut == "front" else at + RECORD.size - 8)
-    assert [record.number for record in _read(box).records()] == [1, 2]
+    at = RECORDS_AT + 4 * RECORD.size  # of the one that is being written
+    os.pwrite(box, struct.pack("<Q", 4), at if cut == "front" else at + RECORD.size - 8)
+    assert [record.number for record in _read(box).records()] == [1, 2, 3]
     last = _read(box).last()
     assert last is not None
-    assert last.number == 2
+    assert last.number == 3
 
 
 def test_the_later_whole_note_counts(box: int) -> None:
@@ -133,12 +139,13 @@ def test_a_rank_notes_what_its_main_thread_does_and_what_is_in_flight(
     in_flight = InFlight(lambda: None)
     in_flight.submit(_entry("weight"))
     in_flight.submit(_entry("bias"))
-    writer = Recorder(mmap.mmap(box, NBYTES), 0, 2)
-    writer.watch(0, Observer(in_flight, (0, 1)))
+    writer = Recorder(_mapped(box), 0, 2)
+    writer.watch(0, Observer(in_flight, (0, 1)), (0, 1))
     try:
         until(lambda: _read(box).note.get("in_flight") == 2)
         note = _read(box).note
         assert (note["names"], note["waiting_s"]) == (["weight", "bias"], 0.0)
+        assert note["groups"] == {"0": [[], 2, [[Kind.ALLREDUCE, "weight"], [Kind.ALLREDUCE, "bias"]]]}
         handle = _entry("weight")
         in_flight.watch(handle, threading.Lock())
         until(lambda: _read(box).note["waiting_s"] > 0)
@@ -148,13 +155,57 @@ def test_a_rank_notes_what_its_main_thread_does_and_what_is_in_flight(
     assert _read(box).phase is Phase.OUTSIDE
 
 
+@pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f600"])
+def test_a_note_fits_whatever_the_names_and_paths_are(
+    box: int, monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    """JSON escapes a character to up to 12 bytes."""
+    monkeypatch.setattr("hvdlite.observe.recorder._NOTE_S", 0.01)
+    monkeypatch.setattr("hvdlite.observe.recorder._OURS", character * 4000)
+    monkeypatch.setattr("hvdlite.observe.recorder._stack", lambda frame: [character * 4000] * 8)
+    monkeypatch.setattr("hvdlite.observe.recorder.threads", lambda: [(1, 2, character * 24)] * 24)
+    in_flight = InFlight(lambda: None)
+    for number in range(40):
+        in_flight.submit(_entry(f"{number} {character * 2000}"))
+    writer = Recorder(_mapped(box), 0, 2)
+    for group in range(4):
+        writer.watch(group, Observer(in_flight, (0, 1)), (0, 1))
+    try:
+        until(lambda: _read(box).note.get("in_flight") == 160)
+    finally:
+        writer.close()
+
+
+def test_what_was_in_flight_when_the_session_ended_stays_noted(box: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdlite.observe.recorder._NOTE_S", 0.01)
+    observer = Observer(in_flight := InFlight(lambda: None), (0, 1))
+    in_flight.submit(_entry("weight"))
+    looks = []
+
+    def state(now: float, most: int) -> State:
+        looks.append(now)
+        return Observer.state(observer, now, most)
+
+    monkeypatch.setattr(observer, "state", state)
+    writer = Recorder(_mapped(box), 0, 2)
+    writer.watch(0, observer, (0, 1))
+    try:
+        until(lambda: _read(box).note.get("in_flight") == 1)
+        in_flight.forget(HorovodInternalError("the session has ended"))
+        seen = len(looks)
+        until(lambda: len(looks) > seen + 3)
+        assert _read(box).note["names"] == ["weight"]
+    finally:
+        writer.close()
+
+
 def test_the_next_session_of_a_process_begins_anew(box: int) -> None:
     for name, batches in (("old", 5), ("new", 1)):
-        writer = Recorder(mmap.mmap(box, NBYTES), 1, 3)
+        writer = Recorder(_mapped(box), 1, 3)
         try:
             assert _read(box).records() == []
             observer = Observer(InFlight(lambda: None), (0,))
-            writer.watch(0, observer)
+            writer.watch(0, observer, (0,))
             for number in range(batches):
                 _done(observer, number, name)
             assert [record.name for record in _read(box).records()] == [name] * batches
@@ -168,7 +219,7 @@ def test_without_such_memory_nothing_is_recorded(place: str) -> None:
     assert memory_at(place) is None
     writer = Recorder(memory_at(place), 0, 1)
     observer = Observer(InFlight(lambda: None), (0,))
-    writer.watch(0, observer)
+    writer.watch(0, observer, (0,))
     _done(observer, 1, "x")
     writer.enter(Phase.INSIDE)
     writer.close()
@@ -200,7 +251,7 @@ def _sentences(memory: bytes) -> list[str]:
     try:
         os.pwrite(descriptor, memory, 0)
         found = blackbox.read(descriptor)
-        return [] if found is None else blackbox.describe(found, ended_at=10.0)
+        return [] if found is None else blackbox.describe(found, at=10.0)
     finally:
         os.close(descriptor)
 

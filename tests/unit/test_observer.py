@@ -41,7 +41,7 @@ class Job:
         works = [Work([_entry() for _ in range(each)], [()] * each, next(self._numbers)) for each in tensors]
         for work in works:
             work.arrival, work.told_at, work.agreed_at = self.observer.arrival, self.observer.told_at, self.now
-        self.observer.arrival = None
+        self.observer.decided()
         return works
 
     def run(self, work: Work, moved_s: float = 1.0) -> None:
@@ -253,7 +253,7 @@ def test_batches_leave_no_objects_behind(job: Job) -> None:
             work = Work(entries, [()], number)
             job.hear(0, job.now, was_last=True)
             work.arrival, work.told_at, work.agreed_at = job.observer.arrival, job.now, job.now
-            job.observer.arrival = None
+            job.observer.decided()
             job.run(work)
 
     run_some(2 * CAPACITY)
@@ -294,3 +294,71 @@ def test_readers_need_no_lock(job: Job) -> None:
     for reader in readers:
         reader.join()
     assert found == []
+
+
+def test_a_wait_is_for_others_until_its_batch_is_agreed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: job.now)
+    handle = _entry()
+
+    def sums() -> tuple[float, float]:
+        found = job.observer.sums(job.now)
+        return found.waited_s, found.unagreed_s
+
+    assert job.in_flight.watch(handle, threading.Lock())
+    job.now += 3.0
+    assert sums() == (3.0, 3.0)  # also while it goes on
+    (work,) = job.decide(1)
+    job.observer.agreed = [work]
+    job.now += 1.0
+    assert sums() == (4.0, 3.0)
+    job.run(work, moved_s=2.0)
+    job.observer.agreed = []
+    assert sums() == (6.0, 3.0)
+    job.in_flight.waiters.clear()
+    job.now += 50.0
+    assert sums() == (6.0, 3.0)  # nobody waits
+    (early,) = job.decide(1)
+    job.now += 5.0
+    assert job.in_flight.watch(handle, threading.Lock())
+    job.run(early, moved_s=7.0)  # agreed before anybody waited
+    assert sums() == (13.0, 3.0)
+
+
+def test_a_wait_that_ends_without_a_batch_counts_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: job.now)
+    assert job.in_flight.watch(_entry(), threading.Lock())
+    job.now += 60.0
+    job.observer.refused()
+    job.in_flight.waiters.clear()
+    job.now += 5.0
+    job.run_one(1)
+    assert job.observer.sums(job.now)[2:4] == (60.0, 60.0)
+
+
+def test_each_decision_counts_once_for_the_rank_that_was_last(job: Job) -> None:
+    job.hear(0, 50.0)
+    job.hear(1, 55.0, was_last=True)
+    for work in job.decide(1, 1):
+        job.run(work)
+    job.hear(1, 60.0)
+    job.hear(2, 60.5, was_last=True)
+    job.decide(1)
+    job.hear(0, 70.0)
+    job.decide(1)  # nobody was the last
+    assert job.observer.sums(job.now).late_s == [0.0, 5.0, 0.5]
+
+
+def test_the_one_rank_that_is_missing_is_waited_for_so_far(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: job.now)
+    job.hear(0, 100.0)
+    job.hear(1, 101.0)
+    job.observer.missing = 2
+    assert job.observer.sums(111.0).late_s == [0.0, 0.0, 10.0]
+    job.hear(2, 121.0, was_last=True)
+    job.run_one(1)
+    assert job.observer.sums(200.0).late_s == [0.0, 0.0, 20.0]  # and not again what was counted before
+    job.hear(0, 200.0)
+    job.observer.missing = 1
+    job.now = 205.0
+    job.observer.refused()  # the job ends
+    assert job.observer.sums(300.0).late_s == [0.0, 5.0, 20.0]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.timeline import file as module
-from hvdlite.timeline.file import JsonArrayFile
+from hvdlite.observe.timeline import file as module
+from hvdlite.observe.timeline.file import JsonArrayFile
 
 _WRITER = """
 import signal, sys
-from hvdlite.timeline.file import JsonArrayFile
+from hvdlite.observe.timeline.file import JsonArrayFile
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
 while True:
     file = JsonArrayFile(sys.argv[1])

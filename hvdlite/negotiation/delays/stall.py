@@ -2,26 +2,44 @@
 
 The watch keeps when each waiting name was first seen. It is asked at intervals a fraction of the shortest limit, and
 only while something waits, so that it costs nothing in a healthy or idle job.
+
+A stall lasts while any name has waited for too long, and is reported once; again only if other ranks are missing than
+before. Ranks *wait for each other* if each of them submitted a name that the next did not, and the last one did not
+submit what the first did: then none may go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 _MAX_NAMES_SHOWN = 6
+_MAX_PARTS: Final = 4  # names that lack the same ranks are one
+_MAX_RANGES: Final = 32  # of ranks
+_MAX_NAME: Final = 100  # characters
+_MAX_SEARCHED: Final = 32
+_RECENT: Final = 0.2  # of the time until a name is reported: what has waited for less may soon be submitted
+
+
+class Wait(NamedTuple):
+    """The ranks that did not submit a tensor, and those that did, by their numbers in the job."""
+
+    missing: tuple[int, ...]
+    present: tuple[int, ...]
 
 
 class StallReport(NamedTuple):
-    """A warning to print, or an empty text, and the (rank, name) pairs that have become fatal."""
+    """A warning to print, or an empty text, with its facts; and the (rank, name) pairs that have become fatal."""
 
     warning: str
+    facts: Mapping[str, Any]
     fatal: tuple[tuple[int, str], ...]
     waited_s: float
 
 
 class StallWatch:
-    """Warns about a name after each ``warn_s`` that it waits and calls it fatal after ``fatal_s``; 0 means never."""
+    """Warns about a stall once a name has waited for ``warn_s``, and calls names fatal after ``fatal_s``; 0: never."""
 
     def __init__(self, warn_s: float, fatal_s: float) -> None:
         self._warn_s = warn_s
@@ -29,38 +47,116 @@ class StallWatch:
         limits = [limit for limit in (warn_s, fatal_s) if limit > 0]
         self.interval_s = min(limits) / 10 if limits else None
         self._since: dict[str, float] = {}
-        self._warned_at: dict[str, float] = {}
+        self._told: set[int] = set()  # the ranks that were missing at the report of this stall
 
-    def check(self, waiting: Mapping[str, tuple[int, ...]], now: float) -> StallReport:
-        """Looks at the names that wait at ``now``, each with the ranks that did not submit it."""
+    def check(self, waiting: Mapping[str, Wait], now: float) -> StallReport:
+        """Looks at the names that wait at ``now``."""
         self._since = {name: self._since.get(name, now) for name in waiting}
-        self._warned_at = {name: at for name, at in self._warned_at.items() if name in waiting}
-        due = [
-            name
-            for name, since in self._since.items()
-            if self._warn_s > 0 and now - self._warned_at.get(name, since) >= self._warn_s
-        ]
-        self._warned_at.update(dict.fromkeys(due, now))
-        fatal = [name for name, since in self._since.items() if self._fatal_s > 0 and now - since >= self._fatal_s]
+        due = self._waiting_for(self._warn_s, now) if self._warn_s > 0 else []
+        late = self._waiting_for(self._warn_s * _RECENT, now) if due else []
+        missing = [{rank for name in names for rank in waiting[name].missing} for names in (due, late)]
+        is_news = bool(due) and self._told not in missing
+        if is_news or not due:
+            self._told = missing[1]
+        fatal = self._waiting_for(self._fatal_s, now) if self._fatal_s > 0 else []
         oldest = max((now - self._since[name] for name in (*due, *fatal)), default=0.0)
+        warning, facts = _report({name: waiting[name] for name in late}, oldest) if is_news else ("", {})
         return StallReport(
-            _warning(due, waiting, oldest) if due else "",
-            tuple((rank, name) for name in fatal for rank in waiting[name]),
-            oldest,
+            warning, facts, tuple((rank, name) for name in fatal for rank in waiting[name].missing), oldest
         )
 
+    def _waiting_for(self, seconds: float, now: float) -> list[str]:
+        return [name for name, since in self._since.items() if now - since >= seconds]
 
-def _warning(names: list[str], waiting: Mapping[str, tuple[int, ...]], waited_s: float) -> str:
-    names_by_ranks: dict[tuple[int, ...], list[str]] = {}
-    for name in names:
-        names_by_ranks.setdefault(waiting[name], []).append(name)
-    parts = []
-    for ranks, missing in names_by_ranks.items():
-        shown = ", ".join(missing[:_MAX_NAMES_SHOWN])
-        more = f" and {len(missing) - _MAX_NAMES_SHOWN} more" if len(missing) > _MAX_NAMES_SHOWN else ""
-        parts.append(f"rank(s) {', '.join(map(str, ranks))} did not submit {shown}{more}")
-    return (
-        f"waiting for {waited_s:.0f} s: {'; '.join(parts)}. Ranks must submit the same tensors; "
-        "look at what those ranks are doing. "
+
+def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, dict[str, Any]]:
+    names_of: dict[Wait, list[str]] = {}
+    for name, wait in late.items():
+        names_of.setdefault(wait, []).append(name)
+    circle = _circle(names_of)
+    parts = [_part(wait, names) for wait, names in list(names_of.items())[:_MAX_PARTS]]
+    more = f"; and {len(names_of) - len(parts)} other sets of ranks" if len(names_of) > len(parts) else ""
+    advice = "look at what those ranks are doing. " if not circle else f"{circle_text(circle)} "
+    warning = (
+        f"waiting for {waited_s:.0f} s: {'; '.join(parts)}{more}. Ranks must submit the same tensors; {advice}"
         "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS (--stall-check-shutdown-time-seconds) ends a job that waits for so long."
     )
+    facts = {
+        "seconds": waited_s,
+        "waits": [
+            {
+                "names": [name[:_MAX_NAME] for name in names[:_MAX_NAMES_SHOWN]],
+                "count": len(names),
+                "missing": as_ranges(wait.missing)[:_MAX_RANGES],
+                "present": as_ranges(wait.present)[:_MAX_RANGES],
+            }
+            for wait, names in list(names_of.items())[:_MAX_PARTS]
+        ],
+        "circle": circle,
+    }
+    return warning, facts
+
+
+def _part(wait: Wait, names: Sequence[str]) -> str:
+    shown = ", ".join(name[:_MAX_NAME] for name in names[:_MAX_NAMES_SHOWN])
+    more = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
+    did = f" ({_ranks(wait.present)} did)" if wait.present else ""
+    return f"rank(s) {_ranks(wait.missing)} did not submit {shown}{more}{did}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    ranges = as_ranges(ranks)
+    more = f" and {len(ranges) - _MAX_RANGES} more ranges" if len(ranges) > _MAX_RANGES else ""
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MAX_RANGES]) + more
+
+
+def circle_text(circle: Sequence[tuple[int, str]]) -> str:
+    """Says that ranks wait for each other: each of ``circle`` submitted its name, which the next rank did not."""
+    following = [*circle[1:], circle[0]]
+    steps = [
+        f"rank {rank} submitted {name}, which rank {other} did not"
+        for (rank, name), (other, _) in zip(circle, following, strict=True)
+    ]
+    return (
+        f"ranks wait for each other: {'; '.join(steps)}. Submit them in the same order on all ranks, or all of them "
+        "before waiting for one."
+    )
+
+
+def as_ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns ``ranks`` as pairs of the first and the last of each range."""
+    ranges: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], rank
+        else:
+            ranges.append((rank, rank))
+    return ranges
+
+
+def _circle(names_of: Mapping[Wait, Sequence[str]]) -> list[tuple[int, str]]:
+    """Returns the shortest circle of ranks that wait for each other, each with the name for which it waits."""
+    waits = list(names_of)[:_MAX_SEARCHED]
+    for wait in waits:
+        found: list[tuple[int, str]] | None = None
+        paths = deque([[wait]])
+        seen = {wait}
+        while paths and found is None:
+            path = paths.popleft()
+            for other in waits:
+                if set(path[-1].missing).isdisjoint(other.present):
+                    continue
+                if other is wait:
+                    before = [path[-1], *path[:-1]]
+                    found = [
+                        (min(set(last.missing).intersection(each.present)), names_of[each][0][:_MAX_NAME])
+                        for last, each in zip(before, path, strict=True)
+                    ]
+                    break
+                if other not in seen:
+                    seen.add(other)
+                    paths.append([*path, other])
+        if found:
+            first = found.index(min(found))
+            return found[first:] + found[:first]
+    return []

@@ -98,7 +98,7 @@ class Events:
     def batch(self, batch: Batch) -> list[str]:
         """Returns the spans of one batch, and this rank's end of its arrow."""
         group, work, tensors = batch
-        number, is_alone = group.number, group.membership.size == 1
+        number = group.number
         kind = tensors[0].request.kind.name
         submitted = min((each.submitted_at for each in tensors if each.submitted_at), default=0.0)
         told = [each.told_at for each in tensors if each.told_at]
@@ -119,12 +119,12 @@ class Events:
         finished_at = getattr(work, "finished_at", 0.0)
         if finished_at:
             self._span(group, _FINISH, "FINISH", work.done_at, finished_at, which)
-        if not is_alone:
-            is_first = group.membership.rank == 0
-            tid, at = (waiting, work.agreed_at) if is_first else (moving, work.moved_at)
-            end = '"ph":"s"' if is_first else '"ph":"f","bp":"e"'
-            name = f'"name":"batch","cat":"batch","id":{number << 32 | work.number}'
-            self._add(f'{name},{end},{self._place(tid)},"ts":{self._ts(at)}')
+        first, *others = group.membership.ranks
+        if first != self._world.number:
+            self._arrow('"ph":"f","bp":"e"', number, work.number, self._world.number, moving, work.moved_at)
+        else:
+            for rank in others:
+                self._arrow('"ph":"s"', number, work.number, rank, waiting, work.agreed_at)
         return self._taken()
 
     def dropped(self, count: int, at: float) -> list[str]:
@@ -134,6 +134,11 @@ class Events:
             f'"args":{{"dropped":{count}}}'
         )
         return self._taken()
+
+    def _arrow(self, end: str, number: int, batch: int, rank: int, tid: int, at: float) -> None:
+        """Adds one end of the arrow to ``rank``; each has an arrow of its own, since viewers join no more than two."""
+        which = number << 52 | (batch & 0xFFFFFFFF) << 20 | rank
+        self._add(f'"name":"batch","cat":"batch","id":"{which:#x}",{end},{self._place(tid)},"ts":{self._ts(at)}')
 
     def _span(self, group: Group, lane: int, name: str, begin: float, end: float, args: str) -> int:
         """Adds a span, and returns its thread."""

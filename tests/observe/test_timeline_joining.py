@@ -62,7 +62,8 @@ class _Clocks:
                 self.traces.append(_span(rank, lane, clock(begin), clock(end), number, kind))
                 if rank:
                     self.truth[number, lane] = begin
-        self.traces.append({"name": "batch", "ph": "s", "id": number, "pid": 0, "tid": 1, "ts": agreed[0]})
+        begin = {"name": "batch", "ph": "s", "id": hex(number << 20 | 1), "pid": 0, "tid": 1, "ts": agreed[0]}
+        self.traces.append(begin)
         return max(done)
 
     def _delay(self) -> float:

@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 from hvdlite.net.calls import Unanswered, put
 from hvdlite.net.hostid import clock_id
-from hvdlite.timeline.clock import Difference
-from hvdlite.timeline.file import JsonArrayFile
-from hvdlite.timeline.limits import MOST_BYTES
+from hvdlite.observe.timeline.clock import Difference
+from hvdlite.observe.timeline.file import JsonArrayFile
+from hvdlite.observe.timeline.limits import MOST_BYTES
 
 _ANSWER_S: Final = 30.0  # an overloaded hvdrun may take some, and a job that goes on loses nothing
 _MOST_ANSWER: Final = 1024

@@ -21,8 +21,8 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.replica import Work
 from hvdlite.net.hostid import clock_id
-from hvdlite.timeline.events import Batch, Cycle, Events, Group, Tensor
-from hvdlite.timeline.sinks import Over, Sink
+from hvdlite.observe.timeline.events import Batch, Cycle, Events, Group, Tensor
+from hvdlite.observe.timeline.sinks import Over, Sink
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 20  # a write that takes a second is followed by this many seconds without one,

@@ -9,10 +9,10 @@ from typing import Final, Protocol
 from hvdlite.engine.group import Group
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
+from hvdlite.observe.timeline.recording import Recording
+from hvdlite.observe.timeline.sinks import HvdrunsFile, OwnFile, Sink
 from hvdlite.rendezvous.meeting import launchers_job
 from hvdlite.settings import Start
-from hvdlite.timeline.recording import Recording
-from hvdlite.timeline.sinks import HvdrunsFile, OwnFile, Sink
 
 DYNAMIC: Final = "DYNAMIC"
 """In place of a path: the timeline begins with the first call of ``start_timeline``."""

@@ -1,0 +1,77 @@
+"""What this rank's Python loses to itself: garbage collection, and waits for the GIL.
+
+Waits for the GIL are measured by a thread that sleeps for a while, and then needs the GIL: what it is late by, without
+the time in which it waited for a processor, it waited for the GIL. While another thread computes in Python that is the
+interpreter's switch interval, 5 ms, and else next to nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Final
+
+from hvdlite.observe.blackbox import Gauge
+
+_NANO: Final = 1e-9
+
+
+class Interpreter:
+    """Counts collections from now on, and waits for the GIL by `sleep`, which one thread calls; until `close`."""
+
+    def __init__(self) -> None:
+        self._collected_s = self._late_s = self._delayed_s = 0.0
+        self._sleeps = 0
+        self._collecting_since: float | None = None
+        self._schedstat: int | None = None
+        gc.callbacks.append(self._collect)
+
+    def sleep(self, seconds: float, is_closed: threading.Event) -> bool:
+        """Sleeps, and measures how late this thread is afterwards. True if it ``is_closed``, at once."""
+        if self._schedstat is None:
+            with suppress(OSError):
+                self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._delayed_s = self._delay_s()
+        due = monotonic() + seconds
+        if is_closed.wait(seconds):
+            return True
+        late_s, before_s = monotonic() - due, self._delayed_s
+        self._delayed_s = self._delay_s()
+        self._late_s += max(0.0, late_s - (self._delayed_s - before_s))
+        self._sleeps += 1
+        return False
+
+    def gauges(self) -> Mapping[Gauge, float]:
+        """The numbers by now."""
+        return {
+            Gauge.COLLECTED_S: self._collected_s,
+            Gauge.GIL_LATE_S: self._late_s,
+            Gauge.GIL_SLEEPS: float(self._sleeps),
+        }
+
+    def close(self) -> None:
+        """Stops counting."""
+        with suppress(ValueError):  # the program may have removed it
+            gc.callbacks.remove(self._collect)
+        if self._schedstat is not None:
+            os.close(self._schedstat)
+            self._schedstat = None
+
+    def _collect(self, phase: str, info: Mapping[str, int]) -> None:
+        """Called by the collector, with the GIL, in whatever thread it runs."""
+        if phase == "start":
+            self._collecting_since = monotonic()
+        elif self._collecting_since is not None:
+            self._collected_s += monotonic() - self._collecting_since
+            self._collecting_since = None
+
+    def _delay_s(self) -> float:
+        """For how long this thread has waited for a processor; 0 if the kernel does not count that."""
+        if self._schedstat is not None:
+            with suppress(OSError, ValueError, IndexError):
+                return int(os.pread(self._schedstat, 128, 0).split()[1]) * _NANO
+        return 0.0

@@ -1,0 +1,19 @@
+"""Measures how long the training loop waits for PyTorch's data loader (`hvdlite.observe.loading`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch.utils.data import DataLoader, dataloader
+
+from hvdlite.observe.loading import loading
+
+# The first starts the loader's processes. The second is PyTorch's own name, of all iterators that a loader makes.
+_HOOKS: Final = ((DataLoader, "__iter__"), (getattr(dataloader, "_BaseDataLoaderIter", None), "__next__"))
+
+
+def measure() -> None:
+    """Counts the time in every data loader of this process from now on. To be called once."""
+    for owner, name in _HOOKS:
+        if owner is not None:
+            setattr(owner, name, loading.timed(getattr(owner, name)))

@@ -1,0 +1,99 @@
+"""Looks into the black boxes of the running workers once a second, and tells hvdrun what the ranks found out."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from hvdlite.observe import blackbox
+from hvdlite.observe.times import Spent, spent
+
+from ..stream.frames import Kind, pack_message
+from .evidence import Evidence
+from .looking.mute import Mute
+from .packing import packed
+from .status import status_of
+from .workers import Worker, Workers
+
+_PERIOD_S: Final = 1.0
+
+
+class Watch:
+    """Watches ``workers``, and passes frames to ``send``. If ``keeps_boxes``, hvdrun gets those of ranks that end."""
+
+    def __init__(self, workers: Workers, send: Callable[[bytes], None]) -> None:
+        self._workers, self._send = workers, send
+        self._memories: dict[int, mmap.mmap] = {}  # by rank
+        self._told: dict[int, int] = {}  # by rank, the number of its latest finding
+        self._mute = Mute()
+        self.evidence = Evidence()
+        self.keeps_boxes = False
+        self.due: float | None = None
+
+    @property
+    def answers(self) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
+        """The functions that answer questions about the workers."""
+        return {"status": self.status, "blackbox": self.boxes, "evidence": self.evidence.answer}
+
+    def begin(self, worker: Worker, now: float) -> None:
+        """Looks after ``worker`` too, if it has a black box, at ``now`` on the monotonic clock for the first time."""
+        if worker.blackbox is None:
+            return
+        with suppress(OSError):  # no more descriptors; the job does without
+            self._memories[worker.rank] = mmap.mmap(worker.blackbox, blackbox.NBYTES, prot=mmap.PROT_READ)
+            self.evidence.begin(worker, self._memories[worker.rank])
+            self.due = self.due or now
+
+    def tick(self, now: float) -> None:
+        """Looks, if it is time."""
+        if self.due is not None and now >= self.due:
+            for rank, memory in self._memories.items():
+                self._look(rank)
+                if (finding := self._mute.look(rank, memory, now)) is not None:
+                    self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
+            self.evidence.look(now)
+            self.due = now + _PERIOD_S
+
+    def end(self, worker: Worker, now: float) -> Spent | None:
+        """Looks for the last time: ``worker`` has ended. Returns what it had spent, if it has a black box."""
+        told = None
+        if (memory := self._memories.get(worker.rank)) is not None:
+            self._look(worker.rank)
+            told = spent(partial(blackbox.gauge, memory), now)
+            self.evidence.end(worker.rank)
+            if self.keeps_boxes and (box := packed(worker.rank, memory)):
+                self._send(pack_message(Kind.BOX, **box))
+            del self._memories[worker.rank]
+            memory.close()
+        if not self._memories:
+            self.due = None
+        return told
+
+    def status(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What the workers of ``ranks`` are doing that have not ended. For any thread."""
+        found = []
+        for worker in [each for each in tuple(self._workers) if each.rank in question["ranks"]]:
+            with suppress(ValueError):  # it ends just now
+                if worker.process.returncode is None:
+                    memory = self._memories.get(worker.rank)
+                    found.append(status_of(worker.rank, worker.process.pid, memory, time.monotonic()))
+        return found
+
+    def boxes(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The black boxes of those of ``ranks`` that have not ended. For any thread."""
+        found = []
+        for rank in question["ranks"]:
+            with suppress(ValueError):  # it ends just now
+                memory = self._memories.get(rank)
+                if memory is not None and (box := packed(rank, memory)):
+                    found.append(box)
+        return found
+
+    def _look(self, rank: int) -> None:
+        for number, finding in blackbox.findings(self._memories[rank], self._told.get(rank, 0)):
+            self._told[rank] = number
+            self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))

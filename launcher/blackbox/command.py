@@ -1,0 +1,77 @@
+"""The command ``hvdrun blackbox``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import click
+
+_OURS: Final = re.compile(r"rank_\d+")
+
+
+@click.command(
+    "blackbox",
+    short_help="Show what each rank of a job did last.",
+    epilog="Example: hvdrun -np 4 --output-filename logs python train.py; hvdrun blackbox logs --torch traces; "
+    "torchfrtrace traces.",
+)
+@click.argument("job", metavar="[PID|DIR]", required=False)
+@click.option(
+    "--torch",
+    "output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the latest collectives of each rank into this folder, for PyTorch's torchfrtrace.",
+)
+def blackbox(job: str | None, output: Path | None) -> None:
+    """Show what each rank of a job did last: the batch that it finished, what it waits for, where its program is.
+
+    The job is a running one, the process of whose hvdrun on this host may be left out if you run no other, or one that
+    has ended and had --output-filename DIR.
+    """
+    # Imported here, for no job needs them, and every one would start later.
+    from hvdlite.observe.blackbox import describe
+
+    from ..agents.fields import printable
+    from ..monitor.choosing import chosen
+    from ..monitor.client import JobEnded
+    from .boxes import of_folder, of_running
+    from .flight_recorder import dumped
+    from .groups import groups_of
+
+    is_running = job is None or job.isdecimal()
+    if job is not None and not is_running:
+        boxes, size = of_folder(_checked(Path(job)))
+    else:
+        with chosen(None if job is None else int(job)) as client:
+            try:
+                boxes, size = of_running(client)
+            except JobEnded as ended:
+                raise click.ClickException(f"{ended}.") from None
+    if not boxes:
+        raise click.ClickException("no rank of that job has a black box: none of them called init().")
+    if output is None:
+        for box in boxes:
+            click.echo(f"rank {box.rank} on {box.host}, process {box.contents.pid}:")
+            for line in describe(box.contents, box.at, "ago" if is_running else "before its end"):
+                click.echo(f"  {printable(line)}")
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    if strange := sorted(path.name for path in output.iterdir() if not _OURS.fullmatch(path.name)):
+        raise click.UsageError(f"--torch {output}: torchfrtrace would read {strange[0]} there too; name a new folder.")
+    for path in output.iterdir():
+        path.unlink()  # of another time
+    groups = groups_of(boxes, size)
+    for box in boxes:
+        (output / f"rank_{box.rank}").write_bytes(dumped(box, groups))
+    missing = size - len(boxes)
+    more = f" --allow-incomplete-ranks; {missing} rank(s) have no black box" if missing else ""
+    click.echo(f"{output} has {len(boxes)} rank(s), for torchfrtrace {output}{more}")
+
+
+def _checked(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise click.UsageError(f"{folder} is neither the process of an hvdrun nor a folder of --output-filename.")
+    return folder

@@ -1,0 +1,39 @@
+"""The job that a command means."""
+
+from __future__ import annotations
+
+import click
+
+from ..agents.fields import printable
+from .client import Client, JobEnded, running
+
+_MOST_CHARACTERS = 60  # of a command
+
+
+def chosen(pid: int | None) -> Client:
+    """Connects to the hvdrun of process ``pid``, or to the only one that runs. The caller closes the connection.
+
+    Raises UsageError that lists those that run.
+    """
+    clients = running()
+    found = [client for client in clients if pid is None or client.pid == pid]
+    if len(found) != 1:
+        listed = "; ".join(map(_describe, clients))
+    for client in clients:
+        if found != [client]:
+            client.close()
+    if len(found) == 1:
+        return found[0]
+    if not clients:
+        raise click.UsageError("no job of yours runs on this host; ask on the host where its hvdrun runs.")
+    wrong = f"no hvdrun of yours is process {pid}" if pid is not None else f"{len(clients)} jobs run"
+    raise click.UsageError(f"{wrong}; give the process of one of these: {listed}")
+
+
+def _describe(client: Client) -> str:
+    try:
+        job = client.job()
+    except (JobEnded, TimeoutError) as error:
+        return f"{client.pid}: {error}"
+    command = printable(" ".join(map(str, job["command"])))
+    return f"{client.pid}: {job['size']} rank(s), {command[:_MOST_CHARACTERS]}"

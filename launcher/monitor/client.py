@@ -1,0 +1,107 @@
+"""Finds the running jobs of this user, and asks their hvdruns."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+from hvdlite.net.entrance import peer_of
+
+from . import folder
+
+_PATIENCE_S: Final = 30.0  # beyond that of hvdrun with its agents
+_MOST_BYTES: Final = 64 << 20  # of a line, as of a frame between hvdrun and an agent
+_READ_BYTES: Final = 1 << 20
+
+
+class JobEnded(Exception):
+    """The job has ended, with the exit code ``code`` if hvdrun could say it."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__("the job has ended")
+        self.code = code
+
+
+class Client:
+    """A connection to the hvdrun of process ``pid``. Raises OSError if there is none.
+
+    Its methods raise JobEnded, and TimeoutError if it is stopped.
+    """
+
+    def __init__(self, pid: int, place: int, name: str) -> None:
+        self.pid = pid
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._received = b""
+        try:
+            self._sock.settimeout(_PATIENCE_S)
+            self._sock.connect(folder.address(place, name))
+            if not peer_of(self._sock).is_own:
+                raise PermissionError(f"process {pid} is another user's")
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def job(self) -> Mapping[str, Any]:
+        """What hvdrun says of the job."""
+        for line in self.ask("job"):
+            answer = line.get("answer")
+            if isinstance(answer, dict):
+                return answer
+        raise JobEnded(None)
+
+    def ask(self, what: str, **fields: Any) -> list[Mapping[str, Any]]:
+        """Asks one question, and returns the lines of its answer: see `monitor`."""
+        lines: list[Mapping[str, Any]] = []
+        with suppress(OSError):  # it may have said the code before it hung up
+            self._sock.sendall(json.dumps({"what": what, **fields}).encode() + b"\n")
+        while not (line := self._line()).get("done"):
+            if "ended" in line:
+                raise JobEnded(line["ended"] if type(line["ended"]) is int else None)
+            lines.append(line)
+        return lines
+
+    def _line(self) -> Mapping[str, Any]:
+        pieces = [self._received]
+        while b"\n" not in pieces[-1]:
+            try:
+                piece = self._sock.recv(_READ_BYTES)
+            except TimeoutError:
+                raise TimeoutError(f"hvdrun, process {self.pid}, does not answer") from None
+            except OSError:
+                piece = b""
+            if not piece or sum(map(len, pieces)) > _MOST_BYTES:
+                raise JobEnded(None)
+            pieces.append(piece)
+        text, _, self._received = b"".join(pieces).partition(b"\n")
+        with suppress(ValueError, RecursionError):
+            line = json.loads(text)
+            if isinstance(line, dict):
+                return line
+        raise JobEnded(None)
+
+
+def running(environ: Mapping[str, str] = os.environ) -> list[Client]:
+    """Connects to all running hvdruns of this user, in the order of their process ids; the caller closes them."""
+    found: dict[int, Client] = {}
+    for place in folder.existing(environ):
+        for pid, name in folder.sockets(place).items():
+            with suppress(OSError):
+                found[pid] = Client(pid, place, name)
+        os.close(place)
+    return [found[pid] for pid in sorted(found)]
