@@ -18,7 +18,7 @@ A rank is late in a round if the others waited for it for a tenth of the time, a
 themselves, when one and then another is: than the median of that by five times its median absolute deviation. In a
 balanced job every rank is equally likely to be the last, so the chance that one rank is the last in k rounds is ``size
 ** (1 - k)``, where each wait for another rank takes back up to five rounds. A rank is named if the chance is below one
-in 250, and less for each rank that looked slow before and then did not: so that however long a noisy job lasts, few are
+in 240, and less for each rank that looked slow before and then did not: so that however long a noisy job lasts, few are
 named in all. That must be six rounds and two and a half seconds or more, and at least half of the latest twenty. Not
 all, because a rank that is short of processor time is late only when one of its pauses falls into a batch. A rank that
 is late now and then, such as one that writes checkpoints, is not named.
@@ -39,7 +39,7 @@ from hvdlite.negotiation.delays.arrival import Arrival
 
 _MIN_ROUNDS: Final = 6
 _MIN_S: Final = 2.5
-_MIN_BITS: Final = 8  # of evidence: -log2 of the chance
+_MIN_BITS: Final = 7.9  # of evidence: -log2 of the chance
 _MOST_BITS: Final = 19
 _QUIET_ROUNDS: Final = 20  # after so many, one that looked slow before is forgotten
 _MIN_WAIT_S: Final = 0.01
