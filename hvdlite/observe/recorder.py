@@ -157,7 +157,7 @@ class Recorder:
         )
 
     def _publish(self, finding: Finding) -> bool:
-        """Hands ``finding`` to the agent, which looks every second. False if it cannot: it is too long, or closed."""
+        """Hands ``finding`` to the agent. False if it cannot: it is too long, or closed."""
         memory, text = self._memory, json.dumps(finding).encode()
         if memory is None or len(text) > FINDING_BYTES:
             return False
