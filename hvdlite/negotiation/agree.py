@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hvdlite.members.ranges import named
 from hvdlite.negotiation.kinds import KINDS, Check, Ranks
 from hvdlite.negotiation.messages import EMPTY_GROUP, JOIN_NAME, Kind, Request
 from hvdlite.tensors.device import CPU
@@ -93,8 +94,7 @@ def _explain(what: str, values: Sequence[Any], ranks: Ranks) -> str:
     for rank, value in zip(ranks, values, strict=True):
         ranks_by_value.setdefault(str(value), []).append(rank)
     sides = "; ".join(
-        f"rank{'s' if len(agreeing) > 1 else ''} {', '.join(map(str, agreeing))} "
-        f"ha{'ve' if len(agreeing) > 1 else 's'} {value}"
+        f"{named(agreeing)} ha{'ve' if len(agreeing) > 1 else 's'} {value}"
         for value, agreeing in ranks_by_value.items()
     )
     return f"ranks disagree about the {what}: {sides}. Submit the same on every rank."

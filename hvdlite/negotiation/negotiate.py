@@ -26,7 +26,7 @@ from operator import and_, or_
 from hvdlite.negotiation.agree import differ_in_length, disagreement, is_well_formed
 from hvdlite.negotiation.bits import members, membership
 from hvdlite.negotiation.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
-from hvdlite.negotiation.delays.stall import Wait
+from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.fuse import Agreed, fuse
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hvdlite.members.ranges import named
+from hvdlite.negotiation.delays.circle import circle_text
+
 from ..agents.fields import printable
 from ..agents.link import AgentLink, Question
-from ..screen.stacks import Looked, as_lines, looked, named
+from ..screen.stacks import Looked, as_lines, looked
 
 _ANSWER_S: Final = 8.0
 _MOST_ASKED: Final = 128  # ranks
@@ -154,17 +157,9 @@ class StallReport:
         return f"rank {ranks[0]} on {link.host}{process}"
 
     def _circle(self, looks: Iterable[Looked]) -> str:
-        places = {look.rank: look.place for look in looks}
-        circle = self._stall.circle
-        steps = []
-        for (rank, name), (other, _) in zip(circle, (*circle[1:], circle[0]), strict=True):
-            place = places.get(rank)
-            at = f" (it is at {place.file}:{place.line}, in {place.function})" if place else ""
-            steps.append(f"rank {rank} for {name!r}, which rank {other} did not submit{at}")
-        return (
-            f"ranks wait for each other: {'; '.join(steps)}. "
-            "Submit them in the same order on all ranks, or all of them before waiting for one."
-        )
+        found = {look.rank: look.place for look in looks}
+        places = {rank: f"{place.file}:{place.line}, in {place.function}" for rank, place in found.items() if place}
+        return circle_text(self._stall.circle, places)
 
 
 def why_silent(question: Question) -> str:

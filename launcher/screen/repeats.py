@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from hvdlite.members.ranges import shortened
+
 AHEAD_S: Final = 0.5  # for the first rank to catch up
 QUIET_S: Final = 2.0  # a traceback that does not go on for so long has ended
 TOLD_S: Final = 0.5  # for further ranks that have the same
@@ -50,7 +52,7 @@ class Same:
     is_last: bool
 
     def __str__(self) -> str:
-        return f"[{ranges(self.ranks)}]: the same" + ("" if self.is_last else f" as [{self.first}]")
+        return f"[{shortened(self.ranks)}]: the same" + ("" if self.is_last else f" as [{self.first}]")
 
 
 @dataclass(slots=True)
@@ -252,14 +254,3 @@ def _common(lines: Sequence[bytes], others: Sequence[bytes]) -> int:
     """The number of equal lines at the beginning."""
     pairs = enumerate(zip(lines, others, strict=False))
     return next((index for index, (line, other) in pairs if line != other), min(len(lines), len(others)))
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """Abbreviates sorted numbers: ``0,2-4``."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    return ",".join("-".join(map(str, part)) for part in parts)

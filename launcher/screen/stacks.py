@@ -6,14 +6,15 @@ are shown once, with their ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from hvdlite.members.ranges import named
 
 from ..agents.fields import printable
 
 _WIDTH: Final = 200  # characters of a line
-_MOST_RANKS: Final = 64  # that are listed by number
 _MOST_STACKS: Final = 64
 _MOST_CALLS: Final = 30
 _MOST_THREADS: Final = 64  # of a rank
@@ -107,24 +108,6 @@ def as_lines(ranks: Sequence[Looked]) -> Iterator[str]:
         yield from (f"  {call}" for call in calls)
     if len(order) > _MOST_STACKS:
         yield f"and {len(order) - _MOST_STACKS} other stacks"
-
-
-def named(ranks: Iterable[int]) -> str:
-    """``ranks`` in words: "rank 3", "ranks 0-2, 7"."""
-    numbers = sorted(set(ranks))
-    parts: list[str] = []
-    index = 0
-    while index < len(numbers):
-        last = index
-        while last + 1 < len(numbers) and numbers[last + 1] == numbers[last] + 1:
-            last += 1
-        if last - index >= 2:
-            parts.append(f"{numbers[index]}-{numbers[last]}")
-        else:
-            parts += map(str, numbers[index : last + 1])
-        index = last + 1
-    more = f" and {len(parts) - _MOST_RANKS} more" if len(parts) > _MOST_RANKS else ""
-    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(parts[:_MOST_RANKS])}{more}"
 
 
 def _done(members: Sequence[tuple[int, str]]) -> str:

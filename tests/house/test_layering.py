@@ -89,7 +89,9 @@ LAUNCHER_MAY_IMPORT = (
     "cuda.presence",
     "net",
     "rendezvous",
+    "members.ranges",
     "members.topology",
+    "negotiation.delays.circle",
     "observe.timeline.file",
     "observe.timeline.limits",
 )

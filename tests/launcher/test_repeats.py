@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from hvdlite.launcher.screen.repeats import AHEAD_S, QUIET_S, RECENT_S, TOLD_S, Line, Repeats, Same, ranges
+from hvdlite.launcher.screen.repeats import AHEAD_S, QUIET_S, RECENT_S, TOLD_S, Line, Repeats, Same
+from hvdlite.members.ranges import shortened
 
 HEAD = b"Traceback (most recent call last):"
 FRAMES = (HEAD, b'  File "t.py", line 3, in <module>', b"    train()", b'  File "t.py", line 1, in train', b"    1 / 0")
@@ -68,7 +69,7 @@ def test_in_whatever_order_their_lines_come() -> None:
                 del left[rank]
                 told.ends(rank)
         leader = int(told.shown[0][0])
-        others = ranges([rank for rank in range(4) if rank != leader])
+        others = shortened([rank for rank in range(4) if rank != leader])
         assert told.finish() == [*said(leader, error), f"[{others}]: the same"], f"with seed {seed}"
 
 
@@ -96,7 +97,7 @@ def test_each_finds_its_own_among_several() -> None:
     for rank in (0, 1, 3):
         told.writes(rank, *ERROR)
     told.writes(4, *OTHER)
-    assert told.finish() == [*said(2, OTHER), *said(0, ERROR), "[4]: the same as [2]", "[1,3]: the same"]
+    assert told.finish() == [*said(2, OTHER), *said(0, ERROR), "[4]: the same as [2]", "[1, 3]: the same"]
 
 
 def test_ranks_process_ids_and_addresses_do_not_count_but_other_numbers_do() -> None:
@@ -139,7 +140,7 @@ def test_torch_writes_the_rank_before_every_line() -> None:
     told = Told()
     for rank in range(3):
         told.writes(rank, *(b"[rank%d]: %s" % (rank, line) for line in CHAIN))
-    assert told.finish()[len(CHAIN) :] == ["[1-2]: the same"]
+    assert told.finish()[len(CHAIN) :] == ["[1, 2]: the same"]
 
 
 def test_a_syntax_error_and_an_exception_group_are_tracebacks() -> None:
@@ -154,7 +155,7 @@ def test_a_syntax_error_and_an_exception_group_are_tracebacks() -> None:
         for rank in range(3):
             told.writes(rank, *lines)
             told.ends(rank)
-        assert told.finish() == [*said(0, lines), "[1-2]: the same"]
+        assert told.finish() == [*said(0, lines), "[1, 2]: the same"]
 
 
 def test_a_part_of_a_chain_is_not_the_same() -> None:
@@ -221,7 +222,7 @@ def test_the_news_comes_after_a_moment_for_several_ranks() -> None:
         told.ends(rank)
     assert told.shown == said(0, ERROR)
     told.passes(TOLD_S)
-    assert told.shown == [*said(0, ERROR), "[1-2]: the same"]
+    assert told.shown == [*said(0, ERROR), "[1, 2]: the same"]
     assert told.deadline is None
 
 
@@ -244,6 +245,5 @@ def test_other_lines_pass_and_cost_nothing() -> None:
     assert told.finish() == [*said(0, ERROR), "1|step 1", "[1]: the same", "1|step 2"]
 
 
-def test_ranges() -> None:
-    assert [ranges(ranks) for ranks in ([3], [1, 2, 3], [0, 2, 3, 7], [])] == ["3", "1-3", "0,2-3,7", ""]
-    assert str(Same((1, 2), 0, is_last=True)) == "[1-2]: the same"
+def test_what_a_note_says() -> None:
+    assert str(Same((0, 2, 3, 4), 1, is_last=True)) == "[0, 2-4]: the same"

@@ -13,8 +13,9 @@ from hvdlite.launcher.agent.looking.mute import Mute
 from hvdlite.launcher.agents.link import AgentLink, Question
 from hvdlite.launcher.job.mutes import Mutes
 from hvdlite.launcher.job.stalls import Part, Stall, Stalls, read
-from hvdlite.launcher.screen.stacks import Looked, as_lines, looked, named
-from hvdlite.negotiation.delays.stall import StallWatch, Wait
+from hvdlite.launcher.screen.stacks import Looked, as_lines, looked
+from hvdlite.negotiation.delays.circle import Wait
+from hvdlite.negotiation.delays.stall import StallWatch
 from hvdlite.observe.blackbox import AWAKE_AT, GAUGE, HEAD, MARK, NBYTES, OFFER, OFFER_AT, Phase
 
 _THREAD = {"name": "MainThread", "is_main": True, "state": "S", "syscall": "futex", "wchan": "futex_wait"}
@@ -50,17 +51,6 @@ def test_the_place_in_the_users_code_is_not_in_a_library() -> None:
     ours = _looked(0, ours="/data/job/train").place
     assert ours is not None  # nothing is left, so the outermost call stands for it
     assert ours.line == 7
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"), [([3], "rank 3"), ([1, 0], "ranks 0, 1"), ([7, 0, 2, 1], "ranks 0-2, 7"), ([], "ranks ")]
-)
-def test_ranks_in_words(ranks: list[int], text: str) -> None:
-    assert named(ranks) == text
-
-
-def test_many_ranks_are_not_all_listed() -> None:
-    assert len(named(range(0, 10_000, 2))) < 600
 
 
 _ANY_JSON = st.recursive(

@@ -4,29 +4,22 @@ The watch keeps when each waiting name was first seen. It is asked at intervals 
 only while something waits, so that it costs nothing in a healthy or idle job.
 
 A stall lasts while any name has waited for too long, and is reported once; again only if other ranks are missing than
-before. Ranks *wait for each other* if each of them submitted a name that the next did not, and the last one did not
-submit what the first did: then none may go on.
+before.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+from hvdlite.members.ranges import as_ranges, shortened
+from hvdlite.negotiation.delays.circle import Wait, circle_of, circle_text
 
 _MAX_NAMES_SHOWN = 6
 _MAX_PARTS: Final = 4  # names that lack the same ranks are one
 _MAX_RANGES: Final = 32  # of ranks
 _MAX_NAME: Final = 100  # characters
-_MAX_SEARCHED: Final = 32
 _RECENT: Final = 0.2  # of the time until a name is reported: what has waited for less may soon be submitted
-
-
-class Wait(NamedTuple):
-    """The ranks that did not submit a tensor, and those that did, by their numbers in the job."""
-
-    missing: tuple[int, ...]
-    present: tuple[int, ...]
 
 
 class StallReport(NamedTuple):
@@ -73,7 +66,7 @@ def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, dict[str, A
     names_of: dict[Wait, list[str]] = {}
     for name, wait in late.items():
         names_of.setdefault(wait, []).append(name)
-    circle = _circle(names_of)
+    circle = circle_of({wait: names[0][:_MAX_NAME] for wait, names in names_of.items()})
     parts = [_part(wait, names) for wait, names in list(names_of.items())[:_MAX_PARTS]]
     more = f"; and {len(names_of) - len(parts)} other sets of ranks" if len(names_of) > len(parts) else ""
     advice = "look at what those ranks are doing. " if not circle else f"{circle_text(circle)} "
@@ -100,63 +93,5 @@ def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, dict[str, A
 def _part(wait: Wait, names: Sequence[str]) -> str:
     shown = ", ".join(name[:_MAX_NAME] for name in names[:_MAX_NAMES_SHOWN])
     more = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
-    did = f" ({_ranks(wait.present)} did)" if wait.present else ""
-    return f"rank(s) {_ranks(wait.missing)} did not submit {shown}{more}{did}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    ranges = as_ranges(ranks)
-    more = f" and {len(ranges) - _MAX_RANGES} more ranges" if len(ranges) > _MAX_RANGES else ""
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MAX_RANGES]) + more
-
-
-def circle_text(circle: Sequence[tuple[int, str]]) -> str:
-    """Says that ranks wait for each other: each of ``circle`` submitted its name, which the next rank did not."""
-    following = [*circle[1:], circle[0]]
-    steps = [
-        f"rank {rank} submitted {name}, which rank {other} did not"
-        for (rank, name), (other, _) in zip(circle, following, strict=True)
-    ]
-    return (
-        f"ranks wait for each other: {'; '.join(steps)}. Submit them in the same order on all ranks, or all of them "
-        "before waiting for one."
-    )
-
-
-def as_ranges(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns ``ranks`` as pairs of the first and the last of each range."""
-    ranges: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1] = ranges[-1][0], rank
-        else:
-            ranges.append((rank, rank))
-    return ranges
-
-
-def _circle(names_of: Mapping[Wait, Sequence[str]]) -> list[tuple[int, str]]:
-    """Returns the shortest circle of ranks that wait for each other, each with the name for which it waits."""
-    waits = list(names_of)[:_MAX_SEARCHED]
-    for wait in waits:
-        found: list[tuple[int, str]] | None = None
-        paths = deque([[wait]])
-        seen = {wait}
-        while paths and found is None:
-            path = paths.popleft()
-            for other in waits:
-                if set(path[-1].missing).isdisjoint(other.present):
-                    continue
-                if other is wait:
-                    before = [path[-1], *path[:-1]]
-                    found = [
-                        (min(set(last.missing).intersection(each.present)), names_of[each][0][:_MAX_NAME])
-                        for last, each in zip(before, path, strict=True)
-                    ]
-                    break
-                if other not in seen:
-                    seen.add(other)
-                    paths.append([*path, other])
-        if found:
-            first = found.index(min(found))
-            return found[first:] + found[:first]
-    return []
+    did = f" ({shortened(wait.present)} did)" if wait.present else ""
+    return f"rank(s) {shortened(wait.missing)} did not submit {shown}{more}{did}"

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.members.ranges import named
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.library import dotted
 from hvdlite.tensors.buffer import address_of
@@ -134,7 +135,7 @@ def _grouped(key: Callable[[int], K], numbers: Iterable[int]) -> list[tuple[K, l
 
 
 def _ranks(members: Sequence[int], ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(members) > 1)} {', '.join(str(ranks[member]) for member in members)}"
+    return named(ranks[member] for member in members)
 
 
 def _parsed(data: bytes, rank: int) -> Offer:

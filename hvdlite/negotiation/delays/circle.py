@@ -1,0 +1,66 @@
+"""Ranks that wait for each other.
+
+Each of them submitted a name that the next did not, and the last one did not submit what the first did: then none may
+go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+_MAX_SEARCHED: Final = 32
+
+
+class Wait(NamedTuple):
+    """The ranks that did not submit a tensor, and those that did, by their numbers in the job."""
+
+    missing: tuple[int, ...]
+    present: tuple[int, ...]
+
+
+def circle_of(name_of: Mapping[Wait, str]) -> list[tuple[int, str]]:
+    """Returns the shortest circle of ranks that wait for each other, each with the name for which it waits.
+
+    It is empty if there is none. ``name_of`` has one of the names that wait in the same way.
+    """
+    waits = list(name_of)[:_MAX_SEARCHED]
+    for wait in waits:
+        found: list[tuple[int, str]] | None = None
+        paths = deque([[wait]])
+        seen = {wait}
+        while paths and found is None:
+            path = paths.popleft()
+            for other in waits:
+                if set(path[-1].missing).isdisjoint(other.present):
+                    continue
+                if other is wait:
+                    before = [path[-1], *path[:-1]]
+                    found = [
+                        (min(set(last.missing).intersection(each.present)), name_of[each])
+                        for last, each in zip(before, path, strict=True)
+                    ]
+                    break
+                if other not in seen:
+                    seen.add(other)
+                    paths.append([*path, other])
+        if found:
+            first = found.index(min(found))
+            return found[first:] + found[:first]
+    return []
+
+
+def circle_text(circle: Sequence[tuple[int, str]], places: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Says that the ranks of ``circle`` wait for each other. ``places`` has where in the program some of them are."""
+    following = [*circle[1:], circle[0]]
+    steps = [
+        f"rank {rank} for {name!r}, which rank {other} did not submit"
+        + (f" (it is at {places[rank]})" if rank in places else "")
+        for (rank, name), (other, _) in zip(circle, following, strict=True)
+    ]
+    return (
+        f"ranks wait for each other: {'; '.join(steps)}. Submit them in the same order on all ranks, or all of them "
+        "before waiting for one."
+    )
