@@ -20,10 +20,10 @@ _READ_BYTES: Final = 1 << 20
 
 
 class JobEnded(Exception):
-    """The job has ended, with the exit code ``code`` if hvdrun could say it."""
+    """The job has ended, with the exit code ``code`` if hvdrun could say it. The text says so."""
 
     def __init__(self, code: int | None) -> None:
-        super().__init__("the job has ended")
+        super().__init__("the job has ended" + ("" if code is None else f" with exit code {code}"))
         self.code = code
 
 

@@ -52,7 +52,6 @@ def top(pid: int | None, is_once: bool, is_json: bool, svg: Path | None) -> None
 
                 show(viewer)
         except JobEnded as ended:
-            code = "" if ended.code is None else f" with exit code {ended.code}"
-            click.echo(f"hvdrun: the job has ended{code}", err=True)
+            click.echo(f"hvdrun: {ended}", err=True)
         except KeyboardInterrupt:
             pass  # the other way to end it

@@ -32,8 +32,7 @@ def stacks(pid: int | None, ranks: tuple[int, ...], shows_all: bool) -> None:
         try:
             lines = client.ask("stacks", all=shows_all, **wanted)
         except JobEnded as ended:
-            code = "" if ended.code is None else f" with exit code {ended.code}"
-            raise click.ClickException(f"the job has ended{code}") from None
+            raise click.ClickException(str(ended)) from None
     for line in _shown(lines):
         click.echo(line)
 
