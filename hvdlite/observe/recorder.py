@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ from hvdlite.observe.blackbox import (
     gauge,
 )
 from hvdlite.observe.blackbox import Phase as Phase
+from hvdlite.observe.calls import calls_of, without_ours
 from hvdlite.observe.interpreter import Interpreter
 from hvdlite.observe.stacks import Stacks, threads
 
@@ -190,7 +191,7 @@ class Recorder:
             "waiting_s": max((state.waiting_s for state in states.values()), default=0.0),
             "unagreed_s": max((state.unagreed_s for state in states.values()), default=0.0),
             "missing": states[_EVERYONE].missing if _EVERYONE in states else UNKNOWN,
-            "stack": (stack := list(_stack(sys._current_frames().get(self._main or 0)))),
+            "stack": (stack := _stack(sys._current_frames().get(self._main or 0))),
             "groups": (groups := {group: self._listed(group, state) for group, state in states.items()}),
             "threads": (alive := threads()),
             "ours": _OURS if len(_OURS) <= _MOST_OF_FOLDER else "",
@@ -223,16 +224,10 @@ def _shorten(groups: dict[int, tuple[Sequence[int], int, list[tuple[int, str]]]]
         next(filter(None, others)).pop()
 
 
-def _stack(frame: FrameType | None) -> Iterator[str]:
+def _stack(frame: FrameType | None) -> list[str]:
     """The innermost calls of a thread; of hvdlite's own, only what the user called."""
-    shown = 0
-    while frame is not None and shown < _MOST_FRAMES:
-        code, above = frame.f_code, frame.f_back
-        is_inside = above is not None and above.f_code.co_filename.startswith(_OURS)
-        if not (code.co_filename.startswith(_OURS) and is_inside):
-            yield f"{code.co_qualname}, {code.co_filename}:{frame.f_lineno}"
-            shown += 1
-        frame = above
+    calls = itertools.islice(without_ours(calls_of(frame), _OURS), _MOST_FRAMES)
+    return [f"{function}, {file}:{line}" for file, line, function in calls]
 
 
 class Mapped(mmap.mmap):

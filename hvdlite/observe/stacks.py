@@ -22,11 +22,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
 from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, GAUGE, OFFER, OFFER_AT, STACKS, STACKS_AT, STACKS_BYTES
+from hvdlite.observe.calls import Call, calls_of
 
 _MOST_THREADS: Final = 64
 _MOST_FRAMES: Final = 40
@@ -115,14 +117,9 @@ def _all_stacks() -> bytes:
     return json.dumps(told).encode()
 
 
-def _calls(frame: FrameType | None) -> list[tuple[str, int, str]]:
-    """The innermost calls of a thread: file, line and function of each."""
-    calls: list[tuple[str, int, str]] = []
-    while frame is not None and len(calls) < _MOST_FRAMES:
-        code = frame.f_code
-        calls.append((code.co_filename[:_FILE], frame.f_lineno or 0, code.co_qualname[:_FILE]))
-        frame = frame.f_back
-    return calls
+def _calls(frame: FrameType) -> list[Call]:
+    """The innermost calls of a thread."""
+    return [(file[:_FILE], line, function[:_FILE]) for file, line, function in islice(calls_of(frame), _MOST_FRAMES)]
 
 
 def _free_signal() -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from hvdlite.observe.blackbox import Phase
+from hvdlite.observe.calls import without_ours
 
 from ..processes import processes
 from ..workers import Worker
@@ -134,7 +135,7 @@ def _threads(process: Process, stacks: list[Stack] | None, ours: str) -> list[di
     told = []
     for stack in sorted(stacks or (), key=lambda stack: stack.tid != process.pid):
         if shows_all or not _is_ours(stack, ours):
-            calls = stack.calls if shows_all else without_ours(_own(stack.calls), ours)
+            calls = stack.calls if shows_all else list(without_ours(_own(stack.calls), ours))
             thread = by_tid.get(stack.tid)
             told.append(_of_thread(thread, stack.name, stack.tid == process.pid, calls[:_MOST_CALLS]))
     known = {stack.tid for stack in stacks or ()}
@@ -159,16 +160,6 @@ def _is_ours(stack: Stack, ours: str) -> bool:
     """True if hvdlite has started the thread, whose name may not be known."""
     calls = _own(stack.calls)
     return stack.name.startswith(_OURS) or (not stack.name and bool(calls) and calls[-1][0].startswith(ours))
-
-
-def without_ours(calls: Sequence[tuple[str, int, str]], ours: str) -> list[tuple[str, int, str]]:
-    """``calls`` without those that hvdlite makes itself."""
-    callers = [file for file, _, _ in calls[1:]] + [""]
-    return [
-        call
-        for call, caller in zip(calls, callers, strict=True)
-        if not (call[0].startswith(ours) and caller.startswith(ours))
-    ]
 
 
 def _of_thread(
