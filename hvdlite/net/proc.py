@@ -5,47 +5,70 @@ from __future__ import annotations
 import os
 from typing import Final, NamedTuple
 
-_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Stat(NamedTuple):
-    """``state`` is ``T`` for a process that a signal stopped, and ``t`` for one that a debugger holds.
+    """What a ``stat`` file says of a process, or of a thread.
 
-    The others are process ids.
+    ``state`` is ``T`` if a signal stopped it, and ``t`` if a debugger holds it. ``parent``, ``group`` and ``session``
+    are process ids. The processor times and page faults are sums. ``processor`` is where it ran last.
     """
 
+    name: str
     state: str
     parent: int
     group: int
     session: int
+    minor_faults: int
+    major_faults: int
+    user_s: float
+    system_s: float
+    processor: int
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time, of all threads if this is a process."""
+        return self.user_s + self.system_s
+
+
+def parse_stat(text: str) -> Stat | None:
+    """Reads the ``text`` of a ``stat`` file; None if it is empty, because the process has ended."""
+    head, _, rest = text.rpartition(")")  # the name may hold anything
+    fields = rest.split()
+    if not fields:
+        return None
+    return Stat(
+        name=head.partition("(")[2],
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        minor_faults=int(fields[7]),
+        major_faults=int(fields[9]),
+        user_s=int(fields[11]) * _TICK_S,
+        system_s=int(fields[12]) * _TICK_S,
+        processor=int(fields[36]),
+    )
 
 
 def stat_of(pid: int) -> Stat:
-    """The state of ``pid`` and what it belongs to. Raises OSError if it has ended."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split(None, 4)  # the name before them may hold anything
-    if len(fields) < 4:
+    """What the kernel says of ``pid``. Raises OSError if it has ended."""
+    with open(f"/proc/{pid}/stat", errors="replace") as file:
+        stat = parse_stat(file.read())
+    if stat is None:
         raise ProcessLookupError(f"process {pid} has ended")
-    return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+    return stat
 
 
-class Usage(NamedTuple):
-    """The processor time that all threads of a process have had, and the memory that it has mapped and touched."""
-
-    cpu_s: float
-    memory_bytes: int
-
-
-def usage_of(pid: int) -> Usage:
-    """What ``pid`` has used. Raises OSError if it has ended."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split(None, 13)
+def memory_of(pid: int) -> int:
+    """The bytes that ``pid`` has mapped and touched. Raises OSError if it has ended."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         pages = file.read().split()
-    if len(fields) < 14 or len(pages) < 2:
+    if len(pages) < 2:
         raise ProcessLookupError(f"process {pid} has ended")
-    return Usage((int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND, int(pages[1]) * _PAGE_BYTES)
+    return int(pages[1]) * _PAGE_BYTES
 
 
 def memory() -> dict[str, int]:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from hvdlite.net.proc import parse_stat
 from hvdlite.observe import cgroups
 
 Sums = dict[str, float]
@@ -115,17 +116,16 @@ class ProcessCounters:
 
     def read(self) -> Sums:
         """The sums by now; empty if the process has ended."""
-        fields = self._stat.read().rpartition(")")[2].split()
-        if len(fields) < 37:
+        stat = parse_stat(self._stat.read())
+        if stat is None:
             return {}
-        user_s, system_s = int(fields[11]) * _TICK_S, int(fields[12]) * _TICK_S
         sums: Sums = {
-            "cpu_s": user_s + system_s,
-            "system_s": system_s,
-            "minor_faults": int(fields[7]),
-            "major_faults": int(fields[9]),
-            "is_stopped": fields[0] == _STOPPED,
-            "processor": int(fields[36]),
+            "cpu_s": stat.cpu_s,
+            "system_s": stat.system_s,
+            "minor_faults": stat.minor_faults,
+            "major_faults": stat.major_faults,
+            "is_stopped": stat.state == _STOPPED,
+            "processor": stat.processor,
         }
         if len(words := self._main.read().split()) == 3:
             sums |= {"run_s": int(words[0]) * _NANO, "delay_s": int(words[1]) * _NANO, "slices": int(words[2])}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeGuard, cast
 
-from hvdlite.net.proc import stat_of, usage_of
+from hvdlite.net.proc import memory_of, stat_of
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import Phase, Record
 
@@ -31,8 +31,8 @@ def status_of(rank: int, worker: int, memory: blackbox.Memory | None, now: float
         if box is not None and stat_of(box.pid).session == worker:
             found["pid"] = box.pid
     with suppress(OSError):
-        usage = usage_of(found["pid"])
-        found |= {"state": stat_of(found["pid"]).state, "cpu_s": usage.cpu_s, "memory_bytes": usage.memory_bytes}
+        stat = stat_of(found["pid"])
+        found |= {"state": stat.state, "cpu_s": stat.cpu_s, "memory_bytes": memory_of(found["pid"])}
     if box is None:
         return found
     found["phase"] = box.phase.name

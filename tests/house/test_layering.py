@@ -19,8 +19,9 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
     {"errors", "log", "version", "compat", "observe.cgroups", "observe.blackbox", "untraced", "publish"},
-    {"observe.times", "observe.counters"},
+    {"observe.times", "observe.calls"},
     {"net", "tensors", "members", "native"},
+    {"observe.counters"},
     {"negotiation", "launched_by", "cuda"},
     {"settings"},
     {"launched_by.presence", "tracebacks", "spin"},
@@ -83,6 +84,7 @@ LAUNCHER_MAY_IMPORT = (
     "version",
     "observe.cgroups",
     "observe.blackbox",
+    "observe.calls",
     "observe.times",
     "observe.counters",
     "compat",

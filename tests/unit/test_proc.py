@@ -18,7 +18,8 @@ def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
             child.stdout.readline()
             assert stat_of(child.pid).parent == os.getpid()
             assert stat_of(child.pid).state != "T"
-            assert stat_of(child.pid)[2:] == (os.getpgrp(), os.getsid(0))
+            stat = stat_of(child.pid)
+            assert (stat.name, stat.group, stat.session) == (") T 1 (", os.getpgrp(), os.getsid(0))
             child.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, child.pid, os.WSTOPPED)
             assert stat_of(child.pid).state == "T"

@@ -8,6 +8,8 @@ import struct
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from hvdlite.net.proc import parse_stat
+
 from .syscalls import NAMES, NUMBERS
 
 _MOST_THREADS: Final = 512
@@ -83,9 +85,8 @@ def is_below(pid: int, ancestor: int) -> bool:
 
 def _thread(pid: int, tid: int) -> Thread | None:
     folder = f"/proc/{pid}/task/{tid}"
-    head, _, rest = _read(f"{folder}/stat").rpartition(")")
-    state = rest.split()[:1]
-    if not state:
+    known = parse_stat(_read(f"{folder}/stat"))
+    if known is None:
         return None
     number, *arguments = _read(f"{folder}/syscall").split() or [""]
     syscall, reads = "", False
@@ -93,7 +94,7 @@ def _thread(pid: int, tid: int) -> Thread | None:
         syscall = NAMES.get(int(number), f"system call {number}")
         reads = _reads_stdin(pid, int(number), [int(argument, 16) for argument in arguments[:2]])
     wchan = _read(f"{folder}/wchan").strip()
-    return Thread(tid, head.partition("(")[2], state[0], syscall, wchan if wchan != "0" else "", reads)
+    return Thread(tid, known.name, known.state, syscall, wchan if wchan != "0" else "", reads)
 
 
 def _reads_stdin(pid: int, number: int, arguments: list[int]) -> bool:
