@@ -16,6 +16,7 @@ from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import Phase, Record
 
 _WINDOW_S: Final = 10.0
+_SHORTEST_S: Final = 0.5
 _LONGEST_S: Final = 60.0  # of a window that waits for a name to come again
 _MOST_RECORDS: Final = 512
 _MOST_NAMES: Final = 2
@@ -83,7 +84,12 @@ def rates(records: Iterable[Record], now: float) -> dict[str, Any]:
 
 
 def _per_s(times: list[float], now: float) -> float | None:
-    """How often something happens that happened at ``times``, of which the last is first. It may be overdue."""
+    """How often something happens that happened at ``times``, of which the last is first. It may be overdue.
+
+    None if all of them were just now.
+    """
+    if now - times[-1] < _SHORTEST_S:
+        return None
     between_s = max((times[0] - times[-1]) / (len(times) - 1), now - times[0])
     return 1 / between_s if between_s > 0 else None
 

@@ -14,6 +14,7 @@ from ..monitor.client import Client
 _WORTH_A_WORD_S: Final = 1.0  # of waiting
 _MARKED: Final = 0.05  # the part of the time that the others wait for a rank that is shown as the slowest
 _MOST_LATE: Final = 1 << 16
+_SHORTEST_S: Final = 0.5  # of what is averaged over: of less, one batch or one tick of a clock makes any rate
 _PHASES: Final = {"JOINING": "in init()", "OUTSIDE": "after shutdown()"}
 _STATES: Final = {"T": "stopped", "t": "held by a debugger", "Z": "ended"}
 
@@ -65,12 +66,22 @@ class View:
         return min((row.steps_per_s for row in self.rows if row.steps_per_s is not None), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """The processor time ``cpu_s`` that process ``pid`` had had at ``at``, when it had just used so many ``cores``."""
+
+    pid: int
+    at: float
+    cpu_s: float
+    cores: float | None
+
+
 class Viewer:
     """Asks ``client`` for one view after another. What needs two of them, as CPU does, is there from the second on."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._used: dict[int, tuple[int, float, float]] = {}  # by rank: its process, when, and the seconds of CPU
+        self._used: dict[int, _Use] = {}  # by rank
 
     def look(self) -> View:
         """Returns the next view. Raises JobEnded, and ValueError if an answer is none."""
@@ -109,14 +120,14 @@ class Viewer:
         return View(count(job, "pid"), command, figure(job, "ran_s"), found, found_ago_s, rows, slowest)
 
     def _row(self, rank: int, host: str, told: Mapping[str, Any], late: float) -> Row:
-        rates = field(told, "rates", dict) if told.get("rates") else {}
+        rates = _rates(told)
         now, pid = figure(told, "at"), count(told, "pid")
         state = _STATES.get(text(told, "state"), "") if "state" in told else ""
         phase = text(told, "phase") if "phase" in told else ""
         steps_per_s = waits = for_others = bytes_per_s = late_s = None
         last, idle_s = "", None
         if rates:
-            span_s = max(figure(rates, "span_s"), 1e-9)
+            span_s = figure(rates, "span_s")
             if rates.get("steps_per_s") is not None:
                 steps_per_s = figure(rates, "steps_per_s")
             waiting_s = figure(told, "waiting_s")
@@ -153,23 +164,31 @@ class Viewer:
 
     def _cores(self, rank: int, pid: int, now: float, cpu_s: float) -> float | None:
         before = self._used.get(rank)
-        self._used[rank] = (pid, now, cpu_s)
-        if before is None or before[0] != pid or now <= before[1]:
-            return None
-        return max(0.0, cpu_s - before[2]) / (now - before[1])
+        cores = None
+        if before is not None and before.pid == pid:
+            if now - before.at < _SHORTEST_S:
+                return before.cores
+            cores = max(0.0, cpu_s - before.cpu_s) / (now - before.at)
+        self._used[rank] = _Use(pid, now, cpu_s, cores)
+        return cores
+
+
+def _rates(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sums of a rank and the time that they are of; empty if that is too short, or there are none."""
+    rates = field(told, "rates", dict) if told.get("rates") else {}
+    return rates if rates and figure(rates, "span_s") >= _SHORTEST_S else {}
 
 
 def _late(told: object) -> dict[int, float]:
     """For what part of the time all others waited for each rank, as rank 0 knows it."""
     late: dict[int, float] = {}
-    if isinstance(told, dict) and told.get("rates"):
-        rates = field(told, "rates", dict)
-        listed, span_s = field(rates, "late_s", list), max(figure(rates, "span_s"), 1e-9)
+    if isinstance(told, dict) and (rates := _rates(told)):
+        listed, span_s = field(rates, "late_s", list), figure(rates, "span_s")
         if len(listed) > _MOST_LATE:
             raise improper("late_s")
         for entry in listed:
             if isinstance(entry, list) and [type(each) for each in entry] == [int, float] and isfinite(entry[1]):
-                late[entry[0]] = max(0.0, entry[1]) / span_s
+                late[entry[0]] = min(1.0, max(0.0, entry[1]) / span_s)
         if type(missing := told.get("missing")) is int:  # a wait that goes on
             late[missing] = min(1.0, late.get(missing, 0.0) + figure(told, "unagreed_s") / span_s)
     return late

@@ -81,6 +81,11 @@ def test_records_that_make_no_sense_are_no_error(bad: float) -> None:
     assert json.dumps(rates(records[::-1], 100.0))
 
 
+def test_two_steps_at_once_make_no_rate() -> None:
+    records = [_record(0, 8.0, "x"), _record(1, 9.9999), _record(2, 9.99999)]
+    assert [rates(records[::-1], now)["steps_per_s"] for now in (10.0, 11.0)] == [None, pytest.approx(1, rel=0.01)]
+
+
 def test_names_that_never_come_again_make_no_steps() -> None:
     assert rates([_record(9, 9.0, "x"), _record(8, 8.0, "y")], 10.0)["steps_per_s"] is None
     assert rates([_record(9, 9.0, "x")], 10.0) == {}
@@ -158,6 +163,26 @@ def test_cpu_is_what_was_used_between_two_views() -> None:
     assert viewer.look().rows[1].cpu == pytest.approx(1.5)
     told |= {"at": 54.0, "pid": 8}
     assert viewer.look().rows[1].cpu is None
+
+
+def test_cpu_stays_what_it_was_if_the_next_view_comes_at_once() -> None:
+    told = _told(1)
+    viewer = Viewer(_Answers([told], 2))
+    used = []
+    for at, cpu_s in ((50.0, 1.0), (50.001, 1.02), (52.0, 4.0), (52.001, 4.02), (54.0, 6.0)):
+        told |= {"at": at, "cpu_s": cpu_s}
+        used.append(viewer.look().rows[1].cpu)
+    assert used == [None, None, 1.5, 1.5, 1.0]
+
+
+@pytest.mark.parametrize("span_s", [0.0, 1e-300, 1e-6, 0.49])
+def test_what_is_averaged_over_almost_no_time_is_not_shown(span_s: float) -> None:
+    first = _told(0)
+    first["rates"] |= {"span_s": span_s, "steps_per_s": 1e9}
+    view = Viewer(_Answers([first, _told(2)], 3)).look()
+    assert cells(view.rows[0])[2:7] == ["-"] * 5
+    assert cells(view.rows[2])[2] == "5"
+    assert (view.slowest, view.steps_per_s) == (None, 5.0)
 
 
 @pytest.mark.parametrize(
