@@ -7,59 +7,45 @@ is one line on stderr and exit code 2, before anything is started.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import click
 
-from hvdlite.compat import python_path
-from hvdlite.errors import BadHostSpec, LaunchError
-from hvdlite.launched_by.slurm import without_step
-from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.errors import LaunchError
 from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
-from .agents.agents import Agents
 from .agents.fields import printable
-from .agents.ways import Way
 from .allocation import allocation_of
 from .blackbox.command import blackbox
 from .check_build import describe_build
 from .doctor.command import doctor
 from .endings import ending_of
 from .hostlists import hosts_of
-from .hosts import Host, is_local, own_names
-from .job.execute import FailureReport, execute
-from .job.logs import Logs
-from .job.plan import Plan, wanted_hosts
-from .job.preparation import Request, prepare, sketch
+from .hosts import Host
+from .job.plan import wanted_hosts
+from .launch import launch, say
 from .network.attempts import HostsUnreached
 from .nodes.place import NodePlace, doubt
 from .options.command import LaunchCommand, complete_command
 from .options.completion import completion
 from .options.config_file import read_config
-from .options.flags import SETTINGS, Outcome, resolve
+from .options.environment import environment_of
+from .options.flags import resolve
 from .options.hosts import HostOptions, host_options
 from .options.job import JobOptions, OutputOptions, job_options, output_options
 from .options.nodes import NodeOptions, node_options
-from .options.of_python import check_target
-from .options.program import check_meaning, check_not_a_host, check_order, check_program
-from .options.spelling import misspelt
+from .options.program import check_command, check_meaning
 from .options.table import horovod_options, typed_flags
-from .screen.screen import Screen
-from .screen.texts import describe_plan, describe_settings
-from .spawners import ways_to
+from .screen.texts import describe_settings
 from .timeline.command import timeline
 from .top.command import top
 from .top.stacks import stacks
 
-_VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
 _OTHERS: Final = (blackbox, completion, doctor, stacks, timeline, top)
 _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of the options
 
@@ -94,7 +80,7 @@ def hvdrun(
 ) -> int:
     """Starts COMMAND as a job of N processes that train together."""
     outcome = resolve(read_config(job.config_file) if job.config_file is not None else (), typed_flags(flags))
-    environment = _environment(job, outcome.settings)
+    environment = environment_of(job, outcome.settings)
     if checks_build or shows_settings:
         _print(describe_build() if checks_build else describe_settings(environment))
         return 0
@@ -102,12 +88,12 @@ def hvdrun(
         _check_words(command, environment, where)
     place = _place(node, where)
     if place is None and not (_is_alone() or where.are_named) and (text := doubt(os.environ)):
-        _say(f"{printable(text)}.")
+        say(f"{printable(text)}.")
     if place is not None and (place.count > 1 or not job.is_counted):
         job = job.with_slots(place.slots)
     listed = where.listed() or (_allocated(job) if place is None else ())
     if command:
-        _check_command(command, environment, where, listed, is_counted=job.is_counted or place is not None)
+        check_command(command, environment, where, listed, is_counted=job.is_counted or place is not None)
     elif place is None:
         wanted_hosts(listed, job.size, job.per_host, job.gpus_per_rank)
     if not command:
@@ -119,78 +105,14 @@ def hvdrun(
     if where.ports:
         environment["HVDLITE_PORT_RANGE"] = f"{where.ports[0]}-{where.ports[-1]}"
     job.check_gpus()
-    launch = partial(_launch, command, where, output, environment, outcome)
+    start = partial(launch, command, where, output, environment, outcome)
     if place is not None and place.count > 1:
         if is_dry:
             raise click.UsageError("--dry-run shows what one hvdrun would start, and this is one of several nodes.")
-        return _as_node(place, node, job, environment, launch)
+        return _as_node(place, node, job, environment, start)
     if place is not None and not job.is_counted:
         listed = (Host("localhost"),)
-    return launch(job, listed, is_dry=is_dry)
-
-
-def _launch(
-    command: tuple[str, ...],
-    where: HostOptions,
-    output: OutputOptions,
-    environment: dict[str, str],
-    outcome: Outcome,
-    job: JobOptions,
-    listed: Sequence[Host],
-    ways: Mapping[str, Way] | None = None,
-    *,
-    is_dry: bool = False,
-) -> int:
-    """Runs the job on the hosts that are ``listed``, of which ``ways`` lead to some; returns its exit code."""
-    hosts = wanted_hosts(listed, job.size, job.per_host, job.gpus_per_rank)
-    request = Request(
-        command,
-        hosts,
-        job.size,
-        environment,
-        job.named,
-        where.interfaces,
-        where.ports,
-        job.syncs,
-        job.gpus_per_rank,
-        job.per_host,
-    )
-    identity = Job.create()
-    _print_notes([*outcome.notes, *_counted_twice(hosts)])
-    for wrong, right in misspelt(environment):
-        _say(f"there is no setting {wrong}; did you mean {right}?")
-    if is_dry:
-        plan = sketch(request, identity)
-        job.readers(plan.size)
-        _print_notes(_without_ranks(hosts, plan))
-        _print(describe_plan(plan, os.environ, ways_to(hosts, plan.hosts, where.ssh), output.is_verbose))
-        return 0
-    with Agents(where.ssh, _say, ways) as agents:
-        plan = prepare(request, identity, agents, _say if output.is_verbose else _ignore)
-        readers = job.readers(plan.size)
-        idle = _without_ranks(hosts, plan)
-        if ways and idle:
-            raise BadHostSpec(f"{idle[0]}; start fewer nodes, or more ranks, or give each node fewer with -ppn.")
-        _print_notes(idle)
-        with (
-            _logs(output.folder, plan.size) as logs,
-            RendezvousServer(identity, plan.size) as server,
-            _timeline(plan, identity) as plan,
-        ):
-            streams = sys.stdout.fileno(), sys.stderr.fileno()
-            screen = Screen(*streams, os.environ, has_timestamps=output.has_timestamps)
-            plan = plan.meeting_at(server.address)
-            on_failure: FailureReport | None = click.get_current_context().obj
-            return execute(
-                plan,
-                agents,
-                screen,
-                logs,
-                readers=readers,
-                grace_s=job.grace_s,
-                is_verbose=output.is_verbose,
-                on_failure=on_failure,
-            )
+    return start(job, listed, is_dry=is_dry)
 
 
 def _place(node: NodeOptions, where: HostOptions) -> NodePlace | None:
@@ -218,9 +140,9 @@ def _allocated(job: JobOptions) -> tuple[Host, ...]:
 
 
 def _as_node(
-    place: NodePlace, node: NodeOptions, job: JobOptions, environment: dict[str, str], launch: Callable[..., int]
+    place: NodePlace, node: NodeOptions, job: JobOptions, environment: dict[str, str], start: Callable[..., int]
 ) -> int:
-    """Runs this node: node 0 starts the job with ``launch``. Returns the exit code of the job."""
+    """Runs this node: node 0 starts the job with ``start``. Returns the exit code of the job."""
     # Each node is a host of its own: containers on one machine may share its network, but neither GPUs nor processes.
     for variables in (environment, os.environ):  # of ranks here, and of the agent whose ranks inherit them
         variables.setdefault("HVDLITE_HOSTID", f"node {place.rank}")
@@ -234,28 +156,19 @@ def _as_node(
     try:
         with ending_by_signal():
             if place.rank > 0:
-                return join(place, secret, job.per_host, timeout_s, _say)
+                return join(place, secret, job.per_host, timeout_s, say)
             # Some operators set the port for the nodes a second time, as the one where ranks of torch.distributed meet.
             if environment.get("MASTER_PORT") == str(place.port) and "MASTER_PORT" not in job.named:
                 for name in ("MASTER_ADDR", "MASTER_PORT"):
                     environment.pop(name, None)
-            with Gathering(place, secret, _say) as nodes:
+            with Gathering(place, secret, say) as nodes:
                 nodes.wait(timeout_s)
                 if job.size == "auto" or job.gpus_per_rank is not None:
-                    return launch(job, nodes.hosts(), nodes.ways)
+                    return start(job, nodes.hosts(), nodes.ways)
                 # Each node has said how many ranks it takes.
-                return launch(replace(job, per_host=None), nodes.hosts_with_slots(job.per_host), nodes.ways)
+                return start(replace(job, per_host=None), nodes.hosts_with_slots(job.per_host), nodes.ways)
     except NoLibcrypto as error:
         raise click.UsageError(f"nodes talk to each other encrypted, but {error}; use another Python.") from None
-
-
-def _say(line: str) -> None:
-    with suppress(OSError):  # nobody reads it
-        print(f"hvdrun: {line}", file=sys.stderr, flush=True)
-
-
-def _ignore(line: str) -> None:
-    """Ignores a message that only --verbose shows."""
 
 
 def _open_missing_streams() -> None:
@@ -282,112 +195,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _environment(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment that the user wants for the workers: variables of -x win over ``settings`` of flags."""
-    environment = without_step(os.environ)
-    for name, value in settings.items():
-        if job.named.isdisjoint(SETTINGS[name].variables):
-            environment |= dict.fromkeys(SETTINGS[name].variables, value)
-    for text in job.variables:
-        match = _VARIABLE.fullmatch(text)
-        if match is None or (match["value"] and not match["assigns"]):
-            raise click.UsageError(f"-x {text!r} is not NAME or NAME=VALUE.")
-        if match["assigns"]:
-            environment[match["name"]] = match["value"]
-        elif match["name"] in os.environ:
-            environment[match["name"]] = os.environ[match["name"]]
-        elif match["name"] not in environment:
-            raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
-    if job.is_horovod:
-        environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
-        if environment.keys().isdisjoint(SETTINGS["stall_check_time_seconds"].variables):
-            environment["HVDLITE_STALL_CHECK_TIME_SECONDS"] = "60"
-    return environment
-
-
-def _check_command(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    where: HostOptions,
-    hosts: Sequence[Host],
-    *,
-    is_counted: bool,
-) -> None:
-    """Raises UsageError for a command that is a mistake, or that is not on this host if a rank is to run here."""
-    path = environment.get("PATH", os.defpath)
-    if where.hosts is not None and not is_counted and all(host.slots is None for host in hosts):
-        check_not_a_host(command, path, where.hosts)
-    _check_folder()
-    if not hosts or any(is_local(host.name) for host in hosts):
-        check_program(command, path)
-        check_target(command, environment)
-    if not hosts and not is_counted:
-        check_order(command)
-
-
 def _check_words(command: Sequence[str], environment: Mapping[str, str], where: HostOptions) -> None:
     """Raises UsageError for a command whose first word was meant as something else."""
     own = {str(other.name): f"hvdrun {other.name}" for other in _OTHERS}
     likely = own | {name: f"hvdrun --{name}" for name in _LIKE_COMMANDS}
     check_meaning(command, environment.get("PATH", os.defpath), where.hosts, likely)
-
-
-def _counted_twice(hosts: Sequence[Host]) -> list[str]:
-    here = own_names(hosts)
-    if len(here) < 2:
-        return []
-    return [f"{' and '.join(here)} are one machine, this one, and count as {len(here)} hosts; {here[0]}:N is one host"]
-
-
-def _without_ranks(hosts: Sequence[Host], plan: Plan) -> list[str]:
-    idle = list(dict.fromkeys(host.name for host in hosts if host.name not in plan.hosts))
-    if not idle:
-        return []
-    return [f"no rank runs on {', '.join(idle)}: {', '.join(plan.hosts)} can take all {plan.size}"]
-
-
-def _check_folder() -> None:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise click.UsageError("the working directory was removed; cd into one that exists.") from None
-
-
-@contextmanager
-def _logs(folder: str | None, size: int) -> Iterator[Logs | None]:
-    if folder is None:
-        yield None
-        return
-    try:
-        logs = Logs(folder, size)
-    except OSError as error:
-        raise click.UsageError(f"--output-filename {folder} cannot be used: {error.strerror}.") from None
-    try:
-        yield logs
-    finally:
-        logs.close()
-
-
-@contextmanager
-def _timeline(plan: Plan, job: Job) -> Iterator[Plan]:
-    """The plan with the timeline that its ranks are to record, which is served meanwhile."""
-    path = Settings.read(plan.environment).timeline
-    if path in ("", "DYNAMIC"):
-        yield plan
-        return
-    from .job.timeline import Timeline  # for most jobs have none, and would start later
-
-    try:
-        served = Timeline(path, job, plan.size, _say)
-    except OSError as error:
-        raise click.UsageError(f"the timeline {path} cannot be written: {error.strerror}.") from None
-    with served:
-        yield plan.recording_at(served.address)
-
-
-def _print_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        click.secho(f"hvdrun: {note}", err=True, dim=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def _print(lines: Iterator[str]) -> None:

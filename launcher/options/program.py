@@ -17,6 +17,10 @@ from typing import Final
 
 import click
 
+from ..hosts import Host, is_local
+from .hosts import HostOptions
+from .of_python import check_target
+
 _SLOTS: Final = re.compile(r"[^/\s]+:\d+(?:,.*)?")
 _HOST: Final = re.compile(r"[A-Za-z0-9][\w.-]*,?")
 _COUNT: Final = re.compile(r"(?:-np?|--num-proc)(?:=?(?P<count>\d+|auto))?")
@@ -42,7 +46,34 @@ def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: 
         raise click.UsageError(f"there is no program {program!r} to start; {meant}")
 
 
-def check_order(command: Sequence[str]) -> None:
+def check_command(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    where: HostOptions,
+    hosts: Sequence[Host],
+    *,
+    is_counted: bool,
+) -> None:
+    """Raises UsageError for a command that is a mistake, or that is not on this host if a rank is to run here."""
+    path = environment.get("PATH", os.defpath)
+    if where.hosts is not None and not is_counted and all(host.slots is None for host in hosts):
+        _check_not_a_host(command, path, where.hosts)
+    _check_folder()
+    if not hosts or any(is_local(host.name) for host in hosts):
+        _check_program(command, path)
+        check_target(command, environment)
+    if not hosts and not is_counted:
+        _check_order(command)
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise click.UsageError("the working directory was removed; cd into one that exists.") from None
+
+
+def _check_order(command: Sequence[str]) -> None:
     """Raises UsageError if the number of processes is given behind the program instead of before it."""
     for index, word in enumerate(command):
         if match := _COUNT.fullmatch(word):
@@ -54,7 +85,7 @@ def check_order(command: Sequence[str]) -> None:
                 )
 
 
-def check_not_a_host(command: Sequence[str], path: str, hosts: str) -> None:
+def _check_not_a_host(command: Sequence[str], path: str, hosts: str) -> None:
     """Raises UsageError if ``command`` consists of words that look like hosts, and is no program of this host."""
     if all(_HOST.fullmatch(word) and not shutil.which(word, path=path) and not Path(word).exists() for word in command):
         whole = ",".join(word.strip(",") for word in (hosts, *command))
@@ -80,7 +111,7 @@ def _more_hosts(hosts: str, command: Sequence[str], path: str) -> list[str]:
     return names[:1] if is_sure else []
 
 
-def check_program(command: Sequence[str], path: str) -> None:
+def _check_program(command: Sequence[str], path: str) -> None:
     """Raises UsageError with a suggestion if the program of this host cannot be executed."""
     program = command[0]
     if shutil.which(program, path=path):

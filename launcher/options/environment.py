@@ -1,0 +1,44 @@
+"""The environment that the user wants for the workers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import click
+
+from hvdlite.compat import python_path
+from hvdlite.launched_by.slurm import without_step
+
+from .flags import SETTINGS
+from .job import JobOptions
+
+_VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
+
+
+def environment_of(job: JobOptions, settings: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with variables of -x, which win over ``settings`` of flags.
+
+    Raises UsageError for a variable that is none.
+    """
+    environment = without_step(os.environ)
+    for name, value in settings.items():
+        if job.named.isdisjoint(SETTINGS[name].variables):
+            environment |= dict.fromkeys(SETTINGS[name].variables, value)
+    for text in job.variables:
+        match = _VARIABLE.fullmatch(text)
+        if match is None or (match["value"] and not match["assigns"]):
+            raise click.UsageError(f"-x {text!r} is not NAME or NAME=VALUE.")
+        if match["assigns"]:
+            environment[match["name"]] = match["value"]
+        elif match["name"] in os.environ:
+            environment[match["name"]] = os.environ[match["name"]]
+        elif match["name"] not in environment:
+            raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
+    if job.is_horovod:
+        environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
+        if environment.keys().isdisjoint(SETTINGS["stall_check_time_seconds"].variables):
+            environment["HVDLITE_STALL_CHECK_TIME_SECONDS"] = "60"
+    return environment
