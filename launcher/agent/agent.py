@@ -45,10 +45,11 @@ from ..stream.hello import Hello
 from ..stream.loop import Loop
 from ..stream.outbox import Outbox
 from .answers import Answerer, take_files
+from .ending.guard import SCHEDULED, fork_guarded
+from .ending.scheduler import Scheduler
+from .ending.termination import Termination
 from .feed import Feed, open_pipe
-from .guard import SCHEDULED, fork_guarded
 from .outputs import Outputs
-from .termination import Termination
 from .tunnel import Tunnel
 from .watch import Watch
 from .workers import Worker, Workers, explain
@@ -58,7 +59,6 @@ _ABANDONED_GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL once hvdrun is de
 _FAREWELL_S: Final = 2.0  # for hvdrun to read the last output
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ANNOUNCING: Final = (signal.SIGUSR1, signal.SIGUSR2)  # that time is running out, for ranks and not for agents
-_SCHEDULER_S: Final = 0.5  # between the arrivals of one signal of a scheduler at hvdrun and here
 
 
 class Agent:
@@ -83,9 +83,7 @@ class Agent:
         self._guard = os.getppid()
         self._gave_up = ""  # why this agent ends by itself
         self._is_scheduled = guard is not None
-        self._scheduled: dict[int, float] = {}  # when the scheduler, or this agent, last sent a signal to all here
-        self._of_guard: dict[int, float] = {}  # when to pass on a signal that only the guard may have got
-        self._terminate_at: float | None = None
+        self._scheduler = Scheduler()
         self._grace_s = 0.0
         self._lease_s: float | None = None
         self._heard = time.monotonic()
@@ -107,7 +105,8 @@ class Agent:
             self._loop.turn(self._seconds_to_act())
             with suppress(BlockingIOError):
                 caught = set(os.read(signals, 512))
-                self._scheduled |= dict.fromkeys(caught.intersection(_ANNOUNCING), time.monotonic())
+                for signum in caught.intersection(_ANNOUNCING):
+                    self._scheduler.sent(signum, time.monotonic())
                 if ending := caught.intersection(_ENDING):
                     self._take_signal(min(ending))
             with suppress(ChildProcessError):
@@ -117,7 +116,6 @@ class Agent:
             self._watch.tick(time.monotonic())
             self._termination.go_on()
             self._pass_on()
-            self._terminate()
             self._check_lease()
         self._say_farewell()
 
@@ -228,44 +226,32 @@ class Agent:
             self._workers.signal_ranks(signum)
             return
         if self._is_scheduled and signum == signal.SIGTERM:
-            self._terminate_at = time.monotonic() + _SCHEDULER_S
+            self._scheduler.terminate(time.monotonic())
             return
         self._workers.signal_everyone(signum)
         if signum == signal.SIGKILL:
             self._end(0.0)
-
-    def _terminate(self) -> None:
-        """Sends the SIGTERM that hvdrun has asked for, once it is clear that the scheduler does not."""
-        if self._terminate_at is not None and signal.SIGTERM in self._scheduled:
-            self._terminate_at = None
-        if self._terminate_at is not None and time.monotonic() >= self._terminate_at:
-            self._terminate_at = None
-            self._terminate_all()
-
-    def _terminate_all(self) -> None:
-        self._workers.signal_everyone(signal.SIGTERM)
-        self._scheduled[signal.SIGTERM] = time.monotonic()
 
     def _hear_guard(self, guard: int) -> None:
         numbers = os.read(guard, 512)
         if not numbers:  # it was killed
             self._loop.unwatch(guard)
         for signum in numbers:
-            self._of_guard.setdefault(signum, time.monotonic() + _SCHEDULER_S)
+            self._scheduler.sent_to_guard(signum, time.monotonic())
 
     def _pass_on(self) -> None:
-        """Acts on signals that the guard got, once it is clear that nobody else here did."""
+        """Acts on signals that the guard got and nobody else here, and sends a SIGTERM that the scheduler does not."""
         now = time.monotonic()
-        for signum in [signum for signum, due in self._of_guard.items() if now >= due]:
-            heard = self._of_guard.pop(signum) - _SCHEDULER_S
-            if signum in self._scheduled and self._scheduled[signum] >= heard - _SCHEDULER_S:
-                continue
+        must_terminate = False
+        for signum in self._scheduler.missed(now):
             if signum in _ANNOUNCING:
                 self._workers.signal_ranks(signum)
             elif signum in _ENDING:
                 self._outbox.send(pack_message(Kind.SIGNAL, signum=signum))
-                if signum == signal.SIGTERM and signum not in self._scheduled:
-                    self._terminate_all()
+                must_terminate |= signum == signal.SIGTERM and not self._scheduler.has_sent(signum)
+        if must_terminate or self._scheduler.must_terminate(now):
+            self._workers.signal_everyone(signal.SIGTERM)
+            self._scheduler.sent(signal.SIGTERM, now)
 
     def _check_lease(self) -> None:
         if self._lease_s is not None and time.monotonic() - self._heard > self._lease_s:
@@ -326,7 +312,7 @@ class Agent:
         """Gives up after a signal, which comes from the kernel if the guard has died; tells hvdrun of a scheduler's."""
         is_guarded = os.getppid() == self._guard
         if is_guarded and self._is_scheduled:
-            self._scheduled[signum] = time.monotonic()
+            self._scheduler.sent(signum, time.monotonic())
             self._outbox.send(pack_message(Kind.SIGNAL, signum=signum))
             return
         self._give_up(f"which got {signal.Signals(signum).name}" if is_guarded else "whose guard was killed")
@@ -346,11 +332,7 @@ class Agent:
             self._end(_ABANDONED_GRACE_S)
             return
         now = time.monotonic()
-        told = [times[signal.SIGTERM] for times in (self._scheduled, self._of_guard) if signal.SIGTERM in times]
-        if not told and self._terminate_at is None:
-            self._terminate_at = now + _SCHEDULER_S
-        told_at = max(told, default=self._terminate_at or now)
-        self._end(0.0, max(told_at + self._grace_s - now, _ABANDONED_GRACE_S))
+        self._end(0.0, max(self._scheduler.terminates_at(now) + self._grace_s - now, _ABANDONED_GRACE_S))
 
     def _end(self, grace_s: float, patience_s: float = 0.0) -> None:
         if not self._termination.has_begun:
@@ -360,13 +342,11 @@ class Agent:
     def _seconds_to_act(self) -> float | None:
         """The time until the next deadline, or None."""
         lease_ends = None if self._lease_s is None else self._heard + self._lease_s
-        passing = min(self._of_guard.values(), default=None)
         times = (
             self._termination.due,
             lease_ends,
             self._workers.stop_due,
-            self._terminate_at,
-            passing,
+            self._scheduler.due,
             self._watch.due,
         )
         dates = [when for when in times if when is not None]

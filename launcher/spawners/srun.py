@@ -14,7 +14,7 @@ from typing import Final
 
 from hvdlite.launched_by.slurm import not_of_the_job
 
-from ..agent.guard import SCHEDULED
+from ..agent.ending.guard import SCHEDULED
 from ..hosts import Host
 from .boot import line_elsewhere
 from .ssh import SshOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from .workers import Workers
+from ..workers import Workers
 
 
 class Termination:
