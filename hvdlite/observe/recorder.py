@@ -56,7 +56,7 @@ from hvdlite.observe.stacks import Stacks, threads
 
 _NOTE_S: Final = 1.0
 _SLEEPS: Final = 4  # in that time, so that waits for the GIL show within a few seconds
-_STOP_S: Final = 1.0
+_THREAD_S: Final = 1.0  # until the thread has begun, or ended
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 4
 _EVERYONE: Final = 0  # the group of all ranks
@@ -88,7 +88,7 @@ class Recorder:
             self._findings = itertools.count(1 + max(told, default=0))
             self.enter(Phase.JOINING)
             self._interpreter = Interpreter()
-            self._is_closed = threading.Event()
+            self._is_ready, self._is_closed = threading.Event(), threading.Event()
             self._thread = threading.Thread(target=self._serve, args=(memory,), name="hvdlite-recorder", daemon=True)
             self._thread.start()
 
@@ -96,6 +96,8 @@ class Recorder:
         """Records that this rank is in ``phase`` now."""
         if phase is Phase.INSIDE:
             self.account.join(time.monotonic())
+            if self._memory is not None:
+                self._is_ready.wait(_THREAD_S)  # the program may hold the GIL from its next call on
         if self._memory is not None:
             HEAD.pack_into(self._memory, 0, MARK, os.getpid(), *self._place, phase)
 
@@ -117,7 +119,7 @@ class Recorder:
         """Ends the thread, and brings the gauges up to date."""
         if self._memory is not None:
             self._is_closed.set()
-            self._thread.join(_STOP_S)
+            self._thread.join(_THREAD_S)
             if not self._thread.is_alive():
                 self._measure(self._memory)
                 self._interpreter.close()
@@ -168,6 +170,7 @@ class Recorder:
 
     def _serve(self, memory: Mapped) -> None:
         with Stacks(memory, memory.descriptor, self._patience_s) as stacks:
+            self._is_ready.set()
             for sleeps in itertools.count(1):
                 if self._interpreter.sleep(_NOTE_S / _SLEEPS, self._is_closed):
                     break

@@ -123,14 +123,18 @@ def _calls(frame: FrameType) -> list[Call]:
 
 
 def _free_signal() -> int:
-    """The highest real-time signal that nobody has caught, ignored or blocked; 0 if there is none."""
+    """A real-time signal that nobody has caught, ignored or blocked; 0 if there is none.
+
+    From the middle on, because programs count theirs from the first or from the last.
+    """
     taken = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, mask = line.partition(":")
         if name in ("SigCgt", "SigIgn", "SigBlk"):
             taken |= int(mask, 16)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    for signum in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):  # the first and the last are those that people take
+    middle = (signal.SIGRTMIN + signal.SIGRTMAX) // 2
+    for signum in sorted(range(signal.SIGRTMIN + 1, signal.SIGRTMAX), key=lambda signum: abs(signum - middle)):
         if not taken >> (signum - 1) & 1 and signum not in blocked:
             return signum
     return 0

@@ -29,7 +29,7 @@ from .ways import Way
 _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the agent's greeting
 _END_S: Final = 2.0
 _DEATH_S: Final = 1.0
-_GONE: Final = "the agent is gone"
+_GONE: Final = "its agent has ended"
 
 
 @dataclass(slots=True)

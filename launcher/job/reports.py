@@ -122,4 +122,4 @@ def _finding(told: object) -> Finding:
     finding = Finding(*told)
     if len(finding.text) > FINDING_BYTES:
         raise FrameError(f"a finding has {len(finding.text)} characters")
-    return finding._replace(text=" ".join(finding.text.split()))
+    return finding._replace(text=printable(" ".join(finding.text.split())))

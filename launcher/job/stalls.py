@@ -117,9 +117,9 @@ class StallReport:
         parts = "; ".join(self._submitted(part) for part in self._stall.parts)
         return f"the job has waited for {self._stall.seconds:.0f} s, since {since}: {parts}"
 
-    def lines(self) -> Iterator[str]:
-        """The whole report."""
-        looks, problems = self._looks()
+    def lines(self, no_answer: str) -> Iterator[str]:
+        """The whole report, with ``no_answer`` for ranks whose agent has not answered."""
+        looks, problems = self._looks(no_answer)
         yield f"hvdrun: {self.headline}"
         if self._stall.circle:
             yield f"  {self._circle(looks)}"
@@ -129,14 +129,14 @@ class StallReport:
             yield f"  and {more} other ranks, which were not asked"
         yield f"  {_HINT}"
 
-    def _looks(self) -> tuple[list[Looked], list[str]]:
+    def _looks(self, no_answer: str) -> tuple[list[Looked], list[str]]:
         looks, problems = [], []
         for link, ranks, question in self._asked:
             answer = question.answer if isinstance(question.answer, Mapping) else {}
             known = [rank for rank in ranks if str(rank) in answer]
             looks += [looked(rank, link.host, answer[str(rank)]) for rank in known]
             if silent := [rank for rank in ranks if rank not in known]:
-                problems.append(f"{named(silent)} on {link.host}: {why_silent(question)}")
+                problems.append(f"{named(silent)} on {link.host}: {_why_silent(question, no_answer)}")
         return sorted(looks, key=lambda look: look.rank), problems
 
     def _submitted(self, part: Part) -> str:
@@ -162,10 +162,9 @@ class StallReport:
         return circle_text(self._stall.circle, places)
 
 
-def why_silent(question: Question) -> str:
-    """Why there is no answer."""
+def _why_silent(question: Question, no_answer: str) -> str:
     if not question.is_done:
-        return f"no answer within {_ANSWER_S:.0f} s"
+        return no_answer
     return printable(question.error[:_NAME]) if question.error else "no such rank"
 
 
@@ -204,8 +203,9 @@ class Stalls:
         due = [report for report in self._open if report.is_due(now)]
         self._open = [report for report in self._open if report not in due]
         for report in due:
-            self._show(*report.lines())
+            self._show(*report.lines(f"no answer within {_ANSWER_S:.0f} s"))
 
     def close(self) -> None:
         """Shows what there is, for the job has ended."""
-        self.tick(float("inf"))
+        while self._open:
+            self._show(*self._open.pop(0).lines("the job ended before there was an answer"))

@@ -30,6 +30,7 @@ _STATES: Final = {
     "Z": "has ended",
 }
 _NO_STATE: Final = "is there"
+_STARVED: Final = "gets no processor, or waits for its memory to be read from a disk"
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def _words(fields: Mapping[str, Any]) -> Iterator[str]:
     if why := _text(fields.get("why")):
         yield f"tells no stacks: {why}"
     if fields.get("way") == "signal":
-        yield "holds the GIL in native code: no Python of it runs"
+        is_starved = fields.get("is_starved") is True
+        yield f"{_STARVED if is_starved else 'holds the GIL in native code'}: no Python of it runs"
     for child in _list(fields.get("children"))[:_MOST_CHILDREN]:
         if isinstance(child, Mapping):
             threads = [_thread(each) for each in _list(child.get("threads"))[:1]]

@@ -279,4 +279,4 @@ def test_a_question_to_an_agent_that_is_gone_is_answered_at_once(ssh: Path, tmp_
         while not agents.links["far"].is_over:
             agents.loop.turn(5.0)
         question = agents.links["far"].ask("clock")
-        assert (question.is_done, question.error) == (True, "the agent is gone")
+        assert (question.is_done, question.error) == (True, "its agent has ended")

@@ -123,6 +123,12 @@ def test_a_finding_without_its_facts_is_said_as_it_is(facts: dict[str, Any]) -> 
     assert job.screen.lines == [f"hvdrun: {FOUND[1]}"]
 
 
+def test_a_finding_of_a_stranger_writes_no_control_characters() -> None:
+    job = Job()
+    job.find(["other", "red \x1b[31m and\nmore\x07", {}])
+    assert job.screen.lines == ["hvdrun: red ?[31m and more?"]
+
+
 def test_many_findings_at_once_do_not_make_many_questions() -> None:
     job = Job()
     for _ in range(100):

@@ -42,6 +42,8 @@ def test_what_is_special_about_a_process_comes_first() -> None:
         "rank 3 on node7, process 4711, waits for input: it reads stdin",
         "rank 3 on node7, process 4711, holds the GIL in native code: no Python of it runs",
     ]
+    starved = next(as_lines([_looked(3, way="signal", is_starved=True)]))
+    assert starved.endswith(", gets no processor, or waits for its memory to be read from a disk: no Python of it runs")
 
 
 def test_the_place_in_the_users_code_is_not_in_a_library() -> None:

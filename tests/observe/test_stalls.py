@@ -206,6 +206,7 @@ def test_a_job_that_ends_before_the_stacks_came_is_reported_too(tmp_path: Path) 
     with _job(tmp_path, 2, "ctypes.PyDLL(None).sleep(600)", "rank == 1", "", *end) as process:
         _, told = process.communicate(timeout=PATIENCE_S)
     assert b"did not submit 'weights'; rank 0 did\n" in told
+    assert b"  rank 1 on localhost: its agent has ended\n" in told
     assert process.returncode != 0
 
 

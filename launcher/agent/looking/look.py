@@ -1,9 +1,10 @@
 """Answers hvdrun's question for the stacks of some ranks: for each, what its process does, and where its threads are.
 
 An answer has for each rank ``pid``, ``command``, ``state`` and ``tracer`` of its process, ``reads_stdin``, ``way`` in
-which its stacks came ("asked", "signal" or empty), ``why`` there are none, the folder ``ours`` of hvdlite, ``children``
-of a process that is no rank yet, and ``threads``: ``name``, ``is_main``, ``state``, ``syscall``, ``wchan`` and
-``calls``, of which each has a file, a line and a function. Of hvdlite's own calls only what the program called is left.
+which its stacks came ("asked", "signal" or empty), whether it ``is_starved``, and so did not answer by itself, ``why``
+there are none, the folder ``ours`` of hvdlite, ``children`` of a process that is no rank yet, and ``threads``:
+``name``, ``is_main``, ``state``, ``syscall``, ``wchan`` and ``calls``, of which each has a file, a line and a function.
+Of hvdlite's own calls only what the program called is left.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _MOST_CALLS: Final = 30
 _MOST_THREADS: Final = 64
 _MOST_NATIVE: Final = 8
 _MOST_CHILDREN: Final = 16
+_CANNOT_BE_ASKED: Final = "cannot be asked: it has ended, closed its files, or is in another PID namespace"
 _OURS: Final = "hvdlite-"  # the names of hvdlite's threads
 
 
@@ -67,7 +69,7 @@ class _Look:
         self._worker, self._box = worker, box
         self._process: Process | None = None
         self._why = ""
-        self._is_asked = False
+        self._is_asked = self._is_starved = False
         self._stacks: list[Stack] | None = None
 
     def begin(self) -> None:
@@ -77,8 +79,10 @@ class _Look:
         read = self._box.read if self._box is not None else None
         if self._process is None:
             self._why = "it has ended"
-        elif pid is None or read is None:
+        elif read is None:
             self._why = "it has not called hvd.init()"
+        elif pid is None:
+            self._why = f"process {read.pid}, which called hvd.init(), {_CANNOT_BE_ASKED}"
         elif read.phase is Phase.OUTSIDE:
             self._why = "it has left the job by hvd.shutdown()"
         elif self._process.state in "Tt":
@@ -99,7 +103,8 @@ class _Look:
         way = "asked" if self._stacks is not None else ""
         if self._stacks is None and not self._why and self._box is not None:
             try:
-                self._stacks, way = self._box.dump(), "signal"
+                self._stacks, self._is_starved = self._box.dump()
+                way = "signal"
             except OSError as error:
                 self._why = f"its Python does not run, and {error.strerror or error}"
         process = self._process
@@ -112,6 +117,7 @@ class _Look:
             "tracer": process.tracer,
             "reads_stdin": process.reads_stdin,
             "way": way,
+            "is_starved": self._is_starved,
             "why": self._why,
             "ours": self._box.ours if self._box is not None else "",
             "threads": _threads(process, self._stacks, "" if shows_all or self._box is None else self._box.ours),

@@ -28,6 +28,7 @@ _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b.*:")
 _CALL: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _DUMP_S: Final = 2.0
 _PAUSE_S: Final = 0.005
+_SAMPLES: Final = 40
 _dumping: Final = threading.Lock()  # the descriptor's position, which the rank shares, is one question's at a time
 
 
@@ -84,8 +85,12 @@ class Box:
             return pid if is_same and is_below(pid, os.getpid()) else None
         return None
 
-    def dump(self) -> list[Stack]:
-        """Has the rank dump its stacks without its Python. Raises OSError that says why it does not."""
+    def dump(self) -> tuple[list[Stack], bool]:
+        """Has the rank dump its stacks without its Python. Raises OSError that says why it does not.
+
+        Also returns whether the rank is starved: it was never seen to wait for the GIL, but only for a processor or for
+        memory.
+        """
         pid, (signum, tid, _, main, _) = self.verified_pid(), OFFER.unpack_from(self._memory, OFFER_AT)
         if self.awake_at == 0:
             raise OSError("hvdlite has ended in it")
@@ -95,6 +100,7 @@ class Box:
             raise OSError("its process is not what it was")
         if status.get("TracerPid", "0") != "0" or status.get("State", "T")[0] in "Tt":
             raise OSError("it does not run freely")
+        is_starved = _is_starved(pid, tid)
         with _dumping:
             os.lseek(self._descriptor, DUMP_AT, os.SEEK_SET)
             _signal_thread(pid, tid, signum)
@@ -102,7 +108,7 @@ class Box:
             length = os.lseek(self._descriptor, 0, os.SEEK_CUR) - DUMP_AT
         text = self._memory[DUMP_AT : DUMP_AT + max(0, length)].decode(errors="replace")
         note = self.read.note.get("threads") if self.read is not None else None
-        return _parsed_dump(text, note, {main: (pid, "MainThread")})
+        return _parsed_dump(text, note, {main: (pid, "MainThread")}), is_starved
 
     def _wait(self, pid: int, tid: int, signum: int) -> None:
         """Waits until the handler has returned: the kernel blocks the signal meanwhile.
@@ -118,6 +124,15 @@ class Box:
             if time.monotonic() > deadline:
                 raise OSError(f"it did not take the signal within {_DUMP_S:g} s")
             threading.Event().wait(_PAUSE_S)
+
+
+def _is_starved(pid: int, tid: int) -> bool:
+    """True if a thread that should be awake never sleeps. One that waits for the GIL does, but for moments."""
+    for _ in range(_SAMPLES):
+        if status_of(pid, tid).get("State", "S")[0] == "S":
+            return False
+        threading.Event().wait(_PAUSE_S)
+    return True
 
 
 def _signal_thread(pid: int, tid: int, signum: int) -> None:
