@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
@@ -60,6 +62,20 @@ def stat_of(pid: int) -> Stat:
     if stat is None:
         raise ProcessLookupError(f"process {pid} has ended")
     return stat
+
+
+def status_of(pid: int, tid: int | None = None) -> dict[str, str]:
+    """The fields of the ``status`` file of ``pid``, or of its thread ``tid``; none if it has ended."""
+    task = "" if tid is None else f"/task/{tid}"
+    with suppress(OSError), open(f"/proc/{pid}{task}/status", errors="replace") as file:
+        fields = [line.partition(":") for line in file]
+        return {name: value.strip() for name, _, value in fields}
+    return {}
+
+
+def has_signal(status: Mapping[str, str], mask: str, signum: int) -> bool:
+    """True if ``signum`` is in a mask of ``status``, such as ``SigCgt``."""
+    return bool(int(status.get(mask, "0"), 16) >> (signum - 1) & 1)
 
 
 def memory_of(pid: int) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hvdlite.net.proc import stat_of
+from hvdlite.net.proc import has_signal, stat_of, status_of
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -77,12 +77,8 @@ def children() -> list[int]:
 
 def ignores(pid: int, signum: int) -> bool:
     """True if process ``pid`` ignores ``signum`` or has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return True
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return fields["State"].split()[0] == "Z" or bool(int(fields["SigIgn"], 16) >> (signum - 1) & 1)
+    status = status_of(pid)
+    return status.get("State", "Z")[0] == "Z" or has_signal(status, "SigIgn", signum)
 
 
 def signal_group(group: int, signum: int) -> bool:

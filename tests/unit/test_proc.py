@@ -8,7 +8,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from hvdlite.net.proc import memory, stat_of
+from hvdlite.net.proc import has_signal, memory, memory_of, stat_of, status_of
 
 
 def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
@@ -32,3 +32,15 @@ def test_parent_and_state_of_a_process_whose_name_looks_like_them() -> None:
 def test_memory_is_in_bytes() -> None:
     assert memory()["MemTotal"] == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
     assert 0 < memory()["MemAvailable"] < memory()["MemTotal"]
+
+
+def test_signals_that_a_process_ignores() -> None:
+    with Popen(["sh", "-c", "trap '' USR1; echo; read _"], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        status = status_of(child.pid)
+        assert status_of(child.pid, child.pid)["SigIgn"] == status["SigIgn"]
+        assert [has_signal(status, "SigIgn", signum) for signum in (signal.SIGUSR1, signal.SIGUSR2)] == [True, False]
+        assert 1 << 12 <= memory_of(child.pid) < 1 << 26
+        child.kill()
+    assert status_of(child.pid) == {}

@@ -8,7 +8,7 @@ import struct
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from hvdlite.net.proc import parse_stat
+from hvdlite.net.proc import parse_stat, status_of
 
 from .syscalls import NAMES, NUMBERS
 
@@ -55,20 +55,6 @@ def process_of(pid: int) -> Process | None:
     tids = sorted(map(int, _listed(f"/proc/{pid}/task")))[:_MOST_THREADS]
     threads = [thread for tid in tids if (thread := _thread(pid, tid)) is not None]
     return Process(pid, command[:_COMMAND], status.get("State", "?")[:1], _tracer(status), threads)
-
-
-def status_of(pid: int, tid: int | None = None) -> dict[str, str]:
-    """Returns the fields of a process, or of one of its threads; none if it has ended."""
-    text = _read(f"/proc/{pid}/status" if tid is None else f"/proc/{pid}/task/{tid}/status")
-    fields = (line.partition(":") for line in text.splitlines())
-    return {name: value.strip() for name, _, value in fields}
-
-
-def has_signal(status: dict[str, str], mask: str, signum: int) -> bool:
-    """True if ``signum`` is in a mask of a status, such as ``SigCgt``."""
-    with suppress(ValueError):
-        return bool(int(status.get(mask, "0"), 16) >> (signum - 1) & 1)
-    return False
 
 
 def is_below(pid: int, ancestor: int) -> bool:

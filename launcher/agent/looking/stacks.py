@@ -17,10 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from hvdlite.net.proc import has_signal, status_of
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, DUMP_AT, GAUGE, NBYTES, OFFER, OFFER_AT
 
-from .proc import has_signal, is_below, status_of
+from .proc import is_below
 from .syscalls import NUMBERS
 
 _NUMBER: Final = 8  # bytes
