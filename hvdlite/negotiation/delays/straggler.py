@@ -39,6 +39,7 @@ from hvdlite.negotiation.delays.arrival import Arrival
 
 _MIN_ROUNDS: Final = 6
 _MIN_S: Final = 2.5
+_AGAIN_S: Final = 30.0  # until the same rank is named again, at the earliest
 _MIN_BITS: Final = 7.9  # of evidence: -log2 of the chance
 _MOST_BITS: Final = 19
 _QUIET_ROUNDS: Final = 20  # after so many, one that looked slow before is forgotten
@@ -142,8 +143,8 @@ class StragglerWatch:
         self._late: int | None = None  # the rank for which others waited most in the latest round with waits
         self._suspect: _Suspect | None = None
         self._cleared = 0.0  # how many looked slow and then did not
-        self._named: int | None = None  # the latest that was named, and how often it was late by then
-        self._named_times = 0
+        self._named: int | None = None  # the latest that was named, how often it was late by then, and when
+        self._named_times, self._named_at = 0, 0.0
 
     def ran(self, generation: int, bits: int, arrival: Arrival | None, now: float) -> Straggler | None:
         """Counts a decision to run ``bits`` of ``generation``. Returns who is to be named."""
@@ -220,12 +221,14 @@ class StragglerWatch:
         bits = min(_MOST_BITS, _MIN_BITS + 2 * math.log2(1 + self._cleared))
         needed = 1 + math.ceil(bits / math.log2(max(2, len(self._ranks))))
         if suspect.rank == self._named:
+            if now - self._named_at < _AGAIN_S:
+                return None
             needed = max(needed, 2 * max(self._named_times, _RECENT))
         if suspect.rounds < _MIN_ROUNDS or now - suspect.since < _MIN_S or suspect.evidence < needed:
             return None
         if suspect.waited_s < _MIN_SHARE * suspect.lasted_s:
             return None
-        self._named, self._named_times = suspect.rank, suspect.times
+        self._named, self._named_times, self._named_at = suspect.rank, suspect.times, now
         return _describe(suspect, self._ranks[suspect.rank], self._hosts[suspect.rank], now)
 
 
