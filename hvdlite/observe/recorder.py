@@ -96,8 +96,9 @@ class Recorder:
         """Records that this rank is in ``phase`` now."""
         if phase is Phase.INSIDE:
             self.account.join(time.monotonic())
-            if self._memory is not None:
-                self._is_ready.wait(_THREAD_S)  # the program may hold the GIL from its next call on
+            if self._memory is not None:  # the program may hold the GIL from its next call on
+                self._measure(self._memory)
+                self._is_ready.wait(_THREAD_S)
         if self._memory is not None:
             HEAD.pack_into(self._memory, 0, MARK, os.getpid(), *self._place, phase)
 

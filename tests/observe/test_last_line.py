@@ -241,22 +241,25 @@ def test_rank_0_says_it_where_hvdrun_did_not_start_the_job(tmp_path: Path) -> No
 
 
 _STUCK = """
-import time
+import ctypes, time
 import numpy as np
 import hvdlite as hvd
 
 hvd.init()
 hvd.barrier()
 if hvd.rank() == 1:
-    time.sleep(600)
+    {stuck}
 hvd.allreduce(np.ones(3), name="never")
 """
 
 
-def test_a_wait_that_ends_with_the_job_is_for_the_rank_that_never_came(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stuck", ["time.sleep(600)", "ctypes.PyDLL(None).sleep(600)"])
+def test_a_wait_that_ends_with_the_job_is_for_the_rank_that_never_came(tmp_path: Path, stuck: str) -> None:
+    """Also if that cannot note any more what it does, because native code holds the GIL from the first second on."""
     limit = {"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
-    ended = run("-np", "3", sys.executable, _script(tmp_path, _STUCK), **SHOWN, **limit)
+    ended = run("-np", "3", sys.executable, _script(tmp_path, _STUCK.format(stuck=stuck)), **SHOWN, **limit)
     assert ended.returncode != 0
     wall_s, percentages, slowest = _read(ended.stderr)
     assert percentages["waiting"] >= 100 * 3.0 * 2 / 3 / wall_s - 1
+    assert percentages["compute"] >= 100 * 3.0 * 1 / 3 / wall_s - 1
     assert slowest == "1"
