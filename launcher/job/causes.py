@@ -21,6 +21,7 @@ _RESEND_S: Final = 0.2  # the shortest that TCP waits before it sends again
 _MANY_FAULTS: Final = 1000.0  # per second
 _SOME_READS: Final = 5.0  # per second
 _MOST_STRAIN: Final = 3.0
+_LEAST_S: Final = 0.1  # between two looks, which are a second apart
 _MOST_RANKS: Final = 1 << 16
 _MOST_SUMS: Final = 64
 
@@ -57,7 +58,7 @@ def windows(answer: object, host: str, ranks: frozenset[int]) -> dict[int, Windo
     found = {}
     for row in answer:
         rank, over_s, sums = count(row, "rank"), figure(row, "over_s"), field(row, "sums", dict)
-        if rank not in ranks or over_s <= 0 or len(sums) > _MOST_SUMS:
+        if rank not in ranks or over_s < _LEAST_S or len(sums) > _MOST_SUMS:
             raise improper("rank")
         # A process that began anew counts from 0.
         rates = {str(name): max(0.0, _number(value)) / over_s for name, value in sums.items()}

@@ -127,6 +127,7 @@ GOOD: dict[str, Any] = {"rank": 3, "over_s": 4.0, "sums": {}, "cores": None, "me
         [{**GOOD, "rank": 4}],
         [{**GOOD, "rank": "3"}],
         [{**GOOD, "over_s": 0}],
+        [{**GOOD, "over_s": 1e-9}],
         [{**GOOD, "over_s": float("nan")}],
         [{**GOOD, "sums": [1]}],
         [{**GOOD, "sums": {"run_s": "1"}}],
