@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite.members.ranges import named
 from tests.harness import process_ranks
 
 FORMS = ("grouped_allreduce", "grouped_allreduce_", "grouped_reducescatter", "grouped_allgather")
@@ -85,15 +86,13 @@ def test_every_rank_hears_both_lengths(
     for form in FORMS:
         kind = form.removeprefix("grouped_").rstrip("_")
         for odd in members:
-            sides = [f"rank {odd} has 2", f"{_listed([rank for rank in members if rank != odd])} 4"]
-            sides.sort(key=lambda side: f"rank {members[0]} " not in side and f"ranks {members[0]}," not in side)
+            others = [rank for rank in members if rank != odd]
+            sides = [f"{named(others)} {'have' if len(others) > 1 else 'has'} 4", f"rank {odd} has 2"]
+            if odd == members[0]:  # who is named first
+                sides.reverse()
             groups = [f"'{form} {odd} {known}'" for known in KNOWN] + [f"'{kind}.noname."]
             for group in groups:
                 text = next(rows)
                 assert text.startswith(f"ranks disagree about the number of tensors in group {group}")
                 assert text.endswith(f": {'; '.join(sides)}. Submit the same on every rank.")
     assert len(list(rows)) == 0
-
-
-def _listed(ranks: list[int]) -> str:
-    return f"ranks {', '.join(map(str, ranks))} have" if len(ranks) > 1 else f"rank {ranks[0]} has"
