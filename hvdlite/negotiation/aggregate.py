@@ -24,12 +24,14 @@ class Aggregator:
     """The state of one host.
 
     ``_held`` and ``_released`` are bits by rank, of that rank's generation in ``_generations``. Released bits were sent
-    up for the rank alone and have not run yet. A bit is held only while some rank has it in neither.
+    up for the rank alone and have not run yet. A bit is held only while some rank has it in neither. ``_blank`` are
+    those of the held bits for which the rank has no value.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = tuple(ranks)
         self._held = dict.fromkeys(ranks, 0)
+        self._blank = dict.fromkeys(ranks, 0)
         self._released = dict.fromkeys(ranks, 0)
         self._generations = dict.fromkeys(ranks, 0)
         self._asked: set[str] = set()
@@ -47,11 +49,14 @@ class Aggregator:
             self._released[rank] = 0
             self._generations[rank] = ready.generation
         self._held[rank] |= ready.bits
+        self._blank[rank] |= ready.blank_bits
         self._asked.update(request.name for request in ready.requests)
         if ready.requests:
             for other in self._ranks:
                 news += self._release(other) if other != rank else []
-            news.append(News((rank,), Ready(ready.generation, self._let_go(rank), ready.requests)))
+            bits, blank = self._let_go(rank)
+            own = Ready(ready.generation, bits, ready.requests, blank, ready.blank_requests)
+            news.append(News((rank,), own))
         elif self._asked or len(set(self._generations.values())) > 1:
             news += self.release()
         else:
@@ -72,13 +77,14 @@ class Aggregator:
                 self._released[rank] = released & ~ran
 
     def _release(self, rank: int) -> list[News]:
-        bits = self._let_go(rank)
-        return [News((rank,), Ready(self._generations[rank], bits, ()))] if bits else []
+        bits, blank = self._let_go(rank)
+        return [News((rank,), Ready(self._generations[rank], bits, (), blank))] if bits else []
 
-    def _let_go(self, rank: int) -> int:
+    def _let_go(self, rank: int) -> tuple[int, int]:
         bits, self._held[rank] = self._held[rank], 0
+        blank, self._blank[rank] = self._blank[rank], 0
         self._released[rank] |= bits
-        return bits
+        return bits, blank
 
     def _agree(self, last: int) -> list[News]:
         common = reduce(and_, (self._held[rank] | self._released[rank] for rank in self._ranks))
@@ -87,10 +93,12 @@ class Aggregator:
         generation = self._generations[self._ranks[0]]
         whole = common & ~reduce(or_, self._released.values())
         ranks = (*(rank for rank in self._ranks if rank != last), last)
-        news = [News(ranks, Ready(generation, whole, ()))] if whole else []
+        blank = reduce(and_, self._blank.values()) & whole
+        news = [News(ranks, Ready(generation, whole, (), blank))] if whole else []
         for rank in ranks:
             rest = self._held[rank] & common & ~whole  # bits of tensors released for other ranks
-            self._held[rank] &= ~common
             if rest:
-                news.append(News((rank,), Ready(generation, rest, ())))
+                news.append(News((rank,), Ready(generation, rest, (), self._blank[rank] & rest)))
+            self._held[rank] &= ~common
+            self._blank[rank] &= ~common
         return news

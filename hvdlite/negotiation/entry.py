@@ -30,12 +30,14 @@ class Entry(Handle[R]):
     keeps the memory that is read: an array, or a `Storage`. A handle that is done, and that its caller keeps, has
     neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose
     blocking call it was submitted, of which nobody else ever has the handle; `NOBODY` if it was abandoned; else 0.
+    ``is_blank`` is true if this rank has no value and contributes zeros, and once agreed if that is so on all ranks.
     ``submitted_at`` and ``told_at``, when the root was told of it, are there only if times are kept (`InFlight`).
     """
 
     __slots__ = (
         "allocate",
         "caller",
+        "is_blank",
         "nbytes",
         "owner",
         "request",
@@ -72,6 +74,7 @@ class Entry(Handle[R]):
         self.rows = ()
         self.error = None
         self.caller = 0
+        self.is_blank = False
         self.was_taken_up = False
         self.is_done = False
         self.is_taken = False

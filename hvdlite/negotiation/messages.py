@@ -83,6 +83,7 @@ class Response(NamedTuple):
 
     With an error, ``bit`` is the number that the name has, if it has one, since ranks may have submitted it so; and
     unless all ranks submitted the tensor, ``rows`` are those that did: another one may have submitted it since.
+    ``is_blank`` is true if no rank had a value for the tensor.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Response(NamedTuple):
     rows: tuple[int, ...]
     bit: int
     request: Request | None = None
+    is_blank: bool = False
 
     def fails(self, rank: int) -> bool:
         """True if this is an error and ``rank`` submitted the tensor."""
@@ -106,11 +108,17 @@ class Batch:
 
 @dataclass(slots=True)
 class Ready:
-    """A rank's news for the root: tensors that became ready, known ones as bits of cache ``generation``."""
+    """A rank's news for the root: tensors that became ready, known ones as bits of cache ``generation``.
+
+    The rank has no value for *blank* tensors, to which it contributes zeros: those of ``bits`` that are set in
+    ``blank_bits`` too, and those of ``requests`` whose index is a bit of ``blank_requests``.
+    """
 
     generation: int
     bits: int
     requests: tuple[Request, ...]
+    blank_bits: int = 0
+    blank_requests: int = 0
 
 
 class News(NamedTuple):
@@ -128,10 +136,14 @@ class Gathered(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """The root's decision: batches to run in this order, beginning with cache ``generation``."""
+    """The root's decision: batches to run in this order, beginning with cache ``generation``.
+
+    ``blank_bits`` are the known tensors among them for which no rank had a value.
+    """
 
     generation: int
     batches: tuple[Batch, ...]
+    blank_bits: int = 0
 
     @property
     def bits(self) -> int:

@@ -12,13 +12,17 @@ its data runs. A message from one rank to another waits for these two only; all 
 Tensors that a rank submits as a list, a group, come as one. So once every rank has submitted one of them, what has no
 counterpart elsewhere never gets one.
 
+A tensor is *blank* if no rank has a value for it. Ranks say for which they have none, and joined ranks have none.
+
 Invariants: a name is in flight at most once on each rank, so a rank cannot send a bit whose meaning changed before it
 has seen the change. A rank in ``_asked[name]`` has no bit set for that name. ``_ready`` never has a bit set on all
-ranks that have not joined.
+ranks that have not joined. ``_filled`` has the bits, ready or agreed, for which some rank has a value, and ``_blank``
+how many of the ranks that asked for a name have none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
@@ -50,6 +54,8 @@ class Negotiator:
         self._retired: dict[int, Definitions] = {}
         self._seen_generation = [0] * size
         self._ready = [0] * size
+        self._filled = 0
+        self._blank: Counter[str] = Counter()
         self._stale = 0
         self._asked: dict[str, dict[int, Request]] = {}
         self._joined: list[int] = []
@@ -84,11 +90,11 @@ class Negotiator:
             elif ready.bits >> len(self._definitions):
                 raise ProtocolError(f"rank {self._ranks[rank]} named a tensor that was never agreed")
             else:
-                self._receive_bits(rank, ready.bits)
-        for request in ready.requests:
+                self._receive_bits(rank, ready.bits, ready.blank_bits)
+        for index, request in enumerate(ready.requests):
             if not is_well_formed(request, rank, self._size):
                 raise ProtocolError(f"rank {self._ranks[rank]} sent an invalid request for {request.name!r}")
-            self._ask(rank, request)
+            self._ask(rank, request, ready.blank_requests >> index & 1)
         if self._unequal:
             self._answer_rest()
         self._seen_generation[rank] = ready.generation
@@ -100,7 +106,8 @@ class Negotiator:
             return None
         batches = [Batch(0, tuple(self._errors))] if self._errors else []
         batches += fuse(self._agreed_bits, self._definitions, self._agreed, self._threshold)
-        run = Run(self._generation, tuple(batches))
+        run = Run(self._generation, tuple(batches), self._agreed_bits & ~self._filled)
+        self._filled &= ~self._agreed_bits
         self.bits_cut = run.bits if self._agreed or self._errors else self._agreed_bits
         self._runs_cut += 1
         self._agreed_bits = 0
@@ -131,12 +138,13 @@ class Negotiator:
             missing[self._definitions[bit].request.name] = waits[ready]
         return missing
 
-    def _receive_bits(self, rank: int, bits: int) -> None:
+    def _receive_bits(self, rank: int, bits: int, blank_bits: int) -> None:
         if changed := bits & self._stale:
             bits ^= changed
             for bit in members(changed):
-                self._ask(rank, self._definitions[bit].of_rank(rank))
+                self._ask(rank, self._definitions[bit].of_rank(rank), blank_bits >> bit & 1)
         self._ready[rank] |= bits
+        self._filled |= bits & ~blank_bits
         if self._joined:
             self._agree_without_joined()
         elif common := reduce(and_, self._ready):
@@ -151,9 +159,9 @@ class Negotiator:
                 f"rank {self._ranks[rank]} named a tensor of generation {ready.generation}, which is forgotten"
             )
         for bit in members(ready.bits):
-            self._ask(rank, table[bit].of_rank(rank))
+            self._ask(rank, table[bit].of_rank(rank), ready.blank_bits >> bit & 1)
 
-    def _ask(self, rank: int, request: Request) -> None:
+    def _ask(self, rank: int, request: Request, is_blank: int) -> None:
         bit = self._definitions.bit_of(request.name)
         if bit >= 0 and not self._stale >> bit & 1:
             self._make_stale(bit)
@@ -161,6 +169,8 @@ class Negotiator:
         if rank in asked:
             raise ProtocolError(f"rank {self._ranks[rank]} submitted {request.name!r} twice")
         asked[rank] = request
+        if is_blank:
+            self._blank[request.name] += 1
         if request.kind is Kind.JOIN:
             self._join(rank)
         else:
@@ -169,10 +179,15 @@ class Negotiator:
     def _make_stale(self, bit: int) -> None:
         self._stale |= 1 << bit
         definition = self._definitions[bit]
+        asked = self._asked.setdefault(definition.request.name, {})
         for rank in range(self._size):
             if self._ready[rank] >> bit & 1:
                 self._ready[rank] ^= 1 << bit
-                self._asked.setdefault(definition.request.name, {})[rank] = definition.of_rank(rank)
+                asked[rank] = definition.of_rank(rank)
+        if self._filled >> bit & 1:
+            self._filled ^= 1 << bit
+        elif asked:
+            self._blank[definition.request.name] = len(asked)
 
     def _answer_if_complete(self, name: str, asked: dict[int, Request]) -> None:
         needed = 2 if KINDS[next(iter(asked.values())).kind].has_peer else self._size
@@ -185,6 +200,7 @@ class Negotiator:
     def _answer(self, requests: list[Request], ranks: list[int], absent: list[int]) -> None:
         """Answers one name: ``requests`` of ``ranks``, while the ranks of ``absent`` have joined."""
         first = requests[0]
+        is_blank = self._blank.pop(first.name, 0) == len(requests)
         bit = self._definitions.bit_of(first.name)
         if bit >= 0:
             self._stale ^= 1 << bit
@@ -210,7 +226,7 @@ class Negotiator:
             bit = self._definitions.add(definition)
         else:
             self._is_full = self._capacity > 0
-        self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, told), definition))
+        self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, told, is_blank), definition))
 
     def _answer_rest(self) -> None:
         """Answers tensors of groups of unequal lengths: those without a counterpart would wait for ever."""
@@ -224,6 +240,7 @@ class Negotiator:
             for request in asked.values():
                 if request.group_length and request.group_name in unequal:
                     del self._asked[name]
+                    self._blank.pop(name, None)
                     if (bit := self._definitions.bit_of(name)) >= 0:
                         self._stale ^= 1 << bit
                     self._errors.append(Response(name, unequal[request.group_name], tuple(asked), bit, request))
@@ -253,6 +270,7 @@ class Negotiator:
         for key, known in self._definitions.classes.items():
             impossible = 0 if runs_with_joined_ranks(key) else known.bits & common & ~with_all
             common ^= impossible
+            self._filled &= ~impossible
             for bit in members(impossible) if impossible else ():
                 request = self._definitions[bit].request
                 error = self._why_not_without(request, self._joined)
@@ -288,6 +306,7 @@ class Negotiator:
         self._definitions = Definitions(self._capacity)
         self._stale = 0
         waiting, self._ready = self._ready, [0] * self._size
+        filled, self._filled = self._filled, 0
         for rank, bits in enumerate(waiting):
             for bit in members(bits) if bits else ():
-                self._ask(rank, table[bit].of_rank(rank))
+                self._ask(rank, table[bit].of_rank(rank), not filled >> bit & 1)

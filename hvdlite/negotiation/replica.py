@@ -63,7 +63,7 @@ class Replica:
     """The state of one rank.
 
     ``cache`` is the same on all ranks, and ``by_bit`` has the entries that were submitted as bits and are not answered
-    yet.
+    yet; those in ``_blank_bits`` are blank on this rank.
     """
 
     def __init__(self, rank: int, in_flight: InFlight) -> None:
@@ -72,11 +72,13 @@ class Replica:
         self._batches = 0
         self.cache = Cache()
         self.by_bit: dict[int, Entry] = {}
+        self._blank_bits = 0
 
     def submit(self, entries: Sequence[Entry]) -> Ready:
         """Puts entries in flight and returns the message, which the caller sends to the root."""
         bits: list[int] = []
         requests: list[Request] = []
+        blank_bits = blank_requests = 0
         known, by_bit = self.cache.known, self.by_bit
         for entry in entries:
             request = entry.request
@@ -85,9 +87,14 @@ class Replica:
                 bit = seen.bit
                 bits.append(bit)
                 by_bit[bit] = entry
+                if entry.is_blank:
+                    blank_bits |= 1 << bit
             elif type(entry.name) is not Unnamed or self._in_flight.count(entry):
+                if entry.is_blank:
+                    blank_requests |= 1 << len(requests)
                 requests.append(entry.request)
-        return Ready(self.cache.generation, set_of(bits), tuple(requests))
+        self._blank_bits |= blank_bits
+        return Ready(self.cache.generation, set_of(bits), tuple(requests), blank_bits, blank_requests)
 
     def apply(self, run: Run) -> tuple[list[Work], list[Mismatched]]:
         """Applies a decision of the root. Returns the batches to run, in this order, and the entries that fail.
@@ -96,6 +103,9 @@ class Replica:
         """
         if self.cache.begin(run.generation):
             self.by_bit.clear()
+            self._blank_bits = 0
+        if self._blank_bits:
+            self._settle_blank(run)
         works: list[Work] = []
         mismatches: list[Mismatched] = []
         for batch in run.batches:
@@ -109,6 +119,7 @@ class Replica:
                     continue
                 if response.bit >= 0:
                     self.cache.remember(response.bit, entry.request, response.rows)
+                entry.is_blank = response.is_blank
                 entries.append(entry)
                 rows.append(response.rows)
             if entries:
@@ -130,6 +141,14 @@ class Replica:
             return list(map(submitted.pop, bits)), [known[bit].rows for bit in bits]
         except KeyError as error:
             raise ProtocolError(f"rank 0 wants tensor {error} run, which this rank did not submit") from None
+
+    def _settle_blank(self, run: Run) -> None:
+        settled = self._blank_bits & run.bits
+        self._blank_bits ^= settled
+        if filled := settled & ~run.blank_bits:  # by other ranks
+            for bit in members(filled):
+                if bit in self.by_bit:
+                    self.by_bit[bit].is_blank = False
 
     def _answered(self, response: Response) -> Entry:
         self.by_bit.pop(self.cache.bit_of_name(response.name), None)  # submitted as a bit, answered by name

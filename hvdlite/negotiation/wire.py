@@ -3,8 +3,9 @@
 Every frame begins with magic, version, type, its number, how many frames the sender has received, and the session's
 number. Then, by type::
 
-    READY   generation u32, length of bits u32, length of requests u32, bits, requests as JSON
-    RUN     generation u32, batches u32, then each batch: length of bits u32, of responses u32, bits, responses as JSON
+    READY   generation u32, four lengths u32, bits, blank bits, blank requests, requests as JSON
+    RUN     generation u32, batches u32, length of blank bits u32, blank bits, then each batch: length of bits u32, of
+            responses u32, bits, responses as JSON
     END     JSON
     GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, what follows the header of a READY
 
@@ -45,10 +46,10 @@ MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 56
 MAX_BYTES = 8 * MAX_ELEMENTS
 
-_VERSION = 5
+_VERSION = 6
 _HEADER = struct.Struct("<2sBBQQQ")
-_READY = struct.Struct("<III")
-_RUN = struct.Struct("<II")
+_READY = struct.Struct("<IIIII")
+_RUN = struct.Struct("<III")
 _LENGTHS = struct.Struct("<II")
 _COUNT = struct.Struct("<I")
 
@@ -103,7 +104,8 @@ def body_of(message: Message) -> tuple[Type, bytes]:
     if isinstance(message, Ready):
         return Type.READY, _ready_body(message)
     if isinstance(message, Run):
-        parts = [_RUN.pack(message.generation, len(message.batches))]
+        blank = _bytes_of(message.blank_bits)
+        parts = [_RUN.pack(message.generation, len(message.batches), len(blank)), blank]
         for batch in message.batches:
             bits, responses = _bytes_of(batch.bits), _json_of(batch.responses)
             parts += (_LENGTHS.pack(len(bits), len(responses)), bits, responses)
@@ -154,8 +156,9 @@ def _message(kind: int, frame: bytes) -> Message:
 
 
 def _ready_body(ready: Ready) -> bytes:
-    bits, requests = _bytes_of(ready.bits), _json_of(ready.requests)
-    return _READY.pack(ready.generation, len(bits), len(requests)) + bits + requests
+    sets = (_bytes_of(ready.bits), _bytes_of(ready.blank_bits), _bytes_of(ready.blank_requests))
+    requests = _json_of(ready.requests)
+    return b"".join((_READY.pack(ready.generation, *map(len, sets), len(requests)), *sets, requests))
 
 
 def _bytes_of(bits: int) -> bytes:
@@ -167,16 +170,24 @@ def _json_of(rows: tuple[Any, ...]) -> bytes:
 
 
 def _decode_ready(frame: bytes, offset: int) -> Ready:
-    generation, bits_length, requests_length = _READY.unpack_from(frame, offset)
+    generation, *lengths = _READY.unpack_from(frame, offset)
     offset += _READY.size
-    _expect(len(frame) == offset + bits_length + requests_length, "the length of READY differs from its header")
-    bits = int.from_bytes(frame[offset : offset + bits_length], "little")
-    return Ready(generation, bits, tuple(map(_request, _rows(frame[offset + bits_length :]))))
+    _expect(len(frame) == offset + sum(lengths), "the length of READY differs from its header")
+    sets = []
+    for length in lengths[:3]:
+        sets.append(int.from_bytes(frame[offset : offset + length], "little"))
+        offset += length
+    bits, blank_bits, blank_requests = sets
+    requests = tuple(map(_request, _rows(frame[offset:])))
+    _expect(not blank_bits & ~bits and not blank_requests >> len(requests), "READY has blank tensors that it lacks")
+    return Ready(generation, bits, requests, blank_bits, blank_requests)
 
 
 def _decode_run(frame: bytes, offset: int) -> Run:
-    generation, count = _RUN.unpack_from(frame, offset)
+    generation, count, blank_length = _RUN.unpack_from(frame, offset)
     offset += _RUN.size
+    blank_bits = int.from_bytes(frame[offset : offset + blank_length], "little")
+    offset += blank_length
     _expect(count <= len(frame), "RUN has more batches than bytes")
     batches = []
     for _ in range(count):
@@ -189,7 +200,7 @@ def _decode_run(frame: bytes, offset: int) -> Run:
         batches.append(Batch(bits, tuple(map(_response, responses))))
         offset = end
     _expect(offset == len(frame), "RUN has bytes after its last batch")
-    return Run(generation, tuple(batches))
+    return Run(generation, tuple(batches), blank_bits)
 
 
 def _decode_gathered(frame: bytes, offset: int) -> Gathered:
@@ -282,11 +293,11 @@ def _element_type(value: Any) -> ElementType:
 
 
 def _response(row: Any) -> Response:
-    name, error, rows, bit, request = row
-    _expect(isinstance(name, str) and isinstance(error, str), "a response")
+    name, error, rows, bit, request, is_blank = row
+    _expect(isinstance(name, str) and isinstance(error, str) and isinstance(is_blank, bool), "a response")
     _expect(_are_counts(rows), "rows")
     _expect(_is_int(bit) and -1 <= bit < 8 * MAX_FRAME_BYTES, "a bit")
-    return Response(name, error, tuple(rows), bit, None if request is None else _request(request))
+    return Response(name, error, tuple(rows), bit, None if request is None else _request(request), is_blank)
 
 
 def _are_counts(values: Any) -> bool:

@@ -49,7 +49,7 @@ SECRET = bytes(range(32))
 MAY_GROW_BYTES = 10 << 20
 
 REQUESTS = (request("weight[0]", shape=(4, 1000), group_length=2), request("bias", shape=(), splits=(1, 2), peer=1))
-READY = Ready(3, 1 << 70 | 5, REQUESTS)
+READY = Ready(3, 1 << 70 | 5, REQUESTS, 1 << 70, 0b10)
 MESSAGES: tuple[Message, ...] = (
     READY,
     Ready(0, 255, ()),

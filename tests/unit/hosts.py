@@ -30,6 +30,7 @@ class RanksOnHosts:
         first = [sum(sizes[:index]) for index in range(len(sizes))]
         self.hosts = [Host(list(range(begin, begin + size))) for begin, size in zip(first, sizes, strict=True)]
         self.todo: list[list[tuple[Request, ...]]] = [[] for _ in self.ranks.leaves]
+        self.blank: list[list[set[str]]] = [[] for _ in self.ranks.leaves]  # for each of `todo`, names without a value
 
     def moves(self) -> list[tuple[str, int]]:
         moves = [("submit", rank) for rank, items in enumerate(self.todo) if items and self._is_free(rank)]
@@ -68,7 +69,8 @@ class RanksOnHosts:
         return all(each.name not in self.ranks.leaves[rank].in_flight for each in self.todo[rank][0])
 
     def _submit(self, rank: int) -> None:
-        self.ranks.leaves[rank].submit(*self.todo[rank].pop(0))
+        blank = self.blank[rank].pop(0) if self.blank[rank] else ()
+        self.ranks.leaves[rank].submit(*self.todo[rank].pop(0), blank=blank)
 
     def _gather(self, rank: int) -> None:
         (host,) = [host for host in self.hosts if rank in host.ranks]

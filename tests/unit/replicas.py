@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from hvdlite.negotiation.entry import Entry
@@ -50,12 +51,14 @@ class Leaf:
         self.batches = 0
         self.errors: dict[str, str] = {}
         self.last_rows: tuple[int, ...] = ()
+        self.blank: dict[str, list[bool]] = {}  # of each run of a name: whether no rank had a value
         self.up: deque[bytes] = deque()
         self.down: deque[bytes] = deque()
 
-    def submit(self, *requests: Request) -> None:
+    def submit(self, *requests: Request, blank: Collection[str] = ()) -> None:
         entries = [Entry(item, None) for item in requests]
         for entry in entries:
+            entry.is_blank = entry.name in blank
             assert self.in_flight.setdefault(entry.name, entry) is entry
         self.up.append(encode(self.replica.submit(entries), 0, 0))
 
@@ -69,6 +72,7 @@ class Leaf:
         for work in works:
             for entry in work.entries:
                 self._finish(entry)
+                self.blank.setdefault(entry.name, []).append(entry.is_blank)
             self.ran.append(tuple(entry.name for entry in work.entries))
             self.last_rows = work.rows[-1]
             self.batches += 1

@@ -18,6 +18,7 @@ NAMES = "abcdef"
 def test_ranks_never_differ_and_nothing_is_held_for_ever(data: st.DataObject, sizes: list[int], releases: bool) -> None:
     job = RanksOnHosts(sizes, data.draw(st.integers(0, 4)), data.draw(st.sampled_from([0, 24, 1 << 20])))
     leaves = job.ranks.leaves
+    everywhere: dict[str, list[bool]] = {}
     for _ in range(data.draw(st.integers(1, 5))):
         names = data.draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1))
         gathers = data.draw(st.sets(st.sampled_from(names)))
@@ -26,8 +27,14 @@ def test_ranks_never_differ_and_nothing_is_held_for_ever(data: st.DataObject, si
                 rows = data.draw(st.integers(0, 2)) if name in gathers else 3
                 kind = Kind.ALLGATHER if name in gathers else Kind.ALLREDUCE
                 items.append((request(name, kind=kind, shape=(rows,)),))
+        blank = data.draw(st.lists(st.sets(st.sampled_from(names)), min_size=len(leaves), max_size=len(leaves)))
+        for items, lacking, own in zip(job.todo, blank, job.blank, strict=True):
+            own += [{each.name for each in item} & lacking for item in items]
+        for name in names:
+            everywhere.setdefault(name, []).append(all(name in lacking for lacking in blank))
         job.run(data, releases)
     job.check_all_alike()
+    assert [leaf.blank for leaf in leaves] == [everywhere] * len(leaves)
     assert not any(leaf.errors for leaf in leaves)
 
 

@@ -191,7 +191,7 @@ def test_a_tensor_that_changes_on_all_ranks_gets_a_new_meaning() -> None:
     assert ranks.step(request("t", shape=(7,))) == [("t",)]
     ranks.leaves[0].submit(request("t", shape=(7,)))
     ranks.leaves[1].submit(request("t", shape=(7,)))
-    assert ranks.send_up(0) < 48  # a bit again
+    assert ranks.send_up(0) < 56  # a bit again
     ranks.settle()
 
 
@@ -246,3 +246,54 @@ def test_names_that_the_user_did_not_give_are_not_remembered() -> None:
 def test_what_no_correct_rank_sends_is_refused(ready: Ready) -> None:
     with pytest.raises(ProtocolError, match="rank 1"):
         Negotiator(range(2), 8, 8).receive(1, ready)
+
+
+def test_a_tensor_is_blank_if_no_rank_has_a_value_for_it() -> None:
+    ranks = Ranks(3)
+    lacking = [{"a", "b"}, {"a"}, {"a", "b"}]
+    for requests in (
+        [request("a"), request("b")],
+        [request("a"), request("b")],
+        [request("a"), request("b", shape=(4,))],
+    ):
+        for leaf, blank in zip(ranks.leaves, lacking, strict=True):
+            leaf.submit(*requests, blank=blank)
+        ranks.settle()
+    assert [leaf.blank for leaf in ranks.leaves] == [{"a": [True] * 3, "b": [False] * 3}] * 3
+    ranks.step(request("a"))
+    assert [leaf.blank["a"][-1] for leaf in ranks.leaves] == [False] * 3
+
+
+@pytest.mark.parametrize("lacking", [(True, True), (True, False), (False, True)])
+def test_ranks_that_describe_a_blank_tensor_anew_find_it_blank(lacking: tuple[bool, bool]) -> None:
+    """A bit that was ready already is read as the request that it stands for."""
+    ranks = Ranks(2)
+    ranks.step(request("a"))
+    ranks.leaves[0].submit(request("a"), blank={"a"} if lacking[0] else ())
+    ranks.send_up(0)
+    ranks.leaves[1].submit(request("a", prescale=1), blank={"a"} if lacking[1] else ())
+    ranks.leaves[1].up[-1] = encode(Ready(0, 0, (request("a"),), 0, int(lacking[1])), 0, 0)
+    ranks.settle()
+    assert [leaf.blank["a"] for leaf in ranks.leaves] == [[False, all(lacking)]] * 2
+
+
+def test_what_failed_leaves_no_trace_of_a_value() -> None:
+    ranks = Ranks(2)
+    for rank, leaf in enumerate(ranks.leaves):
+        leaf.submit(request("a", shape=(rank,)), blank={"a"})
+    ranks.settle()
+    assert all(leaf.errors for leaf in ranks.leaves)
+    ranks.step(request("a"))
+    assert [leaf.blank["a"] for leaf in ranks.leaves] == [[False]] * 2
+    assert not ranks.negotiator._blank
+
+
+def test_a_rank_that_has_joined_has_no_value() -> None:
+    ranks = Ranks(3)
+    ranks.step(request("a"))
+    ranks.leaves[0].submit(request(JOIN_NAME, kind=Kind.JOIN, shape=(), cacheable=False))
+    for lacking in ({"a"}, ()):
+        for rank in (1, 2):
+            ranks.leaves[rank].submit(request("a"), blank=lacking if rank == 2 else {"a"})
+        ranks.settle()
+    assert [leaf.blank["a"] for leaf in ranks.leaves[1:]] == [[False, True, False]] * 2

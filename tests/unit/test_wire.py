@@ -42,14 +42,23 @@ RESPONSES = st.builds(
     st.lists(st.integers(0, 99)).map(tuple),
     st.integers(-1, 99),
     st.none() | REQUESTS,
+    st.booleans(),
 )
 BATCHES = st.builds(Batch, BITS, st.lists(RESPONSES, max_size=3).map(tuple))
-READY = st.builds(Ready, st.integers(0, 99), BITS, st.lists(REQUESTS, max_size=3).map(tuple))
+READY = st.builds(
+    lambda generation, bits, requests, blank: Ready(
+        generation, bits, requests, bits & blank, blank & ((1 << len(requests)) - 1)
+    ),
+    st.integers(0, 99),
+    BITS,
+    st.lists(REQUESTS, max_size=3).map(tuple),
+    BITS,
+)
 NEWS = st.builds(News, st.lists(st.integers(0, 1 << 31), max_size=4).map(tuple), READY)
 MESSAGES = st.one_of(
     READY,
     st.builds(Gathered, st.lists(NEWS, max_size=3).map(tuple)),
-    st.builds(Run, st.integers(0, 99), st.lists(BATCHES, max_size=3).map(tuple)),
+    st.builds(Run, st.integers(0, 99), st.lists(BATCHES, max_size=3).map(tuple), BITS),
     st.builds(
         End,
         st.sampled_from(EndKind),
@@ -74,6 +83,12 @@ def test_a_damaged_frame_is_refused_or_still_a_message(message: Message, data: s
     del frame[data.draw(st.integers(0, len(frame))) :]
     with contextlib.suppress(ProtocolError):
         decode(bytes(frame), 1, 2)
+
+
+@pytest.mark.parametrize("ready", [Ready(0, 0b01, (), 0b10), Ready(0, 0, (request("a"),), 0, 0b10)])
+def test_a_rank_cannot_lack_the_value_of_what_it_did_not_submit(ready: Ready) -> None:
+    with pytest.raises(ProtocolError, match="blank"):
+        decode(encode(ready, 1, 2), 1, 2)
 
 
 HEADER = encode(Run(0, ()), 1, 2)[:28]
