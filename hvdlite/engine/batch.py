@@ -46,7 +46,7 @@ def run(work: Work, planes: Planes) -> Completion | None:
             continue
         if owner is None:
             if entry.group is None and entry.nbytes:  # the rank has joined
-                entry.source, entry.owner = plane.zeros(entry.nbytes)
+                entry.source, entry.owner = plane.zeros(entry.nbytes, cast(DType, added_as(entry.request.dtype)))
                 entry.target = entry.source
         elif (owner.data_ptr() != entry.source or len(owner) < entry.nbytes) and not holds(
             owner, entry.source, entry.nbytes

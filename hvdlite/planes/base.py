@@ -114,8 +114,15 @@ class DataPlane(ABC):
     def barrier(self) -> Completion | None:
         """Returns after every rank has entered."""
 
-    def zeros(self, nbytes: int) -> tuple[int, Any]:
-        """Returns the address of ``nbytes`` zeros on the plane's device, and their owner. Executor thread only."""
+    def zeros(self, nbytes: int, dtype: DType = DType.UINT8) -> tuple[int, Any]:
+        """Returns the address of ``nbytes`` zeros on the plane's device, and their owner. Executor thread only.
+
+        Floats in the memory of the host are -0.0, which does not even change -0.0 when it is added.
+        """
+        if dtype.is_floating:
+            bits = 8 * dtype.itemsize
+            floats = np.full(8 * nbytes // bits, 1 << bits - 1, f"uint{bits}")
+            return address_of(floats), floats
         zeros = np.zeros(nbytes, np.uint8)
         return address_of(zeros), zeros
 

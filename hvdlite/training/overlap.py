@@ -3,7 +3,8 @@
 A front end calls `Overlap.count_pass` as soon as a gradient was computed. The last gradient of a *bucket*, one
 parameter or those that the user grouped, makes it ready; `synchronize` makes the rest ready, waits for all and puts the
 results in place. So every rank submits every bucket once a step, under the same name, whatever its own graph used: a
-rank without a gradient contributes zeros.
+rank without a gradient contributes zeros. Ranks learn in the negotiation if none of them had a gradient; then there is
+none after the step either, as in a job of one rank.
 
 What is ready is submitted in bursts of many megabytes, and the first of a step at once. Each burst wakes two threads
 on every rank, and where cores are few these take their time from backward; so bursts are longer there. In the middle of
@@ -57,9 +58,10 @@ class Gradient(ABC, Generic[T]):
 
     ``name`` is that by which ranks find it, and ``passes_left`` are the backward passes that are still to come in this
     step before it is complete; ``settled`` is what it was then. What it has of ``place`` is for `Reduction.pack`.
+    ``is_blank`` is true from `value` on if there was no gradient.
     """
 
-    __slots__ = ("bucket", "name", "passes_left", "place", "settled")
+    __slots__ = ("bucket", "is_blank", "name", "passes_left", "place", "settled")
 
     bucket: Bucket[T]
     settled: T | None
@@ -69,6 +71,7 @@ class Gradient(ABC, Generic[T]):
         self.passes_left = 0
         self.place: Any = None
         self.settled = None
+        self.is_blank = False
 
     @property
     @abstractmethod
@@ -86,7 +89,7 @@ class Gradient(ABC, Generic[T]):
 
     @abstractmethod
     def value(self) -> T:
-        """Returns the gradient to reduce. If there is none, zeros become the parameter's gradient.
+        """Returns the gradient to reduce. If there is none, zeros become the parameter's gradient, and it is blank.
 
         Raises ValueError for a gradient that cannot be reduced.
         """
@@ -98,6 +101,10 @@ class Gradient(ABC, Generic[T]):
     @abstractmethod
     def put(self, value: T, reduced: T) -> None:
         """Makes ``reduced`` the parameter's gradient, which was another tensor, ``value``. May be called twice."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Leaves the parameter without a gradient, since no rank had one. May be called twice."""
 
 
 class Bucket(Generic[T]):
@@ -204,9 +211,10 @@ class Overlap(Generic[T]):
     def synchronize(self) -> None:
         """Puts the reduced gradient of every parameter that requires one in place.
 
-        A parameter without a gradient here takes part with zeros, unless there is one rank only. If some fail, all are
-        waited for before the first error is raised: ValueError for a gradient that cannot be sent, AssertionError for
-        one that changed meanwhile, HorovodInternalError for one that was not reduced. If a signal handler interrupts
+        A parameter without a gradient here takes part with zeros, unless there is one rank only. It still has none if
+        no rank had one. If some fail, all are waited for before the first error is raised: ValueError for a gradient
+        that cannot be sent, AssertionError for one that changed meanwhile, HorovodInternalError for one that was not
+        reduced. If a signal handler interrupts
         the wait, it goes on when it is called again. If one interrupts a submit, ranks may not agree any more about
         what was submitted, and it raises HorovodInternalError from then on.
         """
@@ -270,6 +278,7 @@ class Overlap(Generic[T]):
             for gradient in bucket.gradients:
                 gradient.passes_left = self._passes
                 gradient.settled = None
+                gradient.is_blank = False
 
     def _begin(self, group: Group, is_called_by_user: bool = True) -> None:
         self._has_peers = group.size > 1
@@ -317,12 +326,14 @@ class Overlap(Generic[T]):
             return
         name = sent[0].name if len(sent) == 1 else f"{sent[0].name}..{sent[-1].name}"
         try:
-            values, places = [], []
-            for each in sent:
+            values, places, blank = [], [], []
+            for index, each in enumerate(sent):
                 values.append(each.value())
                 places.append(each.place)
+                if each.is_blank:
+                    blank.append(index)
             bucket.sent, bucket.unchanged = sent, set()
-            bucket.flight = self._reduction.start(name, values, places)
+            bucket.flight = self._reduction.start(name, values, places, blank)
             self._submitted.append(bucket)
         except ValueError as error:
             for gradient in sent:
@@ -353,6 +364,9 @@ class Overlap(Generic[T]):
             bucket.unchanged.add(gradient)  # so what follows may be done again
             if reduced is not value:
                 gradient.put(value, reduced)
+        if flight.blank:
+            for index in flight.blank:
+                bucket.sent[index].drop()
 
 
 _overlaps: weakref.WeakSet[Overlap[Any]] = weakref.WeakSet()

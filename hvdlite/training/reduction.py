@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import Collectives, Compressor, group_of
 from hvdlite.tensors.streams import Told
 
@@ -22,6 +21,10 @@ class Flight(Protocol[T]):
     @property
     def tensors(self) -> Sequence[T]:
         """The tensors with which it was started."""
+
+    @property
+    def blank(self) -> Collection[int]:
+        """The indices of the tensors for which no rank had a value. Known once `finish` has returned."""
 
     def finish(self, told: Told) -> list[T]:
         """Waits, and returns the reduced tensors: each of ``tensors`` itself, or a new one.
@@ -53,12 +56,15 @@ class Reduction(Generic[T]):
         self.op = op
         self.process_set = process_set
         self._collectives = collectives
-        self._how = (op, prescale, postscale)
+        self.how = (op, prescale, postscale)
 
-    def start(self, name: str, tensors: Sequence[T], places: Sequence[Any] = ()) -> Flight[T]:
+    def start(
+        self, name: str, tensors: Sequence[T], places: Sequence[Any] = (), blank: Collection[int] = ()
+    ) -> Flight[T]:
         """Starts the reduction of ``tensors`` under one name; of ``places``, each is for what travels for a tensor.
 
-        Raises ValueError for a tensor that cannot be sent.
+        ``blank`` are the indices of tensors that are zeros because this rank has no value. Raises ValueError for a
+        tensor that cannot be sent.
         """
         sent, contexts = [], []
         for tensor, place in zip_longest(tensors, places):
@@ -66,9 +72,11 @@ class Reduction(Generic[T]):
             sent.append(packed)
             contexts.append(context)
         group = group_of(self.process_set)
-        entries = self._collectives.entries_of_allreduce(group, self.is_in_place, self._how, name, sent)
+        entries = self._collectives.entries_of_allreduce(group, self.is_in_place, self.how, name, sent)
+        for index in blank:
+            entries[index].is_blank = True
         group.submit_all(entries)
-        return _Flight(self, tensors, contexts, entries)
+        return _Flight(self, tensors, contexts, entries, blank)
 
     def pack(self, tensor: T, place: Any) -> tuple[T, Any]:
         """Returns the tensor that travels for ``tensor``, and a context for `unpack`."""
@@ -81,18 +89,28 @@ class Reduction(Generic[T]):
 
 
 class _Flight(Generic[T]):
-    __slots__ = ("_contexts", "_entries", "_reduced", "_reduction", "tensors")
+    __slots__ = ("_blank", "_contexts", "_entries", "_reduced", "_reduction", "tensors")
 
     tensors: Sequence[T]
 
     def __init__(
-        self, reduction: Reduction[T], tensors: Sequence[T], contexts: Sequence[Any], entries: Sequence[Handle[T]]
+        self,
+        reduction: Reduction[T],
+        tensors: Sequence[T],
+        contexts: Sequence[Any],
+        entries: Sequence[Entry[T]],
+        blank: Collection[int],
     ) -> None:
         self.tensors = tensors
         self._reduction = reduction
         self._contexts = contexts
         self._entries = entries
+        self._blank = blank  # on this rank
         self._reduced: list[T] | None = None  # kept for an interrupted caller, which calls again
+
+    @property
+    def blank(self) -> Collection[int]:
+        return [index for index in self._blank if self._entries[index].is_blank]
 
     def finish(self, told: Told) -> list[T]:
         entries = self._entries

@@ -190,6 +190,7 @@ class _OneGradient(Gradient[Frozen]):
 
     def value(self) -> Frozen:
         if self.settled is None:
+            self.is_blank = True
             self.current = self.settled = Frozen(np.zeros(self.variable.shape, self.variable.value.dtype))
         return self.settled
 
@@ -198,6 +199,9 @@ class _OneGradient(Gradient[Frozen]):
 
     def put(self, value: Frozen, reduced: Frozen) -> None:
         self.current = reduced
+
+    def drop(self) -> None:
+        self.current = None
 
 
 class DistributedOptimizer:
@@ -224,6 +228,7 @@ class DistributedOptimizer:
         """Takes the reduced gradients off their variables."""
         self.overlap.synchronize()
         for variable, gradient in self.gradients.items():
-            assert gradient.current is not None
+            if gradient.current is None:  # on no rank
+                continue
             variable.assign(variable.value.numpy() - gradient.current.numpy())
             gradient.current = None

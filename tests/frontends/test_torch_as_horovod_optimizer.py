@@ -209,6 +209,15 @@ def hyper_parameters_are_broadcast() -> None:
 
 
 @scenario
+def a_parameter_without_gradient_on_any_rank_gets_zeros() -> None:
+    model = linear()
+    optimizer = wrapped(model)
+    model.weight.sum().backward()
+    optimizer.synchronize()
+    assert model.bias.grad.tolist() == [0, 0]
+
+
+@scenario
 def users_compress_in_their_own_way() -> None:
     class Halves(hvd.Compressor):
         @staticmethod

@@ -179,7 +179,41 @@ def a_parameter_without_gradient_takes_part_with_zeros() -> None:
         own_loss(model).backward()
     optimizer.step()
     assert_gradients(model, expected)
-    assert [gradient.abs().sum().item() for gradient in gradients_of(unused)] == [0.0, 0.0]
+    assert [parameter.grad for parameter in unused.parameters()] == [None, None]  # they have none on any rank
+
+
+@scenario
+def a_parameter_without_gradient_on_any_rank_is_left_alone() -> None:
+    """As alone: weight decay does not move it, whatever ranks used in other steps, and in whichever bucket it is."""
+    for options in ({}, {"groups": 1}, {"groups": 3}, {"compression": hvd.Compression.fp16}, {"op": hvd.Sum}):
+        layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+        hvd.broadcast_parameters(layers.state_dict(), root_rank=0)
+        bare = torch.optim.AdamW(layers.parameters(), lr=0.1, weight_decay=0.5)
+        optimizer = hvd.DistributedOptimizer(bare, layers.named_parameters(), **options)
+        # Which layers ranks 0 and 1 use in each step. Layer 3 is used by nobody, and the others in turns.
+        for used in (({0}, {1}), ({0, 2}, {1}), ({0}, {0}), ({1}, set()), ({0}, {1})):
+            optimizer.zero_grad()
+            before = [layer.weight.detach().clone() for layer in layers]
+            for index in used[hvd.rank()]:
+                layers[index](torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            for index, layer in enumerate(layers):
+                is_used = index in used[0] | used[1]
+                assert (layer.weight.grad is not None) == is_used, (options, used, index)
+                assert torch.equal(layer.weight, before[index]) != is_used, (options, used, index)
+                everywhere = hvd.allgather(layer.weight.detach().unsqueeze(0))
+                assert torch.equal(everywhere[0], everywhere[1])
+
+
+@scenario
+def zeros_that_the_user_made_are_a_gradient() -> None:
+    model = two_layers()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    own_loss(model).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    assert [gradient.abs().sum().item() for gradient in gradients_of(model)] == [0.0] * 4
 
 
 @scenario

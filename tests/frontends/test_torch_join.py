@@ -50,6 +50,20 @@ def in_groups_compressed_and_predivided() -> None:
 
 
 @scenario
+def a_rank_that_has_joined_has_no_gradient() -> None:
+    model = two_layers()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        if step < 2 or hvd.rank() == 0:
+            model[0](torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            assert model[0].weight.grad is not None
+            assert model[1].weight.grad is None
+    hvd.join()
+
+
+@scenario
 def sparse_gradients_need_all_ranks() -> None:
     if hvd.size() == 1:
         return

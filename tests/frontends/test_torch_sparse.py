@@ -117,5 +117,64 @@ def an_optimizer_for_sparse_gradients() -> None:
         assert all(torch.equal(each, everywhere[0]) for each in everywhere)
 
 
+@scenario
+def rows_whose_gradient_is_zero_stay() -> None:
+    """SparseAdam moves them by its momentum. So ranks that share the words take the step of one with all of them."""
+    words = {0: torch.tensor([1, 2, 5]), 1: torch.tensor([2, 3]), 2: torch.tensor([5])}
+    for options in (
+        {"sparse_as_dense": True},
+        {"groups": 1},
+        {"sparse_as_dense": True, "compression": hvd.Compression.fp16},
+        {"sparse_as_dense": True, "gradients_in_shared_memory": False},
+        {"sparse_as_dense": True, "gradient_predivide_factor": 2.0},
+        {},
+    ):
+        ours, alone = (nn.Embedding(7, 2, sparse=True) for _ in range(2))
+        for embedding in (ours, alone):
+            nn.init.ones_(embedding.weight)
+        inner = torch.optim.SparseAdam(ours.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(inner, ours.named_parameters(), **options)
+        single = torch.optim.SparseAdam(alone.parameters(), lr=0.1)
+        for factor in (1.0, 0.0, -0.0, 0.5):  # a factor of zero gives gradients that are exactly zero
+            optimizer.zero_grad()
+            single.zero_grad()
+            (ours(words[hvd.rank()]).sum() * factor).backward()
+            (sum(alone(words[rank]).sum() for rank in range(hvd.size())) * factor / hvd.size()).backward()
+            optimizer.step()
+            single.step()
+            used = sorted({index for rank in range(hvd.size()) for index in words[rank].tolist()})
+            assert ours.weight.grad.coalesce().indices()[0].tolist() == used, (options, factor)
+            assert_close(ours.weight.detach(), alone.weight.detach(), 1e-2 if "compression" in options else 1e-5)
+
+
+@scenario
+def rows_cancel_out_and_ranks_join_without_adding_rows() -> None:
+    embedding = nn.Embedding(5, 2, sparse=True)
+    bare = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(bare, embedding.named_parameters(), sparse_as_dense=True)
+    for step in range(2):
+        if step and hvd.rank() == hvd.size() - 1 and hvd.size() > 1:
+            break
+        optimizer.zero_grad()
+        (embedding(torch.tensor([1, 3])).sum() * (1.0 - 2.0 * (hvd.rank() % 2))).backward()
+        optimizer.step()
+        assert embedding.weight.grad.coalesce().indices()[0].tolist() == [1, 3]
+    hvd.join()
+
+
+@scenario
+def a_sparse_gradient_that_no_rank_has() -> None:
+    for options in ({}, {"sparse_as_dense": True}):
+        embedding = nn.Embedding(5, 2, sparse=True)
+        bare = torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(bare, embedding.named_parameters(), **options)
+        for has_gradient in (True, False, True):
+            optimizer.zero_grad()
+            if has_gradient:
+                embedding(torch.tensor([1])).sum().backward()
+            optimizer.step()
+            assert (embedding.weight.grad is not None) == has_gradient
+
+
 def test_torch_sparse(report: Report, name: str) -> None:
     assert report[name] == ""

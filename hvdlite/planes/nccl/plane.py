@@ -46,7 +46,7 @@ from hvdlite.planes.nccl.reduction import lack, lack_of_float8, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.device import Device
-from hvdlite.tensors.dtypes import FLOAT8, ElementType, Max
+from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType, Max
 
 T = TypeVar("T")
 Give = Callable[[Gpu, Group], None]
@@ -131,7 +131,7 @@ class NcclPlane(GpuPlane):
 
         return self._launch("barrier", 0, give)
 
-    def zeros(self, nbytes: int) -> tuple[int, Any]:
+    def zeros(self, nbytes: int, dtype: DType = DType.UINT8) -> tuple[int, Any]:
         with self._failing_for_good():
             memory = DeviceMemory(self._used(0).stream, nbytes)
             memory.fill(0)

@@ -93,7 +93,7 @@ class StagedPlane(GpuPlane):
     def barrier(self) -> Staged:
         return self._take([], 1, lambda number, pinned: self._inner.barrier())
 
-    def zeros(self, nbytes: int) -> tuple[int, Any]:
+    def zeros(self, nbytes: int, dtype: DType = DType.UINT8) -> tuple[int, Any]:
         with self._failing_for_good():
             memory = DeviceMemory(self._used(0).down, nbytes)
             memory.fill(0)

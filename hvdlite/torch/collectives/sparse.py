@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
 from hvdlite.errors import Mismatch
 from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import group_of, synchronize
+from hvdlite.negotiation.entry import Entry
+from hvdlite.ops import Collectives, group_of, synchronize
+from hvdlite.ops.forms import draft_of
 from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
 from hvdlite.torch.collectives.tensors import collectives
+
+_gather = draft_of(Collectives.allgather)
 
 
 def sparse_allreduce_async(
@@ -31,13 +36,22 @@ def sparse_allreduce_async(
     Returns a function that waits for it and gives the coalesced result, as `synchronize` does for other collectives.
     Raises ValueError for a tensor that is not sparse, and for operations other than Average and Sum.
     """
+    return start_sparse_allreduce(tensor, name, op, process_set)[1]
+
+
+def start_sparse_allreduce(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, is_blank: bool = False
+) -> tuple[Entry[torch.Tensor], Callable[[], torch.Tensor]]:
+    """As `sparse_allreduce_async`. Also returns the entry of the gather, which is blank if ``is_blank``."""
     if not (isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo):
         raise ValueError("sparse_allreduce_async takes a sparse COO tensor; use allreduce_async for a dense one")
     if op not in (Average, Sum):
         raise ValueError(f"op {OP_NAMES.get(op, op)} of sparse tensors is not supported; use hvd.Average or hvd.Sum")
     shape, sparse_dim = tensor.shape, tensor.sparse_dim()
     group = group_of(process_set)
-    handle = collectives.allgather_async(_pack(tensor.detach().coalesce()), name, process_set)
+    handle = cast(Entry[torch.Tensor], _gather(collectives, _pack(tensor.detach().coalesce()), name, process_set))
+    handle.is_blank = is_blank
+    group.submit(handle)
 
     def wait() -> torch.Tensor:
         indices, values = _unpack(synchronize(handle), shape, sparse_dim)
@@ -48,7 +62,7 @@ def sparse_allreduce_async(
         total = _sparse(indices[elements], values[elements], shape).coalesce()
         return _divided(total, group.size) if op == Average else total
 
-    return wait
+    return handle, wait
 
 
 def _pack(tensor: torch.Tensor) -> torch.Tensor:

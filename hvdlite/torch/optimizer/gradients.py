@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from hvdlite.compat import stands_for_horovod
 from hvdlite.tensors.buffer import Buffer
 from hvdlite.torch.collectives.adapter import TensorAdapter, expanded
 from hvdlite.torch.optimizer.ddp import refuse_ddp
 from hvdlite.torch.optimizer.names import Named
 from hvdlite.torch.optimizer.places import Place, keep_what_is_freed
-from hvdlite.torch.optimizer.reduction import TensorReduction
+from hvdlite.torch.optimizer.reduction import TensorReduction, nothing_like
 from hvdlite.training.naming import known_as
 from hvdlite.training.overlap import Gradient, Overlap
 from hvdlite.training.parameter_check import ParameterCheck
@@ -66,10 +67,11 @@ class TensorGradient(Gradient[torch.Tensor]):
         if self.settled is None:
             if self.parameter.grad is None:
                 self.parameter.grad = (
-                    torch.zeros_like(self.parameter)
+                    nothing_like(self.parameter)
                     if self.sparse_dim is None
                     else _no_elements(self.parameter, self.sparse_dim)
                 )
+                self.is_blank = not stands_for_horovod()  # with Horovod the zeros stay
             self.settle()
         value = self.settled
         assert value is not None
@@ -94,6 +96,9 @@ class TensorGradient(Gradient[torch.Tensor]):
             self.parameter.grad = reduced.to(value.dtype)
         else:
             value.copy_(reduced)
+
+    def drop(self) -> None:
+        self.parameter.grad = None
 
 
 class GradientReducer(Overlap[torch.Tensor]):

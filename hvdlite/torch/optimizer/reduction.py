@@ -4,22 +4,25 @@ A tensor is reduced in its own memory if that is contiguous and not compressed. 
 may lay the same parameter out differently; it is made in the tensor's *place*, if it has one.
 
 A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely: only then
-do ranks submit the same bucket, also those that have not yet seen that this gradient is sparse.
+do ranks submit the same bucket, also those that have not yet seen that this gradient is sparse. Rows that no rank has
+are found again after the sum: they travel as -0.0, the neutral element of addition, while a sum of anything else with
+it, or of numbers that cancel out, is not -0.0. So a row stays that some rank has and whose gradient is zero.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from hvdlite.members.process_set import ProcessSet
+from hvdlite.negotiation.entry import Entry
 from hvdlite.ops import Compressor
 from hvdlite.tensors.streams import Told
 from hvdlite.torch.collectives.adapter import dense
-from hvdlite.torch.collectives.sparse import sparse_allreduce_async
+from hvdlite.torch.collectives.sparse import start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
 from hvdlite.torch.compression import wire_dtype
 from hvdlite.training.reduction import Flight, Reduction
@@ -41,18 +44,22 @@ class TensorReduction(Reduction[torch.Tensor]):
         self.wire_dtype = functools.cache(functools.partial(wire_dtype, compression))
         self._densifies = densifies
 
-    def start(self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Any] = ()) -> Flight[torch.Tensor]:
+    def start(
+        self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Any] = (), blank: Collection[int] = ()
+    ) -> Flight[torch.Tensor]:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self._densifies:
-            return self._start_sparse(name, tensors[0])
-        return super().start(name, tensors, places)
+            return self._start_sparse(name, tensors[0], bool(blank))
+        return super().start(name, tensors, places, blank)
 
     def pack(self, tensor: torch.Tensor, place: Any) -> tuple[torch.Tensor, Any]:
+        own, dtype = tensor.dtype, self.wire_dtype(tensor.dtype)
         if tensor.layout is torch.sparse_coo:
-            tensor = tensor.to_dense()
-        dtype = self.wire_dtype(tensor.dtype)
+            tensor = _spread(tensor.coalesce(), dtype or own)
         taken = None if place is None or dtype is None else place.take(tensor, dtype)
         if taken is not None:
-            return taken, tensor.dtype
+            return taken, own
+        if tensor.dtype is dtype:
+            return dense(tensor), own
         compressed, context = self.compression.compress(tensor)
         return dense(compressed), context
 
@@ -60,32 +67,38 @@ class TensorReduction(Reduction[torch.Tensor]):
         if tensor.layout is torch.strided and self.wire_dtype(tensor.dtype) is not None:
             return reduced  # copying it converts it, without a tensor in between whose pages are new to the process
         found: torch.Tensor = self.compression.decompress(reduced, context)
-        return found.to_sparse(tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else found
+        return _collected(found, tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else found
 
-    def _start_sparse(self, name: str, tensor: torch.Tensor) -> Flight[torch.Tensor]:
+    def _start_sparse(self, name: str, tensor: torch.Tensor, is_blank: bool) -> Flight[torch.Tensor]:
         # The scale factors of an optimizer only say when to divide for the average: here, once after the sum.
         gathered = tensor.coalesce()
         values, context = self.compression.compress(gathered.values())
         sent = _with_values(gathered, values)
-        reduce = sparse_allreduce_async(sent, name, self.op, self.process_set)
+        entry, reduce = start_sparse_allreduce(sent, name, self.op, self.process_set, is_blank)
 
         def unpack(reduced: torch.Tensor) -> torch.Tensor:
             return _with_values(reduced, self.compression.decompress(reduced.values(), context))
 
-        return _SparseFlight(tensor, reduce, unpack)
+        return _SparseFlight(tensor, entry, reduce, unpack)
 
 
 class _SparseFlight:
     def __init__(
         self,
         tensor: torch.Tensor,
+        entry: Entry[torch.Tensor],
         reduce: Callable[[], torch.Tensor],
         unpack: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self.tensors = [tensor]
+        self._entry = entry
         self._reduce = reduce
         self._unpack = unpack
         self._reduced: torch.Tensor | None = None
+
+    @property
+    def blank(self) -> Collection[int]:
+        return [0] * self._entry.is_blank
 
     def finish(self, told: Told) -> list[torch.Tensor]:
         if self._reduced is None:
@@ -96,3 +109,31 @@ class _SparseFlight:
 def _with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Returns the coalesced ``tensor`` with other values."""
     return torch.sparse_coo_tensor(tensor.indices(), values, tensor.shape, is_coalesced=True, check_invariants=False)
+
+
+def nothing_like(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns a dense gradient that changes no sum."""
+    dtype = parameter.dtype
+    return torch.full_like(parameter, -0.0) if dtype.is_floating_point else torch.zeros_like(parameter)
+
+
+def _spread(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the coalesced ``tensor`` as a dense one of ``dtype``, with -0.0 where it has no element."""
+    if not dtype.is_floating_point:
+        return tensor.to_dense().to(dtype)
+    spread = torch.full(tensor.shape, -0.0, dtype=dtype, device=tensor.device)
+    spread[tuple(tensor.indices())] = tensor.values().to(dtype) + 0.0  # so that no element is -0.0
+    return spread
+
+
+def _collected(tensor: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    """Returns what differs from -0.0 as a coalesced sparse tensor: the opposite of `_spread`."""
+    if not tensor.dtype.is_floating_point:
+        return tensor.to_sparse(sparse_dim)
+    has_element = (tensor != 0) | ~torch.signbit(tensor)
+    if tensor.dim() > sparse_dim:
+        has_element = has_element.flatten(sparse_dim).any(-1)
+    indices = has_element.nonzero().t()
+    return torch.sparse_coo_tensor(
+        indices, tensor[has_element], tensor.shape, is_coalesced=True, check_invariants=False
+    )
