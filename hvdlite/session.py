@@ -82,7 +82,7 @@ class Session:
                 connecting = Connecting(members, options, makes_arena=True)
                 connections = connect(connecting, exchange, deadline, leave=exchange.leave)
         self.placements = group_by_host([host.id for host in members.hosts])
-        self.compares_parameters = world.compares_parameters
+        self.check_parameters = world.check_parameters
         self.plane_name = connections.planes[CPU.kind].name
         self.other_planes = [(kind, plane.name) for kind, plane in connections.planes.items() if kind != CPU.kind]
         self.arena = connections.regions and connections.regions.arena

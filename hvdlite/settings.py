@@ -129,9 +129,11 @@ class Settings:
         120.0, "a running batch that moves no bytes for this long fails; the last resort", unit="s", at_least=1
     )
 
-    check_parameters: bool = _setting(
-        True,
-        "warn when ranks take the first step of an optimizer with different parameters; one rank turns it off for all",
+    check_parameters: str = _setting(
+        "1",
+        "compare the parameters of all ranks in the first step of an optimizer, and some of them in each later one; 1: "
+        "warn of a difference, error: raise Mismatch on all ranks; one rank turns it off for all",
+        choices=("0", "1", "error"),
         begins="Training",
     )
     tensorflow_route: str = _setting(
@@ -263,6 +265,8 @@ class Spec:
             return parse_switch(variable, text)
         if self.kind is str:
             word = text.strip().lower() if self.choices else text
+            if "0" in self.choices and word in _TRUE | _FALSE:  # a switch that has more positions
+                return "1" if word in _TRUE else "0"
             if self.choices and word not in self.choices:
                 raise ValueError(f"{variable}={text!r} must be one of {', '.join(self.choices)}")
             return word

@@ -23,13 +23,13 @@ _MOST_TOLD: Final = 500  # most characters of a reason
 class World(NamedTuple):
     """The result of the exchange.
 
-    ``address`` is where other hosts reach this rank, if the exchange showed that. ``compares_parameters`` is true if
-    ranks compare their parameters in the first step.
+    ``address`` is where other hosts reach this rank, if the exchange showed that. ``check_parameters`` is the setting
+    on which ranks have agreed.
     """
 
     membership: Membership
     address: str
-    compares_parameters: bool
+    check_parameters: str
 
 
 def meet_world(
@@ -111,13 +111,15 @@ def _warn(text: str) -> None:
     logger.warning("%s", text)
 
 
-def _agreed_check(rank: int, wanted: Sequence[bool]) -> bool:
-    """True if ranks compare their parameters. All of them must take part, so one that has it off decides for all."""
-    if any(wanted) and not all(wanted) and rank == 0:
-        unwilling = ", ".join(str(rank) for rank, is_wanted in enumerate(wanted) if not is_wanted)
+def _agreed_check(rank: int, wanted: Sequence[str]) -> str:
+    """Returns the setting for all ranks: off if it is on one, since all must take part; else error if one wants it."""
+    if "0" not in wanted:
+        return "error" if "error" in wanted else "1"
+    if any(each != "0" for each in wanted) and rank == 0:
+        unwilling = ", ".join(str(rank) for rank, each in enumerate(wanted) if each == "0")
         logger.warning(
             "HVDLITE_CHECK_PARAMETERS is off on rank(s) %s only, so no rank compares its parameters with those of the "
             "others; set it alike on all ranks",
             unwilling,
         )
-    return all(wanted)
+    return "0"

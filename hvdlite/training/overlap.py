@@ -134,7 +134,7 @@ class Overlap(Generic[T]):
     """Reduces gradients in the buckets that it was given with `add`.
 
     ``passes`` backward passes are summed locally before a gradient is submitted. ``check`` compares the parameters
-    before the first step.
+    before each step.
     """
 
     def __init__(self, reduction: Reduction[T], passes: int, check: ParameterCheck[Any]) -> None:
@@ -214,7 +214,7 @@ class Overlap(Generic[T]):
         A parameter without a gradient here takes part with zeros, unless there is one rank only. It still has none if
         no rank had one. If some fail, all are waited for before the first error is raised: ValueError for a gradient
         that cannot be sent, AssertionError for one that changed meanwhile, HorovodInternalError for one that was not
-        reduced. If a signal handler interrupts
+        reduced, or if parameters differ and that is to be an error. If a signal handler interrupts
         the wait, it goes on when it is called again. If one interrupts a submit, ranks may not agree any more about
         what was submitted, and it raises HorovodInternalError from then on.
         """
@@ -238,6 +238,7 @@ class Overlap(Generic[T]):
                 self._ready = deque(ready)
                 if self._ready:
                     failures += self._submit_ready()
+                self._submit_check(group)  # if a signal handler has interrupted what submitted the gradients
             for other in tuple(_overlaps):  # before waiting: ranks may step their optimizers in different orders
                 if other is not self and other._thread == threading.get_ident():
                     other._flush()
@@ -249,7 +250,10 @@ class Overlap(Generic[T]):
                     failures.append(error)
                 self._submitted.popleft()
             if self._check.under_way is not None:
-                self._check.conclude()
+                try:
+                    self._check.conclude()
+                except _FAILURES as error:
+                    failures.append(error)
         self.start_over()
         if failures:
             _raise_first(failures)
@@ -269,6 +273,8 @@ class Overlap(Generic[T]):
             with contextlib.suppress(HvdError):
                 bucket.flight.finish(set())
         self._submitted.clear()
+        if self._check.under_way is not None:
+            self._check.start_over()
         self._group = None
         self._burst_bytes = 0
         self._passes = self._passes if passes is None else passes
@@ -306,14 +312,21 @@ class Overlap(Generic[T]):
                 self._check.read(group)
             self._ready_bytes = 0
             with group.burst():
-                if self._check.ready is not None:
-                    self._check.submit()  # before the gradients, so that it has come when they have
                 while self._ready:
                     try:
                         self._submit(self._ready.popleft(), group)
                     except _FAILURES as error:
                         failures.append(error)
+                self._submit_check(group)
         return failures
+
+    def _submit_check(self, group: Group) -> None:
+        if self._check.ready is not None and self._submitted:  # then other ranks submit theirs in this step too
+            try:
+                self._check.submit()
+            except BaseException:  # as in `_submit`
+                self._torn = (group, self._check.name)
+                raise
 
     def _submit(self, bucket: Bucket[T], group: Group) -> None:
         if bucket.flight is not None:

@@ -1,8 +1,9 @@
-"""Warns if ranks begin to train with different parameters, because ``broadcast_parameters`` was forgotten.
+"""Warns if ranks train with different parameters.
 
-In its first step each rank submits a checksum of every parameter together with its first gradients, and compares when
-the sum over all ranks has come; it never waits for that. Every rank that submits gradients submits checksums, so the
-sum is complete whenever the gradients are.
+They begin so if ``broadcast_parameters`` was forgotten. So in its first step each rank submits a checksum of every
+parameter together with its first gradients, and compares when the sum over all ranks has come. Every rank that submits
+gradients submits checksums, so the sum is complete about when the gradients are. In all other steps ranks compare one
+slice of the parameters, see `hvdlite.training.slices`.
 
 Ranks that have joined return with the parameters of earlier steps, and some take their first step only then. So after a
 join the next step of each rank is a first one again. All ranks count joins alike, and this number alone decides whether
@@ -16,11 +17,12 @@ equal if and only if n times the sum of their squares is the square of their sum
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Generic
 
 import numpy as np
@@ -28,21 +30,22 @@ import numpy.typing as npt
 
 from hvdlite import native
 from hvdlite.engine.group import Group
-from hvdlite.errors import HvdError
+from hvdlite.errors import HvdError, Mismatch
 from hvdlite.log import logger
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import group_of, synchronize
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.session import current
-from hvdlite.tensors.buffer import Buffer
 from hvdlite.tensors.device import CPU
 from hvdlite.tensors.dtypes import Sum
 from hvdlite.training.naming import P
+from hvdlite.training.slices import Checksum, Difference, MemoryOf, Slices
 
 Checksums = npt.NDArray[np.uint64]
 Vector = npt.NDArray[np.int64]
 
+_SUM: Final = (Sum, 1.0, 1.0)
 _EACH_OF_JOINS: Final = 64  # and then after twice, four times, ... as many
 
 
@@ -50,70 +53,119 @@ class ParameterCheck(Generic[P]):
     """Compares the parameters of one optimizer.
 
     ``ready`` are the checksums from `read` until `submit`; ``under_way`` is their handle from then until `conclude`.
-    ``memory_of`` returns None for a parameter that is not trained now, and raises ValueError if it cannot be compared.
+    ``memory_of`` returns None for a parameter that is not trained now, and for rows that the host cannot read. It
+    raises ValueError if a parameter cannot be compared. ``how`` is operation, prescale and postscale of the gradients.
     """
 
-    def __init__(self, process_set: ProcessSet, memory_of: Callable[[P], Buffer | None]) -> None:
+    def __init__(self, process_set: ProcessSet, memory_of: MemoryOf[P], how: tuple[int, float, float] = _SUM) -> None:
         self._process_set = process_set
         self._memory_of = memory_of
+        self._how = how
         self._members: list[tuple[str, P]] = []
         self._known_as = ""  # the first of the names that ranks use, which no other optimizer has
         self._first_step_in: tuple[weakref.ref[Group], int] | None = None
-        self.ready: Vector | None = None
+        self._group: weakref.ref[Group] | None = None
+        self._step = 0  # in that group
+        self._slices: Slices[P] | None = None  # of that group; None before the first step that compares one
+        self._compares_slice = False  # in this step
+        self.ready: npt.NDArray[Any] | None = None
         self._names: list[str] = []  # of the parameters that were compared, in the optimizer's order
         self.under_way: Handle | None = None
         self._has_told = False
 
     def watch(self, members: Sequence[tuple[str, P]], known_as: Sequence[tuple[str, P]]) -> None:
         """Adds parameters, with their names for users and those that ranks use."""
+        self._slices = None
         self._members += members
         self._known_as = min([name for name, _ in known_as] + [self._known_as] * bool(self._known_as))
 
     def read(self, group: Group) -> None:
-        """Computes checksums in a first step of ``group``. Call it in each step, before parameters change."""
-        begun = (weakref.ref(group), group.joins)
-        if begun == self._first_step_in:
+        """Computes checksums for one step of ``group``. Call it in each step, before parameters change."""
+        if self._group is None or self._group() is not group:
+            self._group, self._step, self._slices = weakref.ref(group), 0, None
+        self._step += 1
+        self.ready = None
+        if self.under_way is not None:
+            self.start_over()
+        if current().check_parameters == "0":
             return
-        self._first_step_in = begun
-        self.ready = self.under_way = None
-        if current().compares_parameters and _compares_after(group.joins):
-            of = _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
+        of = _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
+        begun = (self._group, group.joins)
+        is_first, self._first_step_in = begun != self._first_step_in, begun
+        self._compares_slice = not (is_first and _compares_after(group.joins))
+        if self._compares_slice:
+            if self._slices is None:
+                self._slices = Slices(self._members, group, self._memory_of)
+            self.ready = self._slices.read(of)
+        else:
             checksums = [(name, self._checksum(parameter, of)) for name, parameter in self._members]
             moving = [(name, checksum) for name, checksum in checksums if checksum is not None]
             self._names = [name for name, _ in moving]
             self.ready = _packed([checksum for _, checksum in moving], group.rank, group.size)
 
+    @property
+    def name(self) -> str:
+        """The name under which the checksums of this step travel."""
+        return ("slice." if self._compares_slice else "checksum.") + self._known_as
+
     def submit(self) -> None:
-        """Sends the checksums that `read` took, if any, in the burst of the caller."""
+        """Sends the checksums that `read` took, if any. Call it once a gradient of this step is in flight.
+
+        Then all ranks submit theirs in this step, and `conclude` waits no longer than for that gradient.
+        """
         if self.ready is not None:
-            vector, self.ready = self.ready, None
-            try:
-                name = f"checksum.{self._known_as}"
-                self.under_way = arrays.allreduce_async_(vector, None, name, Sum, process_set=self._process_set)
-            except (HvdError, ValueError):
-                pass  # the gradients, which matter, say what is wrong
+            how = self._how if self._compares_slice else _SUM
+            with contextlib.suppress(HvdError, ValueError):  # the gradients, which matter, say what is wrong
+                self.under_way = arrays.allreduce_async_(
+                    self.ready, None, self.name, *how, process_set=self._process_set
+                )
+            self.ready = None
 
     def conclude(self) -> None:
-        """Compares the checksums of all ranks if they have come, and warns if they differ."""
-        if self.under_way is None or not self.under_way.is_done:
-            return
-        handle, self.under_way = self.under_way, None
-        try:
-            total = synchronize(handle)
-        except HvdError:  # ranks have other parameters, or there is no session any more: as above
-            return
-        group = group_of(self._process_set)
-        models, differ = _unpacked(total, group.size, len(self._names))
-        live = np.flatnonzero(models)
-        if differ.any() and not self._has_told:
-            self._has_told = True
-            if group.rank == live[0]:
-                logger.warning("%s", _warning(self._names, differ, models, group.ranks))
+        """Waits for the checksums of all ranks, and compares them.
 
-    def _checksum(self, parameter: P, of: Callable[[int, int, int], int]) -> int | None:
+        If they differ, one rank warns, once; with ``HVDLITE_CHECK_PARAMETERS=error`` all ranks raise Mismatch.
+        """
+        if self.under_way is None:
+            return
+        try:
+            total = synchronize(self.under_way)
+        except HvdError:  # ranks have other parameters, or there is no session any more: as above
+            self.under_way = None
+            return
+        self.under_way = None
+        group = group_of(self._process_set)
+        if self._compares_slice:
+            assert self._slices is not None
+            difference = self._slices.compare(total, self._step)
+        else:
+            difference = self._compare(total, group)
+        if difference is None:
+            return
+        if current().check_parameters == "error":
+            raise Mismatch(difference.text)
+        if not self._has_told:
+            self._has_told = True
+            if group.rank == difference.teller:
+                logger.warning("%s", difference.text)
+
+    def start_over(self) -> None:
+        """Waits for checksums that are under way, and forgets them."""
+        if self.under_way is not None:
+            with contextlib.suppress(HvdError):
+                synchronize(self.under_way)
+            self.under_way = None
+
+    def _compare(self, total: Vector, group: Group) -> Difference | None:
+        models, differ = _unpacked(total, group.size, len(self._names))
+        if not differ.any():
+            return None
+        return Difference(_warning(self._names, differ, models, group.ranks), int(np.flatnonzero(models)[0]))
+
+    def _checksum(self, parameter: P, of: Checksum) -> int | None:
         """Returns the checksum of the parameter's memory: 0 if the host cannot read it, None if it is not trained."""
         try:
-            memory = self._memory_of(parameter)
+            memory = self._memory_of(parameter, ...)
         except ValueError:
             return 0
         if memory is None:

@@ -1,4 +1,4 @@
-"""Ranks that begin with different parameters are told so once, by one of them, and nobody waits for it."""
+"""Ranks that train with different parameters are told so once, by one of them, or all raise an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def warnings_of_all_ranks() -> Iterator[Callable[[], list[list[str]]]]:
     logger = logging.getLogger("hvdlite")
     logger.addHandler(heard)
     try:
-        yield lambda: hvd.allgather_object([text for text in heard.texts if "different parameters" in text])
+        yield lambda: hvd.allgather_object([text for text in heard.texts if "HVDLITE_CHECK_PARAMETERS" in text])
     finally:
         logger.removeHandler(heard)
 
@@ -96,7 +96,7 @@ def it_has_come_with_the_gradients_of_the_first_step() -> None:
 
 
 @scenario
-def checksums_are_submitted_in_a_burst_with_gradients_and_in_first_steps_only() -> None:
+def checksums_are_submitted_in_a_burst_with_gradients() -> None:
     group = current().everyone
     bursts: list[list[str]] = []
     burst, submit, submit_all = group.burst, group.submit, group.submit_all
@@ -122,10 +122,12 @@ def checksums_are_submitted_in_a_burst_with_gradients_and_in_first_steps_only() 
         optimizer = wrapped(model, **options)
         with mock.patch.multiple(group, burst=noted_burst, submit=noted_submit, submit_all=noted_submit_all):
             take_steps(model, optimizer)
-        with_checksums = [names for names in bursts if any(name.startswith("checksum.") for name in names)]
-        assert len(with_checksums) == (hvd.size() > 1)
-        for names in with_checksums:
-            assert [name.partition(".")[0] for name in names[:2]] == ["checksum", kind]
+        checks = [[name.partition(".")[0] for name in names] for names in bursts if names]
+        checks = [kinds for kinds in checks if {"checksum", "slice"} & {*kinds}]
+        assert len(checks) == STEPS * (hvd.size() > 1)
+        for kinds, expected in zip(checks, ["checksum", "slice", "slice"], strict=False):
+            assert kinds[0] == kind
+            assert kinds.count(expected) == 1
 
 
 @scenario
@@ -323,6 +325,100 @@ def a_rank_whose_first_step_is_after_a_join_meets_the_others() -> None:
         expect(told(), "do not have those of rank 1", on=1)
 
 
+def drifting(model: nn.Module, optimizer: torch.optim.Optimizer, *, last_drifts: bool) -> None:
+    """Takes a step; on the last rank gradients are changed behind the back of all checks."""
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.synchronize()
+    if last_drifts and hvd.rank() == hvd.size() - 1:
+        model[1].bias.grad.data.mul_(2)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@scenario
+def ranks_that_drift_apart() -> None:
+    """Four parameters take turns from the second step on, so the last one has its turn in the fifth."""
+    for options in ({}, {"op": hvd.Sum}, {"gradient_predivide_factor": 3.0}, {"compression": hvd.Compression.fp16}):
+        with warnings_of_all_ranks() as told:
+            model = model_of(1)
+            optimizer = wrapped(model, **options)
+            for step in range(1, 10):
+                drifting(model, optimizer, last_drifts=step == 2)
+                assert len(told()[0]) == (step >= 5 and hvd.size() > 1), step
+            expect(
+                told(),
+                rf"^ranks no longer have the same parameters: in step 5, '1.bias' of rank {hvd.size() - 1} is "
+                r"not that of rank 0. Usual causes: gradients changed between backward\(\) and step\(\).* skipped",
+            )
+
+
+@scenario
+def ranks_with_unequal_learning_rates_and_adasum() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(1)
+        optimizer = wrapped(model)
+        optimizer.param_groups[0]["lr"] = 0.1 + 0.01 * hvd.rank()
+        take_steps(model, optimizer)
+        expect(told(), r"in step 2, '0.weight' of ")
+    with warnings_of_all_ranks() as told:
+        model = model_of(1)
+        optimizer = wrapped(model, op=hvd.Adasum)
+        take_steps(model, optimizer)
+        with torch.no_grad():
+            model[0].weight.add_(hvd.rank())
+        take_steps(model, optimizer)
+        expect(told(), r"'0.weight' of ")
+
+
+@scenario
+def equal_ranks_are_left_alone() -> None:
+    """Whatever they train: parameters without rows, huge ones, unused, frozen, sparse and new ones, and joins."""
+    with warnings_of_all_ranks() as told:
+        torch.manual_seed(1)
+        weights = {
+            "scalar": nn.Parameter(torch.tensor(1.0)),
+            "none": nn.Parameter(torch.ones(0, 3)),
+            "rows": nn.Parameter(torch.randn(40_000, 3)),
+            "images": nn.Parameter(torch.randn(3, 5, 7, 9).contiguous(memory_format=torch.channels_last)),
+            "frozen": nn.Parameter(torch.randn(3), requires_grad=False),
+            "unused": nn.Parameter(torch.randn(3)),
+            "half": nn.Parameter(torch.randn(3).to(torch.bfloat16)),
+        }
+        bare = torch.optim.AdamW(weights.values(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(bare, list(weights.items()))
+        for step in range(25):
+            sum((hvd.rank() + 1) * each.float().sum() for name, each in weights.items() if name != "unused").backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 10:
+                weights["frozen"].requires_grad_(True)
+            if step == 15:
+                optimizer.add_param_group({"params": [more := nn.Parameter(torch.ones(2))]})
+                weights["more"] = more
+        hvd.join()
+        expect(told())
+
+
+@scenario
+def ranks_whose_turns_differ_find_each_other() -> None:
+    with warnings_of_all_ranks() as told:
+        model = model_of(1)
+        optimizer = wrapped(model)
+        take_steps(model, optimizer, count=2)
+        if hvd.size() > 1:
+            optimizer._reducer._check._slices._turn += 5 * hvd.rank()
+        for _ in range(2):  # in the first nothing is compared, and in the second all are at the same turn
+            take_steps(model, optimizer, count=1)
+        turns = hvd.allgather_object(hvd.size() > 1 and optimizer._reducer._check._slices._turn)
+        assert set(turns) == {turns[0]}
+        expect(told())
+        with torch.no_grad():
+            model[0].weight.add_(hvd.rank())
+        take_steps(model, optimizer, count=4)
+        expect(told(), "'0.weight' of ")
+
+
 @scenario
 def joins_as_barriers_cost_ever_less() -> None:
     """Ranks compare by the number of joins alone, so they always do so together."""
@@ -336,7 +432,7 @@ def joins_as_barriers_cost_ever_less() -> None:
         check._first_step_in = None
         if hvd.size() > 1:
             check.read(group_of(hvd.global_process_set))
-            compared.append(check.ready is not None)
+            compared.append(not check._compares_slice)
             check.ready = None
     joins = hvd.allgather_object(compared)
     assert all(each == joins[0] for each in joins)
@@ -371,7 +467,7 @@ def steps_with_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
     hvd.shutdown()
     assert any(name.startswith("gradient.") for name in sent)
     told = [text for text in heard.texts if "HVDLITE_CHECK_PARAMETERS" in text]
-    return told, [name for name in sent if name.startswith("checksum.")]
+    return told, [name for name in sent if name.startswith(("checksum.", "slice."))]
 
 
 @pytest.mark.parametrize("settings", [("0", "0", "0"), ("0", "1", "1"), ("1", "0", "1"), ("1", "0", "0")], ids="-".join)
@@ -384,7 +480,30 @@ def test_one_rank_that_turns_it_off_does_so_for_all(settings: Sequence[str]) -> 
     assert first[1] == []
 
 
+def drift_with_errors() -> tuple[int, str]:
+    """Returns the step whose `synchronize` raised an error, and the error."""
+    os.environ["HVDLITE_CHECK_PARAMETERS"] = "error" if os.environ["HVDLITE_RANK"] == "1" else "1"
+    hvd.init()
+    model = model_of(1)
+    optimizer = wrapped(model)
+    for step in range(1, 9):
+        try:
+            drifting(model, optimizer, last_drifts=step == 3)
+        except hvd.Mismatch as error:
+            hvd.shutdown()
+            return step, str(error)
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_rank_that_wants_an_error_gets_it_on_all_ranks_in_the_same_step(size: int) -> None:
+    first, *others = [outcome.result() for outcome in process_ranks(size, drift_with_errors, server=TORCH)]
+    assert others == [first] * (size - 1)
+    assert first[0] == 5
+    assert f"in step 5, '1.bias' of rank {size - 1} is not that of rank 0" in first[1]
+
+
 def test_all_ranks_that_leave_it_on_compare() -> None:
     first, second = [outcome.result() for outcome in process_ranks(2, steps_with_settings, ("1", "1"), server=TORCH)]
-    assert len(first[0]) == len(first[1]) == len(second[1]) == 1
+    assert (len(first[0]), len(first[1]), len(second[1])) == (1, STEPS, STEPS)
     assert second[0] == []

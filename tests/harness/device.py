@@ -226,7 +226,7 @@ class DevicePlane(DataPlane):
     def barrier(self) -> _Event:
         return self._give("barrier", 0, self._inner.barrier)
 
-    def zeros(self, nbytes: int) -> tuple[int, DeviceArray]:
+    def zeros(self, nbytes: int, dtype: DType = DType.UINT8) -> tuple[int, DeviceArray]:
         made = DeviceArray((nbytes,), np.uint8)
         self._give("zeros", 1, lambda: made.on_device().fill(0))
         return made.address, made

@@ -210,7 +210,7 @@ def test_adasum_is_for_cpus() -> None:
 def _parameters() -> None:
     begin()
     parameters = [("weight", ones()), ("bias", ones(2))]
-    check = ParameterCheck[DeviceArray](hvd.global_process_set, lambda parameter: DeviceAdapter().buffer(parameter))
+    check = ParameterCheck[DeviceArray](hvd.global_process_set, lambda parameter, _: DeviceAdapter().buffer(parameter))
     check.watch(parameters, parameters)
     check.read(current().everyone)
     check.submit()

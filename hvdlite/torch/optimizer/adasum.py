@@ -83,16 +83,16 @@ class DeltaReducer:
                 for parameter, copy in zip(parameters, copies, strict=True):
                     parameter.copy_(copy)
             raise
-        if self._check.under_way is not None:
-            self._check.conclude()
         if failures:
+            self._check.start_over()
             raise failures[0]
+        self._check.conclude()
 
     def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
         with group_of(self._reduction.process_set).burst():
+            flights = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
             if self._check.ready is not None:
                 self._check.submit()
-            flights = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
         failures = []
         for (_, parameters, copies), flight in zip(starts, flights, strict=True):
             try:

@@ -18,6 +18,7 @@ from hvdlite.torch.optimizer.reduction import TensorReduction, nothing_like
 from hvdlite.training.naming import known_as
 from hvdlite.training.overlap import Gradient, Overlap
 from hvdlite.training.parameter_check import ParameterCheck
+from hvdlite.training.slices import Rows
 
 
 class TensorGradient(Gradient[torch.Tensor]):
@@ -108,7 +109,7 @@ class GradientReducer(Overlap[torch.Tensor]):
     """
 
     def __init__(self, reduction: TensorReduction, passes: int, has_places: bool = True) -> None:
-        super().__init__(reduction, passes, ParameterCheck(reduction.process_set, memory_of))
+        super().__init__(reduction, passes, ParameterCheck(reduction.process_set, memory_of, reduction.how))
         self._of_tensors = reduction
         self._has_places = has_places
         self._all: list[TensorGradient] = []
@@ -165,9 +166,11 @@ class GradientReducer(Overlap[torch.Tensor]):
         self._frozen = [gradient for gradient in self._frozen if gradient.hook is None]
 
 
-def memory_of(parameter: torch.Tensor) -> Buffer | None:
-    """Returns the memory that `ParameterCheck` compares: for a parameter on a GPU, that of a copy."""
-    return _ADAPTER.buffer(parameter.detach().cpu()) if parameter.requires_grad else None
+def memory_of(parameter: torch.Tensor, rows: Rows) -> Buffer | None:
+    """Returns the memory that `ParameterCheck` compares: for a whole parameter on a GPU, that of a copy."""
+    if not parameter.requires_grad or not (rows is ... or parameter.is_cpu):
+        return None
+    return _ADAPTER.buffer(parameter.detach()[rows].cpu())
 
 
 _ADAPTER = TensorAdapter()

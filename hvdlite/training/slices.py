@@ -1,0 +1,131 @@
+"""Compares one slice of the parameters in each step, to find ranks that drift apart.
+
+Ranks drift apart when one of them changes a gradient in flight, skips a step, or has another learning rate, and no
+figure shows it. So the checksum of one slice travels with the gradients of each step. All slices have had their turn
+within `TURNS` steps.
+
+The vector that travels has three floats for each rank: the number of the turn and the two halves of the checksum. A
+rank fills in its own and leaves zeros for the others, so the sum has those of all ranks. The vector has the dtype,
+operation and scale of most gradients, and runs in one batch with them. Like gradients it is in memory that the ranks of
+a host have mapped, because the plane copies all tensors of a batch if one of them is not. Scaling keeps different
+numbers different: a half has 16 bits, a turn 20, and a float 24.
+
+A rank that has joined adds zeros, and counts no turns. Turns that differ are not compared, and the next one of all
+ranks follows the largest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import EllipsisType
+from typing import Final, Generic, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.engine.group import Group
+from hvdlite.members.ranges import named
+from hvdlite.ops.memory import shared_empty
+from hvdlite.tensors.buffer import Buffer
+from hvdlite.training.naming import P
+
+TURNS: Final = 1000
+"""The most turns until all parameters have been compared."""
+
+Rows = slice | EllipsisType
+"""Some rows of a parameter, along its first dimension, or all of it."""
+
+MemoryOf = Callable[[P, Rows], Buffer | None]
+Checksum = Callable[[int, int, int], int]
+"""The checksum of the bytes before, an address and the number of bytes there to the checksum of all of them."""
+
+_LEAST_ELEMENTS: Final = 1 << 13  # of a slice: fewer would cost as much
+_LAST_TURN: Final = 1 << 20
+
+
+class Difference(NamedTuple):
+    """Parameters that are not equal on all ranks: a warning, and the index of the rank that gives it."""
+
+    text: str
+    teller: int
+
+
+class _Slice(NamedTuple, Generic[P]):
+    name: str
+    parameter: P
+    rows: Rows
+
+
+class Slices(Generic[P]):
+    """The parameters of one optimizer, ``members`` with their names, in one group."""
+
+    def __init__(self, members: Sequence[tuple[str, P]], group: Group, memory_of: MemoryOf[P]) -> None:
+        self._turns = _planned(members)
+        self._memory_of = memory_of
+        self._rank, self._size, self._ranks = group.rank, group.size, group.ranks
+        self._turn = 0
+        try:
+            self._vector = shared_empty(3 * group.size, np.float32)
+        except MemoryError:
+            self._vector = np.empty(3 * group.size, np.float32)
+
+    def read(self, of: Checksum) -> npt.NDArray[np.float32]:
+        """Takes the next turn, and returns what this rank adds to the sum: the same memory each time."""
+        self._turn = self._turn % _LAST_TURN + 1
+        checksum = 0
+        for each in self._of_turn(self._turn):
+            try:
+                memory = self._memory_of(each.parameter, each.rows)
+            except ValueError:  # it cannot be compared
+                continue
+            if memory is not None:
+                address, dtype, shape, owner, _ = memory
+                checksum = of(checksum, address, math.prod(shape) * dtype.itemsize)
+                del owner, memory  # kept alive until here: it may own a copy's memory
+        self._vector[:] = 0
+        self._vector[3 * self._rank : 3 * self._rank + 3] = self._turn, checksum >> 16, checksum & 0xFFFF
+        return self._vector
+
+    def compare(self, total: npt.NDArray[np.float32], step: int) -> Difference | None:
+        """Compares what all ranks have read in ``step``, of which ``total`` is the sum."""
+        own = total[3 * self._rank : 3 * self._rank + 3]
+        if total.tobytes() == own.tobytes() * self._size:
+            return None
+        rows = total.reshape(self._size, 3)
+        turns = np.rint(rows[:, 0] * (self._turn / own[0])).astype(int).tolist() if own[0] > 0 else []
+        self._turn = max(turns, default=self._turn)
+        for turn in sorted({*turns} - {0}):
+            there = [rank for rank in range(self._size) if turns[rank] == turn]
+            unlike = [rank for rank in there if rows[rank].tobytes() != rows[there[0]].tobytes()]
+            if unlike:
+                names = dict.fromkeys(repr(each.name) for each in self._of_turn(turn))
+                ranks = self._ranks
+                text = (
+                    f"ranks no longer have the same parameters: in step {step}, {' or '.join(names)} of "
+                    f"{named([ranks[rank] for rank in unlike])} is not that of rank {ranks[there[0]]}. Usual causes: "
+                    "gradients changed between backward() and step() without optimizer.synchronize(), as by "
+                    "grad.data.clamp_(); unequal learning rates or optimizer state; a step that some ranks skipped; "
+                    "hosts with different CPUs or numbers of threads. Broadcast parameters and optimizer state to go "
+                    "on. HVDLITE_CHECK_PARAMETERS=error makes it an error, and 0 turns this check off"
+                )
+                return Difference(text, there[0])
+        return None
+
+    def _of_turn(self, turn: int) -> Sequence[_Slice[P]]:
+        return self._turns[(turn - 1) % len(self._turns)] if self._turns else ()
+
+
+def _planned(members: Sequence[tuple[str, P]]) -> list[list[_Slice[P]]]:
+    """Returns the slices of each turn: one, if there are fewer than half as many parameters as turns."""
+    shapes = [tuple(parameter.shape) for _, parameter in members]
+    most = max(_LEAST_ELEMENTS, 4 * sum(map(math.prod, shapes)) // TURNS)
+    slices: list[_Slice[P]] = []
+    for (name, parameter), shape in zip(members, shapes, strict=True):
+        rows = max(1, most // max(1, math.prod(shape[1:])))
+        if not shape or rows >= shape[0]:
+            slices.append(_Slice(name, parameter, ...))
+        else:
+            slices += [_Slice(name, parameter, slice(begin, begin + rows)) for begin in range(0, shape[0], rows)]
+    each = max(1, -(-len(slices) // TURNS))
+    return [slices[begin : begin + each] for begin in range(0, len(slices), each)]
