@@ -74,6 +74,7 @@ SIGNATURES: Final[Signatures] = {
     "cuMemFreeAsync": (Status, (Address, c_void_p)),
     "cuMemcpyAsync": (Status, (Address, Address, c_size_t, c_void_p)),
     "cuMemsetD8Async": (Status, (Address, c_ubyte, c_size_t, c_void_p)),
+    "cuMemsetD2D8Async": (Status, (Address, c_size_t, c_ubyte, c_size_t, c_size_t, c_void_p)),
     "cuModuleLoadData": (Status, (POINTER(c_void_p), c_void_p)),
     "cuModuleGetFunction": (Status, (POINTER(c_void_p), c_void_p, c_char_p)),
     "cuModuleUnload": (Status, (c_void_p,)),

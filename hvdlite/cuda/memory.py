@@ -12,6 +12,7 @@ from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
 from hvdlite.errors import HorovodInternalError
 from hvdlite.tensors.device import Device
+from hvdlite.tensors.dtypes import DType
 
 
 def device_of(address: int) -> Device | None:
@@ -69,6 +70,15 @@ class DeviceMemory:
         """Writes ``byte`` everywhere, in the stream."""
         with self._stream.context.current():
             self._driver.cuMemsetD8Async(self._address, byte, self.nbytes, self._stream.handle)
+
+    def fill_zeros(self, dtype: DType) -> None:
+        """Writes zeros of ``dtype`` everywhere, in the stream; floats are -0.0, as in `DataPlane.zeros`."""
+        self.fill(0)
+        if dtype.is_floating and self.nbytes:
+            itemsize = dtype.itemsize
+            signs = driver.Address(self.address + itemsize - 1)
+            with self._stream.context.current():
+                self._driver.cuMemsetD2D8Async(signs, itemsize, 0x80, 1, self.nbytes // itemsize, self._stream.handle)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -117,7 +117,7 @@ class DataPlane(ABC):
     def zeros(self, nbytes: int, dtype: DType = DType.UINT8) -> tuple[int, Any]:
         """Returns the address of ``nbytes`` zeros on the plane's device, and their owner. Executor thread only.
 
-        Floats in the memory of the host are -0.0, which does not even change -0.0 when it is added.
+        Floats are -0.0, which changes no sum at all, not even one that is -0.0.
         """
         if dtype.is_floating:
             bits = 8 * dtype.itemsize

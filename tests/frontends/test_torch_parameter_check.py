@@ -354,13 +354,17 @@ def ranks_that_drift_apart() -> None:
 
 
 @scenario
-def ranks_with_unequal_learning_rates_and_adasum() -> None:
+def ranks_with_unequal_learning_rates() -> None:
     with warnings_of_all_ranks() as told:
         model = model_of(1)
         optimizer = wrapped(model)
         optimizer.param_groups[0]["lr"] = 0.1 + 0.01 * hvd.rank()
         take_steps(model, optimizer)
         expect(told(), r"in step 2, '0.weight' of ")
+
+
+@scenario
+def ranks_that_take_steps_with_adasum() -> None:
     with warnings_of_all_ranks() as told:
         model = model_of(1)
         optimizer = wrapped(model, op=hvd.Adasum)

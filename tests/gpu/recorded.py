@@ -66,6 +66,7 @@ CUDA: Final = {
     "cuMemFreeAsync": ["CUdeviceptr", "CUstream"],
     "cuMemcpyAsync": ["CUdeviceptr", "CUdeviceptr", "size_t", "CUstream"],
     "cuMemsetD8Async": ["CUdeviceptr", "unsigned char", "size_t", "CUstream"],
+    "cuMemsetD2D8Async": ["CUdeviceptr", "size_t", "unsigned char", "size_t", "size_t", "CUstream"],
     "cuModuleLoadData": ["CUmodule*", "const void*"],
     "cuModuleGetFunction": ["CUfunction*", "CUmodule", "const char*"],
     "cuModuleUnload": ["CUmodule"],

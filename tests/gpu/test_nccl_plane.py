@@ -269,6 +269,16 @@ def test_zeros_and_barriers(group: Planes) -> None:
         launched.wait()
         assert (output.on_device() == 0).all()
         del memory
+        for dtype, kind in ((DType.FLOAT64, np.float64), (DType.FLOAT32, np.float32), (DType.FLOAT16, np.float16)):
+            address, memory = plane.zeros(64, dtype)
+            plane.barrier().wait()
+            sent = group.array(plane, np.full(64 // dtype.itemsize, -0.0, kind))
+            spans = np.array([(address, sent.address, 64)], np.uint64)
+            launched = plane.allreduce(spans, dtype, Sum, 1.0, 1.0)
+            assert launched is not None
+            launched.wait()
+            assert np.signbit(sent.on_device()).all()
+            del memory
         plane.barrier().wait()
 
     group.run(work)

@@ -134,7 +134,7 @@ class NcclPlane(GpuPlane):
     def zeros(self, nbytes: int, dtype: DType = DType.UINT8) -> tuple[int, Any]:
         with self._failing_for_good():
             memory = DeviceMemory(self._used(0).stream, nbytes)
-            memory.fill(0)
+            memory.fill_zeros(dtype)
         return memory.address, memory
 
     def beside(self, of_host: DataPlane) -> None:

@@ -96,7 +96,7 @@ class StagedPlane(GpuPlane):
     def zeros(self, nbytes: int, dtype: DType = DType.UINT8) -> tuple[int, Any]:
         with self._failing_for_good():
             memory = DeviceMemory(self._used(0).down, nbytes)
-            memory.fill(0)
+            memory.fill_zeros(dtype)
         return memory.address, memory
 
     def abort(self, error: HvdError) -> None:

@@ -168,4 +168,11 @@ int cuMemsetD8Async(CUdeviceptr target, unsigned char byte, size_t nbytes, CUstr
   return enqueued(stream, [=] { std::memset(usable(target, nbytes), byte, nbytes); });
 }
 
+int cuMemsetD2D8Async(CUdeviceptr target, size_t pitch, unsigned char byte, size_t width, size_t height,
+                      CUstream stream) {
+  return enqueued(stream, [=] {
+    for (size_t row = 0; row < height; ++row) std::memset(usable(target + row * pitch, width), byte, width);
+  });
+}
+
 }  // extern "C"
