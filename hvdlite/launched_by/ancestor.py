@@ -15,17 +15,17 @@ def started_without(variable: str, pid: int = 0) -> int:
     environment cannot be read belongs to another user, and counts as one without. Raises OSError if ``pid`` has ended.
     """
     pid = stat_of(pid).parent if pid else os.getppid()
-    while pid > 1 and has(pid, variable):
+    while pid > 1 and value_at(pid, variable) is not None:
         pid = stat_of(pid).parent
     return pid
 
 
-def has(pid: int, variable: str) -> bool:
-    """True if process ``pid`` was started with ``variable`` in its environment and this user may read it."""
+def value_at(pid: int, variable: str) -> str | None:
+    """The value of ``variable`` that process ``pid`` was started with; None if there is none, or not to read."""
     try:
-        return variable in environ_of(pid)
+        return environ_of(pid).get(variable)
     except OSError:
-        return False
+        return None
 
 
 def environ_of(pid: int) -> dict[str, str]:

@@ -1,16 +1,16 @@
 """Turns the environment that an engine has set into the settings of a rank.
 
 HVDLITE_RANK and HVDLITE_SIZE come first, so hvdrun works inside any engine. An engine inside hvdrun is refused, since
-all its ranks would take the one number that hvdrun assigned. Otherwise the first matching row of `ENGINES` counts. If
-the environment says that a process is one of several but not which, that is an error: N jobs of one rank would train
-and be wrong silently.
+all its ranks would take the one number that hvdrun assigned; an hvdrun inside hvdrun is not. Otherwise the first
+matching row of `ENGINES` counts. If the environment says that a process is one of several but not which, that is an
+error: N jobs of one rank would train and be wrong silently.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from hvdlite.launched_by.ancestor import has, started_without
+from hvdlite.launched_by.ancestor import started_without, value_at
 from hvdlite.launched_by.table import ENGINES, Engine
 from hvdlite.launched_by.variables import Environ, number
 
@@ -87,7 +87,8 @@ def _refuse_one_of_several(environ: Environ) -> None:
 def _refuse_engine_in_hvdrun(environ: Environ, pid: int) -> None:
     for engine in ENGINES if OF_HVDRUN in environ else ():
         is_one_of_several = engine.started(environ) and number(environ, engine.size) > 1
-        if is_one_of_several and has(started_without(engine.mark, pid), OF_HVDRUN):
+        # The engine is one of this job only if it has inherited the job: an inner hvdrun's ranks meet elsewhere.
+        if is_one_of_several and value_at(started_without(engine.mark, pid), OF_HVDRUN) == environ[OF_HVDRUN]:
             raise ValueError(
                 f"hvdrun has started {engine.name}, and {engine.name} this process: it is rank "
                 f"{environ.get('HVDLITE_RANK')} of {environ.get('HVDLITE_SIZE')} of the one, and rank "

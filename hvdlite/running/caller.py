@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any, Final, NoReturn
 
 from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
+from hvdlite.launched_by.inherited import without_job
 from hvdlite.net.calls import Call as Question
 from hvdlite.net.calls import CallServer
 from hvdlite.net.entrance import Entrance
@@ -37,7 +38,7 @@ class Call:
         self._told = json.dumps(told).encode() + b"\n"
         self._size = size
         self._job = Job(JOB, secrets.token_hex(32))
-        self._environment = {**os.environ, **environment, "HVDLITE_RUN_SECRET": self._job.secret}
+        self._environment = {**without_job(os.environ), **environment, "HVDLITE_RUN_SECRET": self._job.secret}
         worker = [sys.executable, "-m", "hvdlite.running.worker"]
         self._arguments = ["-np", str(size), "--stdin", "none", *words, "--", *worker]
         self._outcomes: dict[int, tuple[bytes, memoryview]] = {}

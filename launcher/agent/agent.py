@@ -29,6 +29,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from hvdlite.launched_by.inherited import without_job
 from hvdlite.launched_by.slurm import without_step
 from hvdlite.observe.cgroups import oom_kills
 
@@ -176,7 +177,7 @@ class Agent:
             self._outbox.send(pack_message(Kind.ANSWER, **answer))
 
     def _start(self, message: Mapping[str, Any]) -> None:
-        inherited = without_step(os.environ) if message["inherits"] else {}
+        inherited = without_job(without_step(os.environ)) if message["inherits"] else {}
         self._grace_s = message.get("grace_s", 0.0)
         self._watch.keeps_boxes = message.get("keeps_boxes", False)
         for name, service in message["listen"].items():

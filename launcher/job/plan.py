@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from hvdlite.errors import BadHostSpec
+from hvdlite.launched_by.inherited import MEETINGS
 from hvdlite.launched_by.numbers import numbers_of
 from hvdlite.members.topology import Placement, place
 from hvdlite.net.entrance import UNIX
@@ -196,8 +197,6 @@ def rank_environment(
     return environment
 
 
-MEETINGS: Final = ("KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS")
-"""Where the ranks of keras.distribution and of jax.distributed meet, each at a port of its own."""
 PORTS: Final = 1 + len(MEETINGS)
 """How many ports a job is given, if so many are free: that of torch.distributed, and those of `MEETINGS`."""
 

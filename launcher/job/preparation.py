@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from hvdlite.errors import BadHostSpec, CannotStart
+from hvdlite.launched_by.inherited import MEETINGS
 from hvdlite.members.topology import Placement
 from hvdlite.rendezvous.job import Job
 
@@ -24,7 +25,7 @@ from ..network.candidates import network_environment
 from ..network.connect_test import choose_addresses
 from ..options.of_python import target_of
 from ..stream.hello import Hello
-from .plan import MEETINGS, PORTS, Plan, Resources, Size, make_plan, place_ranks
+from .plan import PORTS, Plan, Resources, Size, make_plan, place_ranks
 
 _HERE: Final = "127.0.0.1"
 _LATER: Final = "chosen-at-the-start"

@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from hvdlite.compat import python_path
+from hvdlite.launched_by.inherited import without_job
 from hvdlite.launched_by.slurm import without_step
 
 from .flags import SETTINGS
@@ -23,7 +24,7 @@ def environment_of(job: JobOptions, settings: Mapping[str, str]) -> dict[str, st
 
     Raises UsageError for a variable that is none.
     """
-    environment = without_step(os.environ)
+    environment = without_job(without_step(os.environ))
     for name, value in settings.items():
         if job.named.isdisjoint(SETTINGS[name].variables):
             environment |= dict.fromkeys(SETTINGS[name].variables, value)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
+from operator import itemgetter
 from pathlib import Path
 
 import psutil
 
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import python, read_until, run, started
+
+_INNER_JOB = Path(__file__).with_name("inner_job.py")
 
 
 def test_lines_have_the_prefix_of_their_rank_and_stay_on_their_stream() -> None:
@@ -142,3 +146,20 @@ print(exchange(start.rank * 10))
 """
     ended = run("-np", "2", "python", "-c", program, PATH=f"{Path(python('')[0]).parent}:{os.environ['PATH']}")
     assert sorted(ended.stdout.splitlines()) == ["[0]<stdout>:[0, 10]", "[1]<stdout>:[0, 10]"], ended.stderr
+
+
+def test_jobs_inside_a_job_are_jobs_of_their_own(tmp_path: Path) -> None:
+    timeline = tmp_path / "timeline.json"
+    options = ("-np", "2", "--timeline-filename", str(timeline), sys.executable, str(_INNER_JOB))
+    ended = run(*options, PYTHONPATH=str(_INNER_JOB.parents[2]))
+    assert ended.returncode == 0, ended.stderr
+    outer = sorted((json.loads(line.partition(":")[2]) for line in ended.stdout.splitlines()), key=itemgetter("rank"))
+    assert [(rank["rank"], rank["total"]) for rank in outer] == [(0, 2.0), (1, 2.0)]
+    assert [(rank["rank"], rank["total"]) for found in outer for rank in found["inner"]] == [(0, 2.0), (1, 2.0)] * 2
+    environments = [rank["environment"] for found in (outer, *(rank["inner"] for rank in outer)) for rank in found[:1]]
+    assert [each["HVDLITE_TIMELINE"] for each in environments] == [str(timeline), None, None]
+    assert len({each["HVDLITE_JOB"] for each in environments}) == 3
+    ports = [each["MASTER_PORT"] for each in environments]
+    assert ports[1] == "1"
+    assert ports[2] not in (ports[0], None)
+    assert {event["pid"] for event in json.loads(timeline.read_text())} == {0, 1}
