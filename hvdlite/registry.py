@@ -148,8 +148,8 @@ class Registry:
         self._regions = None
 
     def forget(self) -> None:
-        """Marks all process sets as unregistered on this rank; their groups stay as they are."""
-        for process_set in (*self._sets.values(), global_process_set):
+        """Marks all process sets but the global one as unregistered on this rank; their groups stay as they are."""
+        for process_set in self._sets.values():
             process_set.unregister()
         self._sets = {}
 

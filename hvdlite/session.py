@@ -118,6 +118,7 @@ class Session:
     def _leave(self) -> None:
         self._box.account.leave(time.monotonic())
         self.sets.forget()
+        global_process_set.unregister()
         deadline = time.monotonic() + self.options.shutdown_timeout
         for engine in self._engines():
             engine.shut_down(deadline)
@@ -131,8 +132,10 @@ class Session:
         self._box.close()
 
     def forget(self, error: HvdError) -> None:
-        """In a forked child, ends the copy of the parent's session: collectives in flight there fail with ``error``."""
-        self.sets.forget()
+        """In a forked child, ends the copy of the parent's session: collectives in flight there fail with ``error``.
+
+        Numbers and process sets stay known.
+        """
         self.presence.close()  # not the parent's
         for engine in self._engines():
             engine.forget(error)
@@ -167,6 +170,7 @@ _leaving: Session | None = None  # the session that `shutdown` is closing
 _next_epoch = 0  # for places where ranks meet in one epoch only, found by its number
 _begun = 0  # sessions of this process
 _inherited: Session | None = None  # a session that this process must neither use nor close
+_origin: Session | None = None  # the session in which this process was forked, until it begins its own
 
 
 def init(
@@ -212,10 +216,13 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
 
 def _begin(start: Start, options: Settings, interruption: Interruption, begun: list[Session]) -> None:
     """Creates the current session, and takes it back if the caller of `init` is interrupted meanwhile."""
-    global _current, _begun
+    global _current, _begun, _origin
     configure(start.rank, options.log_level, options.log_hide_time)
     with _beginning, giving_up_when(lambda: interruption.cause):
         session = _met(start, options)
+    if _origin is not None:
+        _origin.sets.forget()
+        _origin = None
     _begun += 1
     if _begun == 1:
         atexit.register(_at_exit)
@@ -298,9 +305,10 @@ def _at_exit() -> None:
 
 def _after_fork_in_child() -> None:
     """Leaves the session in the child, which has the parent's objects and descriptors but none of its threads."""
-    global _lock, _beginning, _current, _leaving, _inherited
+    global _lock, _beginning, _current, _leaving, _inherited, _origin
     _lock, _beginning = threading.RLock(), threading.Lock()
     inherited = _current or _leaving
+    _origin = _current or _origin
     _current, _leaving, _inherited = None, None, inherited
     if inherited is not None:
         inherited.forget(_outside())
@@ -333,7 +341,12 @@ def group_of(process_set: ProcessSet) -> Group:
 
 
 def _outside() -> NotInitialized:
-    return NotInitialized(f"{_not_initialized()} (a fork does not inherit it)")
+    if _origin is None:
+        return NotInitialized(_not_initialized())
+    return NotInitialized(
+        f"process {os.getpid()} was forked from rank {_origin.membership.rank}, and is no rank itself; run collectives "
+        "in the rank's process, and pass their results to this one"
+    )
 
 
 def _not_initialized() -> str:
@@ -348,13 +361,18 @@ def shared_arena() -> Arena | None:
 
 
 def _initialized() -> Session:
-    if _current is None:
+    """The session, or in a forked child that of its parent: it has the same numbers."""
+    session = _current or _origin
+    if session is None:
         raise ValueError(_not_initialized())
-    return _current
+    return session
 
 
 def rank() -> int:
-    """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below."""
+    """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below.
+
+    A forked child, such as a worker of a data loader, gets its parent's numbers.
+    """
     return _initialized().membership.rank
 
 
@@ -386,6 +404,11 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """True if every host has the same number of ranks."""
     return len({placement.local_size for placement in _initialized().placements}) == 1
+
+
+def ranks_by_process_set() -> dict[int, list[int]]:
+    """The ranks of every process set, including the global one, by its number."""
+    return _initialized().sets.ranks_by_number()
 
 
 def _agreed_spin(options: Settings, members: Membership, exchange: Exchange) -> float:

@@ -133,6 +133,28 @@ def a_forked_child_waits_for_no_thread_that_was_submitting() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+class _Described(torch.utils.data.Dataset[str]):
+    """Items are what a worker that loads them knows of its rank, and what it hears of a collective."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> str:
+        try:
+            hvd.allreduce(torch.ones(1))
+        except hvd.HorovodInternalError as error:
+            return f"{hvd.rank()} of {hvd.size()}, {error}"
+        return ""
+
+
+@scenario
+def workers_of_a_loader_know_the_rank_and_run_no_collective() -> None:
+    loader = torch.utils.data.DataLoader(_Described(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    for told in loader:
+        assert told.startswith(f"{hvd.rank()} of {hvd.size()}, process ")
+        assert f"was forked from rank {hvd.rank()}, and is no rank itself" in told
+
+
 def test_torch_misuse(report: Report, name: str) -> None:
     assert report[name] == ""
 

@@ -1,4 +1,4 @@
-"""Sessions begin and end: late ranks, a hundred sessions, shutting down with work pending, threads and forks."""
+"""Sessions begin and end: late ranks, a hundred sessions, shutting down with work pending, and threads."""
 
 from __future__ import annotations
 
@@ -182,65 +182,6 @@ def test_a_signal_handler_may_shut_down_in_the_middle_of_a_wait(plane: str) -> N
         ranks.wait_for("over", 0)
         ranks.release(1)
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
-
-
-def _fork() -> int:
-    hvd.init()
-    hvd.allreduce(np.ones(3))
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            hvd.allreduce(np.ones(3))
-        except hvd.HorovodInternalError as error:
-            code = 0 if "a fork does not inherit it" in str(error) else 2
-        hvd.shutdown()
-        os._exit(code)
-    _, status = os.waitpid(child, 0)
-    hvd.allreduce(np.ones(3))
-    hvd.shutdown()
-    return os.waitstatus_to_exitcode(status)
-
-
-def test_a_forked_child_is_refused_and_harms_nobody() -> None:
-    assert [outcome.result() for outcome in process_ranks(2, _fork)] == [0, 0]
-
-
-def _wait_after_a_fork(forks_in_thread: bool) -> int:
-    """A child waits for what its parent has in flight."""
-    hvd.init()
-    code: list[int] = []
-
-    def fork() -> None:
-        child = os.fork()
-        if child == 0:
-            try:
-                hvd.synchronize(handle)
-            except hvd.HorovodInternalError as error:
-                os._exit(0 if "a fork does not inherit it" in str(error) else 2)
-            os._exit(3)
-        code.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-    if hvd.rank() == 0:
-        handle = hvd.allreduce_async(np.ones(3), name="in flight", op=hvd.Sum)
-        if forks_in_thread:
-            thread = threading.Thread(target=fork)
-            thread.start()
-            thread.join()
-        else:
-            fork()
-        hvd.barrier()
-    else:
-        hvd.barrier()
-        handle = hvd.allreduce_async(np.ones(3), name="in flight", op=hvd.Sum)
-    assert hvd.synchronize(handle)[0] == 2.0
-    hvd.shutdown()
-    return code[0] if code else 0
-
-
-@pytest.mark.parametrize("forks_in_thread", [False, True])
-def test_a_forked_child_does_not_wait_for_what_its_parent_has_in_flight(forks_in_thread: bool) -> None:
-    assert [outcome.result() for outcome in process_ranks(2, _wait_after_a_fork, forks_in_thread)] == [0, 0]
 
 
 def _no_shutdown() -> str:

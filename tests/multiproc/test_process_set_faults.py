@@ -187,31 +187,6 @@ def test_exiting_without_shutdown_is_clean_with_sets() -> None:
             assert (outcome.result(), outcome.exit_code, outcome.output) == ("ok", 0, "")
 
 
-def _fork() -> int:
-    hvd.init()
-    pair = hvd.add_process_set([0, 1])
-    code = 0
-    if pair.included():
-        hvd.allreduce(np.ones(3), process_set=pair)
-        child = os.fork()
-        if child == 0:
-            try:
-                hvd.allreduce(np.ones(3), process_set=pair)
-                code = 1
-            except hvd.HorovodInternalError:
-                code = 0 if pair.size() is None and hvd.global_process_set.size() is None else 2
-            os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        hvd.allreduce(np.ones(3), process_set=pair)
-    hvd.barrier()
-    hvd.shutdown()
-    return code
-
-
-def test_a_forked_child_is_in_no_set_and_harms_none() -> None:
-    assert [outcome.result() for outcome in process_ranks(3, _fork)] == [0, 0, 0]
-
-
 def _no_descriptors(victim: int) -> str:
     hvd.init()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
