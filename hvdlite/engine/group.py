@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdlite.engine.callers import HERE, Callers, Counter
 from hvdlite.engine.engine import Engine
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.entry import Entry
@@ -53,7 +54,8 @@ class Group:
         self._index_of = {member: index for index, member in enumerate(self.ranks)}
         self.joins = 0
         self.interrupted_join: Entry[int] | None = None
-        self._names: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
+        self._names: defaultdict[Counter, Iterator[int]] = defaultdict(itertools.count)
+        self._callers = Callers(membership.number)
 
     def index_of(self, rank: int) -> int | None:
         """Converts a rank's number in the job to its index in the group; None if it is no member."""
@@ -62,12 +64,16 @@ class Group:
     def unnamed(self, kind: Kind, *between: Any) -> Unnamed:
         """Returns a placeholder for the next automatic name.
 
-        Calls are counted for each kind of collective, and for each set of ranks where only some take part.
+        Calls are counted for each kind of collective, and for each set of ranks where only some take part. Raises
+        ValueError if another thread makes such calls; see `Callers`.
         """
-        return Unnamed(partial(self._next_name, kind, *between))
+        counter = (kind, *between)
+        if self._callers.get(counter) is not HERE.thread:
+            self._callers.admit(counter)
+        return Unnamed(partial(self._next_name, counter))
 
-    def _next_name(self, kind: Kind, *between: Any) -> str:
-        number = next(self._names[(kind, *between)])
+    def _next_name(self, counter: Counter) -> str:
+        kind, number = counter[0], next(self._names[counter])
         return f"{kind}.noname.{self.joins}.{number}" if self.joins else f"{kind}.noname.{number}"
 
     def count_anew(self) -> None:
@@ -83,7 +89,7 @@ class Group:
 
         Raises the error of the collective if it fails.
         """
-        name = Unnamed(lambda: f"{purpose}.{self._next_name(Kind.ALLGATHER, purpose)}")
+        name = Unnamed(lambda: f"{purpose}.{self._next_name((Kind.ALLGATHER, purpose))}")
         line = np.frombuffer(json.dumps(offer).encode() + b"\n", np.uint8)
 
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
