@@ -14,13 +14,12 @@ from dataclasses import replace
 
 from hvdlite.compat import stands_for_horovod
 from hvdlite.engine.apart import Interruption, run_apart
-from hvdlite.engine.connecting import Connecting, Exchange, connect
+from hvdlite.engine.connecting import Connecting, connect
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.group import Group
 from hvdlite.errors import HvdError, NotInitialized
 from hvdlite.launched_by.presence import Presence
 from hvdlite.log import configure, logger
-from hvdlite.members.membership import Membership
 from hvdlite.members.process_set import ProcessSet, given_sets, global_process_set, refuse_part
 from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
@@ -37,7 +36,7 @@ from hvdlite.rendezvous.lookout import looking_out
 from hvdlite.rendezvous.meeting import meet
 from hvdlite.rendezvous.world import meet_world
 from hvdlite.settings import Settings, Start, doubt_about_size
-from hvdlite.spin import spin_us
+from hvdlite.spin import agreed_spin_us
 from hvdlite.tensors.device import CPU
 from hvdlite.untraced import leave_out_all
 
@@ -77,7 +76,7 @@ class Session:
             on_met(exchange.epoch)
             self.membership = members = world.membership
             with exchange.together():
-                self.spin_us = _agreed_spin(options, members, exchange)
+                self.spin_us = agreed_spin_us(options, members, exchange)
                 self.options = options = replace(options, address=world.address, spin=self.spin_us)
                 connecting = Connecting(members, options, makes_arena=True)
                 connections = connect(connecting, exchange, deadline, leave=exchange.leave)
@@ -132,10 +131,7 @@ class Session:
         self._box.close()
 
     def forget(self, error: HvdError) -> None:
-        """In a forked child, ends the copy of the parent's session: collectives in flight there fail with ``error``.
-
-        Numbers and process sets stay known.
-        """
+        """In a forked child, ends the copy of the parent's session: collectives in flight there fail with ``error``."""
         self.presence.close()  # not the parent's
         for engine in self._engines():
             engine.forget(error)
@@ -360,8 +356,8 @@ def shared_arena() -> Arena | None:
     return arena if arena is not None and arena.is_shared else None
 
 
-def _initialized() -> Session:
-    """The session, or in a forked child that of its parent: it has the same numbers."""
+def known_session() -> Session:
+    """The session, or in a forked child its parent's, for what both know. Raises ValueError if there is neither."""
     session = _current or _origin
     if session is None:
         raise ValueError(_not_initialized())
@@ -369,50 +365,35 @@ def _initialized() -> Session:
 
 
 def rank() -> int:
-    """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below.
-
-    A forked child, such as a worker of a data loader, gets its parent's numbers.
-    """
-    return _initialized().membership.rank
+    """The number of this process in the job, from 0. Raises ValueError before `init`, as do the functions below."""
+    return known_session().membership.rank
 
 
 def size() -> int:
     """The number of ranks of the job."""
-    return _initialized().membership.size
+    return known_session().membership.size
 
 
 def local_rank() -> int:
     """The number of this process among those on its host."""
-    return _initialized().placement.local_rank
+    return known_session().placement.local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this host."""
-    return _initialized().placement.local_size
+    return known_session().placement.local_size
 
 
 def cross_rank() -> int:
     """The index of this host among the hosts that have this local rank."""
-    return _initialized().placement.cross_rank
+    return known_session().placement.cross_rank
 
 
 def cross_size() -> int:
     """The number of hosts that have this local rank."""
-    return _initialized().placement.cross_size
+    return known_session().placement.cross_size
 
 
 def is_homogeneous() -> bool:
     """True if every host has the same number of ranks."""
-    return len({placement.local_size for placement in _initialized().placements}) == 1
-
-
-def ranks_by_process_set() -> dict[int, list[int]]:
-    """The ranks of every process set, including the global one, by its number."""
-    return _initialized().sets.ranks_by_number()
-
-
-def _agreed_spin(options: Settings, members: Membership, exchange: Exchange) -> float:
-    """The spinning time of this rank, in µs. The leader of each host measures it while the others wait."""
-    leader, *others = members.on_this_host
-    measured = exchange(spin_us(options, 1 + len(others)) if leader == members.rank and members.size > 1 else 0.0)
-    return options.spin if options.spin >= 0 else float(measured[leader])
+    return len({placement.local_size for placement in known_session().placements}) == 1

@@ -10,11 +10,13 @@ measured, once. Load that comes later makes spins rare where they are in vain (`
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from hvdlite import native
+from hvdlite.members.membership import Membership
 from hvdlite.observe.cgroups import cores_limit
 from hvdlite.settings import Settings
 
@@ -37,6 +39,16 @@ def spin_us(settings: Settings, ranks: int) -> float:
     measured_us = wakeup_us()
     is_crowded = ranks + running_elsewhere() > (os.cpu_count() or 1)
     return _LEAST_US if is_crowded else max(_LEAST_US, measured_us)
+
+
+def agreed_spin_us(settings: Settings, members: Membership, exchange: Callable[[float], Sequence[float]]) -> float:
+    """The time that this rank should spin, in µs. The leader of each host measures it while the others wait.
+
+    ``exchange`` publishes a number and returns those of all ranks.
+    """
+    leader, *others = members.on_this_host
+    measured = exchange(spin_us(settings, 1 + len(others)) if leader == members.rank and members.size > 1 else 0.0)
+    return settings.spin if settings.spin >= 0 else float(measured[leader])
 
 
 def usable_cores() -> float:

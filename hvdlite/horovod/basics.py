@@ -6,7 +6,7 @@ from typing import Any
 
 import hvdlite
 from hvdlite import builds
-from hvdlite.session import ranks_by_process_set
+from hvdlite.session import known_session
 
 
 class HorovodBasics:
@@ -42,4 +42,4 @@ class HorovodBasics:
     @staticmethod
     def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
         """The ranks of every process set by its number, for Horovod's test suites."""
-        return ranks_by_process_set()
+        return known_session().sets.ranks_by_number()

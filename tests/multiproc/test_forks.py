@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.session import ranks_by_process_set
+from hvdlite.session import known_session
 from tests.harness import process_ranks
 
 
 def _described(sets: list[hvd.ProcessSet]) -> list[Any]:
     of_sets = [[each.rank(), each.size(), each.included(), each.ranks] for each in (*sets, hvd.global_process_set)]
     numbers = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
-    return [*numbers, hvd.is_homogeneous(), ranks_by_process_set(), *of_sets]
+    return [*numbers, hvd.is_homogeneous(), known_session().sets.ranks_by_number(), *of_sets]
 
 
 def _refusal(call: Callable[[], Any]) -> str:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvdlite import ops
 from hvdlite.errors import HvdError
 from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.session import local_rank, local_size, rank, ranks_by_process_set
+from hvdlite.session import known_session, local_rank, local_size, rank
 from hvdlite.tensorflow.errors import in_both
 from hvdlite.tensorflow.operation.calls import Call
 from hvdlite.tensorflow.operation.running import run
@@ -59,7 +59,7 @@ def local_size_op(name: str | None = None) -> Any:
 
 
 def _ranks_of(process_set_id: int) -> list[int]:
-    ranks = ranks_by_process_set()
+    ranks = known_session().sets.ranks_by_number()
     if process_set_id not in ranks:
         raise ValueError(f"there is no process set {process_set_id}; there are {sorted(ranks)}")
     return ranks[process_set_id]
