@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import queue
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 
 import hvdlite as hvd
 from tests.harness import process_ranks
+from tests.harness.patience import PATIENCE_S
 
 
 def _in_thread(function: Callable[[], Any], name: str, kind: type[threading.Thread] = threading.Thread) -> Any:
@@ -28,6 +30,13 @@ def _in_thread(function: Callable[[], Any], name: str, kind: type[threading.Thre
     thread.start()
     thread.join()
     return found[0]
+
+
+def _in_native_thread(function: Callable[[], Any]) -> Any:
+    """The result of ``function`` in a thread of which `threading` does not know."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    _thread.start_new_thread(lambda: found.put(function()), ())
+    return found.get(timeout=PATIENCE_S)
 
 
 def _total(value: float, name: str | None = None) -> float:
@@ -86,19 +95,10 @@ def _threads_that_may() -> str:
     replica = type("Replica", (threading.Thread,), {"__module__": "tensorflow.python.distribute"})
     assert _in_thread(lambda: _total(3.0), "replica", replica) == 6.0
     assert _in_thread(lambda: _total(3.0), "hvdlite-parts") == 6.0
-    found: list[float] = []
-    is_over = _thread.allocate_lock()
-    with is_over:
-
-        def native() -> None:
-            found.append(_total(4.0))
-            is_over.release()
-
-        known = threading.enumerate()
-        _thread.start_new_thread(native, ())
-        is_over.acquire()
-        assert threading.enumerate() == known
-    assert found == [8.0]
+    known = threading.enumerate()
+    assert _in_native_thread(lambda: _total(4.0)) == 8.0
+    assert threading.enumerate() == known
+    assert _in_native_thread(lambda: (threading.current_thread(), _total(5.0))[1]) == 10.0  # as logging does first
     assert "without a name" in _in_thread(lambda: _total(1.0), "logger")
     hvd.shutdown()
     return "ok"
