@@ -128,18 +128,20 @@ def _recognised(environ: Environ, pid: int) -> Surroundings:
     engine = None if is_explicit(environ) else engine_of(environ)
     if is_explicit(environ):
         who, names = "hvdrun" if OF_HVDRUN in environ else "hvdlite's own variables", _OURS
-        mark = next(name for name in _OURS if name in environ)
+        mark = next(name for name in (OF_HVDRUN, *_OURS) if name in environ)  # the first differs from job to job
     elif engine is not None:
         who, names, mark = engine.name, (engine.rank, engine.size, *engine.marks), engine.mark
     else:
         return Surroundings()
-    return Surroundings(who, {name: shown(environ[name]) for name in names if name in environ}, _setter(mark, pid))
+    variables = {name: shown(environ[name]) for name in names if name in environ}
+    return Surroundings(who, variables, _setter(mark, pid, environ))
 
 
-def _setter(variable: str, pid: int) -> str:
-    """The nearest ancestor without ``variable``, by its id and the name of its program, which shows no arguments."""
+def _setter(variable: str, pid: int, environ: Environ) -> str:
+    """The process that set ``variable``, by its id and the name of its program, which shows no arguments."""
+    value = environ[variable] if variable == OF_HVDRUN else None  # an inner hvdrun has that of the outer one
     try:
-        ancestor = started_without(variable, pid)
+        ancestor = started_without(variable, pid, value)
         return f"process {ancestor} ({shown(Path(f'/proc/{ancestor}/comm').read_text().strip())})"
     except OSError:  # it has ended meanwhile, or /proc is not there
         return ""

@@ -96,6 +96,18 @@ def test_ranks_of_mpich_on_one_host_are_told_apart_by_what_started_them() -> Non
     assert ended.stdout.splitlines()[1:] == [f"MPICH {os.getpid()}"], ended.stderr
 
 
+def test_what_started_an_inner_job_has_another_value() -> None:
+    program = "import os, subprocess, sys; sys.argv[1:] and subprocess.run(sys.argv[1:]); "
+    program += "from hvdlite.launched_by.ancestor import started_without as found; "
+    program += "print(os.getpid(), found('OF_A_JOB'), found('OF_A_JOB', 0, 'inner'), flush=True)"
+    python = [sys.executable, "-c", program]
+    command = [*python, "env", "OF_A_JOB=inner", *python]
+    environ = {**os.environ, "OF_A_JOB": "outer"}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    (_, *of_inner), (outer, *_) = (line.split() for line in ended.stdout.splitlines())
+    assert of_inner == [str(os.getpid()), outer], ended.stderr
+
+
 def test_jobs_and_attempts_have_different_names() -> None:
     restarted = recorded.TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"}
     requeued = recorded.SLURM_STEP | {"SLURM_RESTART_COUNT": "1"}
