@@ -78,16 +78,12 @@ def _allreduce(work: Work, plane: DataPlane) -> Completion | None:
 def arithmetic(request: Request, size: int) -> tuple[DType, int, float]:
     """Returns the elements, the operation and the postscale that make a plane of ``size`` compute ``request``.
 
-    Integers are truncated, and 49 times the double that is next to 1/49 is less than 1. Where that is so, the next
-    larger one does it right.
+    The average of one rank's integers is a sum, so only planes of several ranks need averages.
     """
     dtype = cast(DType, added_as(request.dtype))  # what has no sums was refused, and float8 by planes that lack it
     if request.op != Average:
         return dtype, request.op, request.postscale
-    scale = request.postscale / size
-    if request.postscale == 1 and not dtype.is_floating and scale * size < 1:
-        scale = math.nextafter(scale, 1)
-    return dtype, Sum, scale
+    return dtype, Average if dtype.is_integer and size > 1 else Sum, request.postscale / size
 
 
 def _reducescatter(work: Work, plane: DataPlane) -> Completion | None:

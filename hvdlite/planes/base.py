@@ -73,10 +73,11 @@ class DataPlane(ABC):
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> Completion | None:
         """Writes ``postscale * reduce(prescale * x_rank)`` over all ranks to every rank.
 
-        ``op`` is Sum, Min, Max or Product (an average is a sum with a postscale). Spans have the same bytes row by
-        row on every rank. float16 and bfloat16 accumulate in float32 and round once. Integers with a scale other
-        than 1 are scaled in double and truncated toward zero; otherwise exact with wrap-around. bool is 0 or 1:
-        Sum and Max are *or*, Product and Min are *and*.
+        ``op`` is Sum, Min, Max, Product, or for integers Average, which is a sum too (as an average of floats is) but
+        does not wrap around before it is scaled, and is divided by n exactly if ``postscale`` is 1 / n. Spans have
+        the same bytes row by row on every rank. float16 and bfloat16 accumulate in float32 and round once. Integers
+        with a scale other than 1 are scaled in double, truncated toward zero, and saturate; otherwise exact with
+        wrap-around. bool is 0 or 1: Sum and Max are *or*, Product and Min are *and*.
         """
 
     @abstractmethod
@@ -220,5 +221,5 @@ class HostPlane(DataPlane):
     def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
         """Reduces as `reducescatter` does, but writes this rank's part to ``partials``, neither postscaled nor rounded.
 
-        The elements there are contiguous, those of float16 and bfloat16 as float32. Spans are only read.
+        The elements there are contiguous, as native/kernels/reduce.h says. Spans are only read.
         """

@@ -10,7 +10,8 @@ slice per lane and
 
 Ranks without a lane take part in 1 and 3 only. Each of H hosts sends 2 (H - 1) / H of the batch over the network, the
 least possible (Patarasuk and Yuan, 2009), and its ranks share the work. Partial results of float16 and bfloat16 are
-float32 in 1 and 2, so sums are rounded once, at the end, and overflow no earlier; results travel as 16 bits.
+float32 in 1 and 2, so sums are rounded once, at the end, and overflow no earlier; results travel as 16 bits. So it is
+with averages of integers, whose sums are wider too.
 
 An all-gather first distributes within each host what its own ranks contribute, and then takes steps 2 and 3 for the
 contributions of other hosts, so each host receives each byte once. A broadcast is a case of it.
@@ -39,11 +40,19 @@ from hvdlite.errors import HvdError
 from hvdlite.planes.base import DataPlane, HostPlane
 from hvdlite.planes.shm.arena import Regions
 from hvdlite.tensors.buffer import Matrix, Spans, in_place, sliced
-from hvdlite.tensors.dtypes import DType
+from hvdlite.tensors.dtypes import Average, DType, Sum
 
 _PIECE_BYTES: Final = 16 << 20
 _STEP: Final = 4096  # elements; a slice of fewer is not worth the messages of one more lane
-_WIDENED: Final = (DType.FLOAT16, DType.BFLOAT16)
+_WIDER: Final = {DType.FLOAT16: (DType.FLOAT32, 1), DType.BFLOAT16: (DType.FLOAT32, 1)}
+_OF_AVERAGES: Final = {
+    DType.UINT8: (DType.INT32, 1),
+    DType.INT8: (DType.INT32, 1),
+    DType.INT16: (DType.INT32, 1),
+    DType.INT32: (DType.INT64, 1),
+    DType.INT64: (DType.INT64, 2),
+}
+"""The type of a partial result, and how many of its numbers stand for one element: see native/kernels/reduce.h."""
 _NOTHING: Final = np.empty((0, 3), np.uint64)
 
 Hosts = Sequence[Sequence[int]]
@@ -95,7 +104,7 @@ class HierarchicalPlane(DataPlane):
             step = _STEP * dtype.itemsize
             for piece in sliced(spans, _pieces(spans), step):
                 slices = self._by_local_rank(sliced(piece, len(self._lanes), step))
-                if dtype in _WIDENED:
+                if dtype in _WIDER or op == Average:
                     parts = sliced(slices[self._local.rank], len(self._hosts), step)
                     self._reduce_parts(slices, parts, native.Reduction(int(dtype), op, prescale, postscale))
                     if self._lane is not None:
@@ -113,15 +122,16 @@ class HierarchicalPlane(DataPlane):
         for each host, in order; each host rounds and scales the result of its part, and writes it to the spans.
         """
         dtype = DType(reduction.dtype)
-        wide = DType.FLOAT32 if dtype in _WIDENED else dtype
-        sizes = [int(part[:, 2].sum()) // dtype.itemsize * wide.itemsize for part in parts]
+        wide, numbers = _OF_AVERAGES[dtype] if reduction.op == Average else _WIDER.get(dtype, (dtype, 1))
+        sizes = [int(part[:, 2].sum()) // dtype.itemsize * numbers * wide.itemsize for part in parts]
         partials = np.empty(sum(sizes), np.uint8)
         self._local.reduce_partials(slices, dtype, reduction.op, reduction.prescale, partials.ctypes.data)
         if self._lane is None:
             return
         ends = partials.ctypes.data + np.cumsum(sizes, dtype=np.uint64)
         rows = [np.array([[end - size, end - size, size]], np.uint64) for end, size in zip(ends, sizes, strict=True)]
-        self._lane.reducescatter(rows, wide, reduction.op, 1.0, 1.0)
+        added = Sum if reduction.op == Average else reduction.op  # wide enough not to wrap around
+        self._lane.reducescatter(rows, wide, added, 1.0, 1.0)
         own = parts[self._lane.rank]
         status = native.library().hvd_close_partials(
             int(rows[self._lane.rank][0, 0]), own.ctypes.data, len(own), ctypes.byref(reduction)

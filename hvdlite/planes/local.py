@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdlite import native
 from hvdlite.errors import HvdError
-from hvdlite.planes.arithmetic import BITS, bits_of, scaled, values_of
+from hvdlite.planes.arithmetic import BITS, closed, opened
 from hvdlite.planes.base import HostPlane
 from hvdlite.tensors.buffer import Matrix, Spans, paired
 from hvdlite.tensors.dtypes import DType
@@ -28,7 +28,7 @@ class LocalPlane(HostPlane):
     def allreduce(self, spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
         self._refuse_if_aborted()
         if self._library is None:
-            return _scale(spans, dtype, prescale, postscale)
+            return _reduce(spans, dtype, op, prescale, postscale)
         reduction = native.Reduction(int(dtype), op, prescale, postscale)
         source = (ctypes.c_void_p * 1)()
         for read, write, nbytes in spans.tolist():
@@ -71,12 +71,11 @@ class LocalPlane(HostPlane):
         pass
 
 
-def _scale(spans: Spans, dtype: DType, prescale: float, postscale: float) -> None:
+def _reduce(spans: Spans, dtype: DType, op: int, prescale: float, postscale: float) -> None:
     """All-reduces one rank's tensors without the native library."""
     with np.errstate(all="ignore"):
         for read, write, nbytes in spans.tolist():
             if nbytes:
                 bits = np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(read)).view(BITS[dtype])
-                once = scaled(values_of(bits, dtype), dtype, prescale)
-                result = bits_of(scaled(once, dtype, postscale), dtype).copy()
+                result = closed(opened(bits, dtype, op, prescale), dtype, op, postscale).copy()
                 ctypes.memmove(write, result.ctypes.data, nbytes)

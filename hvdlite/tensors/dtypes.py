@@ -29,6 +29,10 @@ class DType(IntEnum):
         return _ITEMSIZE[self]
 
     @property
+    def is_integer(self) -> bool:
+        return self <= DType.INT64
+
+    @property
     def is_floating(self) -> bool:
         return DType.FLOAT16 <= self <= DType.FLOAT64
 
@@ -50,6 +54,11 @@ class Opaque(NamedTuple):
 
     name: str
     itemsize: int
+
+    @property
+    def is_integer(self) -> bool:
+        """False, also of integers: none of these is reduced as one."""
+        return False
 
     @property
     def is_floating(self) -> bool:

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { HVD_ABI_VERSION = 7 };
+enum { HVD_ABI_VERSION = 8 };
 
 typedef int32_t hvd_status;
 enum {
@@ -40,8 +40,9 @@ enum {
   HVD_BOOL = 9,
 };
 
-// The values of hvdlite.tensors.dtypes.Sum ... Product.
-enum { HVD_SUM = 1, HVD_MIN = 3, HVD_MAX = 4, HVD_PRODUCT = 5 };
+// The values of hvdlite.tensors.dtypes.Average ... Product. HVD_AVERAGE is of integers only: a sum that does not wrap
+// around before it is scaled, by 1 / n exactly.
+enum { HVD_AVERAGE = 0, HVD_SUM = 1, HVD_MIN = 3, HVD_MAX = 4, HVD_PRODUCT = 5 };
 
 // One contiguous piece of memory: read from `in`, written at `out`. Addresses are integers so that a numpy array of
 // uint64 with three columns is an array of spans.
@@ -67,8 +68,9 @@ HVD_API hvd_status hvd_reduce(void* out, const void* const* in, int32_t n, uint6
                               const hvd_reduction* reduction);
 
 // For a reduction in several collectives. Opening turns the spans' input into partial results, one after the other:
-// float32 for 16-bit floats, the type itself for others, scaled by prescale. Closing scales them by postscale, rounds
-// them, and writes them to the spans.
+// scaled by prescale, and float32 for 16-bit floats, for averages int32, int64 or two int64 (kernels/reduce.h), and the
+// type itself for others. They can be summed as those types. Closing scales them by postscale, rounds them, and writes
+// them to the spans.
 HVD_API hvd_status hvd_open_partials(void* partials, const hvd_span* spans, uint64_t n, const hvd_reduction* reduction);
 HVD_API hvd_status hvd_close_partials(const void* partials, const hvd_span* spans, uint64_t n,
                                       const hvd_reduction* reduction);

@@ -28,6 +28,27 @@ struct Bool {
   uint8_t byte;
 };
 
+// An integer of which averages are made. Sums are wide enough for 2^16 of them, which is the most ranks that a job has.
+template <class T>
+struct Averaged {
+  T value;
+};
+
+// A sum of 64-bit integers, high * 2^32 + low: the sum of their upper halves, and that of their lower ones, unsigned.
+struct SumOfHalves {
+  int64_t high;
+  int64_t low;
+};
+
+// What a peer sent may be anything, and signed overflow is undefined.
+inline int64_t add_wrapping(int64_t a, int64_t b) noexcept {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+
+inline SumOfHalves operator+(const SumOfHalves& a, const SumOfHalves& b) noexcept {
+  return {add_wrapping(a.high, b.high), add_wrapping(a.low, b.low)};
+}
+
 template <class T>
 struct AccumulatorOf {
   using Type = T;
@@ -43,6 +64,10 @@ struct AccumulatorOf<BFloat16> {
 template <>
 struct AccumulatorOf<Bool> {
   using Type = uint8_t;
+};
+template <class T>
+struct AccumulatorOf<Averaged<T>> {
+  using Type = std::conditional_t<sizeof(T) <= 2, int32_t, std::conditional_t<sizeof(T) == 4, int64_t, SumOfHalves>>;
 };
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::Type;
@@ -65,6 +90,15 @@ inline T widen(T value) noexcept {
 }
 
 inline uint8_t widen(Bool value) noexcept { return value.byte != 0; }
+
+template <class T>
+inline Accumulator<Averaged<T>> widen(Averaged<T> number) noexcept {
+  if constexpr (std::is_same_v<T, int64_t>) {
+    return {number.value >> 32, number.value & 0xffffffff};
+  } else {
+    return number.value;
+  }
+}
 
 inline float widen(BFloat16 value) noexcept { return float_of(uint32_t{value.bits} << 16); }
 
@@ -109,19 +143,62 @@ inline void narrow(float value, Float16* out) noexcept {
   out->bits = static_cast<uint16_t>((bits > 0x7f800000u ? quiet : number) | sign);
 }
 
+// The integer that is next to `value` toward zero, or else the limit of T on its side; 0 for NaN.
+template <class T>
+inline T truncated(double value) noexcept {
+  constexpr double kLowest = static_cast<double>(std::numeric_limits<T>::min());
+  constexpr double kBeyond = 2.0 * static_cast<double>(std::numeric_limits<T>::max() / 2 + 1);
+  if (value >= kBeyond) return std::numeric_limits<T>::max();
+  if (value <= kLowest) return std::numeric_limits<T>::min();
+  return value == value ? static_cast<T>(value) : T{0};
+}
+
 // value * scale in the accumulator's own precision; integers as reduce.h states.
 template <class A>
 inline A scaled(A value, double scale) noexcept {
   if constexpr (std::is_floating_point_v<A>) {
     return value * static_cast<A>(scale);
   } else {
-    constexpr double kLowest = static_cast<double>(std::numeric_limits<A>::min());
-    constexpr double kBeyond = 2.0 * static_cast<double>(std::numeric_limits<A>::max() / 2 + 1);
-    const double product = static_cast<double>(value) * scale;
-    if (product >= kBeyond) return std::numeric_limits<A>::max();
-    if (product <= kLowest) return std::numeric_limits<A>::min();
-    return product == product ? static_cast<A>(product) : A{0};
+    return truncated<A>(static_cast<double>(value) * scale);
   }
+}
+
+template <class T>
+inline Averaged<T> scaled(Averaged<T> number, double scale) noexcept {
+  return {scaled(number.value, scale)};
+}
+
+// The whole number of which `scale` is the inverse, as nearly as a double can be; 0 if there is none.
+inline int32_t divisor_of(double scale) noexcept {
+  const double inverse = 1.0 / scale;
+  if (!(inverse >= 1.0 && inverse <= 2147483647.0)) return 0;
+  const int32_t whole = static_cast<int32_t>(inverse + 0.5);
+  return 1.0 / whole == scale ? whole : 0;
+}
+
+inline double double_of(int32_t sum) noexcept { return sum; }
+inline double double_of(int64_t sum) noexcept { return static_cast<double>(sum); }
+inline double double_of(const SumOfHalves& sum) noexcept {
+  return static_cast<double>(sum.high) * 0x1p32 + static_cast<double>(sum.low);
+}
+
+// sum / divisor, truncated toward zero, or the limit of T on its side. Sums below 2^53 are exact in double, and no
+// quotient of theirs is so close to the next whole number that it is rounded to that.
+template <class T, class A>
+inline T quotient(A sum, int32_t divisor) noexcept {
+  return truncated<T>(double_of(sum) / divisor);
+}
+
+// Long division by digits of 32 bits, rounded down at first, so that remainders are not negative.
+template <class T>
+inline int64_t quotient(const SumOfHalves& sum, int32_t divisor) noexcept {
+  const int64_t high = add_wrapping(sum.high, sum.low >> 32), low = sum.low & 0xffffffff;
+  const int64_t upper = high / divisor - (high % divisor < 0), rest = high - upper * divisor;
+  if (upper > std::numeric_limits<int32_t>::max()) return std::numeric_limits<int64_t>::max();
+  if (upper < std::numeric_limits<int32_t>::min()) return std::numeric_limits<int64_t>::min();
+  const int64_t dividend = rest * (int64_t{1} << 32) + low;
+  const int64_t down = upper * (int64_t{1} << 32) + dividend / divisor;
+  return down < 0 && dividend % divisor != 0 ? down + 1 : down;
 }
 
 }  // namespace

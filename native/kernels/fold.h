@@ -71,12 +71,39 @@ void scale_block(A* out, const A* in, uint64_t n, double scale) noexcept {
   for (uint64_t i = 0; i < n; ++i) out[i] = scaled(in[i], scale);
 }
 
+template <class T>
+constexpr bool kIsAveraged = false;
+template <class T>
+constexpr bool kIsAveraged<Averaged<T>> = true;
+
+// Integers are scaled before they are widened, so that each is truncated as in any other reduction.
+template <class T>
+void widen_scaled_block(Accumulator<Averaged<T>>* out, const Averaged<T>* in, uint64_t n, double scale) noexcept {
+  for (uint64_t i = 0; i < n; ++i) out[i] = widen(scaled(in[i], scale));
+}
+
+// Scaling by 1 / n is division by n, and exact: the double next to 1/49, times 49, is less than 1.
+template <class T>
+void average_block(Averaged<T>* out, const Accumulator<Averaged<T>>* sums, uint64_t n, double scale) noexcept {
+  if (const int32_t divisor = divisor_of(scale)) {
+    for (uint64_t i = 0; i < n; ++i) out[i].value = quotient<T>(sums[i], divisor);
+  } else {
+    for (uint64_t i = 0; i < n; ++i) out[i].value = truncated<T>(double_of(sums[i]) * scale);
+  }
+}
+
 // The block as scaled accumulators: `in` itself if nothing is to be done, else `scratch`.
 template <class T>
 const Accumulator<T>* prepare(const T* in, uint64_t n, double scale, Accumulator<T>* scratch) noexcept {
   if constexpr (std::is_same_v<T, Accumulator<T>>) {
     if (scale == 1.0) return in;
     scale_block(scratch, in, n, scale);
+  } else if constexpr (kIsAveraged<T>) {
+    if (scale == 1.0) {
+      widen_block(scratch, in, n);
+    } else {
+      widen_scaled_block(scratch, in, n, scale);
+    }
   } else {
     widen_block(scratch, in, n);
     if (!std::is_same_v<T, Bool> && scale != 1.0) scale_block(scratch, scratch, n, scale);
@@ -92,8 +119,12 @@ void combine(A* out, const A* a, const A* b, uint64_t n) noexcept {
 // Writes the accumulators to the output type. `acc` may be `out` itself.
 template <class T>
 void finish(T* out, Accumulator<T>* acc, uint64_t n, double scale) noexcept {
-  if (!std::is_same_v<T, Bool> && scale != 1.0) scale_block(acc, acc, n, scale);
-  if constexpr (!std::is_same_v<T, Accumulator<T>>) narrow_block(out, static_cast<const Accumulator<T>*>(acc), n);
+  if constexpr (kIsAveraged<T>) {
+    average_block(out, acc, n, scale);
+  } else {
+    if (!std::is_same_v<T, Bool> && scale != 1.0) scale_block(acc, acc, n, scale);
+    if constexpr (!std::is_same_v<T, Accumulator<T>>) narrow_block(out, static_cast<const Accumulator<T>*>(acc), n);
+  }
 }
 
 // Where the fold may leave its result: in the output if that holds accumulators, else in scratch.
@@ -177,9 +208,20 @@ constexpr KernelRow row() noexcept {
           {fold_hop<T, SumOp>, fold_hop<T, Min>, fold_hop<T, Max>, fold_hop<T, ProductOp>}};
 }
 
-// In the order of the dtype numbers of hvdlite.h.
-constexpr KernelTable kTable = {row<uint8_t>(), row<int8_t>(),   row<int16_t>(), row<int32_t>(), row<int64_t>(),
-                                row<Float16>(), row<BFloat16>(), row<float>(),   row<double>(),  row<Bool, Max, Min>()};
+template <class T>
+constexpr KernelRow average() noexcept {
+  return {sizeof(T),
+          sizeof(Accumulator<Averaged<T>>),
+          close_partials<Averaged<T>>,
+          {fold_all<Averaged<T>, Sum>},
+          {fold_hop<Averaged<T>, Sum>}};
+}
+
+// In the order of the dtype numbers of hvdlite.h, and then the averages of integers in the same order.
+constexpr KernelTable kTable = {row<uint8_t>(),     row<int8_t>(),         row<int16_t>(),     row<int32_t>(),
+                                row<int64_t>(),     row<Float16>(),        row<BFloat16>(),    row<float>(),
+                                row<double>(),      row<Bool, Max, Min>(), average<uint8_t>(), average<int8_t>(),
+                                average<int16_t>(), average<int32_t>(),    average<int64_t>()};
 
 }  // namespace
 }  // namespace hvd

@@ -1,4 +1,5 @@
-// The kernels of one instruction set, by dtype and operation.
+// The kernels of one instruction set, by dtype and operation. Averages of integers are rows of their own, with sums
+// only, because their partial results have other types.
 
 #ifndef HVDLITE_KERNELS_KERNEL_TABLE_H_
 #define HVDLITE_KERNELS_KERNEL_TABLE_H_
@@ -15,6 +16,7 @@ using FoldHop = void(void* out, bool out_is_partial, const void* a, bool a_is_pa
 using Close = void(void* out, const void* partials, uint64_t count, double post) noexcept;
 
 constexpr int32_t kDTypes = 10;
+constexpr int32_t kIntegers = 5;  // the first dtypes
 constexpr int32_t kOps = 4;
 
 struct KernelRow {
@@ -25,7 +27,7 @@ struct KernelRow {
   FoldHop* hop[kOps];
 };
 
-using KernelTable = KernelRow[kDTypes];
+using KernelTable = KernelRow[kDTypes + kIntegers];
 
 const KernelTable& plain_kernels() noexcept;
 #ifdef __x86_64__

@@ -22,6 +22,7 @@ const KernelTable& kernels() noexcept {
 // The column of an operation in a kernel row, or -1.
 int32_t column(int32_t op) noexcept {
   switch (op) {
+    case HVD_AVERAGE:
     case HVD_SUM:
       return 0;
     case HVD_MIN:
@@ -35,31 +36,36 @@ int32_t column(int32_t op) noexcept {
   }
 }
 
+const KernelRow& row(const hvd_reduction& reduction) noexcept {
+  return kernels()[reduction.op == HVD_AVERAGE ? kDTypes + reduction.dtype : reduction.dtype];
+}
+
 }  // namespace
 
 bool is_valid(const hvd_reduction& reduction) noexcept {
-  return reduction.dtype >= 0 && reduction.dtype < kDTypes && column(reduction.op) >= 0;
+  const int32_t dtypes = reduction.op == HVD_AVERAGE ? kIntegers : kDTypes;
+  return reduction.dtype >= 0 && reduction.dtype < dtypes && column(reduction.op) >= 0;
 }
 
 uint64_t item_bytes(int32_t dtype) noexcept { return kernels()[dtype].item_bytes; }
 
-uint64_t partial_bytes(int32_t dtype) noexcept { return kernels()[dtype].partial_bytes; }
+uint64_t partial_bytes(const hvd_reduction& reduction) noexcept { return row(reduction).partial_bytes; }
 
 void reduce(void* out, const void* const* in, int32_t n, uint64_t count, const hvd_reduction& r) noexcept {
-  kernels()[r.dtype].all[column(r.op)](out, false, in, n, count, r.prescale, r.postscale);
+  row(r).all[column(r.op)](out, false, in, n, count, r.prescale, r.postscale);
 }
 
 void reduce_hop(void* out, bool out_is_partial, const void* a, bool a_is_partial, const void* own, uint64_t count,
                 const hvd_reduction& r) noexcept {
-  kernels()[r.dtype].hop[column(r.op)](out, out_is_partial, a, a_is_partial, own, count, r.prescale, r.postscale);
+  row(r).hop[column(r.op)](out, out_is_partial, a, a_is_partial, own, count, r.prescale, r.postscale);
 }
 
 void reduce_to_partials(void* out, const void* const* in, int32_t n, uint64_t count, const hvd_reduction& r) noexcept {
-  kernels()[r.dtype].all[column(r.op)](out, true, in, n, count, r.prescale, r.postscale);
+  row(r).all[column(r.op)](out, true, in, n, count, r.prescale, r.postscale);
 }
 
 void close_partials(void* out, const void* in, uint64_t count, const hvd_reduction& r) noexcept {
-  kernels()[r.dtype].close(out, in, count, r.postscale);
+  row(r).close(out, in, count, r.postscale);
 }
 
 }  // namespace hvd
@@ -79,7 +85,7 @@ hvd_status hvd_open_partials(void* partials, const hvd_span* spans, uint64_t n, 
     const uint64_t count = span->bytes / hvd::item_bytes(reduction->dtype);
     const void* in = reinterpret_cast<const void*>(span->in);
     hvd::reduce_to_partials(out, &in, 1, count, *reduction);
-    out += count * hvd::partial_bytes(reduction->dtype);
+    out += count * hvd::partial_bytes(*reduction);
   }
   return HVD_OK;
 }
@@ -90,7 +96,7 @@ hvd_status hvd_close_partials(const void* partials, const hvd_span* spans, uint6
   for (const hvd_span* span = spans; span != spans + n; ++span) {
     const uint64_t count = span->bytes / hvd::item_bytes(reduction->dtype);
     hvd::close_partials(reinterpret_cast<void*>(span->out), in, count, *reduction);
-    in += count * hvd::partial_bytes(reduction->dtype);
+    in += count * hvd::partial_bytes(*reduction);
   }
   return HVD_OK;
 }

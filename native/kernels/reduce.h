@@ -5,6 +5,9 @@
 // around. A scale other than 1 multiplies floats in the accumulator's precision; integers are scaled in double,
 // truncated toward zero, and saturate. bool is not scaled; its sum and max are *or*, its product and min are *and*.
 //
+// An average is a sum of integers that does not wrap around before it is scaled. Scaled by 1 / n, it is divided by n,
+// exactly, and truncated toward zero. That of floats is an ordinary sum.
+//
 // Every function here trusts its arguments: `is_valid` first. Element pointers are aligned to their type, and `out`
 // may equal any input but must not overlap one otherwise.
 
@@ -17,23 +20,24 @@
 
 namespace hvd {
 
-// True if `dtype` and `op` are known numbers.
+// True if `dtype` and `op` are known numbers that go together.
 bool is_valid(const hvd_reduction& reduction) noexcept;
 
 // Bytes of one element of a valid dtype.
 uint64_t item_bytes(int32_t dtype) noexcept;
 
-// Bytes of one element of a partial result: 4 for 16-bit floats, item_bytes for everything else.
-uint64_t partial_bytes(int32_t dtype) noexcept;
+// Bytes of one element of a partial result, which holds what the accumulator holds: float32 for 16-bit floats, and
+// otherwise the dtype itself. Of averages it is a sum: int32 for integers of 8 and 16 bits, int64 for those of 32 bits,
+// and two int64 for those of 64 bits, that of their upper halves, signed, and that of their lower ones, unsigned.
+uint64_t partial_bytes(const hvd_reduction& reduction) noexcept;
 
 // out = post * ((pre * in[0]) op (pre * in[1]) op ...), folded from left to right; n >= 1.
 void reduce(void* out, const void* const* in, int32_t n, uint64_t count, const hvd_reduction& reduction) noexcept;
 
 // One hop of a ring: out = a op (pre * own), and times post unless `out` is a partial result.
 //
-// `a` is either raw input, which is scaled by pre here, or the partial result of an earlier hop. A partial holds what
-// the accumulator holds: float32 for 16-bit floats, the dtype itself for everything else (for integers that is: each
-// input already scaled in double and truncated). bool partials are 0 or 1.
+// `a` is either raw input, which is scaled by pre here, or the partial result of an earlier hop, of inputs that were
+// scaled. bool partials are 0 or 1.
 void reduce_hop(void* out, bool out_is_partial, const void* a, bool a_is_partial, const void* own, uint64_t count,
                 const hvd_reduction& reduction) noexcept;
 

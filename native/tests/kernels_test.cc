@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int32_t kOpNumbers[] = {HVD_SUM, HVD_MIN, HVD_MAX, HVD_PRODUCT};
+constexpr int32_t kOpNumbers[] = {HVD_SUM, HVD_MIN, HVD_MAX, HVD_PRODUCT, HVD_AVERAGE};
 
 std::vector<const hvd::KernelTable*> tables() {
   std::vector<const hvd::KernelTable*> found = {&hvd::plain_kernels()};
@@ -113,18 +113,20 @@ void merge_nans(int32_t dtype, std::vector<uint8_t>& bytes) {
 // Any bits are legal input; the instruction sets must agree on all of them, in every alignment and length.
 void test_instruction_sets_agree() {
   std::mt19937 rng(1);
-  for (int32_t dtype = 0; dtype < hvd::kDTypes; ++dtype) {
+  for (int32_t row = 0; row < hvd::kDTypes + hvd::kIntegers; ++row) {
+    const int32_t dtype = row % hvd::kDTypes;  // averages come last
     const uint64_t item = hvd::item_bytes(dtype);
     for (int op = 0; op < hvd::kOps; ++op) {
+      if (hvd::plain_kernels()[row].all[op] == nullptr) continue;
       for (uint64_t count : {0, 1, 7, 8, 9, 31, 1023, 4096, 5001}) {
         for (const auto& [pre, post] :
-             {std::pair(1.0, 1.0), std::pair(1.0, 0.7), std::pair(0.3, 1.0), std::pair(-1.7, 1e9)}) {
+             {std::pair(1.0, 1.0), std::pair(1.0, 0.7), std::pair(0.3, 1.0 / 3), std::pair(-1.7, 1e9)}) {
           std::vector<std::vector<uint8_t>> inputs, outputs;
           for (int k = 0; k < 3; ++k) inputs.push_back(random_bytes(rng, (count + 1) * item));
           const void* in[] = {inputs[0].data() + item, inputs[1].data(), inputs[2].data() + item};
           for (const hvd::KernelTable* table : tables()) {
             outputs.emplace_back(count * item + 1, 0x5a);
-            (*table)[dtype].all[op](outputs.back().data(), false, in, 3, count, pre, post);
+            (*table)[row].all[op](outputs.back().data(), false, in, 3, count, pre, post);
             CHECK(outputs.back().back() == 0x5a);
             merge_nans(dtype, outputs.back());
           }
@@ -140,10 +142,12 @@ void test_instruction_sets_agree() {
 void test_hops_equal_one_fold() {
   std::mt19937 rng(2);
   for (int32_t dtype = 0; dtype < hvd::kDTypes; ++dtype) {
-    const uint64_t item = hvd::item_bytes(dtype), partial = hvd::partial_bytes(dtype), count = 3001;
+    const uint64_t item = hvd::item_bytes(dtype), count = 3001;
     for (int32_t op : kOpNumbers) {
       for (double pre : {1.0, 0.7}) {
         const hvd_reduction r = {dtype, op, pre, 0.25};
+        if (!hvd::is_valid(r)) continue;
+        const uint64_t partial = hvd::partial_bytes(r);
         std::vector<std::vector<uint8_t>> in;
         for (int k = 0; k < 3; ++k) in.push_back(random_bytes(rng, count * item));
         std::vector<uint8_t> whole(count * item), passed(count * partial), chained(count * item);
@@ -198,11 +202,47 @@ void test_scaled_integers_truncate_and_saturate() {
   CHECK(out[0] == 0 && out[1] == 0 && out[2] == 0);
 }
 
+template <class T>
+void check_average(int32_t dtype, const std::vector<T>& values, T expected, double factor = 1) {
+  std::vector<const void*> in;
+  for (const T& value : values) in.push_back(&value);
+  T out;
+  const double postscale = factor / static_cast<double>(values.size());
+  hvd::reduce(&out, in.data(), static_cast<int32_t>(in.size()), 1, {dtype, HVD_AVERAGE, 1.0, postscale});
+  CHECK(out == expected);
+}
+
+template <class T>
+void check_averages(int32_t dtype) {
+  constexpr T kMax = std::numeric_limits<T>::max(), kMin = std::numeric_limits<T>::min();
+  for (int n : {2, 3, 49, 1000}) {
+    std::vector<T> values(n, kMax);
+    check_average(dtype, values, kMax);
+    check_average(dtype, values, kMax, 2.0);
+    --values[0];
+    check_average(dtype, values, static_cast<T>(kMax - 1));
+    check_average(dtype, std::vector<T>(n, kMin), kMin);
+  }
+  check_average<T>(dtype, {2, 3, 3}, 2);
+  if (kMin == 0) return;
+  check_average<T>(dtype, {kMax, kMin}, 0);
+  check_average<T>(dtype, {static_cast<T>(-2), static_cast<T>(-3), static_cast<T>(-3)}, static_cast<T>(-2));
+}
+
+void test_averages_do_not_wrap_around() {
+  check_averages<uint8_t>(HVD_UINT8);
+  check_averages<int8_t>(HVD_INT8);
+  check_averages<int16_t>(HVD_INT16);
+  check_averages<int32_t>(HVD_INT32);
+  check_averages<int64_t>(HVD_INT64);
+}
+
 void test_invalid_reductions_are_refused() {
   float value = 1;
   const void* in[] = {&value};
-  for (const hvd_reduction& bad : {hvd_reduction{-1, HVD_SUM, 1, 1}, hvd_reduction{10, HVD_SUM, 1, 1},
-                                   hvd_reduction{HVD_FLOAT32, 0, 1, 1}, hvd_reduction{HVD_FLOAT32, 2, 1, 1}}) {
+  for (const hvd_reduction& bad :
+       {hvd_reduction{-1, HVD_SUM, 1, 1}, hvd_reduction{10, HVD_SUM, 1, 1},
+        hvd_reduction{HVD_FLOAT32, HVD_AVERAGE, 1, 1}, hvd_reduction{HVD_FLOAT32, 2, 1, 1}}) {
     CHECK(hvd_reduce(&value, in, 1, 1, &bad) == HVD_INVALID);
   }
   const hvd_reduction good = {HVD_FLOAT32, HVD_SUM, 1, 1};
@@ -280,6 +320,7 @@ int main() {
   test_hops_equal_one_fold();
   test_output_may_be_any_input();
   test_scaled_integers_truncate_and_saturate();
+  test_averages_do_not_wrap_around();
   test_invalid_reductions_are_refused();
   test_crc32c();
   test_copies_past_the_cache_begin_and_end_anywhere();

@@ -33,6 +33,14 @@ void check_partial_results(Ring& ring, uint64_t count) {
   for (uint16_t value : data) CHECK(value == 0x3f81);  // 1 + 2^-7
 }
 
+// Averages of integers: raw, as two int64, and divided.
+void check_average(Ring& ring, uint64_t count) {
+  std::vector<int64_t> data(count, INT64_MAX - ring.rank);
+  const hvd_span span = span_of(data.data(), data.data(), 8 * count);
+  CHECK(ring.size == 3 && ring.allreduce(SpanList(&span, 1), {HVD_INT64, HVD_AVERAGE, 1.0, 1.0 / 3}));
+  for (int64_t value : data) CHECK(value == INT64_MAX - 1);
+}
+
 // A small batch is folded in the order of ranks everywhere: 1 + 1 is seen beside 2^24, a 1 alone would be lost.
 void check_order_of_ranks(Ring& ring) {
   const float values[] = {1.0f, 1.0f, 16777216.0f, 0.0f};
@@ -98,6 +106,7 @@ int main() {
   }
   Ranks(3).run([](Ring& ring) {
     for (uint64_t count : {1, 100, 10000}) check_partial_results(ring, count);
+    for (uint64_t count : {1, 100, 10000}) check_average(ring, count);
   });
   Ranks(4).run(check_order_of_ranks);
   test_nobody_leaves_a_barrier_before_all_have_entered();

@@ -5,6 +5,7 @@ Arrays hold the bits that move: float16 as numpy has it, bfloat16 as uint16, boo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Final
@@ -12,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
+from hvdlite.tensors.dtypes import Average, DType, Max, Min, Product, Sum
 
 Array = npt.NDArray[Any]
 
@@ -29,8 +30,10 @@ STORAGE: Final[dict[DType, type[np.generic]]] = {
     DType.BOOL: np.uint8,
 }
 OPS: Final = (Sum, Min, Max, Product)
+INTEGERS: Final = tuple(dtype for dtype in DType if dtype.is_integer)
 
 _FOLD: Final[dict[int, Callable[[Array, Array], Array]]] = {
+    Average: np.add,
     Sum: np.add,
     Min: np.minimum,
     Max: np.maximum,
@@ -73,6 +76,22 @@ def scale(values: Array, dtype: DType, factor: float) -> Array:
     return scaled
 
 
+def averages(sums: Array, dtype: DType, factor: float) -> Array:
+    """Scales sums that are Python's integers, as only these cannot wrap around. ``1 / n`` divides by n."""
+    limits = np.iinfo(STORAGE[dtype])
+    divisor = round(min(1 / factor, 1e9)) if factor > 0 else 0
+
+    def scaled(total: int) -> int:
+        if divisor and 1 / divisor == factor:
+            average = abs(total) // divisor * (1 if total >= 0 else -1)
+        else:
+            average = math.trunc(min(max(total * factor, -1e30), 1e30))
+        return min(max(average, int(limits.min)), int(limits.max))
+
+    totals = np.asarray(sums, object)
+    return np.array([scaled(total) for total in totals.flat], STORAGE[dtype]).reshape(totals.shape)
+
+
 def half_a_unit(values: Array, dtype: DType) -> Array | float:
     """Returns the error that rounding to a 16-bit ``dtype`` may cause; zero for accumulators that are the result."""
     if dtype not in (DType.FLOAT16, DType.BFLOAT16):
@@ -91,11 +110,23 @@ def allreduce(inputs: Inputs, dtype: DType, op: int, prescale: float = 1.0, post
 
     def folded(inputs: Array | Inputs) -> Array:
         if isinstance(inputs, np.ndarray):
-            return scale(widen(inputs, dtype), dtype, prescale)
+            values = scale(widen(inputs, dtype), dtype, prescale)
+            return values.astype(object) if op == Average else values
         return reduce(fold, map(folded, inputs))
 
+    if op == Average:
+        return averages(folded(inputs), dtype, postscale)
     with np.errstate(over="ignore", invalid="ignore"):
         return narrow(scale(folded(inputs), dtype, postscale), dtype)
+
+
+def extremes(dtype: DType, rank: int, size: int) -> Array:
+    """What ranks together hold the largest and smallest sums of, one element for each pair of values, and some more."""
+    limits = np.iinfo(STORAGE[dtype])
+    values = [limits.max, limits.min, limits.max - 1, limits.min + 1, limits.max // 2 + 1, 1, 0, size - 1]
+    mine = [value if rank % 2 == 0 else other for value in values for other in values]
+    alone = [value if rank == 0 else 0 for value in values]
+    return np.array([*mine, *alone], STORAGE[dtype])
 
 
 def random(rng: np.random.Generator, dtype: DType, count: int) -> Array:

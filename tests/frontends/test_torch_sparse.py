@@ -45,6 +45,19 @@ def the_average_divides_by_all_ranks_and_truncates_whole_numbers() -> None:
     for dtype in (torch.float64, torch.int64):
         result = hvd.sparse_allreduce_async(sparse(hvd.rank(), (5, 2), 1, dtype), "average", hvd.Average)()
         assert_close(result.to_dense(), (total((5, 2), 1, torch.float64) / hvd.size()).to(dtype))
+    for dtype in (torch.uint8, torch.int8, torch.int32, torch.int64):
+        limits = torch.iinfo(dtype)
+        for values in (
+            [limits.max, limits.min, 2],
+            [limits.max, limits.max, limits.max - 1],
+            [limits.min, limits.min, 3],
+        ):
+            mine = torch.tensor([values[hvd.rank()], limits.max], dtype=dtype)
+            row = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), mine, (3,), check_invariants=True)
+            result = hvd.sparse_allreduce_async(row, "extremes", hvd.Average)()
+            exact = sum(values[: hvd.size()])
+            average = abs(exact) // hvd.size() * (1 if exact >= 0 else -1)
+            assert result.to_dense().tolist() == [average, 0, limits.max]
 
 
 @scenario

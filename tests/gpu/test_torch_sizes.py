@@ -44,7 +44,8 @@ def report(request: pytest.FixtureRequest, torch_ranks: ForkServer) -> Report:
 
 def _all_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The results of all collectives of ``tensor``, of as many rows as there are ranks."""
-    reductions = [hvd.allreduce(tensor, op=op) for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)]
+    ops = [hvd.Sum, hvd.Min, hvd.Max, hvd.Product, *[hvd.Average] * tensor.is_floating_point()]
+    reductions = [hvd.allreduce(tensor, op=op) for op in ops]
     moved, _ = hvd.alltoall(tensor, torch.ones(hvd.size(), dtype=torch.int32, device="cpu"))
     return [
         *reductions,

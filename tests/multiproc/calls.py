@@ -144,7 +144,7 @@ def _rows(call: Call, member: int, index: int, size: int) -> int:
 
 
 def _values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Integers wrap around; floats are small whole numbers, whose sums do not depend on the order."""
+    """Sums of integers wrap around; floats are small whole numbers, whose sums do not depend on the order."""
     count = math.prod(shape)
     kind = np.dtype(dtype)
     if kind.kind == "b":

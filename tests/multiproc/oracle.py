@@ -32,9 +32,9 @@ def reduction(inputs: Sequence[Array], op: int, prescale: float = 1.0, postscale
     """``postscale`` times the reduction of ``prescale`` times each input, as `hvdlite.Collectives` documents it."""
     if op == hvd.Adasum:
         return adasum(inputs, prescale, postscale)
-    if op == hvd.Average:
-        op, postscale = hvd.Sum, postscale / len(inputs)
     dtype = inputs[0].dtype
+    if op == hvd.Average:
+        op, postscale = hvd.Average if dtype.kind in "iu" else hvd.Sum, postscale / len(inputs)
     stored = [each.view(np.uint8) if dtype.kind == "b" else each for each in inputs]
     return arithmetic.allreduce(stored, from_numpy(dtype), op, prescale, postscale).view(dtype)
 

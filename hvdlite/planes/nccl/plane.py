@@ -145,7 +145,7 @@ class NcclPlane(GpuPlane):
 
     def refusal(self, device: Device, dtype: ElementType, op: int, prescale: float, postscale: float) -> str:
         if dtype not in FLOAT8 or absence_of(library):  # of which `unfitness` tells, or the first collective
-            return lack(dtype)
+            return lack(dtype, op)
         capability = driver.capability(device.ordinal)
         return lack_of_float8(library().version, capability, op, prescale, postscale, self.size)
 

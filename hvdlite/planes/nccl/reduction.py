@@ -10,7 +10,7 @@ import numpy as np
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.arithmetic import bits_of, values_of
 from hvdlite.planes.nccl.library import AVERAGE, FLOAT8_CAPABILITY, OLDEST_FLOAT8, OPERATIONS, TYPES, dotted
-from hvdlite.tensors.dtypes import DType, ElementType, Max, Min, Product, Sum
+from hvdlite.tensors.dtypes import Average, DType, ElementType, Max, Min, Product, Sum
 
 _OF_BOOL: Final = {Sum: Max, Max: Max, Product: Min, Min: Min}
 _SCALARS: Final[dict[DType, Any]] = {
@@ -47,8 +47,13 @@ class Reduction(NamedTuple):
         return nbytes // self.element.itemsize
 
 
-def lack(dtype: ElementType) -> str:
-    """Returns why elements of ``dtype`` are not reduced, and what to pass instead; empty if they are."""
+def lack(dtype: ElementType, op: int) -> str:
+    """Returns why elements of ``dtype`` are not reduced so, and what to pass instead; empty if they are."""
+    if op == Average:  # floats never come with it
+        return (
+            f"NCCL adds {dtype} as {dtype}, so that a sum may wrap around before it is divided; pass tensor.cpu(), or "
+            "tensor.double()"
+        )
     if dtype in TYPES or dtype is DType.BOOL:
         return ""
     return f"NCCL does not reduce {dtype}; pass tensor.int(), or tensor.cpu()"
@@ -83,7 +88,7 @@ def reduction(
     itself; but where kernels pack the elements anyway, they do, with the same results, and NCCL has its fastest sum.
     Other averages are NCCL's own. For the rest kernels multiply twice, as `DataPlane.allreduce` says.
     """
-    if reason := lack(dtype):
+    if reason := lack(dtype, op):
         raise HorovodInternalError(reason)
     if dtype is DType.BOOL:  # 0 and 1; scales do not matter
         return Reduction(DType.UINT8, OPERATIONS[_OF_BOOL[op]])
@@ -103,8 +108,7 @@ def reduction(
 
 
 def _is_average(op: int, prescale: float, postscale: float, size: int) -> bool:
-    """True for an average. That of integers comes with the next larger factor where 1 / size would truncate too far."""
-    return op == Sum and prescale == 1 and postscale in (1 / size, np.nextafter(1 / size, 1))
+    return op == Sum and prescale == 1 and postscale == 1 / size
 
 
 def _rounded(factor: float, dtype: DType) -> float:

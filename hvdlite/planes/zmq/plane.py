@@ -29,7 +29,7 @@ from hvdlite.errors import ENDED, HorovodInternalError, HvdError, PeerLost, Shut
 from hvdlite.net import curve
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, split
 from hvdlite.net.wake import Wake
-from hvdlite.planes.arithmetic import BITS, bits_of, folding, scaled, values_of
+from hvdlite.planes.arithmetic import BITS, closed, folding, opened
 from hvdlite.planes.neighbours import NeighbourPlane
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
@@ -37,6 +37,7 @@ from hvdlite.tensors.dtypes import DType
 Array = npt.NDArray[Any]
 
 _PIECE_BYTES: Final = 512 << 10
+_MESSAGE_BYTES: Final = 2 * _PIECE_BYTES  # sums for averages of integers have twice their bytes
 _OF_CURVE_BYTES: Final = 64  # bytes that encryption adds to a message
 _HELLO: Final = struct.Struct("<II")
 _EVENT: Final = struct.Struct("=hi")  # the format of a monitor's events, as libzmq documents it
@@ -80,7 +81,7 @@ class ZmqPlane(NeighbourPlane):
             socket.set_hwm(0)
             socket.linger = _LINGER_MS
             socket.ipv6 = ":" in address
-            socket.setsockopt(zmq.MAXMSGSIZE, _PIECE_BYTES + _OF_CURVE_BYTES)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES + _OF_CURVE_BYTES)
             socket.setsockopt(zmq.RECONNECT_IVL, -1)
         curve.serve(self._left, key)
         curve.dial(self._right, key)
@@ -169,7 +170,7 @@ class ZmqPlane(NeighbourPlane):
         fold = folding(dtype, op)
 
         def values(number: int) -> Iterator[Array]:
-            return (scaled(values_of(piece, dtype), dtype, prescale) for piece in _pieces(parts[number % self.size]))
+            return (opened(piece, dtype, op, prescale) for piece in _pieces(parts[number % self.size]))
 
         with np.errstate(all="ignore"):
             travelling = list(values(self.rank - 1))
@@ -180,7 +181,7 @@ class ZmqPlane(NeighbourPlane):
                         self._send(outgoing)
                     if own is not None:
                         travelling.append(fold(self._receive(own.nbytes).view(own.dtype), own))
-            done = [bits_of(scaled(piece, dtype, postscale), dtype) for piece in travelling]
+            done = [closed(piece, dtype, op, postscale) for piece in travelling]
         return np.concatenate(done) if done else np.empty(0, BITS[dtype])
 
     def _circulate(self, blocks: Sequence[Array]) -> None:

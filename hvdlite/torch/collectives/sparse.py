@@ -59,8 +59,9 @@ def start_sparse_allreduce(
         _compare(handle.name, dict(zip(group.ranks, indices[firsts].tolist(), strict=True)))
         elements = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
         elements[firsts] = False
-        total = _sparse(indices[elements], values[elements], shape).coalesce()
-        return _divided(total, group.size) if op == Average else total
+        if op == Average:
+            return _average(indices[elements], values[elements], shape, group.size)
+        return _sparse(indices[elements], values[elements], shape).coalesce()
 
     return handle, wait
 
@@ -91,8 +92,21 @@ def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> t
     return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True)  # an index may be another rank's
 
 
-def _divided(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """Computes ``tensor / count`` in its dtype; integers are truncated toward zero."""
-    values = tensor.values()
-    quotient = values / count if values.is_floating_point() else torch.div(values, count, rounding_mode="trunc")
-    return torch.sparse_coo_tensor(tensor.indices(), quotient, tensor.shape, is_coalesced=True, check_invariants=False)
+def _average(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, count: int) -> torch.Tensor:
+    """Adds up and divides by ``count`` in the dtype of ``values``.
+
+    Integers are divided first, and their quotients and remainders added, since a sum might wrap around. The average is
+    truncated toward zero.
+    """
+    if values.is_floating_point() or values.is_complex():
+        total = _sparse(indices, values, shape).coalesce()
+        averages = total.values() / count
+    else:
+        numbers = values.long()
+        quotients = numbers.div(count, rounding_mode="trunc")
+        pairs = torch.stack([quotients, numbers - quotients * count], dim=-1)
+        total = _sparse(indices, pairs, torch.Size((*shape, 2))).coalesce()
+        quotients, rests = total.values().unbind(-1)
+        below = quotients + rests.div(count, rounding_mode="floor")
+        averages = (below + ((below < 0) & (rests % count != 0))).to(values.dtype)
+    return torch.sparse_coo_tensor(total.indices(), averages, shape, is_coalesced=True, check_invariants=False)

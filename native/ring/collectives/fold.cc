@@ -17,7 +17,7 @@ Fold::Fold(Link* link, const SpanList& spans, const hvd_reduction& reduction)
       spans_(spans),
       reduction_(reduction),
       item_(item_bytes(reduction.dtype)),
-      partial_(partial_bytes(reduction.dtype)) {}
+      partial_(partial_bytes(reduction)) {}
 
 bool Fold::into_payload(const Hop& hop, Message* payload, uint32_t* crc) const {
   if (hop.came_is_partial || item_ == partial_) {

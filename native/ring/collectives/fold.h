@@ -9,7 +9,7 @@
 
 namespace hvd::ring {
 
-// The first rank sends raw elements; from the second on partial results travel, float32 for 16-bit floats.
+// The first rank sends raw elements; from the second on partial results travel, which may be wider (kernels/reduce.h).
 class Fold {
  public:
   Fold(Link* link, const SpanList& spans, const hvd_reduction& reduction);

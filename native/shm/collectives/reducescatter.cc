@@ -135,7 +135,7 @@ hvd_status ReduceScatter::reduce(uint64_t index, uint64_t number) noexcept {
     if (partials_ == nullptr) {
       hvd::reduce(out, sources, plane_.size(), bytes / element, reduction_);
     } else {
-      uint8_t* target = partials_ + position / element * hvd::partial_bytes(reduction_.dtype);
+      uint8_t* target = partials_ + position / element * hvd::partial_bytes(reduction_);
       hvd::reduce_to_partials(target, sources, plane_.size(), bytes / element, reduction_);
     }
   });
