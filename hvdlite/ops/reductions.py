@@ -29,8 +29,8 @@ class Reductions(Calls[T]):
     """The collectives whose results are sums, averages, minima, maxima or products over the ranks.
 
     Shape, dtype and arguments are the same on all ranks. Integer averages and scaled integers are truncated toward
-    zero; float16 and bfloat16 accumulate in float32. ``bool`` tensors take Sum and Max as *or*, Product and Min as
-    *and*.
+    zero; sums and products of integers wrap around, and averages do not. float16 and bfloat16 accumulate in float32.
+    ``bool`` tensors take Sum and Max as *or*, Product and Min as *and*.
     """
 
     # ---- allreduce
