@@ -223,7 +223,7 @@ def keywords_and_integers_are_as_without_gradients() -> None:
     tensor = own_input(2)
     hvd.allreduce(tensor=tensor, op=hvd.Sum).sum().backward()
     assert tensor.grad.tolist() == [hvd.size()] * 2
-    assert not hvd.allreduce(torch.ones(2, dtype=torch.int64)).requires_grad
+    assert not hvd.allreduce(torch.ones(2, dtype=torch.int64), op=hvd.Sum).requires_grad
     assert hvd.allreduce(own_input(2, 3).t()).shape == (3, 2)
     with pytest.raises(ValueError, match="expected a torch tensor, got list"):
         hvd.grouped_allreduce([[1.0]])
