@@ -74,6 +74,11 @@ class Registry:
         """The ranks of every set, including the global one, by its number."""
         return {0: list(self.everyone.ranks)} | {number: list(each.ranks or ()) for number, each in self._sets.items()}
 
+    def of(self, ranks: Sequence[int]) -> ProcessSet:
+        """The registered set of ``ranks``; one that is not registered if there is none."""
+        found = (each for each in list(self._sets.values()) if each.ranks == list(ranks))
+        return next(found, None) or ProcessSet(ranks)
+
     def knows(self, process_set: ProcessSet) -> bool:
         """True if this very object is registered."""
         return process_set in self._sets.values()

@@ -6,9 +6,11 @@ import traceback
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
+from hvdlite.tensorflow.operation.binding import DTYPES
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, WAYS, assert_close, compiled, eagerly
 
@@ -150,6 +152,31 @@ def broadcast_of_every_dtype_from_every_root() -> None:
     for way in WAYS:
         for (root, dtype), result in zip(cases, way(broadcast_all, *own), strict=True):
             assert_close(result, sample(root, (4, 2), dtype))
+
+
+@scenario
+def dtypes_of_a_byte_and_less_are_moved_and_not_reduced() -> None:
+    names = [dtype.name for dtype in map(tf.as_dtype, DTYPES) if dtype.name.startswith(("float8", "float4", "int4"))]
+    assert {"float8_e4m3fn", "float8_e5m2", "int4"} <= set(names)  # which TensorFlow 2.16 has
+    for name in [*names, "uint4"]:
+        kind = tf.as_dtype(name).as_numpy_dtype
+        parts = [np.array([[rank % 2, 1]] * (rank + 1), kind) for rank in range(hvd.size())]
+        own, first = tf.convert_to_tensor(parts[hvd.rank()]), tf.convert_to_tensor(parts[-1])
+
+        def move(own: Any, first: Any) -> Any:
+            everything, _ = hvd.grouped_allgather([own, tf.zeros(1)])
+            exchanged, _ = hvd.alltoall(own, [1] + [0] * (hvd.size() - 1))
+            return hvd.allgather(own), everything, hvd.broadcast(first, hvd.size() - 1), exchanged
+
+        for way in WAYS:
+            gathered, everything, received, exchanged = way(move, own, first)
+            assert {each.dtype for each in (gathered, everything, received, exchanged)} == {tf.as_dtype(name)}
+            for each in (gathered, everything):
+                np.testing.assert_array_equal(each.numpy(), np.concatenate(parts))
+            np.testing.assert_array_equal(received.numpy(), parts[-1])
+            assert len(exchanged) == (hvd.size() if hvd.rank() == 0 else 0)
+            with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"{name} is not supported by allr"):
+                way(lambda own=own: hvd.allreduce(own))
 
 
 @scenario

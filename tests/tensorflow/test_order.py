@@ -17,7 +17,7 @@ import tensorflow as tf
 import hvdlite.tensorflow as hvd
 from hvdlite.session import group_of
 from hvdlite.tensorflow.operation import binding, tickets
-from hvdlite.tensorflow.operation.calls import ARRAYS, Call
+from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, assert_close, compiled, through
 
@@ -37,6 +37,119 @@ def fifty_independent_collectives() -> None:
     for way in GRAPHS:
         for number, result in enumerate(way(many, tf.ones(3))):
             assert_close(result, tf.fill([3], float(number * hvd.size())))
+
+
+@scenario
+def named_collectives_of_one_function_in_another_order_on_each_rank() -> None:
+    """And with other operations that have state between them, also in a branch and in a loop."""
+    orders = [[(index + rank) % 5 for index in range(5)] for rank in range(hvd.size())]
+
+    def many(x: Any) -> Any:
+        results = [x] * 5
+        for index in orders[hvd.rank()]:
+            results[index] = hvd.allreduce(x * (index + hvd.rank()), op=hvd.Sum, name=f"ordered {index}")
+            tf.debugging.assert_equal(hvd.size_op(), hvd.size())
+        return tf.stack(results)
+
+    def program(x: Any) -> Any:
+        branch = tf.cond(x[0] > 0, lambda: many(x), lambda: tf.zeros((5, 2)))
+        _, total = tf.while_loop(lambda i, _: i < 3, lambda i, total: (i + 1, total + many(x)), (0, branch))
+        return many(x), total
+
+    for way in GRAPHS:
+        once, total = way(program, tf.ones(2))
+        expected = [[float(hvd.size() * index + sum(range(hvd.size())))] * 2 for index in range(5)]
+        assert_close(once, expected)
+        assert_close(total, 4 * tf.constant(expected))
+
+
+@scenario
+def independent_collectives_of_one_function_are_in_flight_at_once_and_travel_together() -> None:
+    def many(x: Any) -> Any:
+        return [hvd.allreduce(x * number, op=hvd.Sum) for number in range(12)]
+
+    everyone = group_of(hvd.global_process_set)
+    for choice in ("compiled", "numpy"):
+        with through(choice):
+            function = tf.function(many).get_concrete_function(tf.ones(2))
+        hvd.barrier()
+        before = everyone.statistics().batches
+        with ThreadPoolExecutor(1) as other, in_flight().burst():  # which keeps them until all have started
+            call = other.submit(function, tf.ones(2))
+            while len(tickets._tickets) < 12:
+                assert not call.done()
+                time.sleep(0.001)
+        for number, result in enumerate(call.result()):
+            assert_close(result, tf.fill([2], float(number * hvd.size())))
+        assert 1 <= everyone.statistics().batches - before <= 6
+
+
+@scenario
+def one_name_several_times_in_a_function() -> None:
+    """As of two losses of one model. Each call starts when the one before it is done."""
+    weight = tf.Variable(2.0)
+
+    def gradient(factor: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = weight * factor
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, weight)
+
+    def program(x: Any) -> Any:
+        found = [gradient(1.0 * x), gradient(2.0 * x)]
+        found.append(tf.function(gradient)(3.0 * x))
+        found.append(tf.cond(x > 0, lambda: gradient(4.0 * x), lambda: 0.0))
+        found.append(gradient(5.0 * x))
+        _, total = tf.while_loop(lambda i, _: i < 3, lambda i, total: (i + 1, total + gradient(x)), (0, 0.0))
+        return *found, total, gradient(6.0 * x)
+
+    for way in GRAPHS:
+        factors = [1, 2, 3, 4, 5, 3, 6]
+        for factor, found in zip(factors, way(program, tf.constant(1.0)), strict=True):
+            assert_close(found, float(factor * hvd.size()))
+
+
+@scenario
+def a_result_that_only_one_rank_uses() -> None:
+    """The others start the collective, too, and wait for it before their function returns."""
+
+    def program(x: Any) -> Any:
+        total = hvd.allreduce(x, op=hvd.Sum, name="for one")
+        hvd.allreduce(x, op=hvd.Sum, name="for nobody")
+        return total if hvd.rank() == 0 else x
+
+    def uneven(x: Any) -> Any:
+        hvd.allreduce(tf.ones(2 + hvd.rank()), name="uneven for nobody")
+        return x
+
+    for choice in ("compiled", "numpy"):
+        with through(choice):
+            result = tf.function(program)(tf.ones(2))
+            assert in_flight().find("for one") is None
+            assert in_flight().find("for nobody") is None
+            assert_close(result, tf.fill([2], float(hvd.size()) if hvd.rank() == 0 else 1.0))
+            with pytest.raises(tf.errors.InvalidArgumentError, match="shape of tensor 'uneven for nobody'"):
+                tf.function(uneven)(tf.ones(2))
+
+
+@scenario
+def what_follows_a_barrier_in_the_program_comes_after_it() -> None:
+    def program(x: Any) -> Any:
+        hvd.allreduce(x)
+        hvd.barrier()
+        return hvd.rank_op()
+
+    ends = {"compiled": "HvdliteFinish", "numpy": "HvdliteSettle"}
+    for choice, end in ends.items():
+        with through(choice):
+            operations = tf.function(program).get_concrete_function(tf.constant(1)).graph.get_operations()
+        (number,) = [each for each in operations if each.type == "PyFunc" and "Hvdlite" not in each.name]
+        before, unseen = set(), [number]
+        while unseen:
+            new = {*(tensor.op for tensor in unseen[-1].inputs), *unseen.pop().control_inputs} - before
+            before |= new
+            unseen += new
+        (barrier,) = [each.name for each in before if each.type == end]
+        assert "Hvdlite_barrier" in barrier
 
 
 @scenario
@@ -215,17 +328,18 @@ def in_flight() -> Any:
 
 @scenario
 def the_news_of_a_run_that_is_over_does_not_reach_the_next() -> None:
-    token, call = 1 << 40, Call("allreduce", (("name", "stale"), ("op", hvd.Sum)))
-    queue = tickets.queue_of(token)
-    first = tickets.start(token, call, ARRAYS, [np.ones(3)])
-    while not int(tf.raw_ops.QueueSizeV2(handle=queue)):
+    text = encoded(Call("allreduce", (("name", "stale"), ("op", hvd.Sum), ("process_set", hvd.global_process_set))))
+    first = tickets.start(text.encode(), ARRAYS, [np.ones(3)])
+    while not int(tf.raw_ops.QueueSizeV2(handle=first.queue.handle)):
         time.sleep(0.001)
-    tickets.give_up(first)
-    second = tickets.start(token, call, ARRAYS, [np.ones(3)])
-    tf.raw_ops.QueueDequeueV2(handle=queue, component_types=tickets.NEWS)
-    (result,) = tickets.finish(second)
+    tickets.give_up(first.number)
+    second = tickets.start(text.encode(), ARRAYS, [np.ones(3)])
+    assert second.queue is not first.queue
+    tf.raw_ops.QueueDequeueV2(handle=second.queue.handle, component_types=tickets.NEWS)
+    (result,) = tickets.finish(second.number)
     np.testing.assert_array_equal(result, hvd.size())
-    assert int(tf.raw_ops.QueueSizeV2(handle=queue)) == 0
+    assert tickets._free[-1] is second.queue
+    assert int(tf.raw_ops.QueueSizeV2(handle=second.queue.handle)) == 0
 
 
 @scenario

@@ -15,15 +15,19 @@ import tensorflow as tf
 from hvdlite.session import group_of, rank
 from hvdlite.tensorflow.collectives.names import suffixed
 from hvdlite.tensorflow.operation.calls import Call
+from hvdlite.tensorflow.operation.graphs import is_saving
 from hvdlite.tensorflow.operation.running import run
 from hvdlite.tensors.dtypes import OP_NAMES, Average, Max, Min, Product, Sum
 
 Rule = Callable[[Call, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
-def cross(form: str, tensors: Sequence[Any], **arguments: Any) -> list[Any]:
-    """Runs a collective, through which gradients go, and returns its results (see `Call`)."""
-    call = Call(form, tuple(sorted(arguments.items())))
+def cross(form: str, tensors: Sequence[Any], *, only_for: int | None = None, **arguments: Any) -> list[Any]:
+    """Runs a collective, through which gradients go, and returns its results.
+
+    What the caller builds around them may be ``only_for`` one rank (see `Call`).
+    """
+    call = Call(form, tuple(sorted(arguments.items())), only_for)
     if not any(map(_has_gradient, tensors)):
         return run(call, tensors)
 
@@ -65,13 +69,14 @@ def _meeting(call: Call) -> dict[str, Any]:
 
 def _of_allreduce(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Reduces the gradients in the same way."""
-    _refuse_without_gradient(call)
+    if refusal := _refusal(call):
+        return _failing(refusal, gradients)
     return cross(call.form, gradients, **{**dict(call.arguments), **_meeting(call)})
 
 
 def _of_allgather(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Averages over ranks; each takes the rows that it contributed."""
-    averages = cross("grouped_allreduce", gradients, op=Average, **_meeting(call))
+    averages = cross("grouped_allreduce", gradients, only_for=rank(), op=Average, **_meeting(call))
     index = group_of(dict(call.arguments)["process_set"]).rank
     own = []
     for average, each, tensor in zip(averages, rows, inputs, strict=True):
@@ -84,7 +89,7 @@ def _of_allgather(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradie
 
 def _of_broadcast(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Averages over ranks on the root; zeros elsewhere."""
-    averages = cross("grouped_allreduce", gradients, op=Average, **_meeting(call))
+    averages = cross("grouped_allreduce", gradients, only_for=rank(), op=Average, **_meeting(call))
     is_root = dict(call.arguments)["root_rank"] == rank()
     return averages if is_root else [tf.zeros_like(average) for average in averages]
 
@@ -103,7 +108,8 @@ def _of_reducescatter(
     call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]
 ) -> Sequence[Any]:
     """Gathers the rows of all ranks, times the scale factors, and for a Sum times the number of ranks."""
-    _refuse_without_gradient(call)
+    if refusal := _refusal(call):
+        return _failing(refusal, gradients)
     arguments = dict(call.arguments)
     scale = arguments["prescale_factor"] * arguments["postscale_factor"]
     if arguments["op"] == Sum:
@@ -112,10 +118,18 @@ def _of_reducescatter(
     return gathered[: len(gradients)]
 
 
-def _refuse_without_gradient(call: Call) -> None:
+def _refusal(call: Call) -> str:
     op = dict(call.arguments)["op"]
-    if op in (Min, Max, Product):
-        raise RuntimeError(f"there is no gradient through op {OP_NAMES[op]}; use hvd.Sum or hvd.Average")
+    has_none = op in (Min, Max, Product)
+    return f"there is no gradient through op {OP_NAMES[op]}; use hvd.Sum or hvd.Average" if has_none else ""
+
+
+def _failing(refusal: str, gradients: Sequence[Any]) -> Sequence[Any]:
+    """Raises the refusal, or in a SavedModel returns gradients that fail with it when they are computed."""
+    if not is_saving():
+        raise RuntimeError(refusal)
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[refusal])]):
+        return [tf.identity(each) for each in gradients]
 
 
 _RULES: Final[Mapping[str, Rule]] = {

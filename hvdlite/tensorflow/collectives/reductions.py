@@ -37,7 +37,8 @@ def allreduce(
     ``compression`` the tensor travels in a smaller form. Of `tf.IndexedSlices` the rows of all ranks are gathered.
     ``average`` is Horovod's deprecated form of ``op``; devices and name scopes are accepted for its scripts.
     """
-    how = dict(op=_op_of(average, op), prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    how: dict[str, Any] = dict(op=_op_of(average, op))
+    how |= dict(prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
         return _gathered(tensor, name, process_set, how)
     sent, context = converted(compression.compress)(tf.convert_to_tensor(tensor))
@@ -86,7 +87,7 @@ def reducescatter(
 
     Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
     """
-    how = dict(op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    how: dict[str, Any] = dict(op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     sent, context = converted(compression.compress)(tf.convert_to_tensor(tensor))
     (reduced,) = cross("reducescatter", [sent], name=name_of("reducescatter", name), process_set=process_set, **how)
     return converted(compression.decompress)(reduced, context)

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ import tensorflow as tf
 from hvdlite.log import logger
 from hvdlite.ops import Collectives
 from hvdlite.tensorflow.errors import code_of
-from hvdlite.tensorflow.operation.calls import Call, Tensors
+from hvdlite.tensorflow.operation.calls import Tensors
 from hvdlite.tensorflow.operation.tickets import finish, start, whose_runs_are_over
 from hvdlite.tensors.buffer import Buffer
 from hvdlite.tensors.device import CPU
@@ -37,7 +38,9 @@ class _View(ctypes.Structure):
     )
 
 
-_Start: Final = ctypes.CFUNCTYPE(c_int64, c_int64, c_int32, POINTER(_View))
+_Start: Final = ctypes.CFUNCTYPE(
+    c_int64, c_void_p, c_int64, c_int32, POINTER(_View), POINTER(c_char_p), POINTER(c_int64)
+)
 _Finish: Final = ctypes.CFUNCTYPE(None, c_int64, c_void_p)
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "hvdlite_tensorflow_connect": (c_int32, (_Start, _Finish)),
@@ -100,7 +103,6 @@ class CompiledKernels:
         self._output = library.hvdlite_tensorflow_output
         self._ended = library.hvdlite_tensorflow_ended
         self._fail = library.hvdlite_tensorflow_fail
-        self._calls: dict[int, Call] = {}
         adapter = _MemoryAdapter(self._empty)
         self._kind = Tensors(Collectives[Memory](adapter), adapter.counts, _numbers)
         self._kept_alive = _Start(self._start), _Finish(self._finish)
@@ -111,23 +113,25 @@ class CompiledKernels:
 
     # ---- nodes
 
-    def start(self, token: int, call: Call, tensors: Sequence[Any]) -> Any:
-        self._calls[token] = call
-        return self._operations.hvdlite_start(inputs=tensors, token=token)
+    def start(self, text: str, tensors: Sequence[Any]) -> tuple[Any, Any]:
+        ticket, queue = self._operations.hvdlite_start(inputs=tensors, call=text)
+        return ticket, queue
 
-    def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Any:
-        return self._operations.hvdlite_finish(ticket=ticket, news=news, Tout=dtypes)
+    def finish(self, ticket: Any, news: Any, queues: Sequence[Any], dtypes: Sequence[Any]) -> Any:
+        return self._operations.hvdlite_finish(ticket=ticket, news=news, queues=queues, Tout=dtypes)
 
     # ---- what they call, in threads of TensorFlow
 
-    def _start(self, token: int, count: int, views: Any) -> int:
+    def _start(self, text: int, length: int, count: int, views: Any, queue: Any, queue_nbytes: Any) -> int:
         try:
             tensors = []
             for view in itertools.islice(views, count):
                 dtype, shape = DTYPES[view.dtype], tuple(view.extents[: view.dimensions])
                 release, address = self._release, view.data or 0
                 tensors.append(Memory(release, view.tensor, address, view.nbytes, view.dtype, dtype, shape))
-            return start(token, self._calls[token], self._kind, tensors)
+            ticket = start(ctypes.string_at(text, length), self._kind, tensors)
+            queue[0], queue_nbytes[0] = ticket.queue.serialized, len(ticket.queue.serialized)
+            return ticket.number
         except BaseException:  # of a signal handler, if TensorFlow runs this in the main thread
             logger.exception("a collective was interrupted while it started")
             return 0  # or ctypes would return anything
@@ -184,8 +188,14 @@ def _numbers(memory: Memory) -> list[int]:
 
 def _of_fixed_size() -> dict[int, ElementType]:
     names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 float64".split()
-    dtypes = [getattr(tf, name) for name in [*names, "complex64", "complex128"]]
-    return {dtype.as_datatype_enum: element_type(np.dtype(dtype.as_numpy_dtype)) for dtype in dtypes}
+    names += "complex64 complex128 int2 int4 uint2 uint4 float4_e2m1fn float8_e4m3fn float8_e5m2".split()
+    names += "float8_e4m3fnuz float8_e5m2fnuz float8_e4m3b11fnuz".split()
+    found = {}
+    for name in names:
+        with suppress(TypeError):  # not every version of TensorFlow has the small ones
+            dtype = tf.as_dtype(name)
+            found[dtype.as_datatype_enum] = element_type(np.dtype(dtype.as_numpy_dtype))
+    return found
 
 
 DTYPES: Final = _of_fixed_size()

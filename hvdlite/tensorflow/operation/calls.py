@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import Collectives, GroupHandle
 from hvdlite.ops.arrays import collectives
 from hvdlite.ops.forms import draft_of
 from hvdlite.ops.meeting import barrier_entry, join_entry
+from hvdlite.session import current, group_of
 
 
 class Tensors(NamedTuple):
@@ -31,10 +35,23 @@ class Call(NamedTuple):
     A grouped form takes any number of tensors and has as many results; ``alltoall`` takes the splits as its second. A
     form that gathers has the numbers of rows that came from each rank as further results, one for each tensor. Of the
     forms without tensors, ``join`` has one result of one row.
+
+    What is built around the results may be for ``rank`` alone.
     """
 
     form: str
     arguments: tuple[tuple[str, Any], ...]
+    rank: int | None = None
+
+    @property
+    def process_set(self) -> ProcessSet:
+        found: ProcessSet = dict(self.arguments).get("process_set", global_process_set)
+        return found
+
+    @property
+    def is_meeting(self) -> bool:
+        """True if what follows in the program runs after it, though it needs no result of it."""
+        return self.form in _MEETINGS
 
     @property
     def is_grouped(self) -> bool:
@@ -79,3 +96,51 @@ def submit(handle: Handle[Any] | GroupHandle[Any]) -> None:
     else:
         assert handle.group is not None
         handle.group.submit(handle)
+
+
+def encoded(call: Call) -> str:
+    """Returns ``call`` as a text, which a graph keeps, also in a SavedModel.
+
+    What is built around a collective, such as its gradient, may depend on the number of ranks, so that is in the text.
+    """
+    ranks = None if call.process_set is global_process_set else _ranks_of(call.process_set)
+    size = current().membership.size if ranks is None else len(ranks)
+    arguments = {key: None if key == "process_set" else value for key, value in call.arguments}
+    return json.dumps([call.form, arguments, ranks, size, call.rank], default=_plain)
+
+
+def decoded(text: bytes) -> Call:
+    """Returns the call of an `encoded` text. Raises ValueError if its graph was built for other ranks."""
+    form, arguments, ranks, size, rank = _parts(text)
+    membership = current().membership
+    here = membership.size if ranks is None else len(ranks)
+    if size != here:
+        raise ValueError(
+            f"{form} is in a graph that was built by {size} rank(s), and there are {here}; a SavedModel keeps what "
+            "depends on that, so call the Python function that builds it again"
+        )
+    if rank is not None and rank != membership.rank:
+        raise ValueError(
+            f"{form} belongs to a gradient in a graph that was built by rank {rank}, and this is rank "
+            f"{membership.rank}; save a SavedModel with such gradients on each rank, and load there what it has saved"
+        )
+    if "process_set" in arguments:
+        arguments = {**arguments, "process_set": global_process_set if ranks is None else current().sets.of(ranks)}
+    return Call(form, tuple(arguments.items()), rank)
+
+
+def _ranks_of(process_set: Any) -> list[int]:
+    is_set = isinstance(process_set, ProcessSet)
+    return list(process_set.ranks or ()) if is_set else list(group_of(process_set).ranks)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r:.60} cannot be an argument of a collective in a graph; pass a plain number or text")
+
+
+@cache
+def _parts(text: bytes) -> tuple[str, Mapping[str, Any], list[int] | None, int, int | None]:
+    form, arguments, ranks, size, rank = json.loads(text)
+    return form, arguments, ranks, size, rank

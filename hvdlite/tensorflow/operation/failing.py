@@ -7,6 +7,7 @@ own operations fails with a class and a text that come as tensors. Its C API is 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ _NAME: Final = b"HvdliteSettle"
 _Compute: Final = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "TF_NewOpDefinitionBuilder": (c_void_p, (c_char_p,)),
+    "TF_OpDefinitionBuilderAddAttr": (None, (c_void_p, c_char_p)),
     "TF_OpDefinitionBuilderAddInput": (None, (c_void_p, c_char_p)),
     "TF_OpDefinitionBuilderSetIsStateful": (None, (c_void_p, c_bool)),
     "TF_OpDefinitionBuilderSetShapeInferenceFunction": (None, (c_void_p, c_void_p)),
@@ -62,15 +64,16 @@ class Failing:
         self._compute = _Compute(self._settle)  # must outlive every kernel
         self._register()
 
-    def node(self, ticket: Any, news: Any) -> Any:
+    def node(self, ticket: Any, news: Any, queues: Sequence[Any]) -> Any:
         """Adds the node that settles the ticket, once there is news, and fails with the class of its error."""
-        return op_def_library.apply_op(_NAME.decode(), ticket=ticket, news=news)
+        return op_def_library.apply_op(_NAME.decode(), ticket=ticket, news=news, queues=list(queues))
 
     def _register(self) -> None:
         c, status = self._c, self._c.TF_NewStatus()
         try:
             operation = c.TF_NewOpDefinitionBuilder(_NAME)
-            for argument in (b"ticket: int64", b"news: bool"):
+            c.TF_OpDefinitionBuilderAddAttr(operation, b"N: int >= 0")
+            for argument in (b"ticket: int64", b"news: bool", b"queues: N * resource"):
                 c.TF_OpDefinitionBuilderAddInput(operation, argument)
             c.TF_OpDefinitionBuilderSetIsStateful(operation, True)
             c.TF_OpDefinitionBuilderSetShapeInferenceFunction(operation, c.TF_ShapeInferenceContextSetUnknownShape)

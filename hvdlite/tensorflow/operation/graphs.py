@@ -1,20 +1,32 @@
-"""The graphs in which no collective can run: one sentence each, said while the graph is built."""
+"""The graphs of collectives: those in which none can run, with one sentence each, and the order around calls in them.
+
+A collective of a function, a branch or a loop that a graph calls starts when those before that call in the program are
+done, of which one may have its name; so does what follows the call.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache, lru_cache
 from types import FrameType
 from typing import Any, Final
 
-from tensorflow.python.framework import auto_control_deps
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import auto_control_deps, op_def_registry
 from tensorflow.python.ops import control_flow_util
 
-from hvdlite.tensorflow.operation.tickets import QUEUES
+SCOPE: Final = "Hvdlite_"
+"""What the name scopes of collectives begin with."""
 
 # The functions of TensorFlow that have such graphs built, which leaves no trace in the graphs.
 _VECTORIZING: Final = ("tensorflow.python.ops.parallel_for.control_flow_ops", "_pfor_impl")
 _OF_A_DATASET: Final = ("tensorflow.python.data.ops.structured_function", "__init__")
+_STARTS: Final = ("HvdliteStart", "PyFunc")
+_SAVING: Final = ("tensorflow.python.saved_model.save", "_trace_gradient_functions")
 _LOOP_OVER_A_DATASET: Final = ("tensorflow.python.data.ops.dataset_autograph", "_general_purpose_scan")
 
 
@@ -23,6 +35,11 @@ def refuse_other_graphs(graph: Any) -> None:
     refusal = _refusal(graph)
     if refusal is not None:
         raise refusal
+
+
+def is_saving() -> bool:
+    """True while TensorFlow builds all gradients of a SavedModel, also those that nobody will ask for."""
+    return _SAVING in _builders()
 
 
 def _refusal(graph: Any) -> Exception | None:
@@ -58,24 +75,83 @@ def _builders() -> Iterator[tuple[Any, str]]:
         frame = frame.f_back
 
 
-def _refuse_call_of_collective(operation: Any, _reads: Any, _writes: Any) -> bool:
-    """Looks at each operation of a function that TensorFlow has built, when it adds control dependencies.
-
-    A function that was traced before is not traced again where another graph calls it.
-    """
-    if operation.type == "StatefulPartitionedCall":
-        refusal = _refusal(operation.graph)
-        if refusal is not None and _calls_collective(operation.graph):
+def _look_at(operation: Any, _reads: Any, _writes: Any) -> bool:
+    """Looks at each operation of a function that TensorFlow has built, in its order, to add control dependencies."""
+    graph, kind = operation.graph, operation.type
+    if SCOPE in operation.name:
+        if kind in _STARTS:
+            _order_of(graph).put_behind_last(operation)
+        elif kind == "QueueDequeueV2":
+            _order_of(graph).waits.append(operation.name)
+    elif _is_call(kind) and any(map(_has_collective, _functions_of(operation.node_def))):
+        # A function that was traced before is not traced again where another graph calls it.
+        refusal = _refusal(graph)
+        if refusal is not None:
             raise refusal
+        _order_of(graph).put_behind_all(operation)
+    elif kind == "ReduceDataset" and graph in _orders:  # whose dataset may have such a function
+        _order_of(graph).put_behind_all(operation)
     return False  # it touches no other resources than TensorFlow knows
 
 
-def _calls_collective(graph: Any) -> bool:
-    return any(
-        node.op == "FIFOQueueV2" and node.attr["shared_name"].s.startswith(QUEUES.encode())
-        for function in graph.as_graph_def().library.function
-        for node in function.node_def
-    )
+class _Order:
+    """After which nodes of a graph, by their names, the next start or call with collectives comes.
+
+    TensorFlow itself keeps the calls of a function with variables only in the order that those need.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self.waits: list[str] = []
+
+    def put_behind_last(self, operation: Any) -> None:
+        _put_behind(operation, [self._last] if self._last not in ("", operation.name) else [])
+        self._last = operation.name
+
+    def put_behind_all(self, operation: Any) -> None:
+        self.put_behind_last(operation)
+        _put_behind(operation, self.waits)
+        self.waits = []
 
 
-auto_control_deps.register_acd_resource_resolver(_refuse_call_of_collective)
+def _put_behind(operation: Any, names: Sequence[str]) -> None:
+    operation._add_control_inputs([operation.graph.get_operation_by_name(name) for name in names])
+
+
+def _order_of(graph: Any) -> _Order:
+    return _orders.setdefault(graph, _Order())
+
+
+_orders: weakref.WeakKeyDictionary[Any, _Order] = weakref.WeakKeyDictionary()
+
+
+@cache
+def _is_call(kind: str) -> bool:
+    """True if operations of this kind call functions that have state."""
+    definition = op_def_registry.get(kind)
+    is_stateful = definition is not None and definition.is_stateful
+    return is_stateful and any(each.type in ("func", "list(func)") for each in definition.attr)
+
+
+def _functions_of(node: Any) -> Iterator[str]:
+    for value in node.attr.values():
+        yield from (each.name for each in (value.func, *value.list.func) if each.name)
+
+
+@lru_cache(maxsize=4096)
+def _has_collective(function: str) -> bool:
+    """True if a function, or one that it calls, has a collective."""
+    names, seen = [function], set()
+    while names:
+        if (name := names.pop()) in seen:
+            continue
+        seen.add(name)
+        with suppress(tf.errors.NotFoundError):  # one that only a graph of TensorFlow 1 knows, which has no collectives
+            for node in context.get_function_def(name).node_def:
+                if SCOPE in node.name:
+                    return True
+                names += _functions_of(node)
+    return False
+
+
+auto_control_deps.register_acd_resource_resolver(_look_at)

@@ -7,7 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
+#include <string>
 #include <vector>
 
 extern "C" {
@@ -33,7 +35,10 @@ TF_KernelBuilder* TF_NewKernelBuilder(const char* operation, const char* device,
                                       void* (*make)(TF_OpKernelConstruction*),
                                       void (*compute)(void*, TF_OpKernelContext*), void (*remove)(void*));
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
-void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
+void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* name, int32_t* list_size,
+                                         int32_t* total_size, TF_Status*);
+void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction*, const char* name, char* value, size_t max_length,
+                                           TF_Status*);
 
 int TF_NumInputs(TF_OpKernelContext*);
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
@@ -58,8 +63,10 @@ int TF_GetCode(const TF_Status*);
 
 namespace {
 
+constexpr int kString = 7;     // TF_STRING
 constexpr int kInt64 = 9;      // TF_INT64
 constexpr int kCancelled = 1;  // TF_CANCELLED
+constexpr int kExhausted = 8;  // TF_RESOURCE_EXHAUSTED
 constexpr int kMaxDimensions = 16;
 
 /// A tensor as Python sees it. One with more dimensions has only as many extents as there is room for.
@@ -72,8 +79,10 @@ struct View {
   int64_t extents[kMaxDimensions];
 };
 
-/// Starts the collective that `token` stands for, takes over the tensors, and returns its ticket; 0 if it has raised.
-using Start = int64_t (*)(int64_t token, int32_t count, const View* inputs);
+/// Starts the collective that `call` describes, takes over the tensors, and returns its ticket; 0 if it has raised.
+/// `queue` gets the handle of the ticket's queue, serialized, which stays for as long as the ticket.
+using Start = int64_t (*)(const char* call, int64_t length, int32_t count, const View* inputs, const char** queue,
+                          int64_t* queue_nbytes);
 /// Gives the results of a ticket to `context`, or makes it fail.
 using Finish = void (*)(int64_t ticket, TF_OpKernelContext* context);
 
@@ -147,14 +156,34 @@ void drop_ticket(void* data, size_t, void*) {
 
 void* make_start(TF_OpKernelConstruction* construction) {
   Status status;
-  auto* token = new int64_t(-1);
-  TF_OpKernelConstruction_GetAttrInt64(construction, "token", token, status);
-  return token;
+  int32_t is_list = 0, length = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, "call", &is_list, &length, status);
+  auto* call = new std::string(static_cast<size_t>(length > 0 ? length : 0), '\0');
+  TF_OpKernelConstruction_GetAttrString(construction, "call", call->data(), call->size(), status);
+  return call;
 }
 
-void remove_start(void* token) { delete static_cast<int64_t*>(token); }
+void remove_start(void* call) { delete static_cast<std::string*>(call); }
 
-void start(void* token, TF_OpKernelContext* context) {
+/// An element of a tensor of strings as `TF_TString` lays it out: here, characters at some distance from itself.
+struct Text {
+  uint32_t length_and_kind;
+  uint32_t offset;
+  uint32_t count;
+  uint8_t unused[12];
+};
+constexpr uint32_t kAtOffset = 2;  // TF_TSTR_OFFSET
+
+TF_Tensor* text_tensor(const char* characters, size_t length) {
+  TF_Tensor* tensor = TF_AllocateTensor(kString, nullptr, 0, sizeof(Text) + length);
+  if (tensor == nullptr) return nullptr;
+  auto* text = static_cast<Text*>(TF_TensorData(tensor));
+  *text = Text{static_cast<uint32_t>(length) << 2 | kAtOffset, sizeof(Text), 0, {}};
+  std::memcpy(text + 1, characters, length);
+  return tensor;
+}
+
+void start(void* argument, TF_OpKernelContext* context) {
   Status status;
   std::vector<View> inputs;
   const int count = TF_NumInputs(context);
@@ -169,8 +198,11 @@ void start(void* token, TF_OpKernelContext* context) {
     TF_OpKernelContext_Failure(context, status);
     return;
   }
-  const int64_t number =
-      start_in_python(*static_cast<int64_t*>(token), static_cast<int32_t>(inputs.size()), inputs.data());
+  const auto& call = *static_cast<std::string*>(argument);
+  const char* queue = nullptr;
+  int64_t queue_nbytes = 0;
+  const int64_t number = start_in_python(call.data(), static_cast<int64_t>(call.size()),
+                                         static_cast<int32_t>(inputs.size()), inputs.data(), &queue, &queue_nbytes);
   if (number == 0) {
     TF_SetStatus(status, kCancelled, "a collective was interrupted while it started");
     TF_OpKernelContext_Failure(context, status);
@@ -179,7 +211,14 @@ void start(void* token, TF_OpKernelContext* context) {
   auto* ticket = new Ticket{number};
   TF_Tensor* output = TF_NewTensor(kInt64, nullptr, 0, ticket, sizeof(int64_t), drop_ticket, nullptr);
   TF_SetOutput(context, 0, output, status);
-  TF_DeleteTensor(output);
+  TF_Tensor* handle = text_tensor(queue, static_cast<size_t>(queue_nbytes));
+  if (handle == nullptr) {
+    TF_SetStatus(status, kExhausted, "there is no memory for the handle of a queue");
+  } else {
+    if (status.is_ok()) TF_SetOutput(context, 1, handle, status);
+    TF_DeleteTensor(handle);
+  }
+  TF_DeleteTensor(output);  // only now: without it the ticket is given up, and then its queue is no more
   if (!status.is_ok()) TF_OpKernelContext_Failure(context, status);
 }
 
@@ -216,16 +255,19 @@ int registered() {
   Status status;
   TF_OpDefinitionBuilder* builder = stateful("HvdliteStart");
   TF_OpDefinitionBuilderAddAttr(builder, "Tin: list(type) >= 0");
-  TF_OpDefinitionBuilderAddAttr(builder, "token: int");
+  TF_OpDefinitionBuilderAddAttr(builder, "call: string");
   TF_OpDefinitionBuilderAddInput(builder, "inputs: Tin");
   TF_OpDefinitionBuilderAddOutput(builder, "ticket: int64");
+  TF_OpDefinitionBuilderAddOutput(builder, "queue: string");
   TF_RegisterOpDefinition(builder, status);
   if (!status.is_ok()) return TF_GetCode(status);
 
   builder = stateful("HvdliteFinish");
   TF_OpDefinitionBuilderAddAttr(builder, "Tout: list(type) >= 0");
+  TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 0");
   TF_OpDefinitionBuilderAddInput(builder, "ticket: int64");
   TF_OpDefinitionBuilderAddInput(builder, "news: bool");
+  TF_OpDefinitionBuilderAddInput(builder, "queues: N * resource");
   TF_OpDefinitionBuilderAddOutput(builder, "outputs: Tout");
   TF_RegisterOpDefinition(builder, status);
   if (!status.is_ok()) return TF_GetCode(status);

@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from hvdlite.log import logger
 from hvdlite.session import current, local_rank
 from hvdlite.settings import cache_home
 from hvdlite.tensorflow.operation.binding import CompiledKernels
-from hvdlite.tensorflow.operation.calls import ARRAYS, Call
+from hvdlite.tensorflow.operation.calls import ARRAYS
 from hvdlite.tensorflow.operation.compiling import CannotCompile, library
 from hvdlite.tensorflow.operation.failing import failing
 from hvdlite.tensorflow.operation.tickets import finish, start, whose_runs_are_over
@@ -32,11 +32,14 @@ _choosing: Final = threading.Lock()  # TensorFlow ends a process that registers 
 class Route(Protocol):
     """Makes the two nodes of a collective that are hvdlite's own."""
 
-    def start(self, token: int, call: Call, tensors: Sequence[Any]) -> Any:
-        """Adds the node that starts ``call``. Returns its output, a ticket. A token always stands for the same call."""
+    def start(self, text: str, tensors: Sequence[Any]) -> tuple[Any, Any]:
+        """Adds the node that starts the call of ``text`` (see `encoded`). Returns a ticket and its serialized queue."""
 
-    def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Sequence[Any]:
-        """Adds the node that hands out the results of the ticket, once there is news."""
+    def finish(self, ticket: Any, news: Any, queues: Sequence[Any], dtypes: Sequence[Any]) -> Sequence[Any]:
+        """Adds the node that hands out the results of the ticket, once there is news.
+
+        With its queue in ``queues`` it is in no order with nodes that do not need the results.
+        """
 
 
 def route() -> Route:
@@ -79,21 +82,23 @@ class NumpyFunctions:
         self._are_kept = _keeps_arrays()
         whose_runs_are_over.append(self._ended)
 
-    def start(self, token: int, call: Call, tensors: Sequence[Any]) -> Any:
-        return tf.numpy_function(partial(self._start, token, call), tensors, tf.int64)
+    def start(self, text: str, tensors: Sequence[Any]) -> tuple[Any, Any]:
+        ticket, queue = tf.numpy_function(self._start, [tf.constant(text), *tensors], [tf.int64, tf.string])
+        return ticket, queue
 
-    def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Sequence[Any]:
-        before = [] if self._failing is None else [self._failing.node(ticket, news)]
+    def finish(self, ticket: Any, news: Any, queues: Sequence[Any], dtypes: Sequence[Any]) -> Sequence[Any]:
+        is_last = self._failing is None
+        before = [] if self._failing is None else [self._failing.node(ticket, news, queues)]
         with tf.control_dependencies(before):
-            outputs = tf.numpy_function(_finish, [ticket, news], list(dtypes))
+            outputs = tf.numpy_function(_finish, [ticket, news], list(dtypes), stateful=is_last)
         return outputs if isinstance(outputs, list) else [outputs]
 
-    def _start(self, token: int, call: Call, *values: Any) -> Any:
-        number = start(token, call, ARRAYS, [np.asarray(value) for value in values])
-        array = _aligned(number)
+    def _start(self, text: bytes, *values: Any) -> Any:
+        ticket = start(text, ARRAYS, [np.asarray(value) for value in values])
+        array = _aligned(ticket.number)
         if self._are_kept:
-            weakref.finalize(array, self._over.append, number).atexit = False
-        return array
+            weakref.finalize(array, self._over.append, ticket.number).atexit = False
+        return array, ticket.queue.serialized
 
     def _ended(self) -> Iterator[int]:
         with suppress(IndexError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.errors import HvdError
+from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops.handles import run as run_handle
 from hvdlite.tensorflow.errors import in_both, remember
 from hvdlite.tensorflow.operation.binding import DTYPES
-from hvdlite.tensorflow.operation.calls import ARRAYS, Call
-from hvdlite.tensorflow.operation.graphs import refuse_other_graphs
+from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
+from hvdlite.tensorflow.operation.graphs import SCOPE, refuse_other_graphs
 from hvdlite.tensorflow.operation.route import route
-from hvdlite.tensorflow.operation.tickets import NEWS, give_up_ended, queue_of
+from hvdlite.tensorflow.operation.tickets import NEWS, give_up_ended
 
 
 def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -45,14 +47,24 @@ def _run_at_once(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    refuse_other_graphs(tf.compat.v1.get_default_graph())
-    nodes, token, dtypes = route(), _token(call), _dtypes_of(call, tensors)
-    with tf.name_scope(f"Hvdlite_{call.form}"):
-        queue = queue_of(token)
-        ticket = nodes.start(token, call, tensors)
-        with tf.control_dependencies([ticket]):
-            (news,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=NEWS)
-        results = nodes.finish(ticket, news, dtypes)
+    """Adds three nodes, of which the first starts the collective, in the order of the program.
+
+    Only what needs the results waits for the other two: TensorFlow keeps operations with state in order unless they
+    have a resource, which here is the queue. What follows a meeting in the program waits for it, so that has none.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    refuse_other_graphs(graph)
+    nodes, dtypes = route(), _dtypes_of(call, tensors)
+    name, waits = dict(call.arguments).get("name"), _waits.setdefault(graph, {})
+    before = waits.get((name, call.process_set))
+    with tf.name_scope(f"{SCOPE}{call.form}"):
+        with tf.control_dependencies([graph.get_operation_by_name(before)] if before else []):
+            ticket, serialized = nodes.start(encoded(call), tensors)
+        queue = tf.raw_ops.ParseTensor(serialized=serialized, out_type=tf.resource)
+        (news,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=NEWS)
+        results = nodes.finish(ticket, news, [] if call.is_meeting else [queue], dtypes)
+    if name is not None:
+        waits[name, call.process_set] = news.op.name
     if not dtypes:  # then it is a node without outputs
         return []
     for result, shape in zip(results, _shapes_of(call, tensors), strict=True):
@@ -86,9 +98,5 @@ def _any_rows(shape: Any) -> Any:
     return shape if shape.rank is None else tf.TensorShape([None, *shape[1:]])
 
 
-def _token(call: Call) -> int:
-    """Returns a number for ``call``: the same for equal calls, so that tracing again does not add up."""
-    return _tokens.setdefault(call, len(_tokens))
-
-
-_tokens: dict[Call, int] = {}
+_waits: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ProcessSet], str]] = weakref.WeakKeyDictionary()
+"""The nodes of each graph that wait for a collective with a name. The next one of that name starts after it."""

@@ -1,13 +1,13 @@
 """Collectives that graphs have started: whoever starts one gets a ticket, for which it hands out the results.
 
-A graph waits for a ticket in TensorFlow's own `QueueDequeue`, which keeps no thread waiting. Every call has a queue,
-and the end of a collective puts one element into it. If a graph runs twice at the same time, the news of one run may
-reach the other; that one then waits for its own collective in a thread of TensorFlow.
+A graph waits for a ticket in TensorFlow's own `QueueDequeue`: it keeps no thread waiting, and ends when the graph fails
+elsewhere. Each ticket in use has a queue of its own, and the end of its collective puts one element into it. The start
+passes the queue on as a value. So no two waits can be mixed up, whether they are in one graph, in two runs of it at
+once, or in a copy of it that a SavedModel has brought back.
 
-A run that fails elsewhere never asks for its results, and leaves its news in the queue. Either route notices when a run
-is over (`whose_runs_are_over`). Before the next collective its tickets are given up: what is still in flight stays so,
-for the other ranks, its result is dropped, and the next call of that name is submitted when it is done. The queue is
-emptied before the next run of that call.
+A run that fails elsewhere never asks for its results. Either route notices when a run is over (`whose_runs_are_over`).
+Before the next collective its tickets are given up: what is still in flight stays so, for the other ranks, its result
+is dropped, and the next call of that name is submitted when it is done.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
 
@@ -24,56 +25,52 @@ from hvdlite.log import logger
 from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import GroupHandle, abandon, synchronize
 from hvdlite.tensorflow.errors import in_both, remember
-from hvdlite.tensorflow.operation.calls import Call, Tensors, submit
+from hvdlite.tensorflow.operation.calls import Call, Tensors, decoded, submit
 
 NEWS: Final = [tf.bool]
 """The types of an element of a queue."""
 
-QUEUES: Final = "hvdlite."
-"""What the names of the queues begin with."""
-
 _numbers: Final = itertools.count(1)  # 0 is none
-_tickets: Final[dict[int, _Ticket]] = {}
-_stale: Final[set[int]] = set()
-"""The calls in whose queues there may be news of runs that are over."""
-_emptying: Final = threading.Lock()
+_queue_numbers: Final = itertools.count(1)
+_tickets: Final[dict[int, Ticket]] = {}
+_free: Final[list[Queue]] = []
+"""Empty queues of tickets that are no more."""
 
 whose_runs_are_over: Final[list[Callable[[], Iterable[int]]]] = []
 """Return the numbers of tickets, each once. One function for each route."""
 
 
-def queue_of(token: int) -> Any:
-    """Returns the handle of the queue of a call: a tensor, or a node where a graph is built."""
-    return tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=f"{QUEUES}{token}")
+class Queue(NamedTuple):
+    """A queue of TensorFlow, for one ticket at a time: its handle, and that serialized, which any graph can parse."""
+
+    handle: Any
+    serialized: bytes
 
 
-def start(token: int, call: Call, kind: Tensors, tensors: Sequence[Any]) -> int:
-    """Starts ``call`` and returns the number of its ticket. An error is raised by `finish`."""
+def start(text: bytes, kind: Tensors, tensors: Sequence[Any]) -> Ticket:
+    """Starts the call that ``text`` stands for and returns its ticket. An error is raised by `finish`."""
     give_up_ended()
-    ticket = _Ticket(token, call, kind)
-    number = next(_numbers)
-    with _emptying:
-        if token in _stale and not any(each.token == token for each in _tickets.copy().values()):
-            _stale.discard(token)
-            _empty(token)
-        _tickets[number] = ticket
+    ticket = Ticket(next(_numbers), _any_queue())
+    _tickets[ticket.number] = ticket
     try:
+        call = decoded(text)
         handle = call.draft(kind, tensors)
         submit(handle)
     except Exception as error:
         ticket.error = error
         ticket.tell()
     else:
-        ticket.follow(handle)
-    return number
+        ticket.follow(handle, call, kind)
+    return ticket
 
 
 def settle(number: int) -> None:
-    """Waits for the collective of a ticket. Raises its error, and then the ticket is no more."""
+    """Takes the results of a ticket of which there is news. Raises its error, and then the ticket is no more."""
+    ticket = _tickets[number]
     try:
-        _tickets[number].settle()
+        ticket.settle()
     except Exception as error:
-        del _tickets[number]
+        _leave(ticket)
         found = in_both(error)
         remember(found)
         raise found from error.__cause__
@@ -82,7 +79,9 @@ def settle(number: int) -> None:
 def finish(number: int) -> list[Any]:
     """Returns the results of a ticket, which then is no more. Raises what `settle` raises."""
     settle(number)
-    return _tickets.pop(number).results
+    ticket = _tickets[number]
+    _leave(ticket)
+    return ticket.results
 
 
 def give_up_ended() -> None:
@@ -94,40 +93,45 @@ def give_up_ended() -> None:
 
 def give_up(number: int) -> None:
     """Lets go of a ticket whose run is over, if it never asked for the results."""
-    with _emptying:  # so that `start` sees either the ticket or that its news are stale
-        ticket = _tickets.pop(number, None)
-        if ticket is not None and ticket.give_up():
-            _stale.add(ticket.token)
+    ticket = _tickets.pop(number, None)
+    if ticket is None:
+        return
+    if ticket.give_up():
+        with tf.init_scope():  # the news may be in it
+            tf.raw_ops.DestroyResourceOp(resource=ticket.queue.handle, ignore_lookup_error=True)
+    else:
+        _free.append(ticket.queue)
 
 
-class _Ticket:
+class Ticket:
     """The waiter of a collective: `release` is called in threads of hvdlite as its tensors get done, one by one."""
 
     __slots__ = (
         "_call",
+        "_has_untaken_news",
         "_is_given_up",
-        "_is_told",
         "_kind",
         "_left",
         "_telling",
         "error",
         "handle",
+        "number",
+        "queue",
         "results",
-        "token",
     )
 
-    def __init__(self, token: int, call: Call, kind: Tensors) -> None:
+    def __init__(self, number: int, queue: Queue) -> None:
         self._telling = threading.Lock()
-        self._is_told = self._is_given_up = False
-        self.token = token
-        self._call = call
-        self._kind = kind
+        self._has_untaken_news = self._is_given_up = False
+        self.number = number
+        self.queue = queue
         self.handle: Handle[Any] | GroupHandle[Any] | None = None
         self.error: Exception | None = None
         self.results: list[Any] = []
         self._left: Iterator[Handle[Any]] = iter(())
 
-    def follow(self, handle: Handle[Any] | GroupHandle[Any]) -> None:
+    def follow(self, handle: Handle[Any] | GroupHandle[Any], call: Call, kind: Tensors) -> None:
+        self._call, self._kind = call, kind
         self.handle = handle
         self._left = iter(handle.handles if isinstance(handle, GroupHandle) else (handle,))
         self.release()
@@ -144,15 +148,16 @@ class _Ticket:
         with self._telling:
             if self._is_given_up:
                 return
-            self._is_told = True
+            self._has_untaken_news = True
             try:
                 with tf.init_scope():
-                    tf.raw_ops.QueueEnqueueV2(handle=_queue(self.token), components=[_news()])
+                    tf.raw_ops.QueueEnqueueV2(handle=self.queue.handle, components=[_news()])
             except Exception:  # in a thread that other ranks wait for
                 logger.exception("hvdlite cannot tell TensorFlow that a collective has ended")
 
     def settle(self) -> None:
         """Waits for the results, or raises the error."""
+        self._has_untaken_news = False
         if self.error is not None:
             raise self.error
         if self.handle is not None:
@@ -160,24 +165,28 @@ class _Ticket:
             self.handle = None
 
     def give_up(self) -> bool:
-        """Abandons the collective, and keeps `tell` from telling. True if it has told already."""
+        """Abandons the collective, and keeps `tell` from telling. True if it has told and nobody has settled."""
         with self._telling:
             self._is_given_up = True
             if self.handle is not None:
                 abandon(self.handle)
             self.handle = None
-            return self._is_told
+            return self._has_untaken_news
 
 
-def _empty(token: int) -> None:
+def _leave(ticket: Ticket) -> None:
+    """Ends a ticket that is settled, whose queue so is empty."""
+    del _tickets[ticket.number]
+    _free.append(ticket.queue)
+
+
+def _any_queue() -> Queue:
+    with suppress(IndexError):
+        return _free.pop()
     with tf.init_scope():
-        for _ in range(int(tf.raw_ops.QueueSizeV2(handle=_queue(token)))):
-            tf.raw_ops.QueueDequeueV2(handle=_queue(token), component_types=NEWS)
-
-
-@cache
-def _queue(token: int) -> Any:
-    return queue_of(token)
+        name = f"hvdlite.{next(_queue_numbers)}"
+        handle = tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=name)
+        return Queue(handle, tf.raw_ops.SerializeTensor(tensor=handle).numpy())
 
 
 @cache
