@@ -10,7 +10,6 @@ out. The reader trusts nothing: it checks what it decodes, and caps it.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import mmap
 import os
@@ -21,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
+
+from hvdlite.untrusted import parse
 
 RECORDS: Final = 4096
 NAME_BYTES: Final = 64
@@ -184,8 +185,8 @@ def findings(memory: Memory, after: int) -> list[tuple[int, Finding]]:
         if number > after:
             _, length, text, again = FINDING.unpack_from(memory, FINDINGS_AT + slot * FINDING.size)
             if number == again and length <= FINDING_BYTES:
-                with suppress(ValueError, RecursionError):
-                    told = json.loads(text[:length])
+                with suppress(ValueError):
+                    told = parse(text[:length])
                     if isinstance(told, list) and [type(each) for each in told] == [str, str, dict]:
                         found.append((number, Finding(*told)))
     return sorted(found)
@@ -202,8 +203,8 @@ def stacks(memory: Memory, asked: int) -> Mapping[str, Any] | None:
     if (number := _INDEX.unpack_from(memory, STACKS_AT)[0]) >= asked:
         _, length, text, again = STACKS.unpack_from(memory, STACKS_AT)
         if number == again and length <= STACKS_BYTES:
-            with suppress(ValueError, RecursionError):
-                answer = json.loads(text[:length])
+            with suppress(ValueError):
+                answer = parse(text[:length])
                 return answer if isinstance(answer, dict) else None
     return None
 
@@ -240,8 +241,8 @@ def look(memory: Memory) -> BlackBox | None:
 def _note(memory: Memory, slot: int) -> tuple[float, Mapping[str, Any]]:
     number, at, length, text, again = NOTE.unpack_from(memory, NOTES_AT + slot * NOTE.size)
     if number == again != 0 and length <= NOTE_BYTES:
-        with suppress(ValueError, RecursionError):
-            note = json.loads(text[:length])
+        with suppress(ValueError):
+            note = parse(text[:length])
             if isinstance(note, dict):
                 return at, note
     return 0.0, {}

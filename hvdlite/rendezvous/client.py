@@ -14,6 +14,7 @@ from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.net.calls import NobodyThere, Pending, Unanswered, put
 from hvdlite.net.giving_up import GivenUp, giving_up_when
 from hvdlite.rendezvous.job import Job
+from hvdlite.untrusted import parse
 
 MAX_ROSTER_BYTES = 64 << 20
 NEXT_EPOCH = -1  # requested by a rank that begins, which does not know the number
@@ -169,9 +170,13 @@ class Exchanges:
 
     def _answer(self, pending: Pending, by: float) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = json.loads(pending.answer(by))
+            answer = parse(pending.answer(by))
         except Unanswered as error:
             raise self._unanswered(error) from None
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._unanswered(Unanswered("what came is no answer"))
         return answer
 
     def _unanswered(self, error: Unanswered) -> HorovodInternalError:

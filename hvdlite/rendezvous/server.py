@@ -27,6 +27,7 @@ from hvdlite.net.entrance import Entrance
 from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.client import LEAVING, NEXT_EPOCH, WATCHING
 from hvdlite.rendezvous.job import Job
+from hvdlite.untrusted import parse
 
 MAX_REQUEST_BYTES = 64 << 10
 _MAX_TIMEOUT_S: Final = 1e6
@@ -46,13 +47,13 @@ class Request(NamedTuple):
 def read_request(question: bytes | bytearray) -> Request:
     """Parses ``question``. Raises ValueError if it is no request."""
     try:
-        message = json.loads(question)
+        message = parse(question)
         epoch, number, rank, size = numbers = [message[name] for name in ("epoch", "round", "rank", "size")]
         timeout_s = message["timeout_s"]
         if not (all(type(each) is int for each in numbers) and 0 <= timeout_s <= _MAX_TIMEOUT_S):
             raise ValueError("a number is invalid")
         return Request(epoch, number, rank, size, timeout_s, json.dumps(message["offer"]))
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from None
 
 

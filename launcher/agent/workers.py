@@ -9,7 +9,6 @@ the subreaper of all of them, so a process that left its worker's group still be
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -20,12 +19,14 @@ from functools import partial
 from typing import Final
 
 from hvdlite.observe import blackbox
+from hvdlite.untrusted import parse
 
 from ..stream.frames import Kind
 from .feed import Feed
 from .processes import Process, become_worker, ignores, processes, raise_limit_of_descriptors, signal_group
 
 _REPORT_BYTES: Final = 64 << 10
+_MOST_CHARACTERS: Final = 4096  # of what a rank reports; hvdrun takes more from an agent
 _STOPPED_S: Final = 2.5  # as in a session (HVDLITE_PEER_TIMEOUT): one that goes on sooner is not worth a word
 
 _ASKING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -75,9 +76,9 @@ class Worker:
         """The culprit and its fate, as the rank told last, or None; closes the pipe. Call it once, after the end."""
         with open(self.report, "rb", buffering=0) as pipe, suppress(ValueError):
             *_, last = (pipe.read(_REPORT_BYTES) or b"").splitlines()  # none: it never told
-            told = json.loads(last)
-            if [type(each) for each in told] == [int, str]:
-                return list(told)
+            told = parse(last)
+            if isinstance(told, list) and [type(each) for each in told] == [int, str]:
+                return [told[0], told[1][:_MOST_CHARACTERS]]
         return None
 
     def read_blackbox(self, ended_at: float) -> list[str]:

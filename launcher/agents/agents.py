@@ -24,6 +24,7 @@ from ..spawners import SshOptions
 from ..stream.frames import Kind
 from ..stream.hello import Hello
 from ..stream.loop import Loop
+from .fields import printable
 from .link import AgentLink, Listener, Question
 from .ways import ProcessWay, Way
 
@@ -172,7 +173,7 @@ class Agents:
 def _outcome(link: AgentLink, own: Hello) -> str | None:
     """The reason why the agent is unusable; empty if it is usable, None until that is known."""
     if link.hello is not None:
-        return link.hello.misfit(own)
+        return printable(link.hello.misfit(own))
     if link.is_over:
         return link.explain()
     if time.monotonic() >= link.started + HELLO_S:

@@ -36,6 +36,14 @@ def figure(answer: Any, name: str) -> float:
     return float(value)
 
 
+def integer(answer: Any, name: str, least: int, most: int) -> int:
+    """An integer from ``least`` to ``most``."""
+    value: int = field(answer, name, int)
+    if not least <= value <= most:
+        raise improper(name)
+    return value
+
+
 def text(answer: Any, name: str) -> str:
     """A printable text."""
     return shown(field(answer, name, str))

@@ -24,11 +24,13 @@ from ..stream.frames import (
 )
 from ..stream.hello import Hello
 from ..stream.loop import Loop
+from .fields import count, field, figure, printable
 from .ways import Way
 
 _MAX_PRELUDE_BYTES: Final = 64 << 10  # what login scripts may write before the agent's greeting
 _END_S: Final = 2.0
 _DEATH_S: Final = 1.0
+_MOST_CHARACTERS: Final = 10_000  # of an error, which may have a path of 4096 bytes
 _GONE: Final = "its agent has ended"
 
 
@@ -160,7 +162,7 @@ class AgentLink:
         try:
             for kind, payload in self._frames.feed(self._after_greeting(data)):
                 self._take(kind, payload)
-        except (FrameError, KeyError, OverflowError, TypeError, ValueError) as error:
+        except ValueError as error:  # a FrameError, or a field that is not what it has to be
             self._finish(f"its agent sent an invalid message: {error}")
 
     def _after_greeting(self, data: bytes) -> bytes:
@@ -179,20 +181,21 @@ class AgentLink:
             self._tunnel.deliver(*unpack_output(payload))
         elif kind is Kind.OPEN:
             message = unpack_message(payload)
-            self._tunnel.open(int(message["channel"]), self.services.get(message["service"]))
+            self._tunnel.open(field(message, "channel", int), self.services.get(field(message, "service", str)))
         elif kind is Kind.CLOSE:
-            self._tunnel.close(int(unpack_message(payload)["channel"]))
+            self._tunnel.close(field(unpack_message(payload), "channel", int))
         elif kind is Kind.LEASE:
             message = unpack_message(payload)
-            self.clock.learn(float(message["sent"]), float(message["time"]), self.heard)
+            self.clock.learn(figure(message, "sent"), figure(message, "time"), self.heard)
         elif kind is Kind.SIGNAL:
-            self._take_signal(int(unpack_message(payload)["signum"]))
+            self._take_signal(field(unpack_message(payload), "signum", int))
         elif kind is Kind.HELLO:
             self.hello = Hello.parse(unpack_message(payload))
         elif kind is Kind.ANSWER:
             message = unpack_message(payload)
-            if question := self._questions.pop(message["id"], None):
-                question.finish(message.get("answer"), str(message.get("error", "")))
+            if question := self._questions.pop(count(message, "id"), None):
+                error = field(message, "error", str) if "error" in message else ""
+                question.finish(message.get("answer"), printable(error[:_MOST_CHARACTERS]))
         else:
             self._listener.frame(self, kind, payload)
 

@@ -13,6 +13,7 @@ from hvdlite.observe.blackbox import NBYTES
 from hvdlite.settings import Settings
 
 from ..agents.agents import Agents
+from ..agents.fields import field, figure, integer, printable
 from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink
 from ..hosts import is_local
@@ -39,6 +40,8 @@ _STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
 _FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm sends before it takes the hosts away
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_CHARACTERS: Final = 10_000  # a reason may have a path of 4096 bytes
+_MOST_PID: Final = 1 << 22  # Linux has none above
+_MOST_CODE: Final = 255
 _MOST_BOX_BYTES: Final = 2 * NBYTES
 _AGENT_DIED: Final = "the process that started it died"
 
@@ -200,16 +203,19 @@ class _Execution:
 
     def _note_taken(self, link: AgentLink, payload: bytes) -> None:
         message = unpack_message(payload)
-        rank, count = int(message["rank"]), message["count"]
-        self._check(link, rank)
-        if count is None:
+        rank = self._rank(link, message)
+        if "count" in message and message["count"] is None:
             self._input.left(rank)
         else:
-            self._input.taken(rank, int(count))
+            self._input.taken(rank, field(message, "count", int))
 
-    def _check(self, link: AgentLink, rank: int) -> None:
+    def _rank(self, link: AgentLink, message: Mapping[str, Any]) -> int:
+        return self._check(link, field(message, "rank", int))
+
+    def _check(self, link: AgentLink, rank: int) -> int:
         if rank not in self._ranks[link.host]:
             raise FrameError(f"rank {rank} is not one of its own")
+        return rank
 
     def _show_line(self, link: AgentLink, line: str) -> None:
         self._screen.message(f"hvdrun: {link.host}: {line}")
@@ -232,8 +238,9 @@ class _Execution:
             self._warn_of_logs(self._logs)
 
     def _keep(self, link: AgentLink, rank: int, message: Mapping[str, Any]) -> None:
-        """Keeps the black box of a rank, as it comes: whoever reads it checks it."""
-        text = json.dumps({"host": link.host, **message}).encode()
+        """Keeps the black box of a rank; whoever reads it checks it."""
+        box = {"at": field(message, "at", float), "epoch_s": field(message, "epoch_s", float)}
+        text = json.dumps({"host": link.host, "rank": rank, **box, "box": field(message, "box", str)}).encode()
         if len(text) > _MOST_BOX_BYTES:
             raise FrameError(f"a black box of {len(text)} bytes")
         if self._logs:
@@ -247,46 +254,47 @@ class _Execution:
 
     def _note(self, link: AgentLink, kind: Kind, payload: bytes) -> None:
         message, now = unpack_message(payload), time.monotonic()
-        rank = int(message["rank"])
-        self._check(link, rank)
+        rank = self._rank(link, message)
         if kind is Kind.STARTED:
-            link.pids[rank] = int(message["pid"])
+            link.pids[rank] = integer(message, "pid", 1, _MOST_PID)
             self._screen.name(rank, link.pids[rank])
             self._supervisor.started(rank)
-            self._tell(f"rank {rank} on {link.host} is process {message['pid']}")
+            self._tell(f"rank {rank} on {link.host} is process {link.pids[rank]}")
         elif kind is Kind.STOPPED:
+            pid = integer(message, "pid", 1, _MOST_PID)
             self._screen.message(
-                f"hvdrun: rank {rank} on {link.host}, process {message['pid']}, is stopped (SIGSTOP, a debugger); "
+                f"hvdrun: rank {rank} on {link.host}, process {pid}, is stopped (SIGSTOP, a debugger); "
                 "ranks that need it wait until it goes on (SIGCONT)"
             )
         elif kind is Kind.BOX:
             self._keep(link, rank, message)
         elif kind is Kind.FOUND:
-            self._reports.found(link, rank, message["finding"])
+            self._reports.found(link, rank, message.get("finding"))
         elif kind is Kind.FAILED:
-            reason = _line(message["reason"])
+            reason = _line(message.get("reason"))
             self._tell(f"rank {rank} on {link.host} could not be started: {reason}")
             self._input.left(rank)
             self._act(self._supervisor.not_started(rank, reason, now))
         elif kind is Kind.EXITED:
+            code, pid = integer(message, "code", -_MOST_CODE, _MOST_CODE), integer(message, "pid", 1, _MOST_PID)
+            ended = link.clock.translate(figure(message, "time"))
             link.pids.pop(rank, None)
             self._input.left(rank)
             self._screen.end(rank)
-            self._tell(f"rank {rank} on {link.host} ended with code {message['code']}")
-            ended = link.clock.translate(float(message["time"]))
-            self._times.ended(rank, message["spent"], ended, now)
+            self._tell(f"rank {rank} on {link.host} ended with code {code}")
+            self._times.ended(rank, message.get("spent"), ended, now)
             self._act(
                 self._supervisor.exited(
                     rank,
-                    int(message["pid"]),
-                    int(message["code"]),
+                    pid,
+                    code,
                     ended,
                     now,
-                    is_oom=bool(message["is_oom"]),
+                    is_oom=field(message, "is_oom", bool),
                     uncertain_s=link.clock.uncertain_s,
-                    ended_by=(int(told[0]), _line(told[1])) if (told := message["ended_by"]) else None,
-                    agent=_line(message["agent"]),
-                    last=_lines(message["last"]),
+                    ended_by=_ended_by(message.get("ended_by")),
+                    agent=_line(message.get("agent")),
+                    last=_lines(message.get("last")),
                 )
             )
 
@@ -383,7 +391,16 @@ def _line(text: object) -> str:
     """The ``text`` of an agent, on one line. Raises FrameError if it is none, or too long to be shown."""
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         raise FrameError(f"a text of at most {_MOST_CHARACTERS} characters is missing")
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
+
+
+def _ended_by(told: object) -> tuple[int, str] | None:
+    """The rank because of which another ended, and its fate. Raises FrameError if ``told`` is neither that nor None."""
+    if told is None:
+        return None
+    if not isinstance(told, list) or [type(each) for each in told] != [int, str]:
+        raise FrameError("it does not say which rank ended another")
+    return told[0], _line(told[1])
 
 
 def _lines(texts: object) -> tuple[str, ...]:

@@ -6,14 +6,40 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from hvdlite.untrusted import parse
+
+from ..agents.fields import field, improper
 from ..stream.loop import WRITE, Loop
+
+QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {"job": (), "blackbox": (), "stacks": ("all",), "status": ()}
+"""What may be asked, and the flags that each question may have."""
 
 _READ_BYTES: Final = 64 << 10
 _MOST_BYTES: Final = 64 << 10  # of a question
 
-Ask = Callable[["Caller", Mapping[str, Any]], None]
+
+class Asked(NamedTuple):
+    """A question: about ``ranks``, or about all if that is None. Of its fields, only those that are known are kept."""
+
+    what: str
+    ranks: frozenset[int] | None
+    flags: Mapping[str, bool]
+
+
+def read(line: bytes) -> Asked:
+    """Reads a line that anybody may have sent. Raises ValueError if it is no question."""
+    question = parse(line)
+    what = field(question, "what", str)
+    ranks = question.get("ranks")
+    if ranks is not None and not (isinstance(ranks, list) and all(type(rank) is int for rank in ranks)):
+        raise improper("ranks")
+    flags = {name: field(question, name, bool) for name in QUESTIONS.get(what, ()) if name in question}
+    return Asked(what, None if ranks is None else frozenset(ranks), flags)
+
+
+Ask = Callable[["Caller", Asked], None]
 
 
 class Caller:
@@ -73,14 +99,13 @@ class Caller:
             self._leave()
 
     def _take(self, line: bytes) -> None:
-        question: object = None
-        with suppress(ValueError, RecursionError):
-            question = json.loads(line)
-        if isinstance(question, dict):
-            self.is_open = True
-            self._ask(self, question)
-        else:
+        try:
+            asked = read(line)
+        except ValueError:
             self._leave()
+            return
+        self.is_open = True
+        self._ask(self, asked)
 
     def _write(self) -> None:
         try:

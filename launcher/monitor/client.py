@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from hvdlite.net.entrance import peer_of
+from hvdlite.untrusted import parse
 
 from . import folder
 
@@ -89,8 +90,8 @@ class Client:
                 raise JobEnded(None)
             pieces.append(piece)
         text, _, self._received = b"".join(pieces).partition(b"\n")
-        with suppress(ValueError, RecursionError):
-            line = json.loads(text)
+        with suppress(ValueError):
+            line = parse(text)
             if isinstance(line, dict):
                 return line
         raise JobEnded(None)

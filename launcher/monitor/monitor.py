@@ -4,9 +4,9 @@ It is served in hvdrun's own loop, never waits, and asks an agent only if somebo
 without it: if it cannot be made, or breaks, nobody can ask, and that is all.
 
 A question is a line of JSON, ``{"what": ..., "ranks": [...]}``, where no ranks stand for all. ``job`` is answered here,
-and what is in `RELAYED` by the agents of those ranks: their answers come as they are, ``{"host", "ranks", "answer"}``
-or ``{"host", "ranks", "error"}``, one line each, and whoever shows them checks them. ``{"done": true}`` ends an answer,
-and ``{"ended": code}`` the job.
+and the others of `QUESTIONS` by the agents of those ranks: their answers come as they are, ``{"host", "ranks",
+"answer"}`` or ``{"host", "ranks", "error"}``, one line each, and whoever shows them checks them. ``{"done": true}``
+ends an answer, and ``{"ended": code}`` the job. Who sends anything else is hung up on.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ from hvdlite.net.entrance import Entrance
 from ..agents.link import AgentLink, Question
 from ..stream.loop import Loop
 from . import folder
-from .caller import Caller
+from .caller import QUESTIONS, Asked, Caller
 
-RELAYED: Final = frozenset({"blackbox", "stacks", "status"})
-"""What agents are asked for others."""
 ANSWER_S: Final = 20.0
 
 _MOST_CALLERS: Final = 16
 _ATTEMPTS: Final = 3
-_OWN_FIELDS: Final = ("what", "ranks")
 
 
 @dataclass(slots=True)
@@ -114,19 +111,18 @@ class Monitor:
             return
         self._callers[Caller(self._loop, sock, self._ask)] = _Open([], time.monotonic() + ANSWER_S)
 
-    def _ask(self, caller: Caller, question: Mapping[str, Any]) -> None:
+    def _ask(self, caller: Caller, asked: Asked) -> None:
         waiting = self._callers[caller]
         waiting.until = time.monotonic() + ANSWER_S
-        what, wanted = question.get("what"), question.get("ranks")
+        what, wanted, flags = asked
         if what == "job":
             caller.say(answer=self._job())
             caller.finish()
-        elif what in RELAYED and (wanted is None or isinstance(wanted, list)):
-            fields = {name: value for name, value in question.items() if name not in _OWN_FIELDS}
+        elif what in QUESTIONS:
             for link, ranks in self._ranks.items():
                 chosen = [rank for rank in ranks if wanted is None or rank in wanted]
                 if chosen:
-                    waiting.asked.append((link.host, chosen, link.ask(what, ranks=chosen, more=fields)))
+                    waiting.asked.append((link.host, chosen, link.ask(what, ranks=chosen, more=flags)))
             self._pass_on(caller, waiting)
         else:
             caller.say(error="there is no such question")

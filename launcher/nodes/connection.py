@@ -14,6 +14,7 @@ from typing import Final
 from hvdlite.errors import CannotStart
 from hvdlite.net.poll import comes
 
+from ..agents.fields import field, printable
 from ..endings import NODE_BROKE, NODE_LEFT
 from ..stream.frames import FrameError, unpack_message
 from ..stream.loop import Loop
@@ -68,7 +69,7 @@ class NodeConnection:
                 self._obey(kind, payload)
         except ConnectionError as error:
             self._end(f"{NODE_BROKE}: {error}" if str(error) else NODE_LEFT)
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
+        except ValueError as error:  # a FrameError, or a field that is not what it has to be
             self._end(f"hvdrun there sent an invalid message: {error}")
 
     # ---- as a way to the agent
@@ -163,10 +164,9 @@ class NodeConnection:
             if not self._stream_has_ended:
                 self._receive(payload)
         elif kind is Record.END:
-            reason = unpack_message(payload)["reason"]
-            self._end_stream(str(reason)[:_MOST_CHARACTERS])
+            self._end_stream(printable(field(unpack_message(payload), "reason", str)[:_MOST_CHARACTERS]))
         elif kind is Record.SIGNAL:
-            self._signalled(int(unpack_message(payload)["signum"]))
+            self._signalled(field(unpack_message(payload), "signum", int))
         elif kind is Record.PING:
             self._write(self._channel.seal(Record.PING))
         else:

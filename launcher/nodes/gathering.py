@@ -30,6 +30,7 @@ from hvdlite.net.poll import Poller
 from hvdlite.net.sealed import path_of_libcrypto
 from hvdlite.net.wake import Wake
 
+from ..agents.fields import printable, shown
 from ..endings import Ending, ending_of
 from ..hosts import Host, is_local, is_own_address
 from ..stream.frames import FrameError, unpack_message
@@ -173,7 +174,7 @@ class Gathering:
         except FrameError:
             return self._give_up(f"the node at {address}", self._misfit(payload))
         who = f"node {introduction.node} ({_hostname(introduction)}, {address})"
-        if misfit := introduction.hello.misfit(self._own):
+        if misfit := printable(introduction.hello.misfit(self._own)):
             return self._give_up(who, misfit)
         if introduction.nodes != self._place.count:
             said = f"it was started with --nnodes {introduction.nodes}, and node 0 with {self._place.count}"
@@ -200,7 +201,7 @@ class Gathering:
         with suppress(FrameError):
             fields = unpack_message(payload)
         hello = fields.get("hello")
-        version = str(hello.get("version"))[:40] if isinstance(hello, dict) else "unknown"
+        version = shown(hello.get("version"))[:40] if isinstance(hello, dict) else "unknown"
         return f"it has hvdlite {version}, and node 0 has {self._own.version}; install the same version on both"
 
     def _give_up(self, who: str, reason: str) -> str:

@@ -21,7 +21,7 @@ from hvdlite.net.handshake import Refused
 from hvdlite.net.listening import endpoint
 from hvdlite.net.poll import ENDED, comes
 
-from ..agents.fields import printable
+from ..agents.fields import field, integer, printable
 from ..agents.ways import ProcessWay
 from ..hosts import Host
 from ..spawners import SshOptions
@@ -154,12 +154,13 @@ def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -
             for kind, payload in channel.receive():
                 fields = unpack_message(payload)
                 if kind is Record.REFUSAL:
-                    raise LaunchError(f"node 0 at {place.master} says of this node: {_line(fields['reason'])}")
+                    reason = _line(field(fields, "reason", str))
+                    raise LaunchError(f"node 0 at {place.master} says of this node: {reason}")
                 if kind is Record.WELCOME:
-                    return _line(fields["host"])
+                    return _line(field(fields, "host", str))
                 raise FrameError(f"a record of kind {kind.name}")
         problem = f"it did not answer within {_ANSWER_S:g} s"
-    except (OSError, FrameError, KeyError) as error:
+    except (OSError, ValueError) as error:
         problem = str(error) or "it hung up"
     raise _NotYet(f"it did not let this node in: {problem}")
 
@@ -245,12 +246,12 @@ class _Node:
                     self._agent.hang_up()
                 elif kind is Record.OVER:
                     message = unpack_message(payload)
-                    self._outcome = int(message["code"]), _line(message["text"])
+                    self._outcome = integer(message, "code", 0, 255), _line(field(message, "text", str))
                 elif kind is not Record.PING:
                     raise FrameError(f"a record of kind {kind.name}")
         except ConnectionError as error:
             self._lose(f"the connection broke: {error}" if str(error) else "it ended without a word")
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
+        except ValueError as error:  # a FrameError, or a field that is not what it has to be
             self._lose(f"it sent an invalid message: {error}")
 
     def _lose(self, why: str) -> None:
@@ -313,5 +314,5 @@ def _ignore_signal(signum: int) -> None:
     """Nobody sends one: the agent is on this host."""
 
 
-def _line(text: object) -> str:
-    return printable(" ".join(str(text).split()))
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final
 
+from hvdlite.untrusted import parse
+
 GREETING: Final = b"\0hvdlite agent\0"
 MAX_PAYLOAD_BYTES: Final = 64 << 20
 NUMBERS: Final = range(1 << 32)  # of ranks and channels
@@ -90,8 +92,8 @@ def pack_output(kind: Kind, number: int, data: bytes) -> bytes:
 def unpack_message(payload: bytes) -> dict[str, Any]:
     """The fields of a JSON frame. Raises FrameError if it holds none."""
     try:
-        fields = json.loads(payload)
-    except (ValueError, RecursionError) as error:
+        fields = parse(payload)
+    except ValueError as error:
         raise FrameError(f"a frame holds no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise FrameError(f"a frame holds {type(fields).__name__} instead of fields")

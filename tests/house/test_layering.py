@@ -18,7 +18,8 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # From the lowest to the highest. A module belongs to the longest name here that its own begins with. It may import what
 # belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
-    {"errors", "log", "version", "compat", "observe.cgroups", "observe.blackbox", "untraced", "publish"},
+    {"errors", "log", "version", "compat", "observe.cgroups", "untraced", "untrusted", "publish"},
+    {"observe.blackbox"},
     {"observe.times", "observe.calls"},
     {"net", "tensors", "members", "native"},
     {"observe.counters"},
@@ -96,6 +97,7 @@ LAUNCHER_MAY_IMPORT = (
     "negotiation.delays.circle",
     "observe.timeline.file",
     "observe.timeline.limits",
+    "untrusted",
 )
 MAY_IMPORT_LAUNCHER = ("running", "hosted", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {

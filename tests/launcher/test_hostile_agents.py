@@ -123,9 +123,17 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (pack_message(Kind.FAILED, rank=1, reason="x" * 1_000_000), "a text of at most"),
         (pack_message(Kind.STARTED, rank=-1, pid=1), "rank -1 is not one of its own"),
-        (pack(Kind.EXITED, b'{"rank": Infinity}'), "cannot convert float infinity"),
-        (pack(Kind.EXITED, b'{"rank": 1}'), "'code'"),
+        (pack(Kind.EXITED, b'{"rank": Infinity}'), "no valid 'rank'"),
+        (pack(Kind.EXITED, b'{"rank": 1}'), "no valid 'code'"),
+        (
+            pack_message(
+                Kind.EXITED, rank=1, pid=1, code=0, time=0.0, is_oom=False, ended_by=[1], agent="", last=[], spent=None
+            ),
+            "which rank ended another",
+        ),
+        (pack_message(Kind.STOPPED, rank=1, pid="\33[2J"), "no valid 'pid'"),
         (pack(Kind.OPEN, b"[" * 100_000), "a frame holds no JSON"),
+        (pack(Kind.ANSWER, b'{"id": 1, "answer": %s}' % (b"[" * 970 + b"]" * 970)), "a frame holds no JSON"),
         (pack(Kind.HELLO, b"{}"), "hello has no valid 'protocol'"),
         (b"\xff" * 5, "not a frame"),
     ],

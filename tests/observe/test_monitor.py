@@ -164,22 +164,56 @@ def test_two_jobs_are_found_and_told_apart(place: Path, tmp_path: Path) -> None:
     assert not place.exists()
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"\0\xff garbage\n", b"[]\n", b"{}\n" * 9, b"x" * (1 << 20), b'{"what": "status", "ranks": 7}\n', b"[" * 9999],
+_NESTED = b"[" * 970 + b"]" * 970
+_NONSENSE = (
+    *(b"\0\xff garbage\n", b"[]\n", b"{}\n" * 9, b"x" * (1 << 20), b"[" * 9999, b'"job"\n', b"NaN\n", b"\n"),
+    *(
+        b'{"what": %s}\n' % what
+        for what in (b"[]", b"{}", b"7", b"null", b"true", _NESTED, b"[" * 9999, b'"\xed\xa0\x80')
+    ),
+    *(
+        b'{"what": "status", "ranks": %s}\n' % ranks
+        for ranks in (
+            b"7",
+            b'"all"',
+            b"{}",
+            b"[[]]",
+            b"[0.0]",
+            b"[true]",
+            b'["0"]',
+            b"[-Infinity]",
+            _NESTED,
+            b"[" * 999,
+        )
+    ),
+    *(b'{"what": "stacks", "all": %s}\n' % flag for flag in (b"1", b"null", b"[]", _NESTED, b'"yes"')),
 )
-def test_nonsense_is_answered_by_hanging_up_or_an_error(place: Path, tmp_path: Path, sent: bytes) -> None:
+_UNUSUAL = (
+    b'{"what": "\\ud800"}\n',
+    b'{"what": "free_ports", "ranks": [0]}\n',
+    b'{"what": "status", "ranks": [0, -1, 99999999999999999999]}\n',
+    b'{"what": "status", "id": [], "kind": 3, "more": {"ranks": 7}, "all": []}\n',
+    b'{"what": [], "what": "status"}\n',
+)
+
+
+def test_who_sends_nonsense_is_hung_up_on_and_nobody_else_is(place: Path, tmp_path: Path) -> None:
     with started("-np", "1", *_command(tmp_path)) as hvdrun:
-        for client in _jobs(place):
-            client.close()
-        with _connected(place) as sock, suppress(ConnectionError):
-            sock.sendall(sent)
-            sock.shutdown(socket.SHUT_WR)
-            answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))
-            assert answer == b"" or b"no such question" in answer
         (client,) = _jobs(place)
         with client:
-            assert client.job()["size"] == 1
+            for sent in _NONSENSE:
+                with _connected(place) as sock, suppress(ConnectionError):
+                    sock.sendall(sent)
+                    sock.shutdown(socket.SHUT_WR)
+                    assert sock.recv(1) == b"", sent[:80]
+                assert client.job()["size"] == 1, sent[:80]
+            for sent in _UNUSUAL:
+                with _connected(place) as sock:
+                    sock.sendall(sent)
+                    lines = sock.makefile("rb")
+                    assert json.loads(lines.readline()).keys() <= {"host", "ranks", "answer", "error"}, sent
+                    assert json.loads(lines.readline()) == {"done": True}, sent
+            assert [rank["rank"] for line in client.ask("status") for rank in line["answer"]] == [0]
         _end(tmp_path, hvdrun)
 
 
