@@ -13,6 +13,7 @@ Both know the job's secret. Four messages of fixed sizes::
 A proof is HMAC-SHA256 under the job's secret over a label, the HELLO, and both nonces: it is worthless in another
 session, for other ranks, in the other direction, or a second time. Only the proof in the HELLO can be replayed by
 somebody who has read it on the way; it merely distinguishes callers of the job from strangers before they are answered.
+A callee that is given the `Nonces` that others have had refuses one that comes again.
 Between PROOF and WELCOME the callee drops an older connection of the same number, so the count in WELCOME is final.
 From the same secret and nonces both derive the ``keys`` of this connection: 16 bytes for its frames and 16 for their
 acknowledgements.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import struct
+from collections import OrderedDict
 from typing import Final
 
 _HELLO: Final = struct.Struct("<8sQIIHH32s32s")
@@ -33,6 +35,7 @@ _WELCOME: Final = struct.Struct("<Q32s")
 _MAGIC: Final = b"hvdRing4"
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
+_MOST_NONCES: Final = 1 << 14
 
 
 class Refused(Exception):
@@ -90,14 +93,32 @@ class Caller:
         return _hmac(self._secret, b"caller", self._transcript)
 
 
+class Nonces:
+    """The nonces of callers that have proved to know the secret. The latest 16,384 are remembered."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def is_new(self, nonce: bytes) -> bool:
+        """True for the first caller with this nonce."""
+        if nonce in self._known:
+            return False
+        self._known[nonce] = None
+        if len(self._known) > _MOST_NONCES:
+            self._known.popitem(last=False)
+        return True
+
+
 class Callee:
     """One connection of anybody to rank ``rank``, which waits for rank ``caller`` to make ``connections``.
 
     ``awaits`` is the length of the next message, 0 once the caller has proved who it is; then ``connection`` is the
-    number of this connection, and ``keys`` are valid. ``knows_secret`` is set by a HELLO that proves it.
+    number of this connection, and ``keys`` are valid. ``knows_secret`` is set by a HELLO that proves it. Whoever
+    sets ``nonces`` has HELLOs refused that were sent before.
     """
 
     def __init__(self, secret: bytes, session: int, rank: int, caller: int, connections: int = 1) -> None:
+        self.nonces: Nonces | None = None
         self._secret = secret
         self._expected = (_MAGIC, session, caller, rank)
         self._connections = connections
@@ -130,11 +151,13 @@ class Callee:
         return _hmac(self._secret, b"keys", self._transcript)
 
     def _challenge(self, hello: bytes) -> bytes:
-        *who, self.connection, self._announced, _, proof = _HELLO.unpack(hello)
+        *who, self.connection, self._announced, nonce, proof = _HELLO.unpack(hello)
         if tuple(who) != self._expected:
             raise Refused("the caller is not the neighbour that is expected")
         if not hmac.compare_digest(proof, _hmac(self._secret, b"hello", hello[:-_PROOF_BYTES])):
             raise Refused("the caller does not have the secret of this job")
+        if self.nonces is not None and not self.nonces.is_new(nonce):
+            raise Refused("the caller repeats what another one has sent")
         self.knows_secret = True
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._transcript = hello + nonce

@@ -3,6 +3,10 @@
 A caller of the job proves half of it in its first message, so a caller that has sent nothing, or something else, is a
 stranger. Strangers get a few seconds; over TCP, where anybody can call, the oldest of many is dropped when another one
 comes. No number of them displaces a caller that has sent a proof, or keeps the next one out.
+
+Over TCP that first message can be read, and sent again by others. It counts once. Somebody may have read many, of
+earlier jobs with the same key, so those that have sent nothing else are limited as well, though their number is far
+larger than that of callers who can be about to go on.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from contextlib import suppress
 from typing import Final
 
 from hvdlite.net.entrance import Entrance
-from hvdlite.net.handshake import Callee, Disagrees, Refused
+from hvdlite.net.handshake import Callee, Disagrees, Nonces, Refused
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.poll import Poller
 
 _HANDSHAKE_TIMEOUT_S: Final = 2.0
 _MOST_STRANGERS: Final = 64
+_MOST_UNPROVED: Final = 512  # of those that have sent a first message
 _MOST_NAMED: Final = 8
 
 
@@ -43,6 +48,7 @@ class Lobby:
         self._new_callee = new_callee
         self._admit = admit
         self._callers: list[HandshakeIO[Callee]] = []  # the oldest first
+        self._nonces = None if entrance.is_within_host else Nonces()
         self.refused = 0
         self.refused_at: list[str] = []
         self.trouble = ""
@@ -68,14 +74,20 @@ class Lobby:
     def _let_in(self, _: int) -> None:
         if (sock := self._entrance.accept()) is None:
             return
-        handshake = HandshakeIO(sock, self._new_callee(), time.monotonic() + _HANDSHAKE_TIMEOUT_S)
+        callee = self._new_callee()
+        callee.nonces = self._nonces
+        handshake = HandshakeIO(sock, callee, time.monotonic() + _HANDSHAKE_TIMEOUT_S)
         self._callers.append(handshake)
         self._poller.set(sock, select.POLLIN, lambda _: self._listen_to(handshake))
         self._listen_to(handshake)
         if not self._entrance.is_within_host:
-            strangers = [caller for caller in self._callers if not caller.party.knows_secret]
-            for stranger in strangers[:-_MOST_STRANGERS]:
-                self._dismiss(stranger)
+            self._limit(_MOST_STRANGERS, knows_secret=False)
+            self._limit(_MOST_UNPROVED, knows_secret=True)
+
+    def _limit(self, most: int, *, knows_secret: bool) -> None:
+        those = [caller for caller in self._callers if caller.party.knows_secret is knows_secret]
+        for caller in those[:-most]:
+            self._dismiss(caller)
 
     def _listen_to(self, handshake: HandshakeIO[Callee]) -> None:
         try:

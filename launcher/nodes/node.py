@@ -1,7 +1,8 @@
 """Any node but node 0: hvdrun there finds node 0, runs an agent for it, and ends with the exit code of the job.
 
 It carries bytes between the agent and the connection to node 0, tells node 0 of the signals that it gets, and does
-nothing else with the job. When the connection ends without a word, so do the agent and its ranks.
+nothing else with the job. When the connection ends without a word, so do the agent and its ranks. A node 0 that stops
+before it has started ranks is given up after the start timeout.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..agents.fields import field, integer, printable
 from ..agents.ways import ProcessWay
 from ..hosts import Host
 from ..spawners import SshOptions
-from ..stream.frames import FrameError, unpack_message
+from ..stream.frames import FrameError, FrameReader, Kind, unpack_message
 from ..stream.hello import Hello
 from ..stream.loop import Loop
 from ..stream.outbox import Outbox
@@ -60,7 +61,7 @@ def join(place: NodePlace, secret: str, slots: int | None, timeout_s: float, say
     introduction = Introduction(place.rank, place.count, slots or 0, Hello.describe())
     channel, host = _join(place, key_of(secret), introduction, timeout_s, say)
     try:
-        return _Node(channel, place, host, say).run()
+        return _Node(channel, place, host, timeout_s, say).run()
     finally:
         channel.sock.close()
 
@@ -98,10 +99,7 @@ def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: f
             problem = str(error)
         now = time.monotonic()
         if now + _BETWEEN_ATTEMPTS_S >= deadline:
-            raise LaunchError(
-                f"node 0 was not reached at {place.master} within {timeout_s:g} s: {problem}. See that it runs there, "
-                "or give it more time with --start-timeout"
-            )
+            raise LaunchError(_not_reached(place, timeout_s, problem))
         if now >= tell_at and problem != told:
             told = problem
             say(f"waiting for node 0 at {place.master}: {problem}")
@@ -136,6 +134,13 @@ def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
     raise _NotYet(problem)
 
 
+def _not_reached(place: NodePlace, timeout_s: float, problem: str) -> str:
+    return (
+        f"node 0 was not reached at {place.master} within {timeout_s:g} s: {problem}. See that it runs there, "
+        "or give it more time with --start-timeout"
+    )
+
+
 def _address(where: tuple[Any, ...]) -> str:
     """The address in a socket address, with the interface of one that is valid on a single link."""
     host, _, *rest = where
@@ -166,10 +171,16 @@ def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -
 
 
 class _Node:
-    """The rest of this node's life: an agent and a connection to node 0, on ``host``."""
+    """The rest of this node's life: an agent and a connection to node 0, on ``host``.
 
-    def __init__(self, channel: Channel, place: NodePlace, host: str, say: Say) -> None:
+    Node 0 is asked for signs of life until it starts ranks here, and again when the agent has ended. In between the
+    agent sees to that, by its lease: node 0 may be suspended for as long as its user likes.
+    """
+
+    def __init__(self, channel: Channel, place: NodePlace, host: str, timeout_s: float, say: Say) -> None:
         self._channel, self._place, self._host, self._say = channel, place, host, say
+        self._timeout_s = timeout_s
+        self._frames: FrameReader | None = FrameReader()  # for the agent, up to START
         self._loop = Loop()
         self._writer = channel.sock.dup()
         self._up = Outbox(self._loop, self._writer.fileno(), "node 0", self._hold_agent)
@@ -178,8 +189,9 @@ class _Node:
         self._signalled = 0
         self._takes_no_more = False  # the agent
         self._outcome: tuple[int, str] | None = None  # the job's exit code, and why it was not started
-        self._lost = ""  # why node 0 is gone
-        self._heard = self._ping_at = time.monotonic()
+        self._lost = ""  # why node 0 is gone, in a sentence
+        self._ping_at = time.monotonic()
+        self._asked_at: float | None = None  # when node 0 was sent a ping, and nothing has come since
 
     def run(self) -> int:
         self._agent.attach(self._loop, self._from_agent, self._say, self._hold_node_0, _ignore_signal)
@@ -200,10 +212,7 @@ class _Node:
             self._writer.close()
             self._loop.close()
         if self._outcome is None:
-            raise LaunchError(
-                f"node 0 on {self._host} is lost: {self._lost}. What ran here was ended; see the log "
-                "of node 0, and start the job again on all nodes"
-            )
+            raise LaunchError(self._lost)
         code, text = self._outcome
         if text:
             raise _JobNotStarted(f"node 0 on {self._host} did not start the job: {text}", code)
@@ -219,29 +228,48 @@ class _Node:
                 self._agent.hold(False)
             if self._takes_no_more and comes(self._channel.sock, ENDED):
                 self._hold_node_0(False)
+        if (patience_s := self._patience_s) is None:
             return
-        # Nothing flows any more, so node 0 is asked for a sign of life.
         now = time.monotonic()
-        if now >= self._heard + _SILENCE_S:
-            self._lost = f"it gave no sign of life for {_SILENCE_S:g} s"
+        if self._asked_at is not None and now >= self._asked_at + patience_s:
+            if self._agent_has_ended:
+                self._lose(f"it gave no sign of life for {patience_s:g} s")
+            else:
+                problem = "it let this node in, and has given no sign of life since"
+                self._lost = _not_reached(self._place, patience_s, problem)
         if now >= self._ping_at:
             self._ping_at = now + _PING_S
+            self._asked_at = now if self._asked_at is None else self._asked_at
             self._up.send(self._channel.seal(Record.PING))
 
-    def _seconds_to_act(self) -> float | None:
+    @property
+    def _patience_s(self) -> float | None:
+        """How long node 0 may leave a ping without an answer; None if it is not asked."""
         if self._agent_has_ended:
-            return max(0.0, self._ping_at - time.monotonic())
-        return _LOOK_S if self._up.is_full or self._takes_no_more else None
+            return _SILENCE_S
+        return None if self._frames is None or self._takes_no_more else self._timeout_s
+
+    def _seconds_to_act(self) -> float | None:
+        look_s = _LOOK_S if self._up.is_full or self._takes_no_more else None
+        if (patience_s := self._patience_s) is None:
+            return look_s
+        due = self._ping_at if self._asked_at is None else min(self._ping_at, self._asked_at + patience_s)
+        return min(max(0.0, due - time.monotonic()), look_s or _PING_S)
 
     def _from_node_0(self) -> None:
-        self._heard = time.monotonic()
+        self._asked_at = None
         self._obey(self._channel.receive())
+
+    def _look_for_start(self, data: bytes) -> None:
+        if self._frames is not None and Kind.START in [kind for kind, _ in self._frames.feed(data)]:
+            self._frames = None
 
     def _obey(self, records: Iterator[tuple[Record, bytes]]) -> None:
         try:
             for kind, payload in records:
                 if kind is Record.STREAM:
                     self._agent.send(payload)
+                    self._look_for_start(payload)
                 elif kind is Record.END:
                     self._agent.hang_up()
                 elif kind is Record.OVER:
@@ -256,7 +284,10 @@ class _Node:
 
     def _lose(self, why: str) -> None:
         self._loop.unwatch(self._channel.sock.fileno())
-        self._lost = why
+        self._lost = (
+            f"node 0 on {self._host} is lost: {why}. What ran here was ended; see the log of node 0, and start the job "
+            "again on all nodes"
+        )
 
     def _from_agent(self, data: bytes) -> None:
         if data:
@@ -268,8 +299,7 @@ class _Node:
         self._agent.hang_up()
         reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
         self._up.send(self._channel.seal(Record.END, reason=reason))
-        # As long as nothing had begun, node 0 had nothing to say.
-        self._heard = max(self._heard, time.monotonic() - _SILENCE_S + 2 * _PING_S)
+        self._asked_at = None
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):
@@ -299,6 +329,8 @@ class _Node:
         if is_held:
             self._loop.unwatch(self._channel.sock.fileno())
         elif not self._lost:
+            # What came meanwhile is read first, and may be why the connection broke, which a write would hide.
+            self._asked_at, self._ping_at = None, time.monotonic() + _PING_S
             self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
 
 

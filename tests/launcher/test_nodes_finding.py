@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 
 from hvdlite.launcher.nodes import node as joining
 from hvdlite.launcher.nodes.place import Master, NodePlace
-from tests.harness.patience import PATIENCE_S
+from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import read_until
 from tests.launcher.nodes import ending, free_port, node, start
 
 SOON = ("--start-timeout", "2")
+LATE = {"HVDLITE_START_TIMEOUT": "10000"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for names of a test's own")
 
 
@@ -47,6 +50,17 @@ def test_a_node_that_does_not_find_node_0_says_why_and_gives_up() -> None:
         assert f"node 0 was not reached at {host}" in err
         assert f"within 2 s: {reason}" in err
         assert "--start-timeout" in err
+
+
+def test_a_node_gives_up_a_node_0_that_has_let_it_in_and_is_stopped() -> None:
+    port = free_port()
+    with ending(first := node(0, 3, port, "true", environ=LATE), second := node(1, 3, port, *SOON, "true")):
+        until(lambda: bool(psutil.Process(second.pid).children()))  # its agent, which it starts once it is let in
+        first.send_signal(signal.SIGSTOP)
+        code, _, err = second.rest()
+    assert code == 1
+    assert f"node 0 was not reached at localhost:{port} within 2 s: it let this node in, and has given no sign" in err
+    assert "--start-timeout" in err
 
 
 @needs_root

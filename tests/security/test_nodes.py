@@ -14,8 +14,10 @@ import pytest
 
 from hvdlite.launcher.nodes.connection import NodeConnection
 from hvdlite.launcher.nodes.records import Channel, Introduction, Record, key_of
+from hvdlite.launcher.stream.frames import Kind, pack
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.net.calls import shake_hands
+from hvdlite.net.handshake import Caller
 from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import read_until
 from tests.launcher.nodes import KEY, Node, ending, free_port, in_place_of_node_0, node, port_of
@@ -118,6 +120,18 @@ def test_who_has_the_key_and_introduces_itself_badly_is_told_so(said: bytes) -> 
         assert "the job cannot start with the node at 127.0.0.1: it has hvdlite" in err
 
 
+def test_a_first_message_that_was_read_on_the_way_is_answered_once() -> None:
+    port, hello = free_port(), Caller(key_of(KEY), 0, 0, 0).hello
+    with ending(first := node(0, 2, port, "true", environ=LATE)), ExitStack() as stack:
+        waits(first, port)
+        for number in range(IDLE):
+            caller = stack.enter_context(dial(port))
+            caller.sendall(hello)
+            assert bool(caller.recv(1)) == (number == 0)
+        with ending(second := node(1, 2, port, "true", environ=LATE)):
+            assert (first.rest().code, second.rest().code) == (0, 0)
+
+
 def test_a_node_out_of_range_or_with_an_altered_record_gets_in_nowhere() -> None:
     port = free_port()
     with ending(first := node(0, 2, port, "true", environ=LATE)):
@@ -191,4 +205,4 @@ def welcome(second: Node, channel: Channel) -> psutil.Process:
 
 def send_without_end(channel: Channel) -> None:
     while True:
-        channel.sock.sendall(b"".join(channel.seal_stream(bytes(1 << 20))))
+        channel.sock.sendall(b"".join(channel.seal_stream(pack(Kind.FILES, bytes(1 << 20)))))

@@ -76,6 +76,40 @@ def test_a_caller_of_the_job_outlasts_any_number_of_strangers(house: House, said
         assert [handshake.party.connection for handshake in house.admitted] == [0]
 
 
+def test_a_first_message_that_was_read_on_the_way_counts_once() -> None:
+    house = House(listen("127.0.0.1", None))
+    with ExitStack() as stack:
+        stack.callback(house.lobby.close)
+        caller = Caller(SECRET, 1, 0, 1)
+        link = house.dial(stack, caller.hello)
+        house.turn(2)
+        again = [house.dial(stack, caller.hello) for _ in range(20) if house.turn() is None]
+        house.turn(3)
+        assert [each.recv(1) for each in again] == [b""] * 20
+        link.sendall(caller.take(link.recv(caller.awaits, socket.MSG_WAITALL)))
+        house.turn(3)
+        assert (len(house.admitted), house.lobby.refused) == (1, 20)
+        last = house.dial(stack, caller.hello)  # not even once the caller is in
+        house.turn(3)
+        assert last.recv(1) == b""
+        house.poller.close(house.admitted[0].sock)
+
+
+def test_those_with_a_first_message_and_nothing_else_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdlite.net.lobby._MOST_UNPROVED", 8)
+    house = House(listen("127.0.0.1", None))
+    with ExitStack() as stack:
+        stack.callback(house.lobby.close)
+        callers = [Caller(SECRET, 1, 0, 1) for _ in range(20)]
+        links = [house.dial(stack, caller.hello) for caller in callers if house.turn() is None]
+        house.turn(3)
+        assert house.lobby.refused == 12
+        links[-1].sendall(callers[-1].take(links[-1].recv(callers[-1].awaits, socket.MSG_WAITALL)))
+        house.turn(3)
+        assert len(house.admitted) == 1
+        house.poller.close(house.admitted[0].sock)
+
+
 def test_strangers_who_leave_by_themselves_are_forgotten(house: House) -> None:
     with ExitStack() as stack:
         for _ in range(100):
