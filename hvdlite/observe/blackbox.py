@@ -70,6 +70,7 @@ _INDEX: Final = struct.Struct("<Q")
 _MOST_LINES: Final = 12
 _MOST_CHARACTERS: Final = 300  # of a line
 _MOST_NAMES: Final = 3
+_MOST_S: Final = 1e9  # of a wait
 
 
 class Phase(IntEnum):
@@ -291,7 +292,7 @@ def _in_flight(note: Mapping[str, Any]) -> str:
     if isinstance(number, int) and names:
         more = f" and {number - len(names)} more" if number > len(names) else ""
         listed = ", ".join(map(repr, names)) + more
-    waits = isinstance(waiting_s, (int, float)) and waiting_s > 0
+    waits = isinstance(waiting_s, (int, float)) and 0 < waiting_s < _MOST_S
     return f"it {f'had waited for {waiting_s:.1f} s' if waits else 'was at work'}, with {listed} in flight"
 
 

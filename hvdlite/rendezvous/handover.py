@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -27,10 +28,12 @@ from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Start
+from hvdlite.untrusted import parse
 
 _PACKET_BYTES: Final = 1 << 20  # room for many missing ranks
 _RETRY_S: Final = 0.02
 _LOOK_S: Final = 1.0
+_PLACE: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9})")
 
 
 @contextmanager
@@ -65,7 +68,10 @@ def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes,
         try:
             for sock, greeting in listener.admit(deadline):
                 stack.enter_context(sock)
-                rank, size = map(int, greeting.split())
+                if (place := _PLACE.fullmatch(greeting)) is None:
+                    sock.close()
+                    continue
+                rank, size = map(int, place.groups())
                 if size != start.size or not 0 < rank < size or rank in sockets:
                     _send(sock, {"error": _complaint(rank, size, start.size)})
                     continue
@@ -116,7 +122,11 @@ def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str,
         raise HorovodInternalError(
             f"rank {start.rank} lost its connection to rank 0 in init(). Look at rank 0's output."
         )
-    answer: dict[str, str] = json.loads(packet)
+    answer = None
+    with suppress(ValueError):
+        answer = parse(packet)
+    if not isinstance(answer, dict):
+        raise HorovodInternalError(f"rank {start.rank} got no valid answer from rank 0 in init(); start the job anew.")
     refuse(answer, start.rank, time.monotonic() - began)
     return answer
 

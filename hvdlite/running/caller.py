@@ -37,6 +37,7 @@ class Call:
         told = {**preparation(self._call), "has_files": "--output-filename" in words}
         self._told = json.dumps(told).encode() + b"\n"
         self._size = size
+        self._numbers = {b"%d" % rank for rank in range(size)}
         self._job = Job(JOB, secrets.token_hex(32))
         self._environment = {**without_job(os.environ), **environment, "HVDLITE_RUN_SECRET": self._job.secret}
         worker = [sys.executable, "-m", "hvdlite.running.worker"]
@@ -90,13 +91,15 @@ class Call:
     def _answer(self, question: Question, asked: bytearray) -> None:
         head, body = split(asked)
         words = head.split()
-        if len(words) != 2 or not words[1].isdigit() or int(words[1]) >= self._size:
+        if len(words) != 2 or words[1] not in self._numbers:
             question.hang_up()
         elif words[0] == FETCH:
             question.answer(self._told, self._call)
         elif words[0] in (RESULT, FAILURE):
             self._outcomes[int(words[1])] = words[0], body
             question.answer(b"")
+        else:
+            question.hang_up()
 
     def _raise_failure(self, code: int) -> None:
         """Raises the error of a job that ended with ``code`` unless every rank has a result."""

@@ -16,6 +16,7 @@ import hvdlite as hvd
 from hvdlite.net.local_listener import LocalListener
 from hvdlite.rendezvous.client import Exchanges
 from hvdlite.rendezvous.coordinator import meet_across_hosts
+from hvdlite.rendezvous.handover import _say_hello_until_heard, meet_on_one_host
 from hvdlite.settings import Start
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
 from tests.harness.network import kept_port
@@ -187,6 +188,30 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
         with suppress(ConnectionResetError):
             said = stranger.recv(4096)
     assert said == b""
+
+
+def test_who_greets_rank_0_with_nonsense_is_dropped_and_the_others_meet(job: dict[str, str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    starts = [Start(rank=rank, size=2, job=job["HVDLITE_JOB"]) for rank in range(2)]
+    nonsense = (
+        b"",
+        b"x",
+        b"1",
+        b"1 2 3",
+        b"-1 2",
+        b"\xff \xff",
+        b"1 " + b"9" * 4000,
+        "\N{ARABIC-INDIC DIGIT ONE} 2".encode(),
+    )
+
+    def meet(rank: int) -> str:
+        for greeting in nonsense if rank else ():
+            with _say_hello_until_heard(rank, *_door(job["HVDLITE_JOB"]), greeting, deadline) as stranger:
+                assert stranger.recv(1) == b""
+        with meet_on_one_host(starts[rank], 0, deadline) as meeting:
+            return meeting.address
+
+    assert len(set(thread_ranks(2, meet))) == 1
 
 
 def test_a_port_in_use_is_named(across: dict[str, str]) -> None:

@@ -283,6 +283,7 @@ def test_outside_of_a_session_that_is_all(phase: Phase, words: str) -> None:
         {"in_flight": "many", "names": 7, "waiting_s": "long", "stack": {}},
         {"in_flight": 10**400, "names": [None, "a\nb" * 10_00], "waiting_s": -1, "stack": [1, ["x"]]},
         {"stack": ["x" * 100] * 30},
+        {"waiting_s": 10**400},
     ],
 )
 def test_a_note_of_anything_gives_few_short_lines(note: dict[str, object]) -> None:

@@ -21,6 +21,7 @@ from hvdlite.members.ranges import named
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.library import dotted
 from hvdlite.tensors.buffer import address_of
+from hvdlite.untrusted import parse
 
 K = TypeVar("K", bound=Hashable)
 
@@ -140,8 +141,8 @@ def _ranks(members: Sequence[int], ranks: Sequence[int]) -> str:
 
 def _parsed(data: bytes, rank: int) -> Offer:
     try:
-        found = json.loads(data.rstrip(b"\0"))
-    except (ValueError, RecursionError):
+        found = parse(data.rstrip(b"\0"))
+    except ValueError:
         found = None
     match found:
         case [str(), int(), str(), int(), int(), str(), bool(), str()]:

@@ -26,7 +26,7 @@ from .syscalls import NUMBERS
 
 _NUMBER: Final = 8  # bytes
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b.*:")
-_CALL: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_CALL: Final = re.compile(r'  File "(.*)", line ([0-9]{1,9}) in (.*)')
 _DUMP_S: Final = 2.0
 _PAUSE_S: Final = 0.005
 _SAMPLES: Final = 40
@@ -61,7 +61,8 @@ class Box:
 
     def ask(self) -> None:
         """Asks the rank, which looks several times a second."""
-        self._asked = int.from_bytes(self._memory[ASKED_AT : ASKED_AT + _NUMBER], "little") + 1
+        before = int.from_bytes(self._memory[ASKED_AT : ASKED_AT + _NUMBER], "little")
+        self._asked = (before + 1) % (1 << 8 * _NUMBER)  # the rank may write there too
         os.pwrite(self._descriptor, self._asked.to_bytes(_NUMBER, "little"), ASKED_AT)
 
     @property
