@@ -21,6 +21,7 @@ from tests.launcher.hvdrun import COMMAND, read_until
 
 HVDRUN = shlex.join(COMMAND)
 PYTHON = shlex.quote(sys.executable)
+SUMS = shlex.join([sys.executable, str(JOB), "sums"])
 WHERE = "'echo $(hostname) $HVDLITE_RANK/$HVDLITE_SIZE $HVDLITE_LOCAL_RANK/$HVDLITE_LOCAL_SIZE'"
 # A rank that writes which signals it gets, and ends a while after the first SIGTERM, so that a second would be counted.
 NOTES = """
@@ -101,7 +102,7 @@ def test_ranks_get_the_gpus_of_their_node_however_slurm_was_asked_for_them(
 
 def test_ranks_meet_and_know_the_job_but_no_step(cluster: Cluster) -> None:
     job = cluster.submit(
-        script(f"{HVDRUN} {PYTHON} {JOB} sums", f"{HVDRUN} sh -c 'env | grep ^SLURM_ | cut -d= -f1 | sort | xargs'"),
+        script(f"{HVDRUN} {SUMS}", f"{HVDRUN} sh -c 'env | grep ^SLURM_ | cut -d= -f1 | sort | xargs'"),
         "--nodes=2",
         "--ntasks-per-node=2",
         "--array=7",
@@ -117,9 +118,7 @@ def test_ranks_meet_and_know_the_job_but_no_step(cluster: Cluster) -> None:
 def test_tasks_of_an_array_are_jobs_of_their_own_at_the_same_time(cluster: Cluster) -> None:
     place = f"{cluster.folder}/at"  # each waits for the other there, so that they run together on the same nodes
     meet = f"touch {place}-$SLURM_ARRAY_TASK_ID; until [ -e {place}-1 ] && [ -e {place}-2 ]; do sleep 0.1; done"
-    job = cluster.submit(
-        script(meet, f"{HVDRUN} {PYTHON} {JOB} sums"), "--nodes=2", "--ntasks=2", "--mem=100", "--array=1-2"
-    )
+    job = cluster.submit(script(meet, f"{HVDRUN} {SUMS}"), "--nodes=2", "--ntasks=2", "--mem=100", "--array=1-2")
     until(lambda: job.output.count('"place"') == 4)
     assert sorted(re.findall(r'"place": \[(\d), 2, 0, 1, \d, 2\]', job.output)) == ["0", "0", "1", "1"], job.output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def _box(stderr: str) -> list[str]:
 )
 def test_the_box_says_what_the_killed_rank_did(tmp_path: Path, ranks: int, culprit: int, how: str, steps: int) -> None:
     script = _script(tmp_path, _TRAINING.format(culprit=culprit, how=how, steps=steps))
-    ended = run("-np", str(ranks), "sh", "-c", f"{sys.executable} {script}; kill -$(($? - 128)) $$")
+    ended = run("-np", str(ranks), "sh", "-c", f"{shlex.quote(sys.executable)} {script}; kill -$(($? - 128)) $$")
     assert ended.returncode == 128 + {"kill": 9, "crash": 11}[how], ended.stderr
     box = _box(ended.stderr)
     assert f"rank {culprit} on localhost was ended by signal" in box[0]

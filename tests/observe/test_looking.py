@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import signal
 import struct
 import subprocess
@@ -241,7 +242,7 @@ def test_a_program_that_is_no_rank_is_described_by_its_processes(start: Start, t
 
 
 def test_below_a_shell_the_rank_is_the_python(start: Start, tmp_path: Path) -> None:
-    rank = start("time.sleep(600)", command=["bash", "-c", f"{sys.executable} {tmp_path}/train.py; date"])
+    rank = start("time.sleep(600)", command=["bash", "-c", f"{shlex.quote(sys.executable)} {tmp_path}/train.py; date"])
     looked = rank.look()
     assert looked["pid"] != rank.pid
     assert _places(_main(looked)) == _HERE

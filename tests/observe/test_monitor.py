@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -382,7 +383,7 @@ def test_a_job_of_nodes_has_its_socket_at_node_0(place: Path, tmp_path: Path) ->
 
 
 def test_a_job_of_run_can_be_asked_too(place: Path, tmp_path: Path) -> None:
-    program = f"import hvdlite, os; hvdlite.run(os.system, ({' '.join(_command(tmp_path))!r},), np=2)"
+    program = f"import hvdlite, os; hvdlite.run(os.system, ({shlex.join(_command(tmp_path))!r},), np=2)"
     with subprocess.Popen([sys.executable, "-c", program]) as caller:
         (client,) = _jobs(place)
         with client:
