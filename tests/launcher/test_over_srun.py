@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def test_a_step_of_one_task_may_start_a_job_and_one_of_several_may_not() -> None
 
 
 def test_a_rank_that_starts_a_job_starts_it_here() -> None:
-    inner = f"{' '.join(COMMAND)} -np 1 sh -c 'echo $HVDLITE_HOSTNAME'"
+    inner = f"{shlex.join(COMMAND)} -np 1 sh -c 'echo $HVDLITE_HOSTNAME'"
     ended = run("-np", "1", "sh", "-c", inner)
     assert ended.stdout == "[0]<stdout>:[0]<stdout>:localhost\n", ended.stderr
 
