@@ -45,7 +45,7 @@ def install() -> None:
             print("hvdrun: interrupted before anything was started", file=sys.stderr)
             return
         shorten(error)
-        shows(kind, error, trace)
+        shows(kind, error, error.__traceback__)
 
     def show_in_thread(arguments: Any) -> None:
         if arguments.exc_value is not None:
@@ -87,14 +87,15 @@ def shorten(error: BaseException) -> None:
             left += each.exceptions
         is_bug = isinstance(each, AssertionError) and not each.args
         if isinstance(each, _OF_THE_USER) and not is_bug:
-            _cut(each.__traceback__, isinstance(each, KeyboardInterrupt))
+            each.__traceback__ = _cut(each.__traceback__, isinstance(each, KeyboardInterrupt))
 
 
-def _cut(trace: TracebackType | None, may_wait_elsewhere: bool) -> None:
-    """Cuts ``trace`` below the user's call, even if it ends inside the standard library.
+def _cut(trace: TracebackType | None, may_wait_elsewhere: bool) -> TracebackType | None:
+    """Cuts ``trace`` below the user's call, even if it ends inside the standard library; None if there is no such call.
 
     A framework's frames between two of ours, such as those of ``torch.no_grad``, are not the user's either.
     """
+    first = trace
     last = None  # the last frame that is the user's, or another library's
     between = None  # one of a framework since, which we called
     is_within = False
@@ -109,8 +110,10 @@ def _cut(trace: TracebackType | None, may_wait_elsewhere: bool) -> None:
             last, between = trace, None
         is_within = is_ours or (is_within and last is not trace)
         trace = trace.tb_next
-    if (last := between or last) is not None:
-        last.tb_next = None
+    if (last := between or last) is None:
+        return None
+    last.tb_next = None
+    return first
 
 
 def _is_standard(file: str) -> bool:

@@ -61,7 +61,7 @@ class ZmqLeafLink(ZmqLink):
             if time.monotonic() >= deadline:
                 raise HorovodInternalError(
                     f"rank {rank} got no answer from rank 0 at {root} in time. Check for a firewall between them; "
-                    "--network-interface chooses other addresses, --port-range the ports"
+                    "HVDLITE_ADDRESS (hvdrun: --network-interface) sets the address, HVDLITE_PORT_RANGE the ports"
                 )
             self._sleep_until(deadline)
             for item in self.receive():

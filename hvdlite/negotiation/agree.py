@@ -68,7 +68,10 @@ def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -
     for what, value_of in (*_ALWAYS, *KINDS[first.kind].alike):
         values = [value_of(request, ranks) for request in requests]
         if any(value != values[0] for value in values):
-            return _explain(f"{what} of tensor {first.name!r}", values, submitters)
+            text = _explain(f"{what} of tensor {first.name!r}", values, submitters)
+            if {request.kind for request in requests} == {Kind.ALLREDUCE, Kind.ALLGATHER}:
+                text += " A gradient that is sparse on some ranks and dense on others needs sparse_as_dense=True."
+            return text
     return ""
 
 

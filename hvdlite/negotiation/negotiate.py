@@ -280,9 +280,11 @@ class Negotiator:
 
     def _why_not_without(self, request: Request, absent: Sequence[int]) -> str:
         joined = ", ".join(map(str, sorted(self._named(absent))))
+        gathers = request.kind is Kind.ALLGATHER
         return (
             f"{request.kind} of tensor {request.name!r} cannot run because rank(s) {joined} have joined and have no "
             "more data; until all ranks have joined, only allreduce with op Average or Sum runs"
+            + ("; a sparse gradient is gathered unless the optimizer has sparse_as_dense=True" if gathers else "")
         )
 
     def _live(self) -> list[int]:

@@ -26,10 +26,10 @@ def listen(address: str, ports: range | None) -> Entrance:
             if error.errno != errno.EADDRINUSE:
                 raise HorovodInternalError(
                     f"cannot listen on {address} port {port or 'any'}: {error.strerror}. Choose an address of this "
-                    "host with --network-interface or HVDLITE_ADDRESS, or other ports with --port-range"
+                    "host with HVDLITE_ADDRESS (hvdrun: --network-interface), or other ports with HVDLITE_PORT_RANGE"
                 ) from None
     told = "any port" if ports is None else f"ports {ports[0]}-{ports[-1]}"
-    raise HorovodInternalError(f"cannot listen on {address}: {told} are all in use; choose a wider --port-range")
+    raise HorovodInternalError(f"cannot listen on {address}: {told} are all in use; choose a wider HVDLITE_PORT_RANGE")
 
 
 def listen_at(address: str, port: int) -> Entrance:

@@ -1,4 +1,4 @@
-"""Pickling by value, with the package cloudpickle, for objects without an importable name, such as lambdas."""
+"""Pickling of objects without an importable name, such as lambdas, by value; and errors of unpickling by name."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ def dump_by_value(value: Any, reason: str) -> bytes:
         return bytes(cloudpickle.dumps(value))
     except UNPICKLABLE as error:
         raise ValueError(f"cannot be sent to another process: {error}") from None
+
+
+def loads(data: bytes | memoryview) -> Any:
+    """Unpickles ``data``. Raises ValueError, with what to do, for a name that this process has not defined."""
+    try:
+        return pickle.loads(data)
+    except AttributeError as error:
+        if not str(error).startswith("Can't get attribute"):
+            raise  # from a method of the object
+        raise ValueError(
+            f"{error}: it was sent by its name, which this process has not defined. Define it at the top level of a "
+            'module or script, not under if __name__ == "__main__": nor in other code that only some processes run'
+        ) from None

@@ -21,7 +21,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops import group_of, synchronize
 from hvdlite.ops.arrays import collectives as arrays
-from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value
+from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value, loads
 from hvdlite.session import rank
 
 _FAILED = -1  # sent instead of a length, so that the other ranks raise and do not wait for bytes that never come
@@ -112,7 +112,7 @@ def _dumps(obj: Any) -> bytes:
 
 def _loads(data: Any) -> Any:
     try:
-        return pickle.loads(data)
+        return loads(data)
     except ModuleNotFoundError as error:
         if error.name != "cloudpickle":
             raise

@@ -17,7 +17,7 @@ import pickle
 import sys
 from typing import Any, Final
 
-from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value
+from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value, loads
 
 MAX_BYTES: Final = 8 << 30  # of one function with its arguments, and of one result; more belongs in files
 
@@ -38,7 +38,7 @@ def dump(value: Any) -> bytes:
 
 def load(data: bytes | memoryview) -> Any:
     """Returns the value given to `dump`, after `prepare`. Only for data of the job itself: unpickling runs code."""
-    return pickle.loads(data)
+    return loads(data)
 
 
 def preparation(call: bytes) -> dict[str, Any]:

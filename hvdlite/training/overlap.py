@@ -191,7 +191,8 @@ class Overlap(Generic[T]):
         if gradient.passes_left == 0:
             raise AssertionError(
                 f"{gradient.name!r} was computed more than backward_passes_per_step = {self._passes} times before "
-                "step(); increase backward_passes_per_step to accumulate gradients locally"
+                "step(); increase backward_passes_per_step to accumulate gradients locally, or keep "
+                "the backward() of another optimizer's loss from computing this gradient"
             )
         gradient.passes_left -= 1
         if gradient.passes_left > 0:

@@ -27,7 +27,7 @@ _MOST_RANGES: Final = 64
 _MOST_CIRCLE: Final = 8
 _MOST_TENSORS: Final = 10**9
 _NAME: Final = 100  # characters
-_HINT: Final = "--stall-check-shutdown-time-seconds S ends a job that waits for so long"
+_HINT: Final = "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=S ends a job that waits for so long"
 
 
 @dataclass(frozen=True)

@@ -155,3 +155,16 @@ def test_a_script_without_a_guard_is_told_so_and_starts_nothing_more(tmp_path: P
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 1
     assert 'put the call under if __name__ == "__main__":' in ended.stderr
+
+
+def test_a_function_under_the_guard_is_told_where_to_go(tmp_path: Path) -> None:
+    script = tmp_path / "guarded.py"
+    script.write_text(
+        "import hvdlite\nif __name__ == '__main__':\n    def train():\n        return 1\n    hvdlite.run(train, np=2)\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 1
+    told = re.search(r"on localhost:\n\n(ValueError: Can't get attribute 'train' on .*)\n$", ended.stderr)
+    assert told, ended.stderr
+    assert "the top level of a module or script" in told[1]
+    assert ended.stderr.count("File ") == 1, ended.stderr

@@ -179,7 +179,7 @@ def test_a_range_of_ports_is_kept_to_and_its_end_is_an_error_that_names_it() -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1.*ports {port}-{port}.*wider --port-range"):
+        with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1.*ports {port}-{port}.*wider HVDLITE_PORT_RANGE"):
             listening("127.0.0.1", range(port, port + 1))
     plane = listening("127.0.0.1", range(port, port + 1))
     assert plane.address == f"tcp://127.0.0.1:{port}"

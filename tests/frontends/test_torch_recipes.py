@@ -214,9 +214,10 @@ def a_backward_through_another_optimizers_model() -> None:
     ]
     discriminator(generator(torch.ones(1, 2))).sum().backward()
     optimizers[0].step()
-    with pytest.raises(AssertionError, match=r"zero_grad\(\) was called while ranks are reducing .* call step\(\) or"):
+    told = r"zero_grad\(\) was called while ranks are reducing .*backward\(inputs=.*requires_grad_\(False\)"
+    with pytest.raises(AssertionError, match=told):
         optimizers[1].zero_grad()
-    with pytest.raises(AssertionError, match="'gradient.discriminator.* more than backward_passes_per_step = 1 times"):
+    with pytest.raises(AssertionError, match="'gradient.discriminator.* more than .* another optimizer's"):
         discriminator(generator(torch.ones(1, 2)).detach()).sum().backward()
     with pytest.raises(AssertionError, match="'gradient.discriminator.* was changed while ranks were reducing it"):
         optimizers[1].synchronize()

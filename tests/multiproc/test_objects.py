@@ -39,8 +39,18 @@ def _objects() -> None:
     hvd.shutdown()
 
 
+class _Somewhere:
+    """Defined on one rank only."""
+
+
 def _without_a_name() -> None:
     hvd.init()
+    if hvd.rank() == 0:
+        hvd.broadcast_object(_Somewhere(), 0)
+    else:
+        del globals()["_Somewhere"]
+        with pytest.raises(ValueError, match="Can't get attribute '_Somewhere' .* code that only some processes run"):
+            hvd.broadcast_object(None, 0)
     number = hvd.rank() + 3
     last = hvd.size() - 1
     add = hvd.broadcast_object(lambda value: value + number, last)

@@ -50,7 +50,9 @@ def test_all_listeners_are_within_the_range_and_a_full_one_is_an_error() -> None
             lambda: ZmqRootLink(member(0, "ab"), Settings(port_range=str(first))),
             lambda: LivenessListener("127.0.0.1", range(first, first + 1)),
         ):
-            with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1: ports {first}-{first} .*--port-range"):
+            with pytest.raises(
+                HorovodInternalError, match=rf"127\.0\.0\.1: ports {first}-{first} .*HVDLITE_PORT_RANGE"
+            ):
                 listen()
 
 

@@ -72,7 +72,7 @@ def _report(late: Mapping[str, Wait], waited_s: float) -> tuple[str, dict[str, A
     advice = "look at what those ranks are doing. " if not circle else f"{circle_text(circle)} "
     warning = (
         f"waiting for {waited_s:.0f} s: {'; '.join(parts)}{more}. Ranks must submit the same tensors; {advice}"
-        "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS (--stall-check-shutdown-time-seconds) ends a job that waits for so long."
+        "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=S ends a job that waits for so long."
     )
     facts = {
         "seconds": waited_s,

@@ -33,8 +33,8 @@ from hvdlite.tensors.dtypes import DType
 
 _LINGER_S: Final = 2.0
 _NO_LIBCRYPTO: Final = (
-    "tensors cannot be encrypted: {}; use another Python on all hosts, or leave out --encrypt-data "
-    "(HVDLITE_ENCRYPT_DATA)"
+    "tensors cannot be encrypted: {}; use another Python on all hosts, or leave out "
+    "HVDLITE_ENCRYPT_DATA (hvdrun: --encrypt-data)"
 )
 
 

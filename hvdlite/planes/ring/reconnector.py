@@ -188,7 +188,7 @@ class Reconnector:
                 HorovodInternalError(
                     f"rank {self._neighbours.rank} lost its connection to rank {right} at {self._right_name} and could "
                     f"not re-establish it for {now - connector.lost_at:.1f} s: {connector.trouble}. Check that the "
-                    "network between their hosts is up and that firewalls admit all ports of --port-range"
+                    "network between their hosts is up and that firewalls admit all ports of HVDLITE_PORT_RANGE"
                 )
             )
 

@@ -115,7 +115,12 @@ class _GradientStep(DistributedStep):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients. Raises AssertionError between backward and step, where ranks are reducing them."""
-        self._refuse_while_reducing("zero_grad()")
+        self._refuse_while_reducing(
+            "zero_grad()",
+            ". If that was the backward() of another model's loss, as in a GAN, step() would train on the wrong loss: "
+            "restrict it with loss.backward(inputs=list(generator.parameters())), or freeze the parameters of this "
+            "optimizer meanwhile with discriminator.requires_grad_(False)",
+        )
         self._reducer.start_over()
         self._is_synchronized = False
         super().zero_grad(set_to_none)
@@ -150,11 +155,11 @@ class _GradientStep(DistributedStep):
                 f"step() in skip_synchronize() takes the gradients that synchronize() has reduced; {advice}"
             )
 
-    def _refuse_while_reducing(self, action: str) -> None:
+    def _refuse_while_reducing(self, action: str, more: str = "") -> None:
         if self._reducer.is_reducing:
             raise AssertionError(
                 f"{action} was called while ranks are reducing the gradients of the last backward(); "
-                "call step() or synchronize() first"
+                f"call step() or synchronize() first{more}"
             )
 
 
