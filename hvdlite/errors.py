@@ -39,7 +39,12 @@ def _rebuild(kind: type[HvdError], args: tuple[Any, ...], attributes: dict[str, 
 
 
 class HorovodInternalError(HvdError):
-    """A collective failed; its result must not be used."""
+    """A collective failed; its result must not be used.
+
+    ``blamed`` is the rank because of which `init` failed, and what became of that rank; None if that is not known.
+    """
+
+    blamed: tuple[int, str] | None = None
 
 
 class NotInitialized(HorovodInternalError):

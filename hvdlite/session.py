@@ -17,8 +17,9 @@ from hvdlite.engine.apart import Interruption, run_apart
 from hvdlite.engine.connecting import Connecting, connect
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.group import Group
-from hvdlite.errors import HvdError, NotInitialized
+from hvdlite.errors import HorovodInternalError, HvdError, NotInitialized
 from hvdlite.launched_by.presence import Presence
+from hvdlite.launched_by.report import report
 from hvdlite.log import configure, logger
 from hvdlite.members.process_set import ProcessSet, given_sets, global_process_set, refuse_part
 from hvdlite.members.topology import Placement
@@ -250,7 +251,9 @@ def _met(start: Start, options: Settings) -> Session:
         except MeetingOver as over:  # this rank was interrupted just when all had come together
             _have_met(over.epoch)
             return Session(start, options, presence, box, _next_epoch, _have_met)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, HorovodInternalError) and error.blamed is not None:
+            report(*error.blamed, options.report)
         presence.close()
         box.close()
         raise

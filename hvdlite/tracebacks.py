@@ -2,8 +2,9 @@
 
 Uncaught errors are shown by ``sys.excepthook``, ``threading.excepthook``, or in a notebook by IPython. `install` puts
 one step before each. It cuts off the frames below the user's call, of errors whose text says what is wrong and of those
-that they were raised from. A program that catches an error gets the whole traceback, and calls that succeed pay
-nothing, since no public function has to catch what passes through it.
+that they were raised from. What hvdlite did not expect is the cause of an HvdError, and keeps its frames. A program
+that catches an error gets the whole traceback, and calls that succeed pay nothing, since no public function has to
+catch what passes through it.
 """
 
 from __future__ import annotations
@@ -14,19 +15,14 @@ import threading
 from types import TracebackType
 from typing import Any, Final
 
-from hvdlite.errors import LaunchError, Mismatch, NotInitialized, PeerLost, ShutDown, Stalled
+from hvdlite.errors import HvdError
 from hvdlite.settings import Settings
 
 _OF_THE_USER: Final = (
     ValueError,
     TypeError,
     AssertionError,  # with a text: Horovod's class for steps in a wrong order
-    NotInitialized,
-    Mismatch,
-    PeerLost,
-    ShutDown,
-    Stalled,
-    LaunchError,
+    HvdError,
     KeyboardInterrupt,
 )
 _OURS: Final = os.path.dirname(__file__) + "/"  # as code objects have it: a link on the way stays one
@@ -62,7 +58,7 @@ def _install_in(shell: Any) -> None:
 
     def show(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: Any = None) -> None:
         shorten(error)
-        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+        shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset)
 
     if not shell.custom_exceptions:
         shell.set_custom_exc(_OF_THE_USER, show)
@@ -82,7 +78,13 @@ def shorten(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        left += [each.__cause__, each.__context__]
+        cause = each.__cause__
+        if isinstance(cause, HvdError) and str(cause) in str(each):
+            each.__cause__ = None  # its text is told once
+        elif isinstance(cause, HvdError) or not isinstance(each, HvdError):
+            left.append(cause)
+        if each.__context__ is not cause:
+            left.append(each.__context__)
         if isinstance(each, BaseExceptionGroup):
             left += each.exceptions
         is_bug = isinstance(each, AssertionError) and not each.args

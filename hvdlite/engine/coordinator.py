@@ -19,13 +19,13 @@ from hvdlite.control.link import ControlLink, Left, Lost
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
-from hvdlite.engine.report import report_end
 from hvdlite.errors import HvdError, Mismatch, PeerLost
+from hvdlite.launched_by.report import report
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.delays.arrival import UNKNOWN
 from hvdlite.negotiation.delays.stall import StallWatch
 from hvdlite.negotiation.delays.straggler import StragglerWatch
-from hvdlite.negotiation.end_messages import error_of
+from hvdlite.negotiation.end_messages import error_of, fate_of
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.replica import Replica
@@ -249,7 +249,7 @@ class Coordinator:
     def _finish(self, end: End) -> None:
         error = error_of(end)
         if self._end is None and end.kind is not EndKind.REMOVED:
-            report_end(end, self._report)
+            report(end.rank, fate_of(end), self._report)
         if end.kind not in ORDERLY:
             self._planes.abort(error)  # even after the end: a batch agreed before it may wait for the rank that is lost
         self.has_ended.set()  # the root agrees no batch after an end

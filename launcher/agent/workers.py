@@ -1,9 +1,9 @@
 """The worker processes of one host: how they start, take signals, and are known to be gone.
 
 A worker leads a session of its own, reads /dev/null or a pipe, and writes to two pipes. To a third pipe, which is read
-after its end, it writes which rank ended its session (`hvdlite.engine.report`), and what it does to memory that is read
-then too (`hvdlite.observe.blackbox`). The process that uses this module is
-the subreaper of all of them, so a process that left its worker's group still becomes its child in the end.
+after its end, it writes which rank ended its session (`hvdlite.launched_by.report`), and what it does to memory that
+is read then too (`hvdlite.observe.blackbox`). The process that uses this module is the subreaper of all of them, so a
+process that left its worker's group still becomes its child in the end.
 """
 
 from __future__ import annotations

@@ -374,8 +374,18 @@ class _Execution:
             path = self._plan.environment.get("PATH", os.defpath)
             is_here = is_local(self._plan.placements[rank].host)
             python = python_of(self._plan.command, path) if is_here else ""
-            is_in_sight = self._screen.is_in_sight(rank)
-            self._screen.message(*describe_failure(failure, tail, log, stream, are_in_sight=is_in_sight, python=python))
+            self._screen.message(
+                *describe_failure(
+                    failure,
+                    tail,
+                    log,
+                    stream,
+                    are_in_sight=self._screen.is_in_sight(rank),
+                    python=python,
+                    done=rank in self._supervisor.done,
+                    batches=self._times.batches(rank),
+                )
+            )
         if self._logs and self._logs.lost_bytes:
             self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
         interrupted = failure is None and self._supervisor.exit_code != 0

@@ -110,6 +110,7 @@ class Supervisor:
         self._awaited = set(host_by_rank)  # the ranks that have not started
         self._agents = set(host_by_rank.values())
         self._interrupt: int | None = None
+        self.done: set[int] = set()  # the ranks that ended with code 0
         self.phase = Phase.RUNNING
         self.deadline: float | None = now + START_S
         self.failure: Failure | None = None
@@ -158,6 +159,8 @@ class Supervisor:
             how = "was killed by the kernel: out of memory"
         if agent:  # whatever it did then, and even if it exited with 0: it was not to end yet
             shown, signum, how = shown or 128 + signal.SIGTERM, None, f"was ended by its agent, {agent}"
+        if shown == 0:
+            self.done.add(rank)
         culprit = self._culprit(rank, ended_by)
         host = self._host_by_rank[rank]
         return self._ended(Failure(rank, host, pid, shown, signum, time, how, is_oom, uncertain_s, culprit, last), now)

@@ -27,6 +27,10 @@ class Times:
                 spent = spent._replace(latest_rank_s=0.0)
             self._ended[rank] = spent, at if self._began <= at <= now else now
 
+    def batches(self, rank: int) -> int | None:
+        """How many batches ``rank`` had run when it ended; None if that is not known."""
+        return int(self._ended[rank][0].batches) if rank in self._ended else None
+
     def line(self, now: float) -> str:
         """The line about a job that ends ``now``; empty if there is nothing to say."""
         stays = [Stay(spent, now - at) for spent, at in self._ended.values()]

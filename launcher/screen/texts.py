@@ -35,19 +35,24 @@ def describe_failure(
     *,
     are_in_sight: bool = False,
     python: str = "",
+    done: bool = False,
+    batches: int | None = None,
 ) -> Iterator[str]:
     """The lines of the box: the rank to blame, the reason, its last output to ``stream`` and where the rest is.
 
     If the reader still sees ``last_lines`` above, the box has only the end of them. ``python`` is the interpreter of
-    the ranks, empty if the job runs another program.
+    the ranks, empty if the job runs another program. If the rank to blame is ``done``, it ended with code 0, after so
+    many ``batches`` if that is known.
     """
     culprit = failure.culprit
     if culprit and culprit.fate:
-        yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {culprit.fate} ".ljust(_WIDTH, "-")
+        fate = _fate(culprit.fate, batches) if done else culprit.fate
+        yield f"+-- hvdrun: rank {culprit.rank} on {culprit.host} {fate} ".ljust(_WIDTH, "-")
         yield f"| rank {failure.rank} on {failure.host} {failure.reason} because of that"
         if culprit.fate.endswith(ENDED):
-            yield f"| hint: if rank {culprit.rank} shows no error, it was killed or finished first: make every"
-            yield "|   call on all ranks, equally often, or call hvd.join() after the last one"
+            is_known = "" if done else f"if rank {culprit.rank} shows no error, it was killed or finished first: "
+            yield f"| hint: {is_known}make every call on all ranks, equally often,"
+            yield "|   or call hvd.join() after the last one"
     else:
         yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
         yield from _details(failure)
@@ -63,6 +68,13 @@ def describe_failure(
     if log is not None:
         yield f"| its log: {log}"
     yield "+".ljust(_WIDTH, "-")
+
+
+def _fate(fate: str, batches: int | None) -> str:
+    """What became of a rank that ended with code 0, and had this ``fate`` in the words of others."""
+    if not fate.endswith(ENDED):
+        return f"{fate}: it exited with code 0"
+    return f"exited with code 0{'' if batches is None else f' after {batches} batch' + 'es' * (batches != 1)}"
 
 
 def _last_words(lines: Sequence[str]) -> Sequence[str]:

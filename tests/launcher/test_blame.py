@@ -65,6 +65,34 @@ def test_a_rank_that_does_not_submit_is_named(tmp_path: Path) -> None:
     assert re.match(r"\+-- hvdrun: rank 1 on \S+ stalled: it did not submit x within 2 s", box), box
 
 
+def test_a_rank_that_is_done_first_is_said_to_have_exited_with_0(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_PROGRAM.format(culprit=1, failure="sys.exit(0)"))
+    ended = run("-np", "3", sys.executable, str(script))
+    assert ended.returncode == 1, ended.stderr
+    box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
+    assert re.match(r"\+-- hvdrun: rank 1 on \S+ exited with code 0 after 6 batches -", box), box
+    assert "killed or finished first" not in box
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_who_does_not_come_is_to_blame_and_not_who_waits(tmp_path: Path, ends: bool) -> None:
+    script = tmp_path / "train.py"
+    instead = "sys.exit(0)" if ends else "time.sleep(600)"
+    script.write_text(
+        f"import os, sys, time, hvdlite\nif os.environ['HVDLITE_RANK'] in '13':\n    {instead}\nhvdlite.init()\n"
+    )
+    ended = run("-np", "4", "--start-timeout", "1", sys.executable, str(script))
+    assert ended.returncode == 1, ended.stderr
+    shown, box = ended.stderr.split("+-- hvdrun: ", 1)
+    fate = ": it exited with code 0" if ends else ""
+    assert re.match(rf"rank 1 on \S+ did not call init\(\) within 1 s, nor did rank 3{fate} -*\n", box), box
+    assert re.search(r"\n\| rank [02] on \S+ ended with code 1 because of that\n", box), box
+    assert "did not call it" not in box
+    assert shown.count("did not call it") == 1, shown
+    assert shown.count("  File ") == 1, shown
+
+
 def test_a_victim_whose_stderr_is_elsewhere_names_the_culprit(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_PROGRAM.format(culprit=1, failure="hvd.shutdown(); time.sleep(0.5); sys.exit(7)"))
