@@ -16,16 +16,14 @@ from ..agents.agents import Agents
 from ..agents.fields import field, figure, integer, printable
 from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink
-from ..hosts import is_local
 from ..monitor.monitor import Monitor
-from ..options.of_python import python_of
 from ..screen.output import Stream
 from ..screen.screen import Screen
-from ..screen.texts import describe_failure
 from ..stream.frames import FrameError, Kind, unpack_message, unpack_output
 from ..stream.loop import WRITE
 from ..stream.signals import caught
 from ..stream.sink import Sink
+from .blame import box
 from .input import Input
 from .logs import Logs
 from .plan import Plan
@@ -367,30 +365,18 @@ class _Execution:
         if self._says_times and (line := self._times.line(time.monotonic())):
             self._screen.message(f"hvdrun: {line}")  # first, as a failure is what the user is to see
         failure = self._supervisor.failure
-        if failure and (self._on_failure is None or self._on_failure(failure, self._screen.tail(failure.rank))):
+        if failure and (self._on_failure is None or self._on_failure(failure, self._last_lines(failure))):
             rank = failure.to_look_at
-            tail, stream = self._screen.tail(rank), self._screen.stream_of_tail(rank)
-            log = self._logs.path(rank, stream) if self._logs else None
-            path = self._plan.environment.get("PATH", os.defpath)
-            is_here = is_local(self._plan.placements[rank].host)
-            python = python_of(self._plan.command, path) if is_here else ""
-            self._screen.message(
-                *describe_failure(
-                    failure,
-                    tail,
-                    log,
-                    stream,
-                    are_in_sight=self._screen.is_in_sight(rank),
-                    python=python,
-                    done=rank in self._supervisor.done,
-                    batches=self._times.batches(rank),
-                )
-            )
+            done, batches = rank in self._supervisor.done, self._times.batches(rank)
+            self._screen.message(*box(failure, self._plan, self._screen, self._logs, done=done, batches=batches))
         if self._logs and self._logs.lost_bytes:
             self._screen.message(f"hvdrun: {self._logs.lost_bytes} bytes of the log files were dropped")
         interrupted = failure is None and self._supervisor.exit_code != 0
         self._screen.close(_INTERRUPTED_PATIENCE_S if interrupted else _READER_PATIENCE_S)
         return self._supervisor.exit_code
+
+    def _last_lines(self, failure: Failure) -> Sequence[str]:
+        return (failure.is_by_signal and self._screen.crash(failure.rank)) or self._screen.tail(failure.rank)
 
     def _tell(self, text: str) -> None:
         if self._is_verbose:

@@ -92,6 +92,11 @@ class Failure:
         """The rank whose output may tell more: the culprit if its fate is known, else the one that failed."""
         return self.culprit.rank if self.culprit and self.culprit.fate else self.rank
 
+    @property
+    def is_by_signal(self) -> bool:
+        """True if a signal ended the rank, or a process below it, as its code says."""
+        return self.code > 128
+
     def is_surely_before(self, other: Failure) -> bool:
         return self.time + self.uncertain_s < other.time - other.uncertain_s
 

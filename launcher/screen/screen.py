@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from ..stream.sink import Sink
+from .last_words import Crash
 from .output import LineAssembler, Stream, prefix
 from .prompt import Prompt
 from .repeats import Line, Repeats, Same
@@ -44,6 +45,7 @@ class Screen:
         self._shown_at: dict[tuple[int, Stream], float] = {}
         self._tails: dict[tuple[int, Stream], deque[bytes]] = {}
         self._lines: dict[Sink, int] = dict.fromkeys(self._sinks.values(), 0)  # that were written there
+        self._crashes: dict[int, Crash] = {}  # what ranks wrote to stderr
         self._places: dict[tuple[int, Stream], deque[int]] = {}  # how many there were before each line of a tail
         self._drawn: dict[Sink, bytes] = {}
         self._warned: set[Sink] = set()
@@ -65,6 +67,10 @@ class Screen:
     def tail(self, rank: int) -> list[str]:
         """The last lines that ``rank`` wrote to `stream_of_tail`."""
         return [line.decode(errors="replace") for line in self._tails.get((rank, self.stream_of_tail(rank)), ())]
+
+    def crash(self, rank: int) -> list[str]:
+        """The lines of `Crash`, if Python reported one of ``rank``."""
+        return [line.decode(errors="replace") for line in self._crashes[rank].lines] if rank in self._crashes else []
 
     def stream_of_tail(self, rank: int) -> Stream:
         """stderr, or stdout if ``rank`` wrote nothing to stderr."""
@@ -154,6 +160,8 @@ class Screen:
             return
         tail = self._tails.setdefault((rank, stream), deque(maxlen=TAIL_LINES))
         tail.extend(line[:_TAIL_BYTES] for line in lines[-TAIL_LINES:])
+        if stream is Stream.STDERR and (rank in self._crashes or Crash.begins(lines)):
+            self._crashes.setdefault(rank, Crash()).feed(lines)
         before = self._lines[self._sinks[stream]]
         places = self._places.setdefault((rank, stream), deque(maxlen=TAIL_LINES))
         places.extend(range(before, before + len(lines)))

@@ -17,6 +17,7 @@ from ..agent.software import examine
 from ..endings import NODE_BROKE, NODE_LEFT
 from ..job.plan import Plan
 from ..job.supervisor import Failure
+from .last_words import last_words, without_noise
 from .output import Stream
 
 _WIDTH: Final = 78
@@ -35,14 +36,15 @@ def describe_failure(
     *,
     are_in_sight: bool = False,
     python: str = "",
+    crash: Sequence[str] = (),
     done: bool = False,
     batches: int | None = None,
 ) -> Iterator[str]:
     """The lines of the box: the rank to blame, the reason, its last output to ``stream`` and where the rest is.
 
     If the reader still sees ``last_lines`` above, the box has only the end of them. ``python`` is the interpreter of
-    the ranks, empty if the job runs another program. If the rank to blame is ``done``, it ended with code 0, after so
-    many ``batches`` if that is known.
+    the ranks, empty if the job runs another program. Python's report of a ``crash`` takes the place of
+    ``last_lines``. If the rank to blame is ``done``, it ended with code 0, after so many ``batches`` if that is known.
     """
     culprit = failure.culprit
     if culprit and culprit.fate:
@@ -56,8 +58,11 @@ def describe_failure(
     else:
         yield f"+-- hvdrun: rank {failure.rank} on {failure.host} {failure.reason} ".ljust(_WIDTH, "-")
         yield from _details(failure)
-    if last_lines:
-        end = _last_words(last_lines) if are_in_sight else last_lines
+    if crash:
+        yield "| where it crashed:"
+        yield from (f"|   {line}" for line in crash)
+    elif last_lines:
+        end = last_words(last_lines) if are_in_sight else without_noise(last_lines)
         yield f"| the last lines of its {stream.value}{' (more above)' if len(end) < len(last_lines) else ''}:"
         yield from (f"|   {line}" for line in end)
     if any("No module named 'horovod" in line for line in last_lines[-1:]):
@@ -75,11 +80,6 @@ def _fate(fate: str, batches: int | None) -> str:
     if not fate.endswith(ENDED):
         return f"{fate}: it exited with code 0"
     return f"exited with code 0{'' if batches is None else f' after {batches} batch' + 'es' * (batches != 1)}"
-
-
-def _last_words(lines: Sequence[str]) -> Sequence[str]:
-    """The lines from the last unindented one on: the error of a traceback."""
-    return lines[max((number for number, line in enumerate(lines) if line[:1].strip()), default=0) :]
 
 
 def _details(failure: Failure) -> Iterator[str]:
