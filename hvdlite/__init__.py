@@ -34,6 +34,8 @@ def __getattr__(name: str) -> Any:
         names = _public()
         if name in names:
             return names[name]
+        if name == "elastic":  # not public, and in all front ends
+            return importlib.import_module(f"{__name__}.horovod.elastic")
         if name == "__all__":
             return sorted(names)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

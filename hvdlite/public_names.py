@@ -24,6 +24,7 @@ from hvdlite.errors import (
     ShutDown as ShutDown,
     Stalled as Stalled,
 )
+from hvdlite.horovod import elastic as elastic
 from hvdlite.ops import (
     barrier as barrier,
     join as join,

@@ -37,7 +37,7 @@ def install() -> None:
     shows, shows_in_thread = sys.excepthook, threading.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt) and os.path.basename(sys.argv[0]) == "hvdrun":
+        if issubclass(kind, KeyboardInterrupt) and _is_hvdrun(sys.argv[0]):
             print("hvdrun: interrupted before anything was started", file=sys.stderr)
             return
         shorten(error)
@@ -51,6 +51,10 @@ def install() -> None:
     sys.excepthook, threading.excepthook = show, show_in_thread
     if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()) is not None:
         _install_in(shell)
+
+
+def _is_hvdrun(program: str) -> bool:
+    return os.path.basename(program) == "hvdrun" or program == f"{_OURS}__main__.py"
 
 
 def _install_in(shell: Any) -> None:

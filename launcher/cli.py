@@ -29,6 +29,7 @@ from .hostlists import hosts_of
 from .hosts import Host
 from .job.plan import wanted_hosts
 from .launch import launch, say
+from .monitor.choosing import JobNotNamed
 from .network.attempts import HostsUnreached
 from .nodes.place import NodePlace, doubt
 from .options.command import LaunchCommand, complete_command
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _open_missing_streams()
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
     except (click.ClickException, click.Abort, KeyboardInterrupt, LaunchError, ValueError, OSError) as error:
-        if isinstance(error, HostsUnreached):
+        if isinstance(error, HostsUnreached | JobNotNamed):
             print("\n".join(error.report), file=sys.stderr)
         code, text = ending_of(error)
     if message := " ".join(text.split()):

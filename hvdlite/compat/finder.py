@@ -39,8 +39,13 @@ class HorovodFinder(MetaPathFinder):
             return None
         if fullname not in MODULES:
             # Without its argument ``name``: by that, ``from horovod import tensorflow`` would take the message away.
+            parent = fullname.rpartition(".")[0]
+            while parent not in MODULES and parent != _ROOT:
+                parent = parent.rpartition(".")[0]
+            there = sorted(name.rpartition(".")[2] for name in MODULES if name.rpartition(".")[0] == parent)
             raise ModuleNotFoundError(
-                f"no module {fullname!r}: hvdlite stands in for Horovod here, and has only {', '.join(sorted(MODULES))}"
+                f"no module {fullname!r}: hvdlite stands in for Horovod here, and has "
+                f"{', '.join(there) if there else 'no module'} in {parent}"
             )
         lent = MODULES[fullname]
         is_package = any(name.startswith(f"{fullname}.") for name in MODULES)

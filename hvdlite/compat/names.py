@@ -7,6 +7,7 @@ from typing import Final
 MODULES: Final = {
     "horovod.common": "",  # a package with nothing of its own
     "horovod.common.basics": "hvdlite.horovod.basics",
+    "horovod.common.elastic": "hvdlite.horovod.elastic",
     "horovod.common.exceptions": "hvdlite.horovod.exceptions",
     "horovod.common.process_sets": "hvdlite.process_sets",
     "horovod.common.util": "hvdlite.horovod.checks",
@@ -42,6 +43,9 @@ MODULES: Final = {
     "horovod.tensorflow.util": "hvdlite.tensorflow.eager_mode",
     "horovod.torch": "hvdlite.torch",
     "horovod.torch.compression": "hvdlite.torch.compression",
+    "horovod.torch.elastic": "hvdlite.horovod.elastic",
+    "horovod.torch.elastic.sampler": "hvdlite.horovod.elastic",
+    "horovod.torch.elastic.state": "hvdlite.horovod.elastic",
     "horovod.torch.functions": "hvdlite.torch",
     "horovod.torch.mpi_ops": "hvdlite.horovod.mpi_ops",
     "horovod.torch.optimizer": "hvdlite.torch.optimizer",

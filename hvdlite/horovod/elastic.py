@@ -1,6 +1,6 @@
 """Names of Horovod's elastic training, which hvdlite does not have: each raises a sentence when it is used.
 
-It is the module ``elastic`` of every front end of Horovod for TensorFlow and Keras.
+It is the module ``elastic`` of every front end.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from typing import Any, NoReturn
 
 __all__ = [
     "CommitStateCallback",
+    "ElasticSampler",
     "KerasState",
+    "ObjectState",
+    "State",
     "TensorFlowKerasState",
     "TensorFlowState",
+    "TorchState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "run",
 ]
+
+__path__: list[str] = []  # a package, because of horovod.torch.elastic.state
 
 
 def run(func: Any) -> NoReturn:
@@ -25,12 +31,12 @@ def run(func: Any) -> NoReturn:
     )
 
 
-class TensorFlowState:
-    """Raises what `run` does, under each name of a state or a callback."""
+class State:
+    """Raises what `run` does, under each name of a state, a sampler or a callback."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         run(None)
 
 
-TensorFlowKerasState = KerasState = TensorFlowState
-CommitStateCallback = UpdateBatchStateCallback = UpdateEpochStateCallback = TensorFlowState
+ObjectState = TorchState = TensorFlowState = TensorFlowKerasState = KerasState = State
+CommitStateCallback = UpdateBatchStateCallback = UpdateEpochStateCallback = ElasticSampler = State

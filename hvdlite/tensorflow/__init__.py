@@ -64,7 +64,6 @@ _HOROVODS = {  # not public, and taken from here by scripts and tests for Horovo
 }
 _ELSEWHERE = _LATER | {name: module for module, names in _HOROVODS.items() for name in names.split()}
 _MODULES = {
-    "elastic": "hvdlite.horovod.elastic",
     "gradient_aggregation": "hvdlite.tensorflow.gradient_aggregation",
     "keras": "hvdlite.tensorflow.keras",
     "mpi_ops": "hvdlite.tensorflow.mpi_ops",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from ..agents.fields import printable
@@ -10,15 +12,23 @@ from .client import Client, JobEnded, running
 _MOST_CHARACTERS = 60  # of a command
 
 
+class JobNotNamed(click.UsageError):
+    """The user must say which job is meant. ``report`` has a line for each that runs."""
+
+    def __init__(self, text: str, report: Sequence[str]) -> None:
+        super().__init__(text)
+        self.report = report
+
+
 def chosen(pid: int | None) -> Client:
     """Connects to the hvdrun of process ``pid``, or to the only one that runs. The caller closes the connection.
 
-    Raises UsageError that lists those that run.
+    Raises JobNotNamed that lists those that run, or UsageError if there is none.
     """
     clients = running()
     found = [client for client in clients if pid is None or client.pid == pid]
     if len(found) != 1:
-        listed = "; ".join(map(_describe, clients))
+        listed = [_describe(client) for client in clients]
     for client in clients:
         if found != [client]:
             client.close()
@@ -27,7 +37,8 @@ def chosen(pid: int | None) -> Client:
     if not clients:
         raise click.UsageError("no job of yours runs on this host; ask on the host where its hvdrun runs.")
     wrong = f"no hvdrun of yours is process {pid}" if pid is not None else f"{len(clients)} jobs run"
-    raise click.UsageError(f"{wrong}; give the process of one of these: {listed}")
+    command = click.get_current_context().command_path
+    raise JobNotNamed(f"{wrong}; give the process of one of those above, as in {command} {clients[0].pid}.", listed)
 
 
 def _describe(client: Client) -> str:

@@ -18,7 +18,17 @@ FRONT_ENDS = {"torch", "tensorflow", "keras", "jax"}
 # From the lowest to the highest. A module belongs to the longest name here that its own begins with. It may import what
 # belongs to the same name, and any layer before its own: names of one layer do not know each other.
 LAYERS = [
-    {"errors", "log", "version", "compat", "observe.cgroups", "untraced", "untrusted", "publish"},
+    {
+        "errors",
+        "log",
+        "version",
+        "compat",
+        "observe.cgroups",
+        "untraced",
+        "untrusted",
+        "publish",
+        "horovod.elastic",
+    },
     {"observe.blackbox"},
     {"observe.times", "observe.calls"},
     {"net", "tensors", "members", "native"},
@@ -71,7 +81,7 @@ LAYERS = [
     {"keras"},
     {"tensorflow.keras"},
     {"bench", "ray", "spark", "dask"},
-    {"horovod"},
+    {"horovod", "__main__"},
     {"tensorflow.mpi_ops"},
 ]
 # Where these will stand, once they are there.
@@ -99,7 +109,7 @@ LAUNCHER_MAY_IMPORT = (
     "observe.timeline.limits",
     "untrusted",
 )
-MAY_IMPORT_LAUNCHER = ("running", "hosted", "horovod", "bench")
+MAY_IMPORT_LAUNCHER = ("__main__", "running", "hosted", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {
     "threading",
     "socket",

@@ -57,6 +57,14 @@ def test_dir_has_the_public_names_only(module: str) -> None:
     assert dir(loaded) == sorted(loaded.__all__)
 
 
+@pytest.mark.parametrize("module", ["hvdlite", "hvdlite.torch"])
+def test_elastic_training_is_a_sentence(module: str) -> None:
+    elastic = importlib.import_module(module).elastic
+    for name in elastic.__all__:
+        with pytest.raises(NotImplementedError, match="no elastic training; save checkpoints, and start the job again"):
+            getattr(elastic, name)(print)
+
+
 def test_another_name_is_an_error_of_the_usual_kind() -> None:
     with pytest.raises(AttributeError, match=r"^module 'hvdlite' has no attribute 'all_reduce'$"):
         importlib.import_module("hvdlite").all_reduce  # noqa: B018

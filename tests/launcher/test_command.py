@@ -34,6 +34,13 @@ def test_an_option_without_a_section_is_not_lost() -> None:
     assert sections([new, listed]) == {"About": [listed], "Other": [new]}
 
 
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "hvdlite", "-np", "1", "--dry-run", "true"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("1 rank(s) on 1 host(s)\n")
+
+
 @pytest.mark.parametrize("words", [("-np", "1", "completion"), ("-np", "1", "--", "completion")], ids=" ".join)
 def test_a_program_may_have_the_name_of_another_command(words: tuple[str, ...], tmp_path: Path) -> None:
     program = tmp_path / "completion"

@@ -103,12 +103,14 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("module", ["click", "hvdlite.launcher.job.execute"])
-def test_ctrl_c_while_hvdrun_is_imported_is_one_line(module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "is_module"), [("click", False), ("hvdlite.launcher.job.execute", False), ("click", True)]
+)
+def test_ctrl_c_while_hvdrun_is_imported_is_one_line(module: str, is_module: bool, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS.format(module=module))
     (tmp_path / "hvdrun").write_text("import sys\nfrom hvdlite.launcher.cli import main\nsys.exit(main())\n")
     ended = subprocess.run(
-        [sys.executable, str(tmp_path / "hvdrun"), "-np", "1", "true"],
+        [sys.executable, *(("-m", "hvdlite") if is_module else (str(tmp_path / "hvdrun"),)), "-np", "1", "true"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
         capture_output=True,
         text=True,

@@ -161,7 +161,9 @@ def test_of_several_jobs_one_must_be_chosen(
             assert main(["top", "--once"]) == 2
             error = capsys.readouterr().err
             assert "2 jobs run" in error
-            assert all(f"{job.pid}: 1 rank(s), sleep 600" in error for job in (one, other))
+            listed = [f"{pid}: 1 rank(s), sleep 600" for pid in sorted(job.pid for job in (one, other))]
+            assert error.splitlines()[:2] == listed
+            assert error.splitlines()[2].startswith("hvdrun: 2 jobs run; give the process of one of those above, as in")
             assert main(["top", "1"]) == 2
             assert "no hvdrun of yours is process 1;" in capsys.readouterr().err
             for job in (one, other):
