@@ -57,7 +57,8 @@ def launch(
         job.per_host,
     )
     identity = Job.create()
-    _print_notes([*outcome.notes, *_counted_twice(hosts)])
+    here = own_names(hosts)
+    _print_notes([*outcome.notes, *([_counted_twice(here, ", this one,")] if len(here) > 1 else [])])
     for wrong, right in misspelt(environment):
         say(f"there is no setting {wrong}; did you mean {right}?")
     if is_dry:
@@ -73,7 +74,8 @@ def launch(
         idle = _without_ranks(hosts, plan)
         if ways and idle:
             raise BadHostSpec(f"{idle[0]}; start fewer nodes, or more ranks, or give each node fewer with -ppn.")
-        _print_notes(idle)
+        aliases = [names for names in plan.aliases if not set(names) <= set(here)]
+        _print_notes([*idle, *map(_counted_twice, aliases)])
         with (
             _logs(output.folder, plan.size) as logs,
             RendezvousServer(identity, plan.size) as server,
@@ -105,11 +107,8 @@ def _ignore(line: str) -> None:
     """Ignores a message that only --verbose shows."""
 
 
-def _counted_twice(hosts: Sequence[Host]) -> list[str]:
-    here = own_names(hosts)
-    if len(here) < 2:
-        return []
-    return [f"{' and '.join(here)} are one machine, this one, and count as {len(here)} hosts; {here[0]}:N is one host"]
+def _counted_twice(names: Sequence[str], which: str = "") -> str:
+    return f"{' and '.join(names)} are one machine{which} and count as {len(names)} hosts; {names[0]}:N is one host"
 
 
 def _without_ranks(hosts: Sequence[Host], plan: Plan) -> list[str]:

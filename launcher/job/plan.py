@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -39,10 +40,14 @@ Size = int | Literal["auto"] | None
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a host has for its ranks: cores, and the GPUs that CUDA_VISIBLE_DEVICES there may name."""
+    """What a host has for its ranks: cores, and the GPUs that CUDA_VISIBLE_DEVICES there may name.
+
+    Hosts with the same ``machine`` are one under several names, and have these together; empty if that is not known.
+    """
 
     cores: int
     gpus: tuple[str, ...] = ()
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ class Plan:
     """One job: ``placements`` in rank order, ``environment`` for all ranks and ``of_rank`` on top of it.
 
     ``named`` are the variables that the user named with -x; ``folders`` the working directories of hosts where it is
-    not ``cwd``; ``of_host`` what all ranks of a host get on top of ``environment``.
+    not ``cwd``; ``of_host`` what all ranks of a host get on top of ``environment``; ``aliases`` the names of each
+    machine that has several.
     """
 
     command: tuple[str, ...]
@@ -76,6 +82,7 @@ class Plan:
     named: frozenset[str] = frozenset()
     folders: Mapping[str, str] = field(default_factory=dict)
     of_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    aliases: tuple[tuple[str, ...], ...] = ()
 
     @property
     def size(self) -> int:
@@ -125,10 +132,7 @@ def wanted_hosts(
     ranks run as the user who starts them, and if ranks at two of its names would get the same GPUs.
     """
     if gpus_per_rank is not None and len(own := own_names(hosts)) > 1:
-        raise BadHostSpec(
-            f"{' and '.join(own)} are one machine, this one, and ranks at each of these names would get the same GPUs; "
-            "use one name with --gpus-per-proc."
-        )
+        raise _same_gpus(own, ", this one,")
     for host in hosts:
         if host.user and is_local(host.name):
             raise BadHostSpec(f"{host.name} is this host, where ranks run as you; leave out {host.user}@.")
@@ -140,6 +144,13 @@ def wanted_hosts(
         return tuple(hosts)
     without = None if size == "auto" or gpus_per_rank is not None else per_host
     return tuple(replace(host, slots=min(per_host, host.slots) if host.slots else without) for host in hosts)
+
+
+def _same_gpus(names: Sequence[str], which: str = "") -> BadHostSpec:
+    return BadHostSpec(
+        f"{' and '.join(names)} are one machine{which} and ranks at each of these names would get the same GPUs; "
+        "use one name with --gpus-per-proc."
+    )
 
 
 def place_ranks(
@@ -178,14 +189,16 @@ def rank_environment(
     resources: Resources,
     base: Mapping[str, str],
     gpus_per_rank: int | None = None,
+    neighbours: int | None = None,
 ) -> dict[str, str]:
     """The variables that differ from rank to rank. ``base`` is what the user set; OMP_NUM_THREADS there wins.
 
-    Raises BadHostSpec if the host lacks ``gpus_per_rank`` for each of its ranks.
+    So many ranks, its ``neighbours``, share the cores: by default those of the host. Raises BadHostSpec if the host
+    lacks ``gpus_per_rank`` for each of its ranks.
     """
     environment = numbers_of(placement, size)
     if "OMP_NUM_THREADS" not in base:
-        environment["OMP_NUM_THREADS"] = str(max(1, resources.cores // placement.local_size))
+        environment["OMP_NUM_THREADS"] = str(max(1, resources.cores // (neighbours or placement.local_size)))
     if gpus_per_rank is not None:
         if len(resources.gpus) < placement.local_size * gpus_per_rank:
             raise BadHostSpec(
@@ -230,15 +243,29 @@ def make_plan(
     """The plan for ``command`` on ``placements``; ``base`` is the environment that the user wants.
 
     ``resources`` are by host, and ``ports`` are free on the first one; see `Plan` for the rest. Raises ValueError
-    for a setting in ``base`` that ranks would refuse.
+    for a setting in ``base`` that ranks would refuse, and BadHostSpec if ranks lack GPUs of their own.
     """
     size, of_host = len(placements), of_host or {}
+    machines = [resources[placement.host].machine or placement.host for placement in placements]
+    aliases = _aliases({placement.host: machine for placement, machine in zip(placements, machines, strict=True)})
+    if aliases and gpus_per_rank is not None:
+        raise _same_gpus(aliases[0])
+    counts = Counter(machines)
     of_rank = tuple(
-        rank_environment(placement, size, resources[placement.host], base, gpus_per_rank) for placement in placements
+        rank_environment(placement, size, resources[placement.host], base, gpus_per_rank, counts[machine])
+        for placement, machine in zip(placements, machines, strict=True)
     )
     address = of_host.get(placements[0].host, {}).get("HVDLITE_ADDRESS", "127.0.0.1")
     environment = job_environment(base, job, address, ports)
-    plan = Plan(tuple(command), os.getcwd(), placements, environment, of_rank, frozenset(named), folders or {}, of_host)
+    where = frozenset(named), folders or {}, of_host, aliases
+    plan = Plan(tuple(command), os.getcwd(), placements, environment, of_rank, *where)
     for part in (Start, Settings):
         part.read({**plan.environment, **plan.of_rank[0]})
     return plan
+
+
+def _aliases(machine_of: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    names: dict[str, list[str]] = {}
+    for host, machine in machine_of.items():
+        names.setdefault(machine, []).append(host)
+    return tuple(tuple(several) for several in names.values() if len(several) > 1)

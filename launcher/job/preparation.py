@@ -131,7 +131,7 @@ def _here(request: Request) -> dict[str, Resources]:
 
 
 def _resources(hello: Hello) -> Resources:
-    return Resources(hello.cores, tuple(filter(None, hello.gpus.split(","))))
+    return Resources(hello.cores, tuple(filter(None, hello.gpus.split(","))), hello.machine)
 
 
 def _folders(request: Request, agents: Agents, hosts: Sequence[str], tell: Callable[[str], None]) -> dict[str, str]:

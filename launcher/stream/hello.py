@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from hvdlite.cuda.presence import MAX_GPUS, as_cuda_reads
+from hvdlite.errors import HorovodInternalError
 from hvdlite.members.topology import MAX_RANKS
+from hvdlite.net.hostid import kernel_host_id
 from hvdlite.net.proc import memory
 from hvdlite.version import NATIVE_ABI, __version__
 
 from .frames import FrameError
 
-PROTOCOL: Final = 4  # of the frames between hvdrun and agents
+PROTOCOL: Final = 5  # of the frames between hvdrun and agents
 _MAX_TEXT: Final = 4096  # the names of MAX_GPUS fit
 _GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 
@@ -31,8 +33,8 @@ _GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 class Hello:
     """One host as its agent sees it.
 
-    ``cores`` counts those that the agent may use, and ``gpus`` are the GPUs that it sees, as CUDA_VISIBLE_DEVICES lists
-    them.
+    ``machine`` is the same for two names of one host. ``cores`` counts those that the agent may use, and ``gpus`` are
+    the GPUs that it sees, as CUDA_VISIBLE_DEVICES lists them.
     """
 
     protocol: int
@@ -42,6 +44,7 @@ class Hello:
     executable: str
     folder: str
     hostname: str
+    machine: str
     cores: int
     gpus: str
     free_memory_bytes: int
@@ -57,6 +60,7 @@ class Hello:
             executable=sys.executable,
             folder=str(Path(__file__).resolve().parent.parent),
             hostname=socket.gethostname(),
+            machine=_machine(),
             cores=len(os.sched_getaffinity(0)),
             gpus=",".join(visible_gpus(os.environ)),
             free_memory_bytes=_free_memory_bytes(),
@@ -104,6 +108,13 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
         return as_cuda_reads(listed)
     folder, pattern = _GPU_FILES
     return [str(number) for number in range(len(list(folder.glob(pattern))))][:MAX_GPUS]
+
+
+def _machine() -> str:
+    """The id by which ranks know that they share this host; empty if it is not known."""
+    with suppress(HorovodInternalError):
+        return os.environ.get("HVDLITE_HOSTID") or kernel_host_id()
+    return ""
 
 
 def _minor(version: str) -> list[str]:

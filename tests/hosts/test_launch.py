@@ -56,6 +56,15 @@ def test_ranks_are_where_the_list_says(network: Network, options: tuple[str, ...
     assert [" ".join(place) for place in places(ranks)] == expected
 
 
+def test_two_names_of_another_host_are_told_and_share_its_cores(network: Network) -> None:
+    b = network["b"].address
+    ended = hvdrun(network["a"], "-H", f"b:1,c:1,{b}:1", *DESCRIBE)
+    ranks = reported(ended)
+    assert f"hvdrun: b and {b} are one machine and count as 2 hosts; b:N is one host\n" in ended.stderr
+    shared = str(max(1, CORES // 2))
+    assert [rank["OMP_NUM_THREADS"] for rank in ranks] == [shared, str(CORES), shared]
+
+
 def test_a_host_file_with_comments_and_without_slots(network: Network, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# ours\na slots=1\n\nb  # as many as it has cores\n")
     ranks = reported(hvdrun(network["a"], "--hostfile", str(tmp_path / "hosts"), *DESCRIBE))

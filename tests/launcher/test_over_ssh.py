@@ -169,6 +169,14 @@ def test_a_program_that_another_host_lacks_is_told() -> None:
     )
 
 
+def test_two_names_of_another_host_are_told_and_share_its_cores() -> None:
+    ended = run("-H", "twin1:1,far:1,twin2:1", *DESCRIBE)
+    assert ended.stderr == "hvdrun: twin1 and twin2 are one machine and count as 2 hosts; twin1:N is one host\n"
+    cores = len(os.sched_getaffinity(0))
+    threads = [int(found["OMP_NUM_THREADS"]) for found in described(ended).values()]
+    assert threads == [max(1, cores // 2), cores, max(1, cores // 2)]
+
+
 def test_verbose_tells_what_sync_sends_and_how_hosts_are_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

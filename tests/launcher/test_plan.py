@@ -103,6 +103,25 @@ def test_two_names_of_this_machine_do_not_share_its_gpus() -> None:
     assert wanted_hosts(twice, "auto") == twice
 
 
+def test_two_names_of_another_machine_share_its_cores_and_not_its_gpus() -> None:
+    far = Resources(8, ("0", "1"), "far")
+    resources = {
+        "localhost": Resources(8, (), "here"),
+        "far": far,
+        "10.97.0.2": far,
+        "b": Resources(8),
+        "c": Resources(8),
+    }
+    placements = place_ranks([Host(name, 1 + (name == "far")) for name in resources], None, resources)
+    plan = make_plan(["true"], placements, resources, {}, Job.create(), ports=[5])
+    assert plan.aliases == (("far", "10.97.0.2"),)
+    assert [own["OMP_NUM_THREADS"] for own in plan.of_rank] == ["8", "2", "2", "2", "8", "8"]
+    with pytest.raises(
+        BadHostSpec, match=r"far and 10\.97\.0\.2 are one machine and ranks .*; use one name with --gpus"
+    ):
+        make_plan(["true"], placements[1:4], resources, {}, Job.create(), gpus_per_rank=1, ports=[5])
+
+
 def test_ranks_have_gpus_of_their_own() -> None:
     resources = {"a": Resources(8, ("4", "GPU-1", "6", "7")), "b": Resources(8, ("0", "1"))}
     placements = place_ranks((Host("a", 2), Host("b", 1)), None, resources, 2)
