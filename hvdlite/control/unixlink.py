@@ -24,6 +24,7 @@ from hvdlite.control.inbox import Inbox
 from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.errors import ENDED, HorovodInternalError
 from hvdlite.members.membership import Membership
+from hvdlite.members.ranges import shortened
 from hvdlite.negotiation.wire import Message, decode, encode
 from hvdlite.net.entrance import peer_of
 from hvdlite.net.local_listener import LocalListener, say_hello
@@ -84,7 +85,7 @@ class UnixLink(ControlLink):
                 else:
                     peer.close()
         except TimeoutError:
-            late = ", ".join(str(members.ranks[rank]) for rank in sorted(missing))
+            late = shortened(members.ranks[rank] for rank in missing)
             raise HorovodInternalError(
                 f"rank(s) {late} did not connect to rank {members.number} in time; see their output"
             ) from None

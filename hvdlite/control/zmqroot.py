@@ -24,6 +24,7 @@ from hvdlite.control.liveness_probe import LivenessProbe
 from hvdlite.control.zmqlink import ZmqLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.membership import Membership
+from hvdlite.members.ranges import shortened
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.net import curve
 from hvdlite.net.entrance import Entrance
@@ -99,7 +100,7 @@ class ZmqRootLink(ZmqLink):
         self._socket.bind(self.address)
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
             if time.monotonic() >= deadline:
-                raise HorovodInternalError(f"rank(s) {', '.join(map(str, missing))} did not connect to rank 0 in time")
+                raise HorovodInternalError(f"rank(s) {shortened(missing)} did not connect to rank 0 in time")
             self._sleep_until(deadline)
             for item in self.receive():
                 if isinstance(item, Lost):

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
 
+from hvdlite.members.ranges import shortened
 from hvdlite.negotiation.agree import differ_in_length, disagreement, is_well_formed
 from hvdlite.negotiation.bits import members, membership
 from hvdlite.negotiation.cache import Definition, Definitions, fuse_key, runs_with_joined_ranks
@@ -279,7 +280,7 @@ class Negotiator:
         self._agreed_bits |= common
 
     def _why_not_without(self, request: Request, absent: Sequence[int]) -> str:
-        joined = ", ".join(map(str, sorted(self._named(absent))))
+        joined = shortened(self._named(absent))
         gathers = request.kind is Kind.ALLGATHER
         return (
             f"{request.kind} of tensor {request.name!r} cannot run because rank(s) {joined} have joined and have no "

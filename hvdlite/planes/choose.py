@@ -16,6 +16,7 @@ from hvdlite.cuda.presence import KIND as GPU_KIND
 from hvdlite.cuda.presence import absence_of_gpus
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
+from hvdlite.members.ranges import shortened
 from hvdlite.planes.base import DataPlane, HostPlane
 from hvdlite.planes.hierarchical import HierarchicalPlane, in_ring_order, lanes_of
 from hvdlite.planes.local import LocalPlane
@@ -40,10 +41,9 @@ def choose(setting: str, membership: Membership) -> str:
         return "local"
     if lacking := membership.without_native:
         if setting not in WITHOUT_NATIVE:
-            numbers = ", ".join(map(str, lacking))
             raise ValueError(
-                f"HVDLITE_PLANE={setting} needs hvdlite's native library, which rank(s) {numbers} cannot load; "
-                "install hvdlite there from a wheel or with g++, or use auto or zmq"
+                f"HVDLITE_PLANE={setting} needs hvdlite's native library, which rank(s) {shortened(lacking)} cannot "
+                "load; install hvdlite there from a wheel or with g++, or use auto or zmq"
             )
         return "zmq"
     if setting in ("auto", "hierarchical"):
@@ -70,7 +70,7 @@ def gpu_part(membership: Membership, options: Settings) -> Part[DataPlane] | Non
 
         regret = (
             f"tensors on GPUs go through the memory of their hosts, which is slow, since rank(s) "
-            f"{', '.join(map(str, lacking))} have no NCCL: {INSTALL}"
+            f"{shortened(lacking)} have no NCCL: {INSTALL}"
         )
         return StagedPart(membership, partial(plane_part, options=options), regret if lacking else "")
     from hvdlite.planes.nccl.part import NcclPart

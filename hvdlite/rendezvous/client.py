@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from hvdlite.errors import HorovodInternalError, HvdError
-from hvdlite.members.ranges import named
+from hvdlite.members.ranges import named, shortened
 from hvdlite.net.calls import NobodyThere, Pending, Unanswered, put
 from hvdlite.net.giving_up import GivenUp, giving_up_when
 from hvdlite.rendezvous.job import Job
@@ -188,7 +188,7 @@ class Exchanges:
 def absent(ranks: Sequence[int], rank: int, waited_s: float, *, is_first: bool = True) -> HorovodInternalError:
     """The error of ``rank``, which has waited for ``ranks`` in vain, in the first round of ``init`` or a later one."""
     error = HorovodInternalError(
-        f"rank {rank} waited {waited_s:.0f} s in init() but rank(s) {', '.join(map(str, ranks))} "
+        f"rank {rank} waited {waited_s:.0f} s in init() but rank(s) {shortened(ranks)} "
         f"{'did not call it' if is_first else 'called it but did not continue'}. "
         "Look at their output, or raise HVDLITE_START_TIMEOUT."
     )

@@ -11,6 +11,7 @@ from hvdlite import native
 from hvdlite.errors import HorovodInternalError
 from hvdlite.log import logger
 from hvdlite.members.membership import Host, Membership
+from hvdlite.members.ranges import shortened
 from hvdlite.net.hostid import kernel_host_id, network_namespace
 from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.coordinator import own_address
@@ -75,11 +76,11 @@ def meet_world(
 
 
 def _refuse_unlike(what: str, of_ranks: Sequence[str], remedy: str) -> None:
-    ranks: dict[str, list[str]] = {}
+    ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(of_ranks):
-        ranks.setdefault(value, []).append(str(rank))
+        ranks.setdefault(value, []).append(rank)
     if len(ranks) > 1:
-        told = "; ".join(f"{value} on rank(s) {', '.join(having)}" for value, having in ranks.items())
+        told = "; ".join(f"{value} on rank(s) {shortened(having)}" for value, having in ranks.items())
         raise HorovodInternalError(f"ranks have different {what}: {told}. {remedy}.")
 
 
@@ -99,7 +100,7 @@ def _warn_of_absences(reasons: Sequence[str]) -> None:
     """Warns which ranks lack the native library, and of the cost. ``reasons`` are empty for those that have it."""
     if lacking := [rank for rank, reason in enumerate(reasons) if reason]:
         _warn(
-            f"rank(s) {', '.join(map(str, lacking))} cannot load hvdlite's native library, so every group with one of "
+            f"rank(s) {shortened(lacking)} cannot load hvdlite's native library, so every group with one of "
             "them exchanges through ZeroMQ in Python, which is three to ten times slower. "
             f"Rank {lacking[0]} says: {str(reasons[lacking[0]])[:_MOST_TOLD]}"
         )
@@ -116,7 +117,7 @@ def _agreed_check(rank: int, wanted: Sequence[str]) -> str:
     if "0" not in wanted:
         return "error" if "error" in wanted else "1"
     if any(each != "0" for each in wanted) and rank == 0:
-        unwilling = ", ".join(str(rank) for rank, each in enumerate(wanted) if each == "0")
+        unwilling = shortened(rank for rank, each in enumerate(wanted) if each == "0")
         logger.warning(
             "HVDLITE_CHECK_PARAMETERS is off on rank(s) %s only, so no rank compares its parameters with those of the "
             "others; set it alike on all ranks",

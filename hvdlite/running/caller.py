@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
 from hvdlite.launched_by.inherited import without_job
+from hvdlite.members.ranges import shortened
 from hvdlite.net.calls import Call as Question
 from hvdlite.net.calls import CallServer
 from hvdlite.net.entrance import Entrance
@@ -110,8 +111,7 @@ class Call:
         silent = [rank for rank in range(self._size) if rank not in self._outcomes]
         if silent:
             raise LaunchError(
-                f"rank(s) {', '.join(map(str, silent))} ended without a result; "
-                "the function must return, not end its process"
+                f"rank(s) {shortened(silent)} ended without a result; the function must return, not end its process"
             )
 
     def _raise_reported(self, report: dict[str, Any]) -> NoReturn:

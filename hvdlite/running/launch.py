@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -22,6 +23,24 @@ from hvdlite.launcher.cli import hvdrun
 from hvdlite.launcher.job.supervisor import Failure
 from hvdlite.launcher.network.attempts import HostsUnreached
 from hvdlite.running.worker import DELIVERED
+
+_KEYWORDS: Final = {
+    "-H": "hosts",
+    "-np": "np",
+    "--hostfile": "hostfile",
+    "--network-interface": "network_interfaces",
+    "--network-interfaces": "network_interfaces",
+    "--output-filename": "output_filename",
+    "--ssh-identity-file": "ssh_identity_file",
+    "--ssh-port": "ssh_port",
+    "--start-timeout": "start_timeout",
+}
+_OPTION: Final = re.compile(r"(?<![\w-])(?<!hvdrun )(--[a-z][a-z-]*|-H|-np)(?![\w-])")
+
+
+def in_words_of_run(text: str) -> str:
+    """A message of hvdrun, with arguments of `hvdlite.run` in place of options; those that it lacks are hvdrun's."""
+    return _OPTION.sub(lambda option: _KEYWORDS.get(option[1], f"hvdrun's {option[1]}"), text)
 
 
 def main(caller: int, pipe: int, arguments: Sequence[str]) -> int:
@@ -38,11 +57,11 @@ def main(caller: int, pipe: int, arguments: Sequence[str]) -> int:
     try:
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False, obj=report_failure) or 0)
     except click.ClickException as error:
-        report(error="ValueError", message=error.format_message())
+        report(error="ValueError", message=in_words_of_run(error.format_message()))
     except (LaunchError, ValueError, OSError) as error:
         if isinstance(error, HostsUnreached):
-            print("\n".join(error.report), file=sys.stderr)
-        report(error=type(error).__name__, message=str(error))
+            print(in_words_of_run("\n".join(error.report)), file=sys.stderr)
+        report(error=type(error).__name__, message=in_words_of_run(str(error)))
     return 1
 
 

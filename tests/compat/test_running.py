@@ -15,6 +15,7 @@ import pytest
 
 from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
 from hvdlite.running import run
+from hvdlite.running.launch import in_words_of_run
 from tests.compat import calls
 from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
@@ -107,11 +108,11 @@ def test_a_result_that_cannot_travel_is_named() -> None:
         (dict(np="auto"), ValueError, "got 'auto'"),
         (dict(np=2.0), ValueError, "got 2.0"),
         (dict(np=2, hosts="localhost:1"), BadHostSpec, "2 ranks do not fit into the 1 slots"),
-        (dict(np=1, hosts="-oProxyCommand=x"), BadHostSpec, "is not a host"),
+        (dict(np=1, hosts="-oProxyCommand=x"), BadHostSpec, "^hosts: .* is not a host"),
         (dict(hosts="localhost:1", hostfile="hosts"), ValueError, "exclude each other"),
         (dict(hostfile="missing"), BadHostSpec, "missing cannot be read"),
         (dict(env={"HVDLITE_PLANE": "fast"}), ValueError, "HVDLITE_PLANE='fast' must be one of"),
-        (dict(start_timeout=-1), ValueError, "start-timeout"),
+        (dict(start_timeout=-1), ValueError, "start_timeout"),
         (dict(args=(threading.Lock(),)), ValueError, "the function or its arguments cannot be sent"),
     ],
 )
@@ -121,6 +122,12 @@ def test_what_cannot_be_started(
     with pytest.raises(error, match=message):
         run(calls.where, **arguments)
     assert capfd.readouterr() == ("", "")
+
+
+def test_advice_names_what_run_has() -> None:
+    text = "there is no folder /x; use --sync, --network-interface eth1, or hvdrun --check-build -np 2"
+    expected = "there is no folder /x; use hvdrun's --sync, network_interfaces eth1, or hvdrun --check-build np 2"
+    assert in_words_of_run(text) == expected
 
 
 def test_func_must_be_callable() -> None:
