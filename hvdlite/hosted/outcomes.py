@@ -119,9 +119,10 @@ def _failure(seat: Seat, error: BaseException) -> Outcome:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     error = error.with_traceback(trace or error.__traceback__)
+    follows = _origin(error)
     shorten(error)
     text = "".join(traceback.format_exception(error))
-    return Outcome(seat.rank, seat.host, failure=text, follows=_origin(error))
+    return Outcome(seat.rank, seat.host, failure=text, follows=follows)
 
 
 def _origin(error: BaseException | None) -> PeerLost | ShutDown | None:

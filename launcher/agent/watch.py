@@ -70,6 +70,10 @@ class Watch:
         if (memory := self._memories.get(worker.rank)) is not None:
             self._look(worker.rank)
             told = spent(partial(blackbox.gauge, memory), now)
+            if (
+                last := next(blackbox.newest(memory), None)
+            ) is not None:  # which a rank that was killed has not counted
+                told = told._replace(batches=max(told.batches, last.position + 1.0))
             self.evidence.end(worker.rank)
             if self.keeps_boxes and (box := packed(worker.rank, memory)):
                 self._send(pack_message(Kind.BOX, **box))

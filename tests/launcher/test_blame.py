@@ -65,9 +65,10 @@ def test_a_rank_that_does_not_submit_is_named(tmp_path: Path) -> None:
     assert re.match(r"\+-- hvdrun: rank 1 on \S+ stalled: it did not submit x within 2 s", box), box
 
 
-def test_a_rank_that_is_done_first_is_said_to_have_exited_with_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["sys.exit(0)", "import os; os._exit(0)"])
+def test_a_rank_that_is_done_first_is_said_to_have_exited_with_0(tmp_path: Path, how: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(_PROGRAM.format(culprit=1, failure="sys.exit(0)"))
+    script.write_text(_PROGRAM.format(culprit=1, failure=how))
     ended = run("-np", "3", sys.executable, str(script))
     assert ended.returncode == 1, ended.stderr
     box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
