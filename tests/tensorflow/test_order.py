@@ -109,6 +109,27 @@ def one_name_several_times_in_a_function() -> None:
 
 
 @scenario
+def calls_without_names_beside_functions_with_variables_and_a_loop_over_a_dataset() -> None:
+    """TensorFlow orders a function by its variables, if it has some, and by nothing else."""
+    variable = tf.Variable(1.0)
+    inner = tf.function(lambda x: hvd.allreduce(x * variable, op=hvd.Sum))
+
+    def program(x: Any) -> Any:
+        found = [hvd.allreduce(x, op=hvd.Sum), inner(2 * x), hvd.allreduce(3 * x, op=hvd.Sum), inner(4 * x)]
+        total = 0.0
+        for number in tf.data.Dataset.range(3):
+            total += hvd.allreduce(tf.cast(number, tf.float32) * variable, op=hvd.Max)
+        return [*found, hvd.allreduce(5 * x, op=hvd.Sum), total]
+
+    for choice in ("compiled", "numpy"):
+        with through(choice):
+            function = tf.function(program)
+        for _ in range(5):
+            found = [float(each) for each in function(tf.constant(1.0))]
+            assert found == [*(float(hvd.size() * factor) for factor in range(1, 6)), 3.0]
+
+
+@scenario
 def a_result_that_only_one_rank_uses() -> None:
     """The others start the collective, too, and wait for it before their function returns."""
 
