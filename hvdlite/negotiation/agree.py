@@ -69,7 +69,8 @@ def disagreement(requests: Sequence[Request], submitters: Ranks, ranks: Ranks) -
         values = [value_of(request, ranks) for request in requests]
         if any(value != values[0] for value in values):
             text = _explain(f"{what} of tensor {first.name!r}", values, submitters)
-            if {request.kind for request in requests} == {Kind.ALLREDUCE, Kind.ALLGATHER}:
+            is_gradient = first.name.startswith("gradient.")  # as `hvdlite.training.naming` names them
+            if is_gradient and {request.kind for request in requests} == {Kind.ALLREDUCE, Kind.ALLGATHER}:
                 text += " A gradient that is sparse on some ranks and dense on others needs sparse_as_dense=True."
             return text
     return ""

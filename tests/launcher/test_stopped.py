@@ -48,8 +48,9 @@ def test_a_rank_that_is_stopped_before_or_in_init_is_named_and_all_go_on_with_it
     with started("-np", "3", sys.executable, str(script)) as process:
         assert process.stderr is not None
         told = read_until(process.stderr.fileno(), lambda found: found.endswith(b"\n"))
-        (pid,) = re.findall(_LINE, told)
-        os.kill(int(pid), signal.SIGCONT)
+        pids = re.findall(_LINE, told)
+        assert len(pids) == 1, told
+        os.kill(int(pids[0]), signal.SIGCONT)
         assert process.wait(PATIENCE_S) == 0
         assert process.stderr.read() == b""
 
