@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from hvdlite.untrusted import parse
+from hvdlite.observe.untrusted import parse
 
 RECORDS: Final = 4096
 NAME_BYTES: Final = 64

@@ -14,8 +14,8 @@ from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.ranges import named, shortened
 from hvdlite.net.calls import NobodyThere, Pending, Unanswered, put
 from hvdlite.net.giving_up import GivenUp, giving_up_when
+from hvdlite.observe.untrusted import parse
 from hvdlite.rendezvous.job import Job
-from hvdlite.untrusted import parse
 
 MAX_ROSTER_BYTES = 64 << 20
 NEXT_EPOCH = -1  # requested by a rank that begins, which does not know the number

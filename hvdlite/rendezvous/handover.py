@@ -24,11 +24,11 @@ from hvdlite.net.entrance import tells_users_apart
 from hvdlite.net.giving_up import seconds_until, wait_readable
 from hvdlite.net.hostid import network_namespace
 from hvdlite.net.local_listener import LocalListener, say_hello
+from hvdlite.observe.untrusted import parse
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Start
-from hvdlite.untrusted import parse
 
 _PACKET_BYTES: Final = 1 << 20  # room for many missing ranks
 _RETRY_S: Final = 0.02

@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 from hvdlite.net.calls import Call, CallServer
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.sockets import name_of
+from hvdlite.observe.untrusted import parse
 from hvdlite.rendezvous.client import LEAVING, NEXT_EPOCH, WATCHING
 from hvdlite.rendezvous.job import Job
-from hvdlite.untrusted import parse
 
 MAX_REQUEST_BYTES = 64 << 10
 _MAX_TIMEOUT_S: Final = 1e6

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from hvdlite.observe import blackbox
-from hvdlite.untrusted import parse
+from hvdlite.observe.untrusted import parse
 
 from ..stream.frames import Kind
 from .feed import Feed

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import NBYTES, BlackBox
-from hvdlite.untrusted import parse
+from hvdlite.observe.untrusted import parse
 
 from ..agents.fields import count, field, figure, improper, text
 from ..job.logs import BOX

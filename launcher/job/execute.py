@@ -13,7 +13,7 @@ from hvdlite.observe.blackbox import NBYTES
 from hvdlite.settings import Settings
 
 from ..agents.agents import Agents
-from ..agents.fields import field, figure, integer, printable
+from ..agents.fields import ended_by, field, figure, integer, line, lines
 from ..agents.lease import SILENCE_S, Lease
 from ..agents.link import AgentLink
 from ..monitor.monitor import Monitor
@@ -31,13 +31,11 @@ from .reports import Reports
 from .supervisor import GRACE_S, Action, Close, Destroy, Failure, Phase, Signal, Supervisor
 from .times import Times
 
-_MOST_LINES: Final = 20
 _READER_PATIENCE_S: Final = 60.0  # after the job, for a pager; hvdrun holds nothing up any more
 _INTERRUPTED_PATIENCE_S: Final = 1.0
 _STREAMS: Final = {Kind.STDOUT: Stream.STDOUT, Kind.STDERR: Stream.STDERR}
 _FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm sends before it takes the hosts away
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_MOST_CHARACTERS: Final = 10_000  # a reason may have a path of 4096 bytes
 _MOST_PID: Final = 1 << 22  # Linux has none above
 _MOST_CODE: Final = 255
 _MOST_BOX_BYTES: Final = 2 * NBYTES
@@ -269,7 +267,7 @@ class _Execution:
         elif kind is Kind.FOUND:
             self._reports.found(link, rank, message.get("finding"))
         elif kind is Kind.FAILED:
-            reason = _line(message.get("reason"))
+            reason = line(message.get("reason"))
             self._tell(f"rank {rank} on {link.host} could not be started: {reason}")
             self._input.left(rank)
             self._act(self._supervisor.not_started(rank, reason, now))
@@ -290,9 +288,9 @@ class _Execution:
                     now,
                     is_oom=field(message, "is_oom", bool),
                     uncertain_s=link.clock.uncertain_s,
-                    ended_by=_ended_by(message.get("ended_by")),
-                    agent=_line(message.get("agent")),
-                    last=_lines(message.get("last")),
+                    ended_by=ended_by(message.get("ended_by")),
+                    agent=line(message.get("agent")),
+                    last=lines(message.get("last")),
                 )
             )
 
@@ -381,26 +379,3 @@ class _Execution:
     def _tell(self, text: str) -> None:
         if self._is_verbose:
             self._screen.message(f"hvdrun: {text}")
-
-
-def _line(text: object) -> str:
-    """The ``text`` of an agent, on one line. Raises FrameError if it is none, or too long to be shown."""
-    if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
-        raise FrameError(f"a text of at most {_MOST_CHARACTERS} characters is missing")
-    return printable(" ".join(text.split()))
-
-
-def _ended_by(told: object) -> tuple[int, str] | None:
-    """The rank because of which another ended, and its fate. Raises FrameError if ``told`` is neither that nor None."""
-    if told is None:
-        return None
-    if not isinstance(told, list) or [type(each) for each in told] != [int, str]:
-        raise FrameError("it does not say which rank ended another")
-    return told[0], _line(told[1])
-
-
-def _lines(texts: object) -> tuple[str, ...]:
-    """The ``texts`` of an agent, each on one line. Raises FrameError if they are none, or too many to be shown."""
-    if not isinstance(texts, list) or len(texts) > _MOST_LINES:
-        raise FrameError(f"a list of at most {_MOST_LINES} texts is missing")
-    return tuple(_line(text) for text in texts)

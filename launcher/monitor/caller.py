@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from hvdlite.untrusted import parse
+from hvdlite.observe.untrusted import parse
 
 from ..agents.fields import field, improper
 from ..stream.loop import WRITE, Loop

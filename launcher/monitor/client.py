@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from hvdlite.net.entrance import peer_of
-from hvdlite.untrusted import parse
+from hvdlite.observe.untrusted import parse
 
 from . import folder
 

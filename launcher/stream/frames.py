@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final
 
-from hvdlite.untrusted import parse
+from hvdlite.observe.untrusted import parse
 
 GREETING: Final = b"\0hvdlite agent\0"
 MAX_PAYLOAD_BYTES: Final = 64 << 20

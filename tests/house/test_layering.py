@@ -24,8 +24,8 @@ LAYERS = [
         "version",
         "compat",
         "observe.cgroups",
+        "observe.untrusted",
         "untraced",
-        "untrusted",
         "publish",
         "horovod.elastic",
     },
@@ -107,7 +107,7 @@ LAUNCHER_MAY_IMPORT = (
     "negotiation.delays.circle",
     "observe.timeline.file",
     "observe.timeline.limits",
-    "untrusted",
+    "observe.untrusted",
 )
 MAY_IMPORT_LAUNCHER = ("__main__", "running", "hosted", "horovod", "bench")
 PURE_PARTS_MUST_NOT_IMPORT = {

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Phases
 from hypothesis import strategies as st
 
 _NUMBER = re.compile(rb"-?\d+")
@@ -63,6 +65,15 @@ _ODD = (
     *(*_UNLIKELY, *_NESTED, b"-9223372036854775809", b"1e308", b"9" * 4000, b"0", b"false", b"[[]]", b'{"0":[]}'),
     *(b'"\xed\xa0\x80"', b'"\xff"', b'"\\u001b[2J"', b'"' + b"x" * 100_000 + b'"', b'"1"', b"[1,2,3]"),
 )
+fuzzed = settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    phases=[Phases.generate],
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+WAIT = {"names": ["a"], "count": 1, "missing": [[1, 1]], "present": [[0, 0]]}
 _PLACE = '"\N{SNOWMAN}%d"'
 
 

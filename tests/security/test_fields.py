@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import Phase as Phases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdlite.errors import CannotStart, HorovodInternalError
@@ -26,15 +24,10 @@ from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.launcher.agent.packing import packed
 from hvdlite.launcher.agent.status import status_of
 from hvdlite.launcher.agent.workers import Worker
-from hvdlite.launcher.agents.agents import Agents
-from hvdlite.launcher.agents.link import AgentLink, Listener
 from hvdlite.launcher.blackbox.boxes import unpacked
 from hvdlite.launcher.doctor.facts import parse_machine, parse_software
-from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.job.causes import Window, explain, windows
-from hvdlite.launcher.job.execute import _Execution
 from hvdlite.launcher.job.mutes import _waits
-from hvdlite.launcher.job.plan import Resources, make_plan, place_ranks
 from hvdlite.launcher.job.stalls import read as read_stall
 from hvdlite.launcher.job.timeline import check_events
 from hvdlite.launcher.monitor.caller import read as read_question
@@ -43,9 +36,8 @@ from hvdlite.launcher.network.probe_answers import parse_listening
 from hvdlite.launcher.nodes.connection import NodeConnection
 from hvdlite.launcher.nodes.node import _Node
 from hvdlite.launcher.nodes.records import Channel, Introduction, Record
-from hvdlite.launcher.screen.screen import Screen
 from hvdlite.launcher.screen.stacks import as_lines, looked
-from hvdlite.launcher.stream.frames import GREETING, FrameError, Kind, pack, pack_message, unpack_message
+from hvdlite.launcher.stream.frames import FrameError, Kind, pack_message, unpack_message
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.launcher.stream.loop import Loop
 from hvdlite.launcher.top.rows import Viewer
@@ -65,16 +57,14 @@ from hvdlite.observe.blackbox import (
     Phase,
 )
 from hvdlite.observe.times import spent
+from hvdlite.observe.untrusted import parse
 from hvdlite.planes.nccl.offers import _parsed as parsed_offer
-from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import read_request
-from hvdlite.untrusted import parse
-from tests.security.damage import deformed
+from tests.security.damage import WAIT, deformed, fuzzed
 
 NODE = Introduction(1, 2, 1, Hello.describe())
 OTHER = Window("near", 4.0, {"run_s": 1.0})
 NOTHING_FOUND = {"found": "", "found_ago_s": 0.0}
-WAIT = {"names": ["a"], "count": 1, "missing": [[1, 1]], "present": [[0, 0]]}
 THREAD = {
     "name": "MainThread",
     "is_main": True,
@@ -110,15 +100,6 @@ STATUS = {
     "last": {"name": "a", "tensors": 2, "number": 9, "at": 8.0},
 }
 
-fuzzed = settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    phases=[Phases.generate],
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-
 
 class Reader(NamedTuple):
     """A function that reads the JSON of what is in ``valid``, and the error that it raises for anything else."""
@@ -126,125 +107,6 @@ class Reader(NamedTuple):
     valid: list[Any]
     read: Callable[[bytes], object]
     error: type[Exception] | tuple[()] = ()
-
-
-# ---- hvdrun, and the frames of an agent
-
-
-class Wire:
-    """The way to an agent that has said something."""
-
-    is_remote, is_scheduled, waiting_bytes = True, False, 0
-
-    def __init__(self) -> None:
-        self.sent = b""
-
-    def attach(self, loop: Loop, receive: Callable[[bytes], None], *_: object) -> None:
-        self.receive = receive
-
-    def send(self, data: bytes) -> None:
-        self.sent += data
-
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
-    def explain(self) -> str:
-        return "it ended"
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
-
-
-class Hvdrun:
-    """hvdrun with a job of two ranks, both on one host with an agent that lies."""
-
-    def __init__(self) -> None:
-        self.loop, self.wire = Loop(), Wire()
-        self._null = os.open("/dev/null", os.O_RDWR)
-        listener = Listener(lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None)
-        self.link = AgentLink(Host("far"), cast(Any, self.wire), self.loop, listener)
-        agents = cast(Agents, SimpleNamespace(links={"far": self.link}, loop=self.loop, close=lambda: None))
-        here = {"far": Resources(2)}
-        plan = make_plan(["true"], place_ranks((Host("far", 2),), None, here, None), here, {}, Job.create(), ports=[5])
-        self._screen = Screen(self._null, self._null, {}, has_timestamps=False)
-        self._execution = _Execution(plan, agents, self._screen, None, (), 5.0, False, None)
-        listener.frame, listener.end = self._execution._receive, self._execution._lose
-        listener.signal = self._execution._take_signal_of
-        self.wire.receive(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
-        self.question = self.link.ask("status", ranks=[0, 1])
-
-    def close(self) -> None:
-        self._execution._monitor.close()
-        self._execution._input.close()
-        self._screen.close(0.0)
-        self.loop.close()
-        os.close(self._null)
-
-    def hear(self, kind: Kind, payload: bytes) -> None:
-        self.wire.receive(pack(kind, payload))
-        for now in (time.monotonic(), time.monotonic() + 60):
-            self._execution._reports.tick(now)
-        json.dumps(self._execution._job())
-        assert bool(self.link.problem) == self.link.is_over
-
-
-FRAMES: Mapping[Kind, list[Any]] = {
-    Kind.STARTED: [{"rank": 0, "pid": 7}],
-    Kind.FAILED: [{"rank": 0, "reason": "no such file"}],
-    Kind.EXITED: [
-        {
-            "rank": 1,
-            "pid": 7,
-            "code": code,
-            "time": 1.5,
-            "is_oom": False,
-            "ended_by": [0, "it was stopped"],
-            "agent": "",
-            "last": ["it was in init()"],
-            "spent": spent,
-        }
-        for code, spent in ((0, [1.0] * 8), (-9, None))
-    ],
-    Kind.HELLO: [Hello.describe().fields()],
-    Kind.ANSWER: [{"id": 1, "answer": [{"rank": 0, "pid": 7}]}, {"id": 1, "error": "it is too late"}],
-    Kind.LEASE: [{"sent": 1.5, "time": 2.5}],
-    Kind.OPEN: [{"channel": 3, "service": "HVDLITE_RENDEZVOUS"}],
-    Kind.CLOSE: [{"channel": 3}],
-    Kind.SIGNAL: [{"signum": 10}],
-    Kind.TAKEN: [{"rank": 0, "count": 9}, {"rank": 0, "count": None}],
-    Kind.STOPPED: [{"rank": 0, "pid": 7}],
-    Kind.FOUND: [
-        {
-            "rank": 0,
-            "finding": ["stall", "it waits", {"seconds": 9.0, "waits": [WAIT], "circle": [[0, "a"], [1, "b"]]}],
-        },
-        {"rank": 0, "finding": ["mute", "no Python", {"seconds": 9.0, "patience_s": 5.0}]},
-        {"rank": 0, "finding": ["straggler", "slow", {"rank": 1, "share": 0.5, "since_s": 9.0, "said": "rank 1"}]},
-    ],
-    Kind.BOX: [{"rank": 0, "at": 1.5, "epoch_s": -2.5, "box": "AAAA"}],
-}
-
-
-@fuzzed
-@given(data=st.data())
-@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: str(kind.name))
-def test_a_frame_of_an_agent_is_taken_or_ends_that_agent(kind: Kind, data: st.DataObject) -> None:
-    hvdrun = Hvdrun()
-    try:
-        hvdrun.hear(kind, data.draw(deformed(FRAMES[kind])))
-    finally:
-        hvdrun.close()
-
-
-@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: str(kind.name))
-def test_a_frame_of_an_honest_agent_is_taken(kind: Kind) -> None:
-    for valid in FRAMES[kind]:
-        hvdrun = Hvdrun()
-        try:
-            hvdrun.hear(kind, json.dumps(valid).encode())
-            assert hvdrun.link.problem == ""
-        finally:
-            hvdrun.close()
 
 
 # ---- nodes
