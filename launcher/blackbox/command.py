@@ -32,6 +32,7 @@ def blackbox(job: str | None, output: Path | None) -> None:
     has ended and had --output-filename DIR.
     """
     # Imported here, for no job needs them, and every one would start later.
+    from hvdlite.net.files import followed, write
     from hvdlite.observe.blackbox import describe
 
     from ..agents.fields import printable
@@ -58,6 +59,7 @@ def blackbox(job: str | None, output: Path | None) -> None:
             for line in describe(box.contents, box.at, "ago" if is_running else "before its end"):
                 click.echo(f"  {printable(line)}")
         return
+    output = followed(output)
     output.mkdir(parents=True, exist_ok=True)
     if strange := sorted(path.name for path in output.iterdir() if not _OURS.fullmatch(path.name)):
         raise click.UsageError(f"--torch {output}: torchfrtrace would read {strange[0]} there too; name a new folder.")
@@ -65,7 +67,7 @@ def blackbox(job: str | None, output: Path | None) -> None:
         path.unlink()  # of another time
     groups = groups_of(boxes, size)
     for box in boxes:
-        (output / f"rank_{box.rank}").write_bytes(dumped(box, groups))
+        write(output / f"rank_{box.rank}", dumped(box, groups))
     missing = size - len(boxes)
     more = f" --allow-incomplete-ranks; {missing} rank(s) have no black box" if missing else ""
     click.echo(f"{output} has {len(boxes)} rank(s), for torchfrtrace {output}{more}")

@@ -9,10 +9,11 @@ import os
 from pathlib import Path
 from typing import Final
 
+from hvdlite.net.files import followed, opened, write
+
 from ..screen.output import Stream
 
 BOX: Final = "blackbox"
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 class Logs:
@@ -27,13 +28,13 @@ class Logs:
         self._boxes: list[Path] = []
         digits = len(str(size - 1))
         for rank in range(size):
-            rank_folder = Path(folder) / f"rank.{rank:0{digits}}"
+            rank_folder = followed(followed(folder) / f"rank.{rank:0{digits}}")
             rank_folder.mkdir(parents=True, exist_ok=True)
             self._boxes.append(rank_folder / BOX)
             self._boxes[rank].unlink(missing_ok=True)  # an earlier job's
             for stream in Stream:
                 path = self._paths[rank, stream] = rank_folder / stream.value
-                self._files[rank, stream] = os.open(path, _FLAGS, 0o666)
+                self._files[rank, stream] = opened(path, os.O_WRONLY | os.O_TRUNC)
 
     def path(self, rank: int, stream: Stream) -> Path:
         return self._paths[rank, stream]
@@ -50,7 +51,7 @@ class Logs:
     def keep_box(self, rank: int, text: bytes) -> None:
         """Writes the black box of ``rank``, if there is room for it."""
         try:
-            self._boxes[rank].write_bytes(text)
+            write(self._boxes[rank], text)
         except OSError as error:
             self.problem = f"{error.strerror}: {self._boxes[rank]}"
 

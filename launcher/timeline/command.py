@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,8 @@ def timeline(
     Several FILES, as in F.rank*, are those of ranks. They are joined in F, by one clock.
     """
     # Imported here, for no job needs them, and every one would start later.
+    from hvdlite.net.files import write
+
     from .joining import join
     from .picture import draw
     from .summary import describe
@@ -49,17 +50,12 @@ def timeline(
     ranks = [traces[rank] for rank in sorted(traces)]
     if output is not None:
         events = join(ranks)
-        _write(output, ",\n".join(json.dumps(event) for event in events))
+        inside = ",\n".join(json.dumps(event) for event in events)
+        write(output, f"[\n{inside}\n]\n".encode())
         ranks = ranks_of(events)
         click.echo(f"{output} has all of them, for https://ui.perfetto.dev")
     if picture is not None:
-        picture.write_text(draw(ranks, begin_s, end_s))
+        write(picture, draw(ranks, begin_s, end_s).encode())
         click.echo(f"{picture} shows it")
     for line in describe(ranks):
         click.echo(line)
-
-
-def _write(path: Path, events: str) -> None:
-    whole = path.with_name(f".{path.name}.joined")
-    whole.write_text(f"[\n{events}\n]\n")
-    os.replace(whole, path)

@@ -19,6 +19,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hvdlite.net.files import write
+
 from .lines import COLUMNS, TEXT_COLUMNS, aligned, cells, columns_for, found, heading, worst
 from .rows import View, Viewer
 
@@ -56,7 +58,7 @@ def export(view: View, path: Path) -> None:
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print(picture(view, width, _OTHER_LINES + len(view.rows)))
     drawn = console.export_svg(title="hvdrun top")
-    path.write_text(_FETCHED_FONT.sub("", drawn))  # a picture should look the same, and fetch nothing, offline too
+    write(path, _FETCHED_FONT.sub("", drawn).encode())  # a picture should look the same, and fetch nothing, offline too
 
 
 def show(viewer: Viewer) -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from hvdlite.observe.timeline import file as module
 from hvdlite.observe.timeline.file import JsonArrayFile
+from tests.harness.users import NOBODY, needs_root
 
 _WRITER = """
 import signal, sys
 from hvdlite.observe.timeline.file import JsonArrayFile
+from tests.harness.users import NOBODY, needs_root
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
 while True:
     file = JsonArrayFile(sys.argv[1])
@@ -184,3 +186,99 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     file.close()
     assert (tmp_path / "link").is_symlink()
     assert _numbers(tmp_path / "t.json") == [1]
+
+
+@needs_root
+@pytest.mark.parametrize("target", ["there.json", "missing.json"])
+def test_a_link_that_another_user_planted_is_refused(target: str, tmp_path: Path) -> None:
+    """By hvdlite itself: fs.protected_symlinks may be off."""
+    (tmp_path / "there.json").write_text("precious")
+    sticky = tmp_path / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    (sticky / "t.json").symlink_to(tmp_path / target)
+    os.chown(sticky / "t.json", NOBODY, NOBODY, follow_symlinks=False)
+    (tmp_path / "own").symlink_to(sticky / "t.json")  # each link counts
+    for path in (sticky / "t.json", tmp_path / "own"):
+        with pytest.raises(OSError, match="another user") as caught:
+            JsonArrayFile(path)
+        assert caught.value.filename == str(path)
+    assert (tmp_path / "there.json").read_text() == "precious"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["own", "sticky", "there.json"]
+    assert [each.name for each in sticky.iterdir()] == ["t.json"]
+
+
+@needs_root
+def test_a_file_that_another_user_put_into_a_folder_of_all_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    (tmp_path / "t.json").touch()
+    os.chown(tmp_path / "t.json", NOBODY, NOBODY)
+    with pytest.raises(OSError, match="another user"):
+        JsonArrayFile(tmp_path / "t.json")
+
+
+def test_the_mode_and_the_owner_stay(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("before")
+    path.chmod(0o600)
+    owner = NOBODY if os.geteuid() == 0 else os.geteuid()
+    os.chown(path, owner, -1)
+    file = JsonArrayFile(path)
+    for number in range(4):
+        _append(file, number)
+        assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600 if number < 2 else 0o640, owner)
+        if number == 1:
+            path.chmod(0o640)  # while it is written
+    file.close()
+
+
+def test_hard_links_stay(tmp_path: Path) -> None:
+    """One is there before, and one comes while the file grows."""
+    path = tmp_path / "t.json"
+    path.write_text("what an earlier job left, and this one does not need")
+    os.link(path, tmp_path / "before")
+    file = JsonArrayFile(path)
+    _append(file, 0)
+    assert _numbers(tmp_path / "before") == _numbers(path) == [0]
+    (tmp_path / "before").unlink()
+    _append(file, 1)
+    _append(file, 2)
+    os.link(path, tmp_path / "meanwhile")
+    _append(file, 3)
+    _append(file, 4)
+    assert path.samefile(tmp_path / "meanwhile")
+    assert _numbers(path) == [0, 1, 2, 3, 4]
+    (tmp_path / "meanwhile").unlink()
+    _append(file, 5)
+    file.close()
+    assert _numbers(path) == [0, 1, 2, 3, 4, 5]
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("length", [249, 250, 255])
+def test_it_may_have_the_longest_name_that_there_is(length: int, tmp_path: Path) -> None:
+    _grown(tmp_path / ("ü" + (length - 7) * "t" + ".json"))
+
+
+@pytest.mark.parametrize("appended", [0, 1, 2])
+def test_a_second_writer_is_refused(appended: int, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    file = JsonArrayFile(path)
+    for number in range(appended):
+        _append(file, number)
+    (tmp_path / "link").symlink_to(path)
+    for name in (path, tmp_path / "link"):
+        with pytest.raises(OSError, match="another job") as caught:
+            JsonArrayFile(name)
+        assert caught.value.filename == str(name)
+    _append(file, appended)
+    assert _numbers(path) == list(range(appended + 1))
+    child = os.fork()  # it has all descriptors, and keeps no lock for that
+    if child == 0:
+        signal.pause()
+    try:
+        file.close()
+        JsonArrayFile(path).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

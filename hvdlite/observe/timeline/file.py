@@ -8,6 +8,8 @@ A reader may have opened the file before the exchange, and read on from what is 
 granted on a file that nobody else has open, and holds back whoever is about to open it. Where it is not granted, or
 where the file system has no leases, the file is copied, and the copy is written to. The caller spaces its calls by
 their cost, so that these copies too take a fixed share of the time.
+
+An exchange would leave other names of the file behind, hard links. So a file that has some is written in place.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ import signal
 import stat
 import struct
 import threading
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from hvdlite.net.files import followed, opened
 
 _BEGIN: Final = b"[\n"
 _END: Final = b"\n]\n"
@@ -30,44 +35,111 @@ _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _F_SETOWN_EX: Final = 15
 _F_OWNER_TID: Final = 0
+_PERMISSIONS: Final = 0o777
+_LONGEST_NAME: Final = 255  # bytes
+_IN_USE: Final = "another job writes its timeline there; give each job a file of its own"
 
 
 class JsonArrayFile:
-    """The file at ``path``, which it replaces, with nothing in it at first. Raises OSError, as `append` does.
+    """The file at ``path``, with nothing in it at first. Raises OSError, as `append` does.
+
+    A file that is there keeps its mode, and its owner where that is permitted. One that another writer has is refused.
 
     For one thread, which must block SIGURG: the kernel sends it that when somebody wants a file that has a lease.
     """
 
     def __init__(self, path: str | Path) -> None:
-        given, path = path, Path(os.path.realpath(path))
-        with suppress(FileNotFoundError):
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", str(given))
-        self.path = path
-        self._next = path.with_name(f".{path.name}.next")
         self._end = len(_BEGIN)  # of the events in the file that has the name
         self._lacking = b""  # what the hidden file does not have of them
         self._hidden: int | None = None
         try:
-            self._shown = self._made()
+            self.path = followed(path)
+            self._shown = self._locked()
+            self._next = self.path.with_name(_hidden_name(self.path.name))
             try:
-                _write(self._shown, _BEGIN + _END, 0)
-                os.rename(self._next, path)
+                self._begin()
             except OSError:
-                self._remove_hidden()
-                os.close(self._shown)
+                self.close()
                 raise
-        except OSError as error:  # of the hidden file, of which the user has not heard
-            raise OSError(error.errno, error.strerror, str(given)) from None
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, _IN_USE, str(path)) from None
+        except OSError as error:  # perhaps of the hidden file, of which the user has not heard
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
     def append(self, events: bytes) -> None:
         """Appends ``events``, which are separated by commas. After an OSError the file is as before, and stays so."""
         if self._end > len(_BEGIN):
             events = b",\n" + events
+        if _has_other_names(self._shown):
+            self._append_in_place(events)
+        else:
+            self._append_beside(events)
+        self._end += len(events)
+
+    def close(self) -> None:
+        """Ends the writing. The file stays; the hidden one goes."""
+        self._drop_hidden()
+        with suppress(OSError):  # a child that was forked has the descriptor too, and would keep the lock
+            fcntl.flock(self._shown, fcntl.LOCK_UN)
+        os.close(self._shown)
+
+    def _locked(self) -> int:
+        """Opens the file, or makes it, and locks it. Both files of a writer are locked, whichever has the name."""
+        while True:
+            # Not blocking: it may be a FIFO, or hidden by now and leased.
+            file = opened(self.path, os.O_RDWR | os.O_NONBLOCK)
+            try:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise OSError(errno.EINVAL, "it is no regular file")
+                _lock(file)
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file), self.path.lstat()):
+                        return file
+            except OSError:
+                os.close(file)
+                raise
+            os.close(file)  # its writer gave the name to another file meanwhile
+
+    def _begin(self) -> None:
+        """Empties the file; at no instant it is half of something."""
+        if _has_other_names(self._shown) or not os.fstat(self._shown).st_size:
+            _write(self._shown, _BEGIN + _END, 0)
+            os.ftruncate(self._shown, len(_BEGIN + _END))
+        else:
+            empty = self._made()
+            try:
+                _write(empty, _BEGIN + _END, 0)
+                os.rename(self._next, self.path)
+            except OSError:
+                os.close(empty)
+                raise
+            os.close(self._shown)
+            self._shown = empty
+
+    def _append_in_place(self, events: bytes) -> None:
+        """For a file with other names, hard links, which an exchange would leave behind.
+
+        A reader that has it open already may see half a write.
+        """
+        self._drop_hidden()
+        is_leased = _lease(self._shown)
+        try:
+            _write(self._shown, events + _END, self._end)
+        except OSError:
+            with suppress(OSError):
+                _write(self._shown, _END, self._end)
+                os.ftruncate(self._shown, self._end + len(_END))
+            raise
+        finally:
+            if is_leased:
+                fcntl.fcntl(self._shown, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    def _append_beside(self, events: bytes) -> None:
         hidden = self._hidden
         if hidden is not None and _lease(hidden):
             try:
                 _write(hidden, self._lacking + events + _END, self._end - len(self._lacking))
+                _make_alike(hidden, os.fstat(self._shown))
             finally:
                 fcntl.fcntl(hidden, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         else:
@@ -79,21 +151,11 @@ class JsonArrayFile:
         if not is_named:
             os.close(self._hidden)
             self._hidden = None
-        self._end += len(events)
         self._lacking = events
-
-    def close(self) -> None:
-        """Ends the writing. The file stays; the hidden one goes."""
-        self._remove_hidden()
-        for descriptor in {self._shown, self._hidden} - {None}:
-            os.close(descriptor)  # type: ignore[arg-type]
 
     def _copy(self, events: bytes) -> int:
         """Replaces the hidden file by a copy of the other with ``events`` behind it."""
-        if self._hidden is not None:
-            os.close(self._hidden)
-            self._hidden = None
-        self._remove_hidden()
+        self._drop_hidden()
         copy = self._made()
         try:
             at = 0
@@ -109,12 +171,65 @@ class JsonArrayFile:
         return copy
 
     def _made(self) -> int:
+        """Returns a new hidden file, locked, with the mode and the owner of the other."""
         self._remove_hidden()  # that of an earlier writer, which was killed
-        return os.open(self._next, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        like = os.fstat(self._shown)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            made = os.open(self._next, flags, stat.S_IMODE(like.st_mode) & _PERMISSIONS)
+        except FileExistsError:
+            raise OSError(errno.EEXIST, f"another user's {self._next.name} is in the way") from None
+        try:
+            _make_alike(made, like)
+            _lock(made)
+        except OSError:
+            os.close(made)
+            raise
+        return made
+
+    def _drop_hidden(self) -> None:
+        self._remove_hidden()
+        if self._hidden is not None:
+            os.close(self._hidden)
+            self._hidden = None
 
     def _remove_hidden(self) -> None:
         with suppress(OSError):
             self._next.unlink()
+
+
+def _hidden_name(name: str) -> str:
+    hidden = f".{name}.next"
+    if len(os.fsencode(hidden)) > _LONGEST_NAME:
+        hidden = f".{zlib.crc32(os.fsencode(name)):08x}.next"
+    return hidden
+
+
+def _has_other_names(file: int) -> bool:
+    return os.fstat(file).st_nlink > 1
+
+
+def _make_alike(file: int, like: os.stat_result) -> None:
+    """Gives ``file`` the owner and the mode of the other, as far as this user may."""
+    own = os.fstat(file)
+    if (own.st_uid, own.st_gid) != (like.st_uid, like.st_gid):
+        for owner in (like.st_uid, -1):
+            with suppress(PermissionError):
+                os.fchown(file, owner, like.st_gid)
+                break
+    mode = stat.S_IMODE(like.st_mode) & _PERMISSIONS
+    if stat.S_IMODE(own.st_mode) != mode:
+        os.fchmod(file, mode)
+
+
+def _lock(file: int) -> None:
+    """Raises BlockingIOError if another writer has ``file``. Where there are no locks, nobody is refused."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
 
 
 def _write(descriptor: int, data: bytes, at: int) -> None:
