@@ -188,11 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(hvdrun.main(arguments, "hvdrun", standalone_mode=False) or 0)
     except (click.ClickException, click.Abort, KeyboardInterrupt, LaunchError, ValueError, OSError) as error:
         if isinstance(error, HostsUnreached | JobNotNamed):
-            print("\n".join(error.report), file=sys.stderr)
+            print("\n".join(map(printable, error.report)), file=sys.stderr)
         code, text = ending_of(error)
     if message := " ".join(text.split()):
         stop = "" if message.endswith((".", "?")) else "."
-        print(f"hvdrun: {message}{stop} See 'hvdrun --help'.", file=sys.stderr)
+        print(f"hvdrun: {printable(message)}{stop} See 'hvdrun --help'.", file=sys.stderr)
     return code
 
 

@@ -15,6 +15,7 @@ from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.settings import Settings
 
 from .agents.agents import Agents
+from .agents.fields import printable
 from .agents.ways import Way
 from .hosts import Host, own_names
 from .job.execute import FailureReport, execute
@@ -100,7 +101,7 @@ def launch(
 def say(line: str) -> None:
     """Tells the user, if anybody reads it."""
     with suppress(OSError):
-        print(f"hvdrun: {line}", file=sys.stderr, flush=True)
+        print(f"hvdrun: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def _ignore(line: str) -> None:

@@ -297,4 +297,10 @@ def _in_flight(note: Mapping[str, Any]) -> str:
 
 
 def _texts(value: object) -> list[str]:
-    return [" ".join(each.split()) for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    texts = [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [printable(" ".join(each.split())) for each in texts]
+
+
+def printable(text: str) -> str:
+    """``text`` with a question mark for each character that is not printable: a terminal might obey it."""
+    return "".join(character if character.isprintable() else "?" for character in text)

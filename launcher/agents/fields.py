@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from hvdlite.observe.blackbox import printable as printable
+
 _MAX_TEXT: Final = 200
 _MOST_CHARACTERS: Final = 10_000  # a reason may have a path of 4096 bytes
 _MOST_LINES: Final = 20
@@ -77,11 +79,6 @@ def ended_by(told: object) -> tuple[int, str] | None:
 def shown(value: Any) -> str:
     """Any value as a printable text."""
     return printable(str(value)[:_MAX_TEXT])
-
-
-def printable(text: str) -> str:
-    """``text`` with a question mark for each letter that is not printable."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def improper(name: str) -> ValueError:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from hvdlite.observe.blackbox import Record
 
+from ..agents.fields import printable
 from .boxes import Box
 from .groups import WORLD, Group
 
@@ -97,7 +98,7 @@ def _entry(group: int, number: int, collective: str, name: str) -> Entry:
         "process_group": [str(group), _described(group)],
         "collective_seq_id": number,
         "p2p_seq_id": 0,
-        "profiling_name": f"nccl:{collective} {' '.join(name.replace(':', '_').split())}",
+        "profiling_name": f"nccl:{collective} {printable(' '.join(name.replace(':', '_').split()))}",
         "input_sizes": [[]],
         "output_sizes": [[]],
         "input_dtypes": [],
@@ -135,7 +136,7 @@ def _described(group: int) -> str:
 def _frames(stack: object) -> Iterator[dict[str, Any]]:
     """The main thread's calls, as they are noted: ``name, file:line``."""
     for call in stack if isinstance(stack, list) else ():
-        name, _, place = str(call).partition(", ")
+        name, _, place = printable(str(call)).partition(", ")
         file, _, line = place.rpartition(":")
         if line.isdecimal():
             yield {"name": name, "filename": file, "line": int(line)}

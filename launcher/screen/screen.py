@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from ..agents.fields import printable
 from ..stream.sink import Sink
 from .last_words import Crash
 from .output import LineAssembler, Stream, prefix
@@ -25,6 +26,7 @@ _TAIL_BYTES: Final = 1000  # of one line
 _IN_SIGHT: Final = 30  # lines that a terminal surely shows
 _SIGN_OF_LIFE_S: Final = 5.0
 _CLEAR: Final = b"\r\x1b[K"
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CURSOR_MOVES: Final = re.compile(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]")  # every control sequence but colour (m)
 
 
@@ -119,8 +121,9 @@ class Screen:
             prompt.answer()
 
     def message(self, *lines: str) -> None:
-        """Shows messages of hvdrun itself on stderr."""
-        self._write(Stream.STDERR, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+        """Shows messages of hvdrun itself on stderr. They may quote what ranks and other hosts have sent."""
+        shown = (printable(_COLOUR.sub("", line.expandtabs())) for text in lines for line in text.split("\n"))
+        self._write(Stream.STDERR, "".join(f"{line}\n" for line in shown).encode())
 
     def redraw(self) -> None:
         """Draws the prompt or progress bar below the lines, and warns once about a sink that loses output."""

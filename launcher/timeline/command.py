@@ -28,6 +28,7 @@ def timeline(
     # Imported here, for no job needs them, and every one would start later.
     from hvdlite.net.files import write
 
+    from ..agents.fields import printable
     from .joining import join
     from .picture import draw
     from .summary import describe
@@ -58,4 +59,4 @@ def timeline(
         write(picture, draw(ranks, begin_s, end_s).encode())
         click.echo(f"{picture} shows it")
     for line in describe(ranks):
-        click.echo(line)
+        click.echo(printable(line))

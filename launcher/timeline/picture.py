@@ -11,6 +11,7 @@ from html import escape
 from math import floor, log10
 from typing import Final
 
+from ..agents.fields import printable
 from .trace import LANES, Batch, RankTrace
 
 _LEFT: Final = 96
@@ -83,7 +84,7 @@ class _Canvas:
             number += 1
 
     def _rank(self, trace: RankTrace, top: float) -> Iterator[str]:
-        yield f'<text x="12" y="{top + 17}" font-weight="bold">rank {trace.rank} on {escape(trace.host)}</text>'
+        yield f'<text x="12" y="{top + 17}" font-weight="bold">rank {trace.rank} on {_text(trace.host)}</text>'
         for number, lane in enumerate(LANES):
             y = top + _HEAD + number * _LANE
             yield f'<text x="12" y="{y + 10}">{lane}</text>'
@@ -98,7 +99,7 @@ class _Canvas:
                 drawn_to = right
                 yield (
                     f'<rect x="{left:.2f}" y="{y + 1}" width="{max(right - left, _FINEST):.2f}" height="{_LANE - 3}" '
-                    f'fill="{_COLOURS[lane]}"><title>{escape(_title(batch, lane, end - begin))}</title></rect>'
+                    f'fill="{_COLOURS[lane]}"><title>{_text(_title(batch, lane, end - begin))}</title></rect>'
                 )
 
     def _arrows(self) -> Iterator[str]:
@@ -129,3 +130,7 @@ def _title(batch: Batch, lane: str, took_us: float) -> str:
     tensors = [str(tensor[0]) for tensor in batch.args.get("tensors", ())]
     what = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
     return f"{lane} {took_us / 1e3:.3f} ms: {batch.name} of {what}"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))  # XML has no control characters, not even escaped

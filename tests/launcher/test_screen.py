@@ -103,3 +103,11 @@ def test_the_tail_of_a_rank_is_its_last_lines_of_stderr() -> None:
     os.close(null)
     assert shown.tail(0) == [*map(str, range(81, 100)), "unfinished"]
     assert shown.tail(1) == []
+
+
+def test_a_terminal_obeys_nothing_that_a_message_quotes() -> None:
+    with terminal(columns=80) as (shown, other_end):
+        shown.message("hvdrun: a\x1b]0;title\x07\tb\n\x1b[31mred\x1b[0m \udce9\r", "end")
+        assert read_until(other_end, lambda found: b"end" in found) == (
+            b"hvdrun: a?]0;title?     b\r\nred ??\r\nend\r\n"
+        )

@@ -72,8 +72,10 @@ def test_the_box_says_what_the_killed_rank_did(tmp_path: Path, ranks: int, culpr
 
 
 def test_a_rank_that_was_killed_while_it_waited_is_said_to_have_waited(tmp_path: Path) -> None:
+    """In a folder whose name a terminal would obey."""
+    (folder := tmp_path / "\x1b]0;title\x07\nhvdrun: all is well").mkdir()
     script = _script(
-        tmp_path,
+        folder,
         _JOB
         + """
 import threading
@@ -89,7 +91,9 @@ time.sleep(600)
     box = "\n".join(_box(ended.stderr))
     assert "|   it had finished no collective\n" in box
     assert re.search(r"it had waited for \d\.\d s, with 'only here' in flight\n", box)
-    assert re.search(r"the main thread was in .*allreduce, .*\n\|   called by <module>, ", box)
+    shown = re.escape(f"{tmp_path}/?]0;title? hvdrun: all is well/train.py:")
+    assert re.search(rf"the main thread was in .*allreduce, .*\n\|   called by <module>, {shown}", box)
+    assert not {"\x1b", "\x07"} & set(ended.stderr)
 
 
 def test_a_rank_that_was_killed_in_init_is_said_to_have_been_there(tmp_path: Path) -> None:

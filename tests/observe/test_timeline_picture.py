@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hvdlite.launcher.agents.fields import printable
 from hvdlite.launcher.timeline.picture import draw
 from hvdlite.launcher.timeline.trace import Batch, RankTrace
 from tests.launcher.hvdrun import run
@@ -51,15 +52,15 @@ def test_a_long_timeline_makes_no_larger_picture() -> None:
     assert len(draw([_trace(0, 200_000)])) < 8 << 20
 
 
-@pytest.mark.parametrize("trace", [_trace(0, 0), _trace(0, 1, host='<&"')])
+@pytest.mark.parametrize("trace", [_trace(0, 0), _trace(0, 1, host='<&"'), _trace(0, 1, host="\x1b]0;\0")])
 def test_it_is_an_svg_file_whatever_there_is(trace: RankTrace) -> None:
     root = ElementTree.fromstring(draw([trace]))
-    assert f"rank 0 on {trace.host}" in [text.text for text in root.iter(f"{_SVG}text")]
+    assert f"rank 0 on {printable(trace.host)}" in [text.text for text in root.iter(f"{_SVG}text")]
 
 
 def test_hvdrun_draws_a_timeline(tmp_path: Path) -> None:
     span = {"ph": "X", "pid": 0, "tid": 1, "name": "ALLREDUCE", "cat": "move", "ts": 5.0, "dur": 10.0}
-    args = {"set": 0, "batch": 1, "tensors": [["w", "float32", [2], None, 1.0]]}
+    args = {"set": 0, "batch": 1, "tensors": [["w\x1b", "float32", [2], None, 1.0]]}
     head = {"host": "here", "clock": "c", "clock_us": 0, "epoch_us": 0}
     (tmp_path / "t.json").write_text(
         json.dumps([{"name": "hvdlite", "ph": "M", "pid": 0, "args": head}, {**span, "args": args}])
@@ -67,4 +68,5 @@ def test_hvdrun_draws_a_timeline(tmp_path: Path) -> None:
     ended = run("timeline", str(tmp_path / "t.json"), "--picture", str(tmp_path / "t.svg"))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"{tmp_path}/t.svg shows it" in ended.stdout
-    assert _drawn((tmp_path / "t.svg").read_text()) == (["move 0.010 ms: ALLREDUCE of w"], 0)
+    assert _drawn((tmp_path / "t.svg").read_text()) == (["move 0.010 ms: ALLREDUCE of w?"], 0)
+    assert "  w?, float32 2" in ended.stdout

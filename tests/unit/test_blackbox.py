@@ -264,6 +264,8 @@ def test_the_sentences() -> None:
         "the main thread was in step, train.py:12",
         "called by <module>, train.py:20",
     ]
+    (call,) = _described(stack=["\x1b]0;x\x07, a\nb.py:1"])[2:]
+    assert call == "the main thread was in ?]0;x?, a b.py:1"  # a terminal obeys nothing of it
     assert _described(in_flight=0, names=[], waiting_s=0.0, stack=[])[1:] == [
         "1.0 s before its end it was at work, with nothing in flight"
     ]
