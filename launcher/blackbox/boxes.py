@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ class Box:
     at: float
     epoch_s: float
     contents: BlackBox
+    has_ended: bool = False
 
     def nanoseconds(self, at: float) -> int:
         """A time of that host since the Unix epoch, as other programs have it; 0 if that is none."""
@@ -62,7 +63,7 @@ def of_folder(folder: Path) -> tuple[list[Box], int]:
             written = file.read(_MOST_BYTES)
         try:
             packed = parse(written)
-            boxes.append(unpacked(packed, text(packed, "host")))
+            boxes.append(replace(unpacked(packed, text(packed, "host")), has_ended=True))
         except ValueError as error:
             raise ValueError(f"{path} is no black box: {error}") from None
     return sorted(boxes, key=lambda box: box.rank), len(list(folder.glob("rank.*")))

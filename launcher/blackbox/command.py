@@ -29,34 +29,41 @@ def blackbox(job: str | None, output: Path | None) -> None:
     """Show what each rank of a job did last: the batch that it finished, what it waits for, where its program is.
 
     The job is a running one, the process of whose hvdrun on this host may be left out if you run no other, or one that
-    has ended and had --output-filename DIR.
+    has or had --output-filename DIR.
     """
     # Imported here, for no job needs them, and every one would start later.
     from hvdlite.net.files import followed, write
     from hvdlite.observe.blackbox import describe
 
     from ..agents.fields import printable
-    from ..monitor.choosing import chosen
+    from ..monitor.choosing import chosen, with_logs_in
     from ..monitor.client import JobEnded
-    from .boxes import of_folder, of_running
+    from .boxes import Box, of_folder, of_running
     from .flight_recorder import dumped
     from .groups import groups_of
 
-    is_running = job is None or job.isdecimal()
-    if job is not None and not is_running:
-        boxes, size = of_folder(_checked(Path(job)))
-    else:
-        with chosen(None if job is None else int(job)) as client:
+    folder = None if job is None or job.isdecimal() else _checked(Path(job))
+    client = with_logs_in(folder) if folder is not None else chosen(None if job is None else int(job))
+    size, found = 0, dict[int, Box]()
+    if client is not None:
+        with client:
             try:
-                boxes, size = of_running(client)
+                running, size = of_running(client)
+                found = {box.rank: box for box in running}
             except JobEnded as ended:
-                raise click.ClickException(f"{ended}.") from None
+                if folder is None:
+                    raise click.ClickException(f"{ended}.") from None
+    if folder is not None:  # after the running ones, for some may have ended meanwhile
+        ended_before, size = of_folder(folder)
+        found = {box.rank: box for box in ended_before} | found
+    boxes = [found[rank] for rank in sorted(found)]
     if not boxes:
-        raise click.ClickException("no rank of that job has a black box: none of them called init().")
+        why = "" if client is not None else ", or its hvdrun was killed, or runs on another host"
+        raise click.ClickException(f"no rank of that job has a black box: none of them called init(){why}.")
     if output is None:
         for box in boxes:
             click.echo(f"rank {box.rank} on {box.host}, process {box.contents.pid}:")
-            for line in describe(box.contents, box.at, "ago" if is_running else "before its end"):
+            for line in describe(box.contents, box.at, "before its end" if box.has_ended else "ago"):
                 click.echo(f"  {printable(line)}")
         return
     output = followed(output)

@@ -176,6 +176,7 @@ class _Execution:
         return {
             "pid": os.getpid(),
             "command": self._plan.command,
+            "logs": self._logs.folder if self._logs else "",
             "size": self._plan.size,
             "ran_s": now - self._began,
             "alive": sorted(self._supervisor.alive),

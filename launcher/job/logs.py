@@ -21,6 +21,7 @@ class Logs:
 
     def __init__(self, folder: str, size: int) -> None:
         """Creates empty files. Raises OSError if that fails."""
+        self.folder = str(followed(folder))
         self.lost_bytes = 0
         self.problem = ""
         self._paths: dict[tuple[int, Stream], Path] = {}
@@ -28,7 +29,7 @@ class Logs:
         self._boxes: list[Path] = []
         digits = len(str(size - 1))
         for rank in range(size):
-            rank_folder = followed(followed(folder) / f"rank.{rank:0{digits}}")
+            rank_folder = followed(Path(self.folder) / f"rank.{rank:0{digits}}")
             rank_folder.mkdir(parents=True, exist_ok=True)
             self._boxes.append(rank_folder / BOX)
             self._boxes[rank].unlink(missing_ok=True)  # an earlier job's

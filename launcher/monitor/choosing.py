@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import click
 
-from ..agents.fields import printable
+from ..agents.fields import field, printable
 from .client import Client, JobEnded, running
 
 _MOST_CHARACTERS = 60  # of a command
@@ -39,6 +42,18 @@ def chosen(pid: int | None) -> Client:
     wrong = f"no hvdrun of yours is process {pid}" if pid is not None else f"{len(clients)} jobs run"
     command = click.get_current_context().command_path
     raise JobNotNamed(f"{wrong}; give the process of one of those above, as in {command} {clients[0].pid}.", listed)
+
+
+def with_logs_in(folder: Path) -> Client | None:
+    """Connects to the hvdrun on this host whose --output-filename is ``folder``, if there is one that runs."""
+    found = None
+    for client in running():
+        with suppress(JobEnded, OSError, ValueError):
+            if found is None and os.path.samefile(field(client.job(), "logs", str), folder):
+                found = client
+                continue
+        client.close()
+    return found
 
 
 def _describe(client: Client) -> str:

@@ -18,7 +18,7 @@ from hvdlite.launcher.blackbox.flight_recorder import NAMES
 from hvdlite.launcher.blackbox.groups import groups_of
 from hvdlite.negotiation.messages import Kind
 from tests.harness.patience import PATIENCE_S, until
-from tests.launcher.hvdrun import run, started
+from tests.launcher.hvdrun import python, run, started
 
 _TRAINING = """
 import os, signal, sys, time
@@ -78,6 +78,7 @@ def test_torchs_analyzer_names_the_rank_that_misses_a_collective(tmp_path: Path)
     with _job(tmp_path, _STUCK, _WAITS, _NOTHING, _WAITS) as hvdrun:
         shown = run("blackbox", str(hvdrun.pid), "--torch", str(tmp_path / "running"))
         assert shown.stdout == f"{tmp_path}/running has 3 rank(s), for torchfrtrace {tmp_path}/running\n", shown.stderr
+        assert run("blackbox", str(tmp_path / "logs")).stdout.count("ago it finished batch") == 3
         hvdrun.terminate()
         assert hvdrun.wait(PATIENCE_S) == 143
     shown = run("blackbox", str(tmp_path / "logs"), "--torch", str(tmp_path / "ended"))
@@ -163,6 +164,13 @@ def test_what_is_no_job_no_folder_or_no_box_is_one_line(tmp_path: Path) -> None:
     }.items():
         ended = run("blackbox", *words)
         assert (ended.returncode in (1, 2), ended.stderr.count("\n"), part in ended.stderr) == (True, 1, True)
+    sleeps = python("import time; print('runs', flush=True); time.sleep(600)")
+    with started("-np", "1", "--output-filename", str(tmp_path / "logs"), *sleeps) as hvdrun:
+        assert hvdrun.stdout is not None
+        hvdrun.stdout.readline()
+        ended = run("blackbox", str(tmp_path / "logs"))
+        assert ended.stderr.endswith("none of them called init(). See 'hvdrun --help'.\n")
+        hvdrun.terminate()
     (tmp_path / "rank.0").mkdir()
     for written in (
         "",
