@@ -78,6 +78,7 @@ def rates(records: Iterable[Record], now: float) -> dict[str, Any]:
         "moved_s": sum(record.done_at - record.moved_at for record in counted),
         "held_s": sum(record.waited_s for record in counted),
         "others_s": sum(max(0.0, record.waited_s - (record.done_at - record.agreed_at)) for record in counted),
+        "steps": len(most) - 1,
         "steps_per_s": _per_s(most, now) if len(most) > 1 else None,
         "late_s": list(late_s.items()),
     }

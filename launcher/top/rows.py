@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..agents.fields import count, field, figure, improper, printable, shown, text
 from ..monitor.client import Client
@@ -66,6 +66,13 @@ class View:
         return min((row.steps_per_s for row in self.rows if row.steps_per_s is not None), default=None)
 
 
+class _Late(NamedTuple):
+    """For what part of the time all others waited for a rank, and for how long in each step."""
+
+    share: float
+    each_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
     """The processor time ``cpu_s`` that process ``pid`` had had at ``at``, when it had just used so many ``cores``."""
@@ -98,7 +105,7 @@ class Viewer:
             except ValueError as error:
                 problems[host] = str(error)
         alive = set(field(job, "alive", list))
-        late: dict[int, float] = {}
+        late: dict[int, _Late] = {}
         with suppress(ValueError):
             late = _late(answers.get(0))
         rows = []
@@ -107,7 +114,7 @@ class Viewer:
                 row = Row(rank, host, state=problems.get(host, "") if rank in alive else "ended")
                 if rank in answers:
                     try:
-                        row = self._row(rank, host, answers[rank], late.get(rank, 0.0))
+                        row = self._row(rank, host, answers[rank], late.get(rank, _Late(0.0, 0.0)))
                     except ValueError as error:
                         row = Row(rank, host, state=str(error))
                 rows.append(row)
@@ -119,7 +126,7 @@ class Viewer:
         found_ago_s = figure(job, "found_ago_s")
         return View(count(job, "pid"), command, figure(job, "ran_s"), found, found_ago_s, rows, slowest)
 
-    def _row(self, rank: int, host: str, told: Mapping[str, Any], late: float) -> Row:
+    def _row(self, rank: int, host: str, told: Mapping[str, Any], late: _Late) -> Row:
         rates = _rates(told)
         now, pid = figure(told, "at"), count(told, "pid")
         state = _STATES.get(text(told, "state"), "") if "state" in told else ""
@@ -134,7 +141,7 @@ class Viewer:
             waits = min(1.0, (figure(rates, "held_s") + waiting_s) / span_s)
             for_others = min(waits, (figure(rates, "others_s") + figure(told, "unagreed_s")) / span_s)
             bytes_per_s = count(rates, "nbytes") / span_s
-            late_s = late / (steps_per_s or max(count(rates, "batches"), 1) / span_s)
+            late_s = late.each_s
         if phase == "INSIDE":
             if (waiting_s := figure(told, "waiting_s")) >= _WORTH_A_WORD_S:
                 names = ", ".join(map(repr, map(shown, field(told, "names", list))))
@@ -154,7 +161,7 @@ class Viewer:
             for_others,
             bytes_per_s,
             late_s,
-            late,
+            late.share,
             count(told, "in_flight") if phase == "INSIDE" else None,
             self._cores(rank, pid, now, figure(told, "cpu_s")) if "cpu_s" in told else None,
             count(told, "memory_bytes") if "memory_bytes" in told else None,
@@ -179,16 +186,26 @@ def _rates(told: Mapping[str, Any]) -> Mapping[str, Any]:
     return rates if rates and figure(rates, "span_s") >= _SHORTEST_S else {}
 
 
-def _late(told: object) -> dict[int, float]:
-    """For what part of the time all others waited for each rank, as rank 0 knows it."""
-    late: dict[int, float] = {}
-    if isinstance(told, dict) and (rates := _rates(told)):
-        listed, span_s = field(rates, "late_s", list), figure(rates, "span_s")
-        if len(listed) > _MOST_LATE:
-            raise improper("late_s")
-        for entry in listed:
-            if isinstance(entry, list) and [type(each) for each in entry] == [int, float] and isfinite(entry[1]):
-                late[entry[0]] = min(1.0, max(0.0, entry[1]) / span_s)
-        if type(missing := told.get("missing")) is int:  # a wait that goes on
-            late[missing] = min(1.0, late.get(missing, 0.0) + figure(told, "unagreed_s") / span_s)
-    return late
+def _late(told: object) -> dict[int, _Late]:
+    """How late each rank is, as rank 0 knows it: in each step, or each batch if steps are not known."""
+    late_s: dict[int, float] = {}
+    if not isinstance(told, dict) or not (rates := _rates(told)):
+        return {}
+    listed, span_s = field(rates, "late_s", list), figure(rates, "span_s")
+    if len(listed) > _MOST_LATE:
+        raise improper("late_s")
+    times = _steps(rates) or count(rates, "batches")
+    for entry in listed:
+        if isinstance(entry, list) and [type(each) for each in entry] == [int, float] and isfinite(entry[1]):
+            late_s[entry[0]] = max(0.0, entry[1])
+    if type(missing := told.get("missing")) is int:  # a wait that goes on, in one more step
+        late_s[missing] = late_s.get(missing, 0.0) + figure(told, "unagreed_s")
+        times += 1
+    return {rank: _Late(min(1.0, seconds / span_s), seconds / max(times, 1)) for rank, seconds in late_s.items()}
+
+
+def _steps(rates: Mapping[str, Any]) -> int:
+    """The steps that were counted; 0 if they are not known. Their rate is no measure, as it falls in a pause."""
+    if "steps" in rates:
+        return count(rates, "steps")
+    return round(figure(rates, "steps_per_s") * figure(rates, "span_s")) if rates.get("steps_per_s") else 0

@@ -64,6 +64,17 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert (rank, late_s / found["span_s"]) == (2, pytest.approx(0.05, rel=0.02))
 
 
+def test_a_rank_is_as_late_in_a_pause_as_before() -> None:
+    """76 ms in each of ten steps a second, and then nothing for a while: validation, or the end."""
+    late = {"last_rank": 1, "late_s": 0.076}
+    records = [_record(position, 0.1 * position, **late) for position in range(100)][::-1]
+    for now in (9.95, 12.0, 15.0, 40.0):
+        found = json.loads(json.dumps(rates(records, now)))
+        view = Viewer(_Answers([_told(0, at=now, rates=found), _told(1, at=now, rates=found)], 2)).look()
+        assert cells(view.rows[1])[5] == "76 ms"
+        assert view.rows[0].late_s == 0.0
+
+
 def test_steps_that_take_longer_than_the_window_are_counted_too() -> None:
     found = rates([_record(2, 95.0), _record(1, 75.0), _record(0, 55.0)], 96.0)
     assert found["steps_per_s"] == pytest.approx(1 / 20)
