@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from hvdlite.engine.inflight import InFlight
 from hvdlite.log import logger
 from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN, Arrival
+from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe.blackbox import Finding
@@ -248,6 +249,10 @@ class Observer:
         _, unagreed_s = self._wait(now)
         has_ended = self._in_flight.has_ended  # asked last
         return State(len(entries), first, max(0.0, waiting_s), unagreed_s, self.missing, has_ended)
+
+    def in_flight(self) -> list[Entry]:
+        """Returns what is submitted and not done, the first submitted first."""
+        return self._in_flight.all()
 
     def sums(self, now: float) -> Sums:
         """Returns the sums at ``now``, on the monotonic clock. Cheap."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import NBYTES, printable
+from hvdlite.observe.blackbox import NBYTES
 from hvdlite.settings import Settings
 
 from ..agents.agents import Agents

@@ -12,7 +12,7 @@ from math import floor, log10
 from typing import Final
 
 from ..agents.fields import printable
-from .trace import LANES, Batch, RankTrace
+from .trace import LANES, Batch, RankTrace, first_us
 
 _LEFT: Final = 96
 _WIDTH: Final = 1088  # of the lanes
@@ -23,7 +23,10 @@ _AXIS: Final = 34
 _LEGEND: Final = 26
 _FINEST: Final = 0.25  # of a pixel
 _MOST_ARROWS: Final = 200
+_MOST_WAITS: Final = 200  # of a rank
+_SHOWN_WAIT: Final = 0.1  # of the time before it: what is drawn of one behind which nothing came
 _COLOURS: Final = dict(zip(LANES, ("#b9b4a7", "#e3a857", "#c96f5c", "#4c8c6b", "#6a8fb8"), strict=True))
+_UNFINISHED: Final = "#c0392b"
 _MEANINGS: Final = {
     "queue": "queue: submitted",
     "negotiate": "negotiate: until all ranks have submitted",
@@ -35,8 +38,11 @@ _MEANINGS: Final = {
 
 def draw(traces: Sequence[RankTrace], begin_s: float | None = None, end_s: float | None = None) -> str:
     """Returns the text of an SVG file of what ran between two times, in seconds since the first span."""
-    times = [at for trace in traces for batch in trace.batches.values() for span in batch.spans.values() for at in span]
-    first, last = min(times, default=0.0), max(times, default=1.0)
+    first = first_us(traces)
+    ends = [end for trace in traces for batch in trace.batches.values() for _, end in batch.spans.values()]
+    last = max(ends, default=first + 1.0)
+    if waits := [wait.since for trace in traces for wait in trace.waits.values()]:
+        last = max(last, *(trace.until for trace in traces), max(waits) + _SHOWN_WAIT * (max(waits) - first) + 1.0)
     begin = first if begin_s is None else first + begin_s * 1e6
     end = last if end_s is None else first + end_s * 1e6
     canvas = _Canvas(traces, begin, max(end, begin + 1.0), first)
@@ -84,6 +90,7 @@ class _Canvas:
             number += 1
 
     def _rank(self, trace: RankTrace, top: float) -> Iterator[str]:
+        yield from self._waits(trace, top)
         yield f'<text x="12" y="{top + 17}" font-weight="bold">rank {trace.rank} on {_text(trace.host)}</text>'
         for number, lane in enumerate(LANES):
             y = top + _HEAD + number * _LANE
@@ -100,6 +107,18 @@ class _Canvas:
                 yield (
                     f'<rect x="{left:.2f}" y="{y + 1}" width="{max(right - left, _FINEST):.2f}" height="{_LANE - 3}" '
                     f'fill="{_COLOURS[lane]}"><title>{_text(_title(batch, lane, end - begin))}</title></rect>'
+                )
+
+    def _waits(self, trace: RankTrace, top: float) -> Iterator[str]:
+        """What was submitted and had not completed at the end, behind the lane in which it is."""
+        y = top + _HEAD + LANES.index("negotiate") * _LANE
+        for wait in sorted(trace.waits.values(), key=lambda each: each.since)[:_MOST_WAITS]:
+            if wait.since <= self._end:
+                left, right = self._x(wait.since), self._x(self._end)
+                yield (
+                    f'<rect x="{left:.2f}" y="{y + 1}" width="{max(right - left, _FINEST):.2f}" height="{_LANE - 3}" '
+                    f'fill="none" stroke="{_UNFINISHED}" stroke-width="1.5" pointer-events="all">'
+                    f"<title>{_text(f'not completed: {wait.what}')}</title></rect>"
                 )
 
     def _arrows(self) -> Iterator[str]:

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .trace import Batch, RankTrace
+from hvdlite.members.ranges import named
+
+from .trace import Batch, RankTrace, first_us
 
 _SLOWEST: Final = 10
+_MOST_UNFINISHED: Final = 20
 _US: Final = 1e6
 
 
@@ -68,7 +71,7 @@ def slowest(traces: Sequence[RankTrace]) -> list[tuple[str, Slowness]]:
         for (number, _), batch in trace.batches.items():
             for name, dtype, shape, _, negotiated_us in batch.args.get("tensors", ()):
                 key = f"{name} (set {number})" if number else name
-                tensor = found.setdefault(key, Slowness(f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"))
+                tensor = found.setdefault(key, Slowness(_described(dtype, shape)))
                 tensor.runs += 1
                 tensor.negotiated_s += (negotiated_us or 0.0) / _US
                 tensor.moved_s += _moved_s(batch)
@@ -85,6 +88,7 @@ def describe(traces: Sequence[RankTrace]) -> Iterator[str]:
     yield f"{len(traces)} rank(s) on {len(by_host)} host(s), {whole_s:.3f} s, {batches} batches"
     if dropped := sum(trace.dropped for trace in traces):
         yield f"{dropped} more batches are missing, because they came faster than they could be written"
+    yield from _unfinished(traces)
     by_rank = waits(traces)
     moved_s = sum(each.moved_s for each in by_rank.values())
     hidden_s = moved_s - sum(each.waited_moving_s for each in by_rank.values())
@@ -105,6 +109,32 @@ def describe(traces: Sequence[RankTrace]) -> Iterator[str]:
             f"{1e3 * tensor.negotiated_s / tensor.runs:>7.3f} ms  {1e3 * tensor.moved_s / tensor.runs:>7.3f} ms  "
             f"{tensor.runs:>6}  {name}, {tensor.described}"
         )
+
+
+def _unfinished(traces: Sequence[RankTrace]) -> Iterator[str]:
+    """The tensors that had not completed when the timeline ended: who submitted each, and who did not."""
+    first = first_us(traces)
+    found: dict[tuple[int, str, str], dict[int, float]] = {}
+    for trace in traces:
+        for wait in trace.waits.values():
+            name, dtype, shape = wait.tensor
+            since = found.setdefault((wait.number, name, _described(dtype, shape)), {})
+            since[trace.rank] = min(wait.since, since.get(trace.rank, wait.since))
+    ordered = sorted(found.items(), key=lambda item: min(item[1].values()))
+    for (number, name, described), since in ordered[:_MOST_UNFINISHED]:
+        lacking = [] if number else [trace.rank for trace in traces if trace.rank not in since]
+        others = f"; {named(lacking)} did not submit it" if lacking else ""
+        of_set = f" (set {number})" if number else ""
+        yield (
+            f"not completed: {name}{of_set}, {described}, which {named(since)} submitted "
+            f"at {(min(since.values()) - first) / _US:.3f} s{others}"
+        )
+    if len(ordered) > _MOST_UNFINISHED:
+        yield f"not completed: {len(ordered) - _MOST_UNFINISHED} more tensors"
+
+
+def _described(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
 
 
 def _moved_s(batch: Batch) -> float:

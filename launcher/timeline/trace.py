@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +27,21 @@ class Batch:
 
 
 @dataclass(slots=True)
+class Wait:
+    """A tensor of the process set ``number`` that was submitted at ``since``, in µs, and never completed."""
+
+    number: int
+    tensor: tuple[str, str, tuple[int, ...]]
+    what: str
+    since: float
+
+
+@dataclass(slots=True)
 class RankTrace:
-    """What one rank did: its batches by process set and number, in the order in which they moved."""
+    """What one rank did: its batches by process set and number, in the order in which they moved.
+
+    ``waits`` are for what had not completed when the timeline ended, ``until`` being its last time.
+    """
 
     rank: int
     host: str
@@ -36,6 +51,8 @@ class RankTrace:
     batches: dict[tuple[int, int], Batch] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     dropped: int = 0
+    waits: dict[str, Wait] = field(default_factory=dict)
+    until: float = -inf
 
 
 def read(path: Path) -> list[RankTrace]:
@@ -44,6 +61,12 @@ def read(path: Path) -> list[RankTrace]:
         return ranks_of(json.loads(path.read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise NoTimeline(f"{path} is no timeline of hvdlite") from None
+
+
+def first_us(traces: Sequence[RankTrace]) -> float:
+    """When the first span began, by the clock of ``traces``."""
+    begins = [begin for trace in traces for batch in trace.batches.values() for begin, _ in batch.spans.values()]
+    return min([*begins, *(wait.since for trace in traces for wait in trace.waits.values())], default=0.0)
 
 
 def ranks_of(events: list[Event]) -> list[RankTrace]:
@@ -57,7 +80,14 @@ def ranks_of(events: list[Event]) -> list[RankTrace]:
     for event in events:
         trace = traces[event["pid"]]
         trace.events.append(event)
-        if event["ph"] == "X":
+        trace.until = max(trace.until, float(event.get("ts", -inf)) + float(event.get("dur", 0.0)))
+        if event.get("cat") == "waits" and event["ph"] == "b":
+            name, dtype, shape = event["args"]["tensor"]
+            tensor = str(name), str(dtype), tuple(map(int, shape))
+            trace.waits[event["id"]] = Wait(int(event["args"]["set"]), tensor, str(event["name"]), float(event["ts"]))
+        elif event.get("cat") == "waits":
+            trace.waits.pop(event["id"], None)
+        elif event["ph"] == "X":
             begin, args = float(event["ts"]), event["args"]
             batch = trace.batches.setdefault((int(args["set"]), int(args["batch"])), Batch())
             batch.spans[event["cat"]] = begin, begin + float(event["dur"])

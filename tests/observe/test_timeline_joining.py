@@ -12,6 +12,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.launcher.timeline.joining import join
+from hvdlite.launcher.timeline.picture import draw
 from hvdlite.launcher.timeline.summary import describe, slowest, waits
 from hvdlite.launcher.timeline.trace import RankTrace, ranks_of
 from tests.harness import process_ranks
@@ -144,6 +145,25 @@ def test_the_text() -> None:
         "  4.000 ms   12.500 ms       4  w, float32 2x3",
         "  0.000 ms   10.000 ms       2  b, float32 scalar",
     ]
+
+
+def test_what_did_not_complete_is_named_with_who_submitted_it() -> None:
+    def wait(rank: int, which: str, ph: str, name: str, at: float, number: int = 0) -> Event:
+        args = {"set": number, "tensor": [name, "float32", [3]]} if ph == "b" else {}
+        place = {"pid": rank, "tid": 0, "ts": at, "args": args}
+        return {"name": f"waits for BROADCAST of {name}", "cat": "waits", "id": f"{rank}.{which}", "ph": ph, **place}
+
+    events = [*_traces()[0].events, *_traces()[1].events]
+    events += [wait(0, "1", "b", "late", 5 * MS), wait(0, "1", "e", "late", 9 * MS)]
+    events += [wait(0, "2", "b", "never", 30 * MS), wait(1, "1", "b", "inside", 20 * MS, 7)]
+    for text in (describe(ranks_of(events)), describe(ranks_of(join(ranks_of(events))))):
+        assert [line for line in text if line.startswith("not completed")] == [
+            "not completed: inside (set 7), float32 3, which rank 1 submitted at 0.020 s",
+            "not completed: never, float32 3, which rank 0 submitted at 0.030 s; rank 1 did not submit it",
+        ]
+    assert draw(ranks_of(events)).count("<title>not completed: waits for BROADCAST of ") == 2
+    alone = [event for event in events if event["ph"] == "M" or event.get("cat") == "waits"]
+    assert "not completed: waits for BROADCAST of never" in draw(ranks_of(alone))
 
 
 def _steps() -> None:

@@ -155,6 +155,32 @@ def test_a_variable_starts_it_and_the_end_of_the_process_completes_it(name: str,
         assert any(event["name"] == "CYCLE_START" for event in events)
 
 
+def _waits(path: str) -> None:
+    recording._INTERVAL_S = recording._WAITS_S = 0.01  # type: ignore[misc]
+    hvd.init()
+    handles = [hvd.allreduce_async(np.ones(3), name="from before")] if hvd.rank() == 0 else []
+    hvd.start_timeline(path)
+    if hvd.rank() == 0:
+        handles += [hvd.allreduce_async(np.ones(3, np.float32), name=name) for name in ("never", "late")]
+    own, is_written = Path(f"{path}.rank0"), np.zeros(1)
+    while not hvd.allreduce(is_written, name="is written").any():
+        is_written[0] = own.exists() and own.read_text().count('"ph":"b"') >= 3
+    if hvd.rank() == 1:
+        handles = [hvd.allreduce_async(np.ones(3, np.float32), name="late")]
+    hvd.synchronize(handles[-1])
+    hvd.shutdown()
+
+
+def test_a_tensor_that_never_completes_is_there(tmp_path: Path) -> None:
+    for outcome in process_ranks(2, _waits, str(tmp_path / "t")):
+        outcome.result()
+    events = [event for event in _load(tmp_path / "t.rank0") if event.get("cat") == "waits"]
+    ended = {event["id"] for event in events if event["ph"] == "e"}
+    of_name = {event["args"]["tensor"][0]: event["id"] for event in events if event["ph"] == "b"}
+    assert {"from before", "never", "late"} <= of_name.keys()
+    assert {name for name, which in of_name.items() if which not in ended} == {"from before", "never"}
+
+
 def _dynamic(path: str) -> None:
     hvd.init()
     hvd.allreduce(np.ones(3), name="before")

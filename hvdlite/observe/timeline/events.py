@@ -5,6 +5,8 @@ batch is agreed; *wait*, until its turn; *move*, while bytes move; *finish*, unt
 lane that overlap get lanes of their own, as the format wants. An arrow leads from the decision of a group's first rank
 to where the others move the same batch: nobody can move it earlier, so the arrow points forward where clocks agree.
 
+A tensor that does not complete for a while is a span of its own, whose begin is written meanwhile.
+
 Times are in microseconds of a monotonic clock. The first event of a rank says what that and the clock of the world show
 at one time.
 """
@@ -127,6 +129,18 @@ class Events:
                 self._arrow('"ph":"s"', number, work.number, rank, waiting, work.agreed_at)
         return self._taken()
 
+    def waits(self, group: Group, tensor: Tensor, number: int, since: float) -> list[str]:
+        """Returns the begin of the wait ``number`` of this rank, for a tensor that is in flight for long."""
+        request = tensor.request
+        args = f'"set":{group.number},"tensor":[{json.dumps(request.name)},"{request.dtype}",{list(request.shape)}]'
+        self._wait("b", f"waits for {request.kind.name} of {request.name}", number, since, args)
+        return self._taken()
+
+    def completes(self, tensor: Tensor, number: int, at: float) -> list[str]:
+        """Returns the end of that wait."""
+        self._wait("e", f"waits for {tensor.request.kind.name} of {tensor.request.name}", number, at, "")
+        return self._taken()
+
     def dropped(self, count: int, at: float) -> list[str]:
         """Returns a mark where ``count`` batches are missing."""
         self._add(
@@ -139,6 +153,13 @@ class Events:
         """Adds one end of the arrow to ``rank``; each has an arrow of its own, since viewers join no more than two."""
         which = number << 52 | (batch & 0xFFFFFFFF) << 20 | rank
         self._add(f'"name":"batch","cat":"batch","id":"{which:#x}",{end},{self._place(tid)},"ts":{self._ts(at)}')
+
+    def _wait(self, end: str, name: str, number: int, at: float, args: str) -> None:
+        which = f'"id":"{self._world.number}.{number}"'
+        self._add(
+            f'"name":{json.dumps(name)},"cat":"waits",{which},"ph":"{end}",{self._place(0)},"ts":{self._ts(at)},'
+            f'"args":{{{args}}}'
+        )
 
     def _span(self, group: Group, lane: int, name: str, begin: float, end: float, args: str) -> int:
         """Adds a span, and returns its thread."""

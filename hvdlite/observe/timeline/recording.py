@@ -7,6 +7,7 @@ user is told once, and the job goes on.
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import threading
@@ -30,6 +31,8 @@ _SHARE_IF_FULL: Final = 4  # or by so many, rather than drop batches
 _MOST_TENSORS: Final = 1 << 16  # that wait to be written: with their requests, about 40 MiB
 _MOST_RECORDS: Final = 1 << 15
 _MOST_BYTES: Final = 4 << 20  # of texts that wait to be written; a write has some copies of them
+_WAITS_S: Final = 1.0  # what is in flight for so long may never complete
+_MOST_WAITING: Final = 1024
 _STOP_S: Final = 10.0  # for a last write
 
 
@@ -44,13 +47,17 @@ class Recording:
         self._tensors = 0  # in the records
         self._dropped = self._dropped_in_all = 0
         self._counting = threading.Lock()
-        self._watched: list[tuple[Observer, Subscriber]] = []
+        self._watched: list[tuple[Group, Observer, Subscriber]] = []
         self._watching = threading.Lock()
         self._is_over = False
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._lines: list[str] = []
         self._bytes = 0  # of the lines
+        self._began = time.monotonic()
+        self._waiting: dict[tuple[int, str], tuple[int, Tensor]] = {}  # with a number, by set and name
+        self._waits = itertools.count(1)
+        self._just_done: set[tuple[int, str]] = set()  # and perhaps in flight for another moment
         self._thread = threading.Thread(target=self._serve, name="hvdlite-timeline", daemon=True)
         self._thread.start()
 
@@ -59,9 +66,9 @@ class Recording:
         group = Group(number, membership)
         subscriber = partial(self._record, group)
         with self._watching:
-            if self._is_over or any(observer is other for other, _ in self._watched):
+            if self._is_over or any(observer is other for _, other, _ in self._watched):
                 return
-            self._watched.append((observer, subscriber))
+            self._watched.append((group, observer, subscriber))
             observer.keep_times(True)
             if self._mark_cycles:
                 observer.on_turn = partial(self._record_turn, group)
@@ -77,7 +84,7 @@ class Recording:
     def _leave(self) -> None:
         with self._watching:
             self._is_over = True
-            for observer, subscriber in self._watched:
+            for _, observer, subscriber in self._watched:
                 observer.unsubscribe(subscriber)
                 observer.on_turn = None
                 observer.keep_times(False)
@@ -119,6 +126,7 @@ class Recording:
             self._add(self._events.head(time.monotonic(), time.time()))
             while not self._is_over:
                 self._format()
+                self._look_for_waits(time.monotonic())
                 is_full = self._bytes > _MOST_BYTES
                 pause_s = _SHARE_IF_FULL * spent_s if is_full else max(_SHARE * spent_s, _INTERVAL_S)
                 wait_s = written_at + pause_s - time.monotonic()
@@ -153,10 +161,12 @@ class Recording:
     def _format(self, is_last: bool = False) -> None:
         """Makes texts of the records, until there are as many as may wait."""
         taken = 0
+        self._just_done.clear()
         while self._records and (is_last or self._bytes <= _MOST_BYTES):
             record = self._records.popleft()
             if isinstance(record, Batch):
                 self._add(self._events.batch(record))
+                self._end_waits(record)
                 taken += len(record.tensors)
             else:
                 self._add(self._events.cycle(record))
@@ -166,7 +176,35 @@ class Recording:
             dropped, self._dropped = self._dropped, 0
         if dropped:
             self._dropped_in_all += dropped
+            for key in list(self._waiting):  # perhaps they completed in those
+                self._end_wait(key, time.monotonic())
             self._add(self._events.dropped(dropped, time.monotonic()))
+
+    def _look_for_waits(self, now: float) -> None:
+        """Adds tensors that have been in flight for long, as nothing else would tell of those that never complete."""
+        with self._watching:
+            watched = self._watched.copy()
+        for group, observer, _ in watched:
+            for entry in observer.in_flight():
+                tensor, key = _tensor(entry), (group.number, entry.name)
+                since = tensor.submitted_at or self._began
+                if now - since < _WAITS_S or key in self._waiting or key in self._just_done:
+                    continue
+                if len(self._waiting) < _MOST_WAITING:
+                    self._waiting[key] = number, _ = next(self._waits), tensor
+                    self._add(self._events.waits(group, tensor, number, since))
+
+    def _end_waits(self, batch: Batch) -> None:
+        done_at = batch.work.done_at
+        for tensor in batch.tensors:
+            if done_at - (tensor.submitted_at or self._began) >= _WAITS_S:
+                self._end_wait(key := (batch.group.number, tensor.request.name), done_at)
+                self._just_done.add(key)
+
+    def _end_wait(self, key: tuple[int, str], at: float) -> None:
+        if key in self._waiting:
+            number, tensor = self._waiting.pop(key)
+            self._add(self._events.completes(tensor, number, at))
 
     def _add(self, lines: list[str]) -> None:
         self._lines += lines
