@@ -52,6 +52,7 @@ from hvdlite.observe.blackbox import (
 from hvdlite.observe.blackbox import Phase as Phase
 from hvdlite.observe.calls import calls_of, without_ours
 from hvdlite.observe.interpreter import Interpreter
+from hvdlite.observe.lingering import Lingering
 from hvdlite.observe.stacks import Stacks, threads
 
 _NOTE_S: Final = 1.0
@@ -88,6 +89,7 @@ class Recorder:
             self._findings = itertools.count(1 + max(told, default=0))
             self.enter(Phase.JOINING)
             self._interpreter = Interpreter()
+            self._lingering = Lingering(patience_s)
             self._is_ready, self._is_closed = threading.Event(), threading.Event()
             self._thread = threading.Thread(target=self._serve, args=(memory,), name="hvdlite-recorder", daemon=True)
             self._thread.start()
@@ -179,6 +181,13 @@ class Recorder:
                 if sleeps % _SLEEPS == 0:
                     self._note(memory)
                     self._measure(memory)
+                    self._look_for_end(memory)
+
+    def _look_for_end(self, memory: mmap.mmap) -> None:
+        is_waiting = any(observer.state(time.monotonic(), 0).waiting_s > 0 for observer in self._observers.values())
+        found = self._lingering.look(time.monotonic(), gauge(memory, Gauge.BATCHES), is_waiting)
+        if found is not None:
+            self._publish(found)
 
     def _measure(self, memory: mmap.mmap) -> None:
         for index, value in {**self.account.gauges(time.monotonic()), **self._interpreter.gauges()}.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hvdlite.observe.blackbox import FINDING_BYTES, Finding
 
@@ -20,7 +20,7 @@ from ..stream.frames import FrameError
 from .causes import Window, explain, windows
 from .inquiry import Inquiry
 from .mutes import Mutes
-from .stalls import Stalls
+from .stalls import Stalls, lingering
 
 _PATIENCE_S: Final = 3.0
 _WINDOW_S: Final = (4.0, 15.0)  # of the evidence: at least a few looks of the agents, at most what they keep
@@ -77,6 +77,8 @@ class Reports:
             self._open.append((slow, Inquiry(self._ranks, until, "evidence", seconds=seconds)))
         elif finding.kind == "mute":
             self._mutes.begin(rank, finding.facts, time.monotonic())
+        elif finding.kind == "lingers":
+            self._report_lingering(rank, finding.facts, time.monotonic())
         elif finding.kind == "stall" and (headline := self._stalls.begin(finding.facts, time.monotonic())):
             self.latest, self.latest_at = headline, time.monotonic()
         else:
@@ -96,6 +98,14 @@ class Reports:
         self._stalls.close()
         while self._open:
             self._explain(*self._open.pop(0))
+
+    def _report_lingering(self, rank: int, facts: Mapping[str, Any], now: float) -> None:
+        """Reports a rank whose program has ended, unless it was named since, because others wait for it."""
+        stall = lingering(rank, facts)
+        if stall is None or self._stalls.has_blamed(rank, now - stall.seconds):
+            return
+        if headline := self._stalls.report(stall, now):
+            self.latest, self.latest_at = headline, now
 
     def _explain(self, slow: _Slow, inquiry: Inquiry) -> None:
         found: dict[int, Window] = {}

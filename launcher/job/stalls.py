@@ -28,13 +28,15 @@ _MOST_CIRCLE: Final = 8
 _MOST_TENSORS: Final = 10**9
 _NAME: Final = 100  # characters
 _HINT: Final = "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=S ends a job that waits for so long"
+_HINT_OF_THREADS: Final = "end such threads before the program, or make them daemons: threading.Thread(daemon=True)"
 
 
 @dataclass(frozen=True)
 class Part:
     """Tensors that the same ranks did not submit. ``count`` is the number of those of which ``names`` are some.
 
-    If ``is_mute``, all that is known is that no Python of the missing rank runs, and that those of ``present`` wait.
+    If ``is_mute``, all that is known is that no Python of the missing rank runs, and that those of ``present`` wait. If
+    it ``has_ended``, its program has, and its process waits for the threads of these ``names``.
     """
 
     names: tuple[str, ...]
@@ -42,6 +44,7 @@ class Part:
     missing: tuple[int, ...]
     present: tuple[int, ...]
     is_mute: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,17 @@ def read(facts: Mapping[str, Any], size: int) -> Stall | None:
     except (KeyError, OverflowError, TypeError, ValueError):
         return None
     return Stall(seconds, parts, circle) if parts and 0 <= seconds < 1e9 else None
+
+
+def lingering(rank: int, facts: Mapping[str, Any]) -> Stall | None:
+    """Reads the facts of a finding that the program of ``rank`` has ended, and its process has not."""
+    try:
+        names = tuple(_name(name) for name in facts["threads"][:_MOST_NAMES])
+        part = Part(names, min(int(facts["count"]), _MOST_TENSORS), (rank,), (), has_ended=True)
+        seconds = float(facts["seconds"])
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return None
+    return Stall(seconds, (part,), ()) if 0 <= seconds < 1e9 else None
 
 
 def _part(fields: Mapping[str, Any], size: int) -> Part:
@@ -127,7 +141,7 @@ class StallReport:
         yield from (f"  {problem}" for problem in problems)
         if (more := len(self._stall.missing) - _MOST_ASKED) > 0:
             yield f"  and {more} other ranks, which were not asked"
-        yield f"  {_HINT}"
+        yield f"  {_HINT_OF_THREADS if any(part.has_ended for part in self._stall.parts) else _HINT}"
 
     def _looks(self, no_answer: str) -> tuple[list[Looked], list[str]]:
         looks, problems = [], []
@@ -143,6 +157,9 @@ class StallReport:
         names = ", ".join(map(repr, part.names)) + (
             f" and {part.count - len(part.names)} more" if part.count > len(part.names) else ""
         )
+        if part.has_ended:
+            waits = f"waits for {'thread' if part.count == 1 else 'threads'} {names}" if names else "has not"
+            return f"the program of {self._who(part.missing)} has ended, and its process {waits}"
         if part.is_mute:
             return f"no Python of {self._who(part.missing)} runs; {named(part.present)} wait for {names}"
         did = f"; {named(part.present)} did" if part.present else ""

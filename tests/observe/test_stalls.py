@@ -70,10 +70,10 @@ def _job(
         process.communicate()
 
 
-def _report(process: subprocess.Popen[bytes]) -> list[str]:
-    """The lines of the next report."""
+def _report(process: subprocess.Popen[bytes], end: bytes = _END) -> list[str]:
+    """The lines of the next report, which has this end."""
     assert process.stderr is not None
-    text = read_until(process.stderr.fileno(), lambda found: found.endswith(_END)).decode()
+    text = read_until(process.stderr.fileno(), lambda found: found.endswith(end)).decode()
     return text[text.index("hvdrun: the job has waited") :].splitlines()
 
 
@@ -149,6 +149,17 @@ def test_the_agents_of_other_hosts_are_asked_too(tmp_path: Path, monkeypatch: py
     assert re.search(r"rank 2 on far \(process \d+\) did not submit 'weights'; ranks 0, 1 did$", lines[0])
     assert re.fullmatch(r"  rank 2 on far, process \d+, holds the GIL in native code: no Python of it runs", lines[1])
     assert _calls(lines, "  rank 2: the main thread sleeps in ") == _HERE
+
+
+def test_a_rank_whose_program_has_ended_tells_for_which_thread_it_waits(tmp_path: Path) -> None:
+    """Rank 0 has ended, and no rank waits for this one."""
+    rest = "if rank == 1: threading.Thread(target=load, name='uploader').start()"
+    with _job(tmp_path, 2, "pass", "False", rest) as process:
+        lines = _report(process, b"threading.Thread(daemon=True)\n")
+    who = r"the program of rank 1 on localhost \(process \d+\) has ended, and its process waits for thread 'uploader'"
+    assert re.fullmatch(rf"hvdrun: the job has waited for \d+ s, since \S*: {who}", lines[0])
+    assert [name for _, name in _calls(lines, "  rank 1: the main thread sleeps")] == ["_shutdown"]
+    assert _calls(lines, "  rank 1: thread 'uploader' sleeps") == [("train.py", "load")]
 
 
 def test_a_rank_that_reads_stdin_is_called_that(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Notices that the program of this rank has ended and its process has not: Python waits for threads of the program.
+
+No other rank need wait for it, so nothing else would tell.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from hvdlite.observe.blackbox import Finding
+
+_MARGIN: Final = 1.1  # as for a rank whose Python does not run: if others wait, they have been told by then
+_MARGIN_S: Final = 2.0
+_MOST_NAMES: Final = 4
+_MOST_CHARACTERS: Final = 100
+
+
+class Lingering:
+    """Asked again and again in a thread that runs on; ``patience_s`` is that of `Recorder`."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._limit_s = _MARGIN * patience_s + _MARGIN_S if patience_s > 0 else 0.0
+        self._since: float | None = None
+        self._batches = 0.0
+        self._was_told = False
+
+    def look(self, now: float, batches: float, is_waiting: bool) -> Finding | None:
+        """What is to be told at ``now``, once. A program whose threads run ``batches`` goes on.
+
+        So does one that ``is_waiting`` for other ranks, which are told of if they are late.
+        """
+        if threading.main_thread().is_alive() or is_waiting or batches != self._batches:
+            self._since, self._batches = None, batches
+            return None
+        self._since = now if self._since is None else self._since
+        seconds = now - self._since
+        if self._was_told or not 0 < self._limit_s <= seconds:
+            return None
+        self._was_told = True
+        names = [thread.name[:_MOST_CHARACTERS] for thread in threading.enumerate() if _is_awaited(thread)]
+        return Finding(
+            "lingers",
+            f"the program has ended {seconds:.0f} s ago, and its process has not",
+            {"seconds": seconds, "threads": names[:_MOST_NAMES], "count": len(names)},
+        )
+
+
+def _is_awaited(thread: threading.Thread) -> bool:
+    return thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
