@@ -16,7 +16,7 @@ from hvdlite.negotiation.delays.circle import circle_text
 
 from ..agents.fields import printable
 from ..agents.link import AgentLink, Question
-from ..screen.stacks import Looked, as_lines, looked
+from ..screen.stacks import INNERMOST_FIRST, Looked, as_lines, looked
 
 _ANSWER_S: Final = 8.0
 _MOST_ASKED: Final = 128  # ranks
@@ -138,6 +138,8 @@ class StallReport:
         if self._stall.circle:
             yield f"  {self._circle(looks)}"
         yield from (f"  {line}" for line in as_lines(looks))
+        if any(thread.calls for look in looks for thread in look.threads):
+            yield f"  {INNERMOST_FIRST}"
         yield from (f"  {problem}" for problem in problems)
         if (more := len(self._stall.missing) - _MOST_ASKED) > 0:
             yield f"  and {more} other ranks, which were not asked"

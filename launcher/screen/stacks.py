@@ -14,6 +14,7 @@ from hvdlite.members.ranges import named
 
 from ..agents.fields import printable
 
+INNERMOST_FIRST: Final = "(the innermost call of each stack is on top)"
 _WIDTH: Final = 200  # characters of a line
 _MOST_STACKS: Final = 64
 _MOST_CALLS: Final = 30
@@ -30,6 +31,7 @@ _STATES: Final = {
     "Z": "has ended",
 }
 _NO_STATE: Final = "is there"
+_MOVED: Final = "goes on, and was here for a moment"
 _STARVED: Final = "gets no processor, or waits for its memory to be read from a disk"
 
 
@@ -154,7 +156,11 @@ def _thread(fields: object) -> ThreadOfRank:
 def _does(fields: Mapping[str, Any]) -> str:
     """The state of a thread in words: "sleeps in futex (futex_wait_queue)"."""
     state, syscall, wchan = (_text(fields.get(name)) for name in ("state", "syscall", "wchan"))
+    if fields.get("moved") is True:
+        return _MOVED
     words = _STATES.get(state, _NO_STATE)
+    if state == "S" and fields.get("awake") is True:
+        words += " again and again"
     if state in ("S", "D") and (syscall or wchan):
         words += f" in {syscall}" if syscall else ""
         words += f" ({wchan})" if wchan else ""

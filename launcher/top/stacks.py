@@ -40,7 +40,7 @@ def stacks(pid: int | None, ranks: tuple[int, ...], shows_all: bool) -> None:
 def _shown(answers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Lines of what the agents answered, which may be anything."""
     from ..agents.fields import shown
-    from ..screen.stacks import as_lines, looked
+    from ..screen.stacks import INNERMOST_FIRST, as_lines, looked
 
     looks, problems = [], []
     for answer in answers:
@@ -49,6 +49,8 @@ def _shown(answers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             looks += [looked(int(rank), host, each) for rank, each in told.items() if rank.isdecimal()]
         else:
             problems.append(f"{f'{host}: ' if 'host' in answer else ''}{shown(answer.get('error'))}")
+    if any(thread.calls for look in looks for thread in look.threads):
+        yield INNERMOST_FIRST
     yield from as_lines(sorted(looks, key=lambda look: look.rank))
     yield from problems
     if not looks and not problems:

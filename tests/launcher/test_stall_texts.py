@@ -35,6 +35,16 @@ def test_equal_stacks_are_one_although_their_states_differ() -> None:
     ]
 
 
+def test_a_state_of_another_moment_than_the_stack_is_no_state_of_it() -> None:
+    for fields, does in {
+        ("moved", "awake"): "goes on, and was here for a moment",
+        ("awake",): "sleeps again and again in futex (futex_wait)",
+        (): "sleeps in futex (futex_wait)",
+    }.items():
+        thread = {**_THREAD, "calls": _CALLS, **dict.fromkeys(fields, True)}
+        assert next(as_lines([_looked(0, threads=[thread])])) == f"rank 0: the main thread {does}"
+
+
 def test_what_is_special_about_a_process_comes_first() -> None:
     lines = list(as_lines([_looked(3, tracer="gdb (process 9)", reads_stdin=True, way="signal")]))
     assert lines[:3] == [

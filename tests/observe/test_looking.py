@@ -136,10 +136,19 @@ def test_a_rank_that_runs_python_tells_where_its_threads_are(start: Start) -> No
     main = _main(looked)
     assert _places(main) == _HERE
     assert main["calls"][0][1] > 0
-    assert main["state"] == "S"
+    assert (main["state"], main["moved"], main["awake"]) == ("S", False, False)
     assert [thread["name"] for thread in looked["threads"]] == ["MainThread", "loader"]
     assert _places(looked["threads"][1]) == [("train.py", "load")]
     assert "hvdlite-recorder" in [thread["name"] for thread in rank.look(shows_all=True)["threads"]]
+
+
+def test_a_state_and_a_stack_of_different_moments_are_told_from_each_other(start: Start) -> None:
+    """The main thread sleeps for a moment again and again, the loader for long."""
+    rank = start("while True: time.sleep(0.001)")
+    looked = rank.look_until(lambda looked: looked["way"] == "asked" and len(looked["threads"]) == 2)
+    main, loader = looked["threads"]
+    assert main["awake"]
+    assert (loader["moved"], loader["awake"]) == (False, False)
 
 
 @pytest.mark.parametrize("lets_go", [True, False])

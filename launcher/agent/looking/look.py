@@ -4,6 +4,8 @@ An answer has for each rank ``pid``, ``command``, ``state`` and ``tracer`` of it
 which its stacks came ("asked", "signal" or empty), whether it ``is_starved``, and so did not answer by itself, ``why``
 there are none, the folder ``ours`` of hvdlite, ``children`` of a process that is no rank yet, and ``threads``:
 ``name``, ``is_main``, ``state``, ``syscall``, ``wchan`` and ``calls``, of which each has a file, a line and a function.
+The kernel is asked before and after the calls are known. A thread of which it said other things then has ``moved``, and
+one that was awake in between was ``awake``, so its calls may be those of another moment.
 Of hvdlite's own calls only what the program called is left.
 """
 
@@ -68,6 +70,7 @@ class _Look:
         self.rank = rank
         self._worker, self._box = worker, box
         self._process: Process | None = None
+        self._after: Process | None = None  # as it was when the stacks had come
         self._why = ""
         self._is_asked = self._is_starved = False
         self._stacks: list[Stack] | None = None
@@ -95,6 +98,8 @@ class _Look:
         """True if the answer may still come."""
         if self._is_asked and self._stacks is None and self._box is not None:
             self._stacks = self._box.answer()
+            if self._stacks is not None and self._process is not None:
+                self._after = process_of(self._process.pid)
             return self._stacks is None
         return False
 
@@ -102,14 +107,17 @@ class _Look:
         """The fields of the answer for this rank."""
         way = "asked" if self._stacks is not None else ""
         if self._stacks is None and not self._why and self._box is not None:
+            pid = self._process.pid if self._process is not None else self._worker
+            self._process = process_of(pid) or self._process
             try:
                 self._stacks, self._is_starved = self._box.dump()
-                way = "signal"
+                way, self._after = "signal", process_of(pid)
             except OSError as error:
                 self._why = f"its Python does not run, and {error.strerror or error}"
         process = self._process
         if process is None:
             return {"pid": self._worker, "why": self._why}
+        ours = "" if self._box is None else self._box.ours
         answer = {
             "pid": process.pid,
             "command": process.command,
@@ -119,8 +127,8 @@ class _Look:
             "way": way,
             "is_starved": self._is_starved,
             "why": self._why,
-            "ours": self._box.ours if self._box is not None else "",
-            "threads": _threads(process, self._stacks, "" if shows_all or self._box is None else self._box.ours),
+            "ours": ours,
+            "threads": _threads(process, self._after, self._stacks, "" if shows_all else ours),
         }
         if self._box is None or self._box.read is None:
             answer["children"] = [_of_process(child) for child in _children(self._worker)]
@@ -131,19 +139,22 @@ class _Look:
             self._box.close()
 
 
-def _threads(process: Process, stacks: list[Stack] | None, ours: str) -> list[dict[str, Any]]:
+def _threads(before: Process, after: Process | None, stacks: list[Stack] | None, ours: str) -> list[dict[str, Any]]:
     """The main thread, other threads of Python, and threads without Python that do something.
 
+    The process was ``before`` the stacks were taken and ``after`` that like this, None if there are none or it ended.
     Without the threads and calls of hvdlite if ``ours``, its folder, is not empty.
     """
     shows_all = not ours
-    by_tid = {thread.tid: thread for thread in process.threads}
+    process = after or before
+    earlier, by_tid = ({thread.tid: thread for thread in each.threads} for each in (before, process))
     told = []
     for stack in sorted(stacks or (), key=lambda stack: stack.tid != process.pid):
         if shows_all or not _is_ours(stack, ours):
             calls = stack.calls if shows_all else list(without_ours(_own(stack.calls), ours))
             thread = by_tid.get(stack.tid)
-            told.append(_of_thread(thread, stack.name, stack.tid == process.pid, calls[:_MOST_CALLS]))
+            fields = _of_thread(thread, stack.name, stack.tid == process.pid, calls[:_MOST_CALLS])
+            told.append({**fields, **_changes(earlier.get(stack.tid), thread)})
     known = {stack.tid for stack in stacks or ()}
     native = [thread for thread in process.threads if thread.tid not in known]
     if stacks is not None:
@@ -179,6 +190,13 @@ def _of_thread(
         "wchan": thread.wchan if thread else "",
         "calls": list(calls),
     }
+
+
+def _changes(before: Thread | None, after: Thread | None) -> dict[str, bool]:
+    """What became of a thread while its stack was taken."""
+    if before is None or after is None:
+        return {"moved": False, "awake": False}
+    return {"moved": before.place != after.place, "awake": before.switches != after.switches}
 
 
 def _of_process(process: Process) -> dict[str, Any]:
