@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -126,12 +127,15 @@ def the_learning_rate_warms_up_with_each_batch_and_then_follows_its_schedule() -
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), loss="mse")
     inputs, targets = (share(each, hvd.rank(), hvd.size()) for each in data())
     callbacks = [
-        hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2),
+        hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=1),
         hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 0.5**epoch, start_epoch=2, end_epoch=4),
         hvd.callbacks.LearningRateScheduleCallback(0.4, 0.01, start_epoch=4),
         Rates(),
     ]
-    logs = model.fit(inputs, targets, batch_size=8, epochs=5, verbose=0, callbacks=callbacks).history
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        logs = model.fit(inputs, targets, batch_size=8, epochs=5, verbose=0, callbacks=callbacks).history
+    warmed = "\nEpoch 2: finished gradual learning rate warmup to 0.4.\n"  # as float32, it has more digits
+    assert said.getvalue() == (warmed if hvd.rank() == 0 else "")
     steps = 6
     warm = [0.4 * (0.5 + 0.5 * (step + 1) / (2 * steps)) for step in range(2 * steps)]
     np.testing.assert_allclose(rates, warm + [0.1] * steps + [0.05] * steps + [0.004] * steps, rtol=1e-5)

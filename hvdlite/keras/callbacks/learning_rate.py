@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import keras
 
 from hvdlite.keras.callbacks.models import OfKeras3
-from hvdlite.session import size
+from hvdlite.session import rank, size
 
 Multiplier = float | Callable[[float], float]
 
@@ -142,5 +143,5 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Tells on rank 0, with ``verbose``, that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
-        if self.verbose and self.end_epoch is not None and epoch == int(self.end_epoch) - 1:
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate()}.")
+        if self.verbose and rank() == 0 and self.end_epoch and epoch == math.ceil(self.end_epoch) - 1:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
