@@ -38,6 +38,7 @@ from hvdlite.bench.sizes import parse_size, parse_sizes
 from hvdlite.bench.sweep import entrants, sweep
 from hvdlite.bench.systems import TensorType
 from hvdlite.errors import HvdError
+from hvdlite.net.descriptors import write
 from hvdlite.session import current
 from hvdlite.settings import Start, table
 from hvdlite.tensors.dtypes import DType
@@ -248,6 +249,6 @@ def run_study(study: Study, notes: Sequence[str], json_file: Path | None, markdo
         if is_speaker:
             print(*lines(group, study.columns), sep="\n", flush=True)
     if json_file is not None and is_speaker:
-        json_file.write_text(to_json(row for group in groups for row in group.values()))
+        write(json_file, to_json(row for group in groups for row in group.values()).encode())
     if markdown_file is not None and is_speaker:
-        markdown_file.write_text(to_markdown(study, notes, groups))
+        write(markdown_file, to_markdown(study, notes, groups).encode())

@@ -5,7 +5,10 @@ No other rank need wait for it, so nothing else would tell.
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from hvdlite.observe.blackbox import Finding
@@ -30,7 +33,7 @@ class Lingering:
 
         So does one that ``is_waiting`` for other ranks, which are told of if they are late.
         """
-        if threading.main_thread().is_alive() or is_waiting or batches != self._batches:
+        if not _program_has_ended() or is_waiting or batches != self._batches:
             self._since, self._batches = None, batches
             return None
         self._since = now if self._since is None else self._since
@@ -38,7 +41,7 @@ class Lingering:
         if self._was_told or not 0 < self._limit_s <= seconds:
             return None
         self._was_told = True
-        names = [thread.name[:_MOST_CHARACTERS] for thread in threading.enumerate() if _is_awaited(thread)]
+        names = [thread.name[:_MOST_CHARACTERS] for thread in awaited()]
         return Finding(
             "lingers",
             f"the program has ended {seconds:.0f} s ago, and its process has not",
@@ -46,5 +49,30 @@ class Lingering:
         )
 
 
-def _is_awaited(thread: threading.Thread) -> bool:
-    return thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
+def awaited() -> list[threading.Thread]:
+    """The threads for which Python waits at the end of the program."""
+    return [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+
+
+def _program_has_ended() -> bool:
+    # While Python waits for the threads of pools, the main thread is still said to be alive.
+    return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
+
+
+def at_end_of_program(call: Callable[[], None]) -> None:
+    """Calls ``call`` before Python waits for threads at the end of the program, instead of what was given before."""
+    global _call
+    if _call is None:
+        register = getattr(threading, "_register_atexit", None)  # of CPython, for its own pools
+        with suppress(RuntimeError):  # the end has begun
+            if register is not None:
+                register(_at_end)
+    _call = call, os.getpid()
+
+
+def _at_end() -> None:
+    if _call is not None and _call[1] == os.getpid():  # not in a child that was forked
+        _call[0]()
+
+
+_call: tuple[Callable[[], None], int] | None = None

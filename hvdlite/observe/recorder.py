@@ -52,7 +52,7 @@ from hvdlite.observe.blackbox import (
 from hvdlite.observe.blackbox import Phase as Phase
 from hvdlite.observe.calls import calls_of, without_ours
 from hvdlite.observe.interpreter import Interpreter
-from hvdlite.observe.lingering import Lingering
+from hvdlite.observe.lingering import Lingering, at_end_of_program, awaited
 from hvdlite.observe.stacks import Stacks, threads
 
 _NOTE_S: Final = 1.0
@@ -79,7 +79,7 @@ class Recorder:
         self._observers: dict[int, Observer] = {}
         self._ranks: dict[int, Sequence[int]] = {}
         self._main = threading.main_thread().ident
-        self._memory: mmap.mmap | None = memory
+        self._memory: Mapped | None = memory
         earlier = {} if memory is None else {index: gauge(memory, index) for index in Gauge}
         self.account = Account(time.monotonic(), earlier)
         if memory is not None:
@@ -133,7 +133,23 @@ class Recorder:
         self.enter(Phase.OUTSIDE)
         memory, self._memory = self._memory, None
         if memory is not None:
+            with suppress(OSError):  # the program has closed the descriptor
+                inode = os.fstat(memory.descriptor).st_ino
+                at_end_of_program(partial(self._go_on, f"{memory.descriptor}:{inode}"))
             memory.close()
+
+    def _go_on(self, place: str) -> None:
+        """Answers the agent again where the program has ended after `close`, and Python waits for threads of it."""
+        if awaited() and (memory := memory_at(place)) is not None:
+            self._memory = memory
+            self._is_closed.clear()
+            threading.Thread(target=self._serve_end, args=(memory,), name="hvdlite-recorder", daemon=True).start()
+
+    def _serve_end(self, memory: Mapped) -> None:
+        with Stacks(memory, memory.descriptor, self._patience_s) as stacks:
+            while not self._is_closed.wait(_NOTE_S / _SLEEPS):
+                stacks.answer()
+                self._look_for_end(memory)
 
     def _record(self, group: int, work: Work) -> None:
         memory = self._memory
@@ -184,9 +200,9 @@ class Recorder:
                     self._look_for_end(memory)
 
     def _look_for_end(self, memory: mmap.mmap) -> None:
-        is_waiting = any(observer.state(time.monotonic(), 0).waiting_s > 0 for observer in self._observers.values())
-        found = self._lingering.look(time.monotonic(), gauge(memory, Gauge.BATCHES), is_waiting)
-        if found is not None:
+        now = time.monotonic()
+        is_waiting = any(observer.state(now, 0).waiting_s > 0 for observer in self._observers.values())
+        if (found := self._lingering.look(now, gauge(memory, Gauge.BATCHES), is_waiting)) is not None:
             self._publish(found)
 
     def _measure(self, memory: mmap.mmap) -> None:

@@ -32,7 +32,7 @@ def blackbox(job: str | None, output: Path | None) -> None:
     has or had --output-filename DIR.
     """
     # Imported here, for no job needs them, and every one would start later.
-    from hvdlite.net.files import followed, write
+    from hvdlite.net.descriptors import followed, write
     from hvdlite.observe.blackbox import describe
 
     from ..agents.fields import printable

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from hvdlite.net.files import followed, opened, write
+from hvdlite.net.descriptors import followed, opened, write
 
 from ..screen.output import Stream
 

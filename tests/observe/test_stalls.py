@@ -152,14 +152,27 @@ def test_the_agents_of_other_hosts_are_asked_too(tmp_path: Path, monkeypatch: py
 
 
 def test_a_rank_whose_program_has_ended_tells_for_which_thread_it_waits(tmp_path: Path) -> None:
-    """Rank 0 has ended, and no rank waits for this one."""
-    rest = "if rank == 1: threading.Thread(target=load, name='uploader').start()"
-    with _job(tmp_path, 2, "pass", "False", rest) as process:
-        lines = _report(process, b"threading.Thread(daemon=True)\n")
-    who = r"the program of rank 1 on localhost \(process \d+\) has ended, and its process waits for thread 'uploader'"
-    assert re.fullmatch(rf"hvdrun: the job has waited for \d+ s, since \S*: {who}", lines[0])
-    assert [name for _, name in _calls(lines, "  rank 1: the main thread sleeps")] == ["_shutdown"]
-    assert _calls(lines, "  rank 1: thread 'uploader' sleeps") == [("train.py", "load")]
+    """No rank waits for another: rank 0 for a thread of a pool, rank 1 after `shutdown`, and rank 2 has ended."""
+    rest = """
+if rank == 0:
+    from concurrent.futures import ThreadPoolExecutor
+    ThreadPoolExecutor(1, "pool").submit(load)
+if rank == 1:
+    hvd.shutdown()
+    threading.Thread(target=load, name="uploader").start()
+"""
+    end = b"threading.Thread(daemon=True)\n"
+    with _job(tmp_path, 3, "pass", "False", rest) as process:
+        assert process.stderr is not None
+        text = read_until(process.stderr.fileno(), lambda found: found.count(end) == 2).decode()
+    _, *reports = text.split("hvdrun: the job has waited for ")
+    for rank, report in enumerate(sorted(reports, key=lambda report: "rank 1" in report)):
+        first, *lines = report.splitlines()
+        who = rf"the program of rank {rank} on localhost \(process \d+\) has ended, and its process waits for thread"
+        assert re.fullmatch(rf"\d+ s, since \S*: {who} '{('pool_0', 'uploader')[rank]}'", first)
+        (call,) = _calls(lines, f"  rank {rank}: the main thread sleeps")[-1:]
+        assert call[1] in ("_shutdown", "_python_exit")
+        assert ("train.py", "load") in _calls(lines, f"  rank {rank}: thread '{('pool_0', 'uploader')[rank]}' sleeps")
 
 
 def test_a_rank_that_reads_stdin_is_called_that(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import hvdlite.torch as hvd
 from hvdlite.bench.report import Column, Group, Study, make_row
 from hvdlite.bench.training.with_gpus import stepper
 from hvdlite.bench.training.workloads import WORKLOADS, on_gpu
+from hvdlite.net.descriptors import write
 
 
 class Span(NamedTuple):
@@ -71,7 +72,7 @@ def _measure(name: str, precision: str, iterations: int, warmup: int, file: Path
         taken = sum(span.end - span.begin for span in submits)
         rows.append((backward.end - backward.begin, taken, given - backward.end, spans[-1].end - begin))
     if hvd.rank() == 0:
-        file.write_text(_chrome(spans))
+        write(file, _chrome(spans).encode())
     said = [f"{len(begins)} gradients", f"{inside} of {len(submits)} inside backward", "until step returns", ""]
     parts = zip(("backward", "submits", "after", "whole"), said, np.array(rows[warmup:]).T, strict=True)
     nbytes = sum(parameter.nbytes for parameter in model.parameters())

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from hvdlite.net.files import followed, opened
+from hvdlite.net.descriptors import followed, opened
 
 _BEGIN: Final = b"[\n"
 _END: Final = b"\n]\n"

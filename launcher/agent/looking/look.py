@@ -86,7 +86,7 @@ class _Look:
             self._why = "it has not called hvd.init()"
         elif pid is None:
             self._why = f"process {read.pid}, which called hvd.init(), {_CANNOT_BE_ASKED}"
-        elif read.phase is Phase.OUTSIDE:
+        elif read.phase is Phase.OUTSIDE and self._box is not None and self._box.awake_at == 0:
             self._why = "it has left the job by hvd.shutdown()"
         elif self._process.state in "Tt":
             self._why = "it is stopped" if self._process.state == "T" else "the program that traces it has stopped it"
