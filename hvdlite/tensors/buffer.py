@@ -36,8 +36,11 @@ class Storage(Protocol):
 
 
 def holds(owner: Any, address: int, nbytes: int) -> bool:
-    """True if ``owner`` still has ``nbytes`` at ``address``. Arrays do: numpy refuses to resize them meanwhile."""
-    if owner is None or type(owner) is np.ndarray:
+    """True if ``owner`` still has ``nbytes`` at ``address``. Arrays do: numpy refuses to resize them meanwhile.
+
+    So has everything no bytes: the address of an empty tensor need not lie in its storage.
+    """
+    if not nbytes or owner is None or type(owner) is np.ndarray:
         return True
     begin = owner.data_ptr()
     return bool(begin <= address and address + nbytes <= begin + len(owner))

@@ -24,6 +24,14 @@ def a_storage_that_was_cut_is_refused() -> None:
 
 
 @scenario
+def a_storage_may_be_empty_if_the_tensor_is() -> None:
+    empty = torch.from_numpy(np.ones(0, np.uint8))  # its storage has an address, and it has none
+    for form in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.reducescatter):
+        assert form(empty).tolist() == []
+    assert hvd.allgather(torch.from_numpy(np.ones(hvd.rank(), np.uint8))).tolist() == [1] * (hvd.size() - 1)
+
+
+@scenario
 def a_call_that_is_refused_on_one_rank_takes_no_automatic_name() -> None:
     if hvd.rank() == 0:
         with pytest.raises(ValueError, match="storage was resized to fewer"):
