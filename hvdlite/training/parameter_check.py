@@ -53,8 +53,8 @@ class ParameterCheck(Generic[P]):
     """Compares the parameters of one optimizer.
 
     ``ready`` are the checksums from `read` until `submit`; ``under_way`` is their handle from then until `conclude`.
-    ``memory_of`` returns None for a parameter that is not trained now, and for rows that the host cannot read. It
-    raises ValueError if a parameter cannot be compared. ``how`` is operation, prescale and postscale of the gradients.
+    ``memory_of`` returns None for a parameter that is not trained now. It raises ValueError if a parameter cannot be
+    compared. ``how`` is operation, prescale and postscale of the gradients.
     """
 
     def __init__(self, process_set: ProcessSet, memory_of: MemoryOf[P], how: tuple[int, float, float] = _SUM) -> None:

@@ -33,8 +33,9 @@ from hvdlite.training.naming import P
 TURNS: Final = 1000
 """The most turns until all parameters have been compared."""
 
-Rows = slice | EllipsisType
-"""Some rows of a parameter, along its first dimension, or all of it."""
+Rows = slice | None | EllipsisType
+"""The index of some rows of a parameter, along its first dimension; None makes one row of a parameter without
+dimensions. These are read in every step, for which a device must not be asked. ``...`` is all of it, for once."""
 
 MemoryOf = Callable[[P, Rows], Buffer | None]
 Checksum = Callable[[int, int, int], int]
@@ -58,11 +59,14 @@ class _Slice(NamedTuple, Generic[P]):
 
 
 class Slices(Generic[P]):
-    """The parameters of one optimizer, ``members`` with their names, in one group."""
+    """The parameters of one optimizer, ``members`` with their names, in one group.
+
+    Those that the host cannot read have no turn.
+    """
 
     def __init__(self, members: Sequence[tuple[str, P]], group: Group, memory_of: MemoryOf[P]) -> None:
-        self._turns = _planned(members)
         self._memory_of = memory_of
+        self._turns = _planned([(name, parameter) for name, parameter in members if self._can_read(parameter)])
         self._rank, self._size, self._ranks = group.rank, group.size, group.ranks
         self._turn = 0
         try:
@@ -70,8 +74,13 @@ class Slices(Generic[P]):
         except MemoryError:
             self._vector = np.empty(3 * group.size, np.float32)
 
-    def read(self, of: Checksum) -> npt.NDArray[np.float32]:
-        """Takes the next turn, and returns what this rank adds to the sum: the same memory each time."""
+    def read(self, of: Checksum) -> npt.NDArray[np.float32] | None:
+        """Takes the next turn, and returns what this rank adds to the sum: the same memory each time.
+
+        Returns None if no parameter has a turn.
+        """
+        if not self._turns:
+            return None
         self._turn = self._turn % _LAST_TURN + 1
         checksum = 0
         for each in self._of_turn(self._turn):
@@ -112,8 +121,15 @@ class Slices(Generic[P]):
                 return Difference(text, there[0])
         return None
 
+    def _can_read(self, parameter: P) -> bool:
+        try:
+            self._memory_of(parameter, slice(0, 0) if parameter.shape else None)
+        except ValueError:
+            return False
+        return True
+
     def _of_turn(self, turn: int) -> Sequence[_Slice[P]]:
-        return self._turns[(turn - 1) % len(self._turns)] if self._turns else ()
+        return self._turns[(turn - 1) % len(self._turns)]
 
 
 def _planned(members: Sequence[tuple[str, P]]) -> list[list[_Slice[P]]]:
@@ -123,8 +139,8 @@ def _planned(members: Sequence[tuple[str, P]]) -> list[list[_Slice[P]]]:
     slices: list[_Slice[P]] = []
     for (name, parameter), shape in zip(members, shapes, strict=True):
         rows = max(1, most // max(1, math.prod(shape[1:])))
-        if not shape or rows >= shape[0]:
-            slices.append(_Slice(name, parameter, ...))
+        if not shape:
+            slices.append(_Slice(name, parameter, None))
         else:
             slices += [_Slice(name, parameter, slice(begin, begin + rows)) for begin in range(0, shape[0], rows)]
     each = max(1, -(-len(slices) // TURNS))

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,8 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.session import current, group_of
+from hvdlite.torch.optimizer.gradients import memory_of
+from hvdlite.training.slices import Slices
 from tests.frontends.scenarios import Report, Scenarios
 from tests.harness import process_ranks
 from tests.harness.forkserver import TORCH
@@ -472,6 +475,15 @@ def steps_with_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
     assert any(name.startswith("gradient.") for name in sent)
     told = [text for text in heard.texts if "HVDLITE_CHECK_PARAMETERS" in text]
     return told, [name for name in sent if name.startswith(("checksum.", "slice."))]
+
+
+def test_parameters_that_are_not_in_the_memory_of_the_host_have_no_turn() -> None:
+    group: Any = SimpleNamespace(rank=0, size=2, ranks=(0, 1))
+    remote = [(f"p{size}", nn.Parameter(torch.empty(size, device="meta"))) for size in ((), (3,), (4, 5))]
+    assert Slices(remote, group, memory_of).read(lambda *_: 1) is None
+    local = nn.Parameter(torch.ones(2))
+    slices = Slices([*remote, ("local", local)], group, memory_of)
+    assert [each.parameter for turn in slices._turns for each in turn] == [local]
 
 
 @pytest.mark.parametrize("settings", [("0", "0", "0"), ("0", "1", "1"), ("1", "0", "1"), ("1", "0", "0")], ids="-".join)

@@ -11,7 +11,7 @@ import pytest
 
 from hvdlite.tensors.buffer import of_array
 from hvdlite.training.parameter_check import _zlib_crc32
-from hvdlite.training.slices import TURNS, Slices
+from hvdlite.training.slices import TURNS, MemoryOf, Slices
 
 
 class Parameter:
@@ -22,10 +22,16 @@ class Parameter:
         self.shape = self.values.shape
 
 
-def slices_of(shapes: list[tuple[int, ...]], rank: int = 0, size: int = 2) -> Slices[Parameter]:
+def _memory_of(parameter: Parameter, rows: Any) -> Any:
+    return of_array(parameter.values[rows])
+
+
+def slices_of(
+    shapes: list[tuple[int, ...]], rank: int = 0, size: int = 2, memory_of: MemoryOf[Parameter] = _memory_of
+) -> Slices[Parameter]:
     members = [(f"p{index}", Parameter(np.zeros(shape))) for index, shape in enumerate(shapes)]
     group: Any = SimpleNamespace(rank=rank, size=size, ranks=tuple(range(10, 10 + size)))
-    return Slices(members, group, lambda parameter, rows: of_array(parameter.values[rows]))
+    return Slices(members, group, memory_of)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +115,7 @@ def test_what_cannot_be_read_is_left_out() -> None:
     slices._memory_of = _refuse
     assert slices.read(_zlib_crc32)[1:3].tolist() == [0, 0]
     assert zlib.crc32(b"") == 0
+    assert slices_of([(4,), ()], memory_of=_refuse).read(_zlib_crc32) is None  # no rank sends anything
 
 
 def _refuse(parameter: Parameter, rows: Any) -> Any:

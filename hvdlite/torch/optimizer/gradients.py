@@ -168,7 +168,9 @@ class GradientReducer(Overlap[torch.Tensor]):
 
 def memory_of(parameter: torch.Tensor, rows: Rows) -> Buffer | None:
     """Returns the memory that `ParameterCheck` compares: for a whole parameter on a GPU, that of a copy."""
-    if not parameter.requires_grad or not (rows is ... or parameter.is_cpu):
+    if rows is not ... and not parameter.is_cpu:
+        raise ValueError("a copy in every step would make the host wait for the GPU")
+    if not parameter.requires_grad:
         return None
     return _ADAPTER.buffer(parameter.detach()[rows].cpu())
 
