@@ -58,7 +58,7 @@ class Gradient(ABC, Generic[T]):
 
     ``name`` is that by which ranks find it, and ``passes_left`` are the backward passes that are still to come in this
     step before it is complete; ``settled`` is what it was then. What it has of ``place`` is for `Reduction.pack`.
-    ``is_blank`` is true from `value` on if there was no gradient.
+    ``is_blank`` is true from `value` on if there was no gradient, until there is a result.
     """
 
     __slots__ = ("bucket", "is_blank", "name", "passes_left", "place", "settled")
@@ -104,7 +104,7 @@ class Gradient(ABC, Generic[T]):
 
     @abstractmethod
     def drop(self) -> None:
-        """Leaves the parameter without a gradient, since no rank had one. May be called twice."""
+        """Leaves the parameter without a gradient, as it was before `value`. May be called twice."""
 
 
 class Bucket(Generic[T]):
@@ -285,7 +285,9 @@ class Overlap(Generic[T]):
             for gradient in bucket.gradients:
                 gradient.passes_left = self._passes
                 gradient.settled = None
-                gradient.is_blank = False
+                if gradient.is_blank:  # without a result, its zeros would count as a gradient in the next step
+                    gradient.drop()
+                    gradient.is_blank = False
 
     def _begin(self, group: Group, is_called_by_user: bool = True) -> None:
         self._has_peers = group.size > 1
@@ -378,9 +380,9 @@ class Overlap(Generic[T]):
             bucket.unchanged.add(gradient)  # so what follows may be done again
             if reduced is not value:
                 gradient.put(value, reduced)
-        if flight.blank:
-            for index in flight.blank:
-                bucket.sent[index].drop()
+            gradient.is_blank = False
+        for index in flight.blank:
+            bucket.sent[index].drop()
 
 
 _overlaps: weakref.WeakSet[Overlap[Any]] = weakref.WeakSet()

@@ -206,6 +206,22 @@ def a_parameter_without_gradient_on_any_rank_is_left_alone() -> None:
 
 
 @scenario
+def a_step_that_failed_leaves_no_gradient_behind() -> None:
+    unused, used = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    bare = torch.optim.AdamW([unused, used], lr=0.1, weight_decay=0.5)
+    optimizer = hvd.DistributedOptimizer(bare, [("unused", unused), ("used", used)], groups=1)
+    for makes_graph in (True, False):
+        used.grad = torch.ones(2, requires_grad=makes_graph)
+        if makes_graph:
+            with pytest.raises(ValueError, match="it is part of a graph"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert unused.grad is None
+    assert unused.tolist() == [1.0, 1.0]
+
+
+@scenario
 def zeros_that_the_user_made_are_a_gradient() -> None:
     model = two_layers()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())

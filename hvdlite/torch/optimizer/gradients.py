@@ -67,12 +67,12 @@ class TensorGradient(Gradient[torch.Tensor]):
     def value(self) -> torch.Tensor:
         if self.settled is None:
             if self.parameter.grad is None:
+                self.is_blank = not stands_for_horovod()  # with Horovod the zeros stay
                 self.parameter.grad = (
                     nothing_like(self.parameter)
                     if self.sparse_dim is None
                     else _no_elements(self.parameter, self.sparse_dim)
                 )
-                self.is_blank = not stands_for_horovod()  # with Horovod the zeros stay
             self.settle()
         value = self.settled
         assert value is not None
