@@ -6,7 +6,8 @@ may lay the same parameter out differently; it is made in the tensor's *place*, 
 A sparse gradient alone in its bucket is gathered (see `sparse`). In a bucket with others it travels densely: only then
 do ranks submit the same bucket, also those that have not yet seen that this gradient is sparse. Rows that no rank has
 are found again after the sum: they travel as -0.0, the neutral element of addition, while a sum of anything else with
-it, or of numbers that cancel out, is not -0.0. So a row stays that some rank has and whose gradient is zero.
+it, or of numbers that cancel out, is not -0.0. So a row stays that some rank has and whose gradient is zero, unless
+all of its elements underflow from below when they are scaled.
 """
 
 from __future__ import annotations
