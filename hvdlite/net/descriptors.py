@@ -68,7 +68,8 @@ def followed(path: str | Path) -> Path:
 def opened(path: str | Path, flags: int) -> int:
     """Opens or creates the file at ``path`` with ``flags``, and returns its descriptor. Raises OSError.
 
-    A file that another user has put into a folder that all may write to, such as /tmp, is refused.
+    In a folder that all may write to, such as /tmp, a file that another user has put there is refused, and one with
+    hard links, for that name may be another user's.
     """
     path = followed(path)
     flags |= os.O_CREAT | os.O_CLOEXEC
@@ -78,8 +79,11 @@ def opened(path: str | Path, flags: int) -> int:
     try:
         file, folder = os.fstat(descriptor), os.stat(path.parent)
         is_open_to_all = folder.st_mode & _OPEN_TO_ALL == _OPEN_TO_ALL
-        if is_open_to_all and stat.S_ISREG(file.st_mode) and file.st_uid not in (os.geteuid(), folder.st_uid):
-            raise PermissionError(errno.EACCES, "it is a file that another user has put there", str(path))
+        if is_open_to_all and stat.S_ISREG(file.st_mode):
+            if file.st_uid not in (os.geteuid(), folder.st_uid):
+                raise PermissionError(errno.EACCES, "it is a file that another user has put there", str(path))
+            if file.st_nlink > 1:
+                raise PermissionError(errno.EACCES, "it has hard links, which another user may have made", str(path))
         if flags & os.O_TRUNC and stat.S_ISREG(file.st_mode):
             os.ftruncate(descriptor, 0)
     except OSError:

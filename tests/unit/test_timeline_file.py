@@ -159,6 +159,19 @@ def test_what_cannot_be_such_a_file_is_an_error(name: str, tmp_path: Path) -> No
     assert [each.name for each in tmp_path.iterdir()] == ["fifo"]
 
 
+def test_a_file_behind_a_link_of_proc_is_an_error(tmp_path: Path) -> None:
+    with (tmp_path / "stdout").open("w") as file, pytest.raises(OSError, match="no regular file"):
+        JsonArrayFile(f"/dev/fd/{file.fileno()}")
+
+
+def test_what_is_in_the_way_of_the_hidden_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("before")
+    (tmp_path / ".t.json.next").mkdir()
+    with pytest.raises(OSError, match=r"\.t\.json\.next beside it is in the way"):
+        JsonArrayFile(tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_text() == "before"
+
+
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.json"
     file = JsonArrayFile(path)
@@ -215,6 +228,18 @@ def test_a_file_that_another_user_put_into_a_folder_of_all_is_refused(tmp_path: 
     os.chown(tmp_path / "t.json", NOBODY, NOBODY)
     with pytest.raises(OSError, match="another user"):
         JsonArrayFile(tmp_path / "t.json")
+
+
+def test_a_planted_hard_link_is_refused(tmp_path: Path) -> None:
+    """Whether or not fs.protected_hardlinks is on."""
+    (tmp_path / "precious").write_text("precious")
+    sticky = tmp_path / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    os.link(tmp_path / "precious", sticky / "t.json")
+    with pytest.raises(OSError, match="hard links"):
+        JsonArrayFile(sticky / "t.json")
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_the_mode_and_the_owner_stay(tmp_path: Path) -> None:

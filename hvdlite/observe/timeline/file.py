@@ -89,7 +89,8 @@ class JsonArrayFile:
             # Not blocking: it may be a FIFO, or hidden by now and leased.
             file = opened(self.path, os.O_RDWR | os.O_NONBLOCK)
             try:
-                if not stat.S_ISREG(os.fstat(file).st_mode):
+                # A link that is still there is one of /proc, beside which there can be no other file.
+                if not stat.S_ISREG(os.fstat(file).st_mode) or self.path.is_symlink():
                     raise OSError(errno.EINVAL, "it is no regular file")
                 _lock(file)
                 with suppress(FileNotFoundError):
@@ -178,7 +179,7 @@ class JsonArrayFile:
         try:
             made = os.open(self._next, flags, stat.S_IMODE(like.st_mode) & _PERMISSIONS)
         except FileExistsError:
-            raise OSError(errno.EEXIST, f"another user's {self._next.name} is in the way") from None
+            raise OSError(errno.EEXIST, f"{self._next.name} beside it is in the way; remove that") from None
         try:
             _make_alike(made, like)
             _lock(made)
