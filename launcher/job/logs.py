@@ -6,6 +6,7 @@ Beside them is the black box of each rank that has ended, for ``hvdrun blackbox 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +55,9 @@ class Logs:
         try:
             write(self._boxes[rank], text)
         except OSError as error:
+            if not self._boxes[rank].is_symlink():  # one of another user, perhaps, and not written to
+                with suppress(OSError):
+                    self._boxes[rank].unlink()  # half a box would hide those of the others
             self.problem = f"{error.strerror}: {self._boxes[rank]}"
 
     def close(self) -> None:

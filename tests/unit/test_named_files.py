@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -100,3 +101,16 @@ def test_links_of_the_kernel_and_circles(tmp_path: Path) -> None:
         followed(tmp_path / "a")
     with pytest.raises(IsADirectoryError):
         opened(tmp_path, os.O_WRONLY)
+
+
+def test_no_half_of_a_black_box_stays_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hvdlite.launcher.job.logs.write", full)
+    logs = Logs(str(tmp_path), 1)
+    logs.keep_box(0, b'{"rank": 0}')
+    logs.close()
+    assert "No space left" in logs.problem
+    assert sorted(each.name for each in (tmp_path / "rank.0").iterdir()) == ["stderr", "stdout"]
