@@ -81,6 +81,6 @@ def blackbox(job: str | None, output: Path | None) -> None:
 
 
 def _checked(folder: Path) -> Path:
-    if not folder.is_dir():
+    if not any(folder.glob("rank.*")):
         raise click.UsageError(f"{folder} is neither the process of an hvdrun nor a folder of --output-filename.")
     return folder

@@ -157,9 +157,11 @@ def test_what_is_written_is_what_the_analyzer_reads_and_nothing_else(tmp_path: P
 
 
 def test_what_is_no_job_no_folder_or_no_box_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "rank.0").mkdir(parents=True)
     for words, part in {
         (str(tmp_path / "nothing"),): "is neither the process of an hvdrun nor a folder",
-        (str(tmp_path),): "no rank of that job has a black box",
+        (str(tmp_path),): "is neither the process of an hvdrun nor a folder",
+        (str(tmp_path / "logs"),): "or its hvdrun was killed",
         ("1",): "hvdrun",
     }.items():
         ended = run("blackbox", *words)
