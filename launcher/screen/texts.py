@@ -23,7 +23,7 @@ from .output import Stream
 _WIDTH: Final = 78
 _HINTS: Final = {
     signal.SIGKILL: "possibly out of memory: see 'dmesg' on that host and lower the batch size or the number of ranks",
-    signal.SIGSEGV: "a crash in native code; the stack is above if Python could print it",
+    signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or a full shared-memory or temporary file system",
 }
 

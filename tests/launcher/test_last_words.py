@@ -74,4 +74,5 @@ def test_the_box_shows_the_frame_that_crashed(tmp_path: Path) -> None:
     box = ended.stderr[ended.stderr.index("+-- hvdrun") :]
     assert "| where it crashed:\n|   Fatal Python error: Segmentation fault\n|   Current thread" in box
     assert f'|     File "{script}", line 4 in deep\n' in box
+    assert "| hint: a crash in native code\n" in box
     assert "Extension modules" not in box

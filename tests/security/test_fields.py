@@ -80,6 +80,7 @@ RATES = {
     "moved_s": 1.0,
     "held_s": 2.0,
     "others_s": 1.0,
+    "steps": 8,
     "steps_per_s": 1.0,
     "late_s": [[0, 0.5]],
 }
