@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,9 +58,15 @@ class RankTrace:
 def read(path: Path) -> list[RankTrace]:
     """Returns the ranks of the file. Raises NoTimeline, and OSError if it cannot be read."""
     try:
-        return ranks_of(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return ranks_of(json.loads(path.read_bytes(), parse_float=_finite, parse_constant=_finite))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
         raise NoTimeline(f"{path} is no timeline of hvdlite") from None
+
+
+def _finite(text: str) -> float:
+    if isfinite(number := float(text)):
+        return number
+    raise ValueError(f"{text} is no time")
 
 
 def first_us(traces: Sequence[RankTrace]) -> float:

@@ -199,8 +199,16 @@ def test_files_of_real_ranks_are_joined(tmp_path: Path) -> None:
     assert alone.stdout == ended.stdout.partition("\n")[2]
 
 
+_RANK = '[{"name":"hvdlite","pid":0,"ph":"M","args":{"host":"a","clock":"b","clock_us":%s,"epoch_us":0}}]'
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "1", "[1]", '[{"name":"x"}]', '[{"name":"hvdlite","pid":0,"args":{}}]', "[" * 100000]
+    "text",
+    [
+        *("", "{}", "[]", "1", "[1]", '[{"name":"x"}]', '[{"name":"hvdlite","pid":0,"args":{}}]', "[" * 100000),
+        *(_RANK % number for number in ("1e400", "NaN", "9" * 400)),
+    ],
+    ids=range(11),
 )
 def test_what_is_no_timeline_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(text)
