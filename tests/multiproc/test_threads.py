@@ -76,6 +76,7 @@ def _second_thread() -> str:
     assert _in_thread(lambda: _total(2.0, "of the logger"), "logger") == 4.0
     own = [hvd.add_process_set([0]), hvd.add_process_set([1])][hvd.rank()]
     assert _in_thread(lambda: hvd.broadcast(np.ones(1), hvd.rank(), process_set=own)[0], "of a set") == 1.0
+    hvd.barrier()  # whoever leaves first ends the sets of the others too
     hvd.shutdown()
     hvd.init()
     assert _in_thread(lambda: _total(1.0), "first of a session") == 2.0
@@ -100,6 +101,7 @@ def _threads_that_may() -> str:
     assert threading.enumerate() == known
     assert _in_native_thread(lambda: (threading.current_thread(), _total(5.0))[1]) == 10.0  # as logging does first
     assert "without a name" in _in_thread(lambda: _total(1.0), "logger")
+    hvd.barrier()
     hvd.shutdown()
     return "ok"
 
