@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from hvdlite.launcher.agent.looking import look
 from hvdlite.launcher.agent.looking.look import looking
 from hvdlite.launcher.agent.workers import Worker, Workers
 from hvdlite.observe import blackbox
@@ -239,6 +240,21 @@ def test_a_rank_that_is_stopped_is_called_that(start: Start) -> None:
     os.kill(rank.pid, signal.SIGSTOP)
     looked = rank.look_until(lambda looked: looked["state"] == "T")
     assert looked["why"] == "it is stopped"
+
+
+def test_so_is_one_that_is_stopped_before_it_can_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = start("time.sleep(600)")
+    ask = look.Box.ask
+
+    def stop_and_ask(box: look.Box) -> None:
+        os.kill(rank.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WNOWAIT)
+        ask(box)
+
+    monkeypatch.setattr(look.Box, "ask", stop_and_ask)
+    monkeypatch.setattr(look, "_ANSWER_S", 0.1)
+    looked = rank.look()
+    assert (looked["state"], looked["why"]) == ("T", "it is stopped")
 
 
 def test_a_program_that_is_no_rank_is_described_by_its_processes(start: Start, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _MOST_THREADS: Final = 64
 _MOST_NATIVE: Final = 8
 _MOST_CHILDREN: Final = 16
 _CANNOT_BE_ASKED: Final = "cannot be asked: it has ended, closed its files, or is in another PID namespace"
+_STOPPED: Final = {"T": "it is stopped", "t": "the program that traces it has stopped it"}  # by the state of a process
 _OURS: Final = "hvdlite-"  # the names of hvdlite's threads
 
 
@@ -88,8 +89,8 @@ class _Look:
             self._why = f"process {read.pid}, which called hvd.init(), {_CANNOT_BE_ASKED}"
         elif read.phase is Phase.OUTSIDE and self._box is not None and self._box.awake_at == 0:
             self._why = "it has left the job by hvd.shutdown()"
-        elif self._process.state in "Tt":
-            self._why = "it is stopped" if self._process.state == "T" else "the program that traces it has stopped it"
+        elif self._process.state in _STOPPED:
+            self._why = _STOPPED[self._process.state]
         elif self._box is not None and not 0 < self._box.awake_at < time.monotonic() - _STALE_S:
             self._box.ask()
             self._is_asked = True
@@ -109,11 +110,14 @@ class _Look:
         if self._stacks is None and not self._why and self._box is not None:
             pid = self._process.pid if self._process is not None else self._worker
             self._process = process_of(pid) or self._process
-            try:
-                self._stacks, self._is_starved = self._box.dump()
-                way, self._after = "signal", process_of(pid)
-            except OSError as error:
-                self._why = f"its Python does not run, and {error.strerror or error}"
+            if self._process is not None and self._process.state in _STOPPED:  # since `begin`
+                self._why = _STOPPED[self._process.state]
+            else:
+                try:
+                    self._stacks, self._is_starved = self._box.dump()
+                    way, self._after = "signal", process_of(pid)
+                except OSError as error:
+                    self._why = f"its Python does not run, and {error.strerror or error}"
         process = self._process
         if process is None:
             return {"pid": self._worker, "why": self._why}
