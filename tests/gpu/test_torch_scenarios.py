@@ -23,7 +23,7 @@ _ONLY_FOR_CPUS: Final[dict[str, set[str]]] = {
     "sparse": set(),
     "sync_batch_norm": set(),
     "optimizer_options": set(),
-    "misuse": set(),
+    "misuse": {"workers_of_a_loader_know_the_rank_and_run_no_collective"},  # CUDA does not work in a fork
     "parameter_check": {
         "checksums_are_submitted_in_a_burst_with_gradients",
         "nothing_after_a_broadcast",
