@@ -20,6 +20,7 @@ This module and its imports need only the standard library, so that an agent sta
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import sys
@@ -35,7 +36,6 @@ from hvdlite.observe.cgroups import oom_kills
 
 from ..stream.frames import (
     GREETING,
-    FrameError,
     FrameReader,
     Kind,
     pack_message,
@@ -57,6 +57,14 @@ from .workers import Worker, Workers, explain
 
 _READ_BYTES: Final = 64 << 10
 _ABANDONED_GRACE_S: Final = 2.0  # between SIGTERM and SIGKILL once hvdrun is dead; all must be over within 5 s
+_MALFORMED: Final = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)  # what fields cause
 _FAREWELL_S: Final = 2.0  # for hvdrun to read the last output
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ANNOUNCING: Final = (signal.SIGUSR1, signal.SIGUSR2)  # that time is running out, for ranks and not for agents
@@ -131,8 +139,8 @@ class Agent:
         try:
             for kind, payload in self._frames.feed(data):
                 self._obey(kind, payload)
-        except (FrameError, KeyError) as error:
-            self._complain(f"hvdrun sent an invalid message ({error}); ending")
+        except _MALFORMED as error:
+            self._complain(f"hvdrun sent an invalid message ({error!r:.200}); ending")
             data = b""
         if not data:
             self._loop.unwatch(self._stdin)
@@ -155,14 +163,14 @@ class Agent:
         elif kind is Kind.START:
             self._start(message)
         elif kind is Kind.LEASE:
-            self._lease_s = message["for_s"]
+            self._lease_s = float(message["for_s"])
             self._outbox.send(pack_message(Kind.LEASE, sent=message["sent"], time=time.monotonic()))
         elif kind is Kind.SIGNAL:
-            self._signal(message["signum"], message["everyone"])
+            self._signal(operator.index(message["signum"]), message["everyone"])
         elif kind is Kind.CLOSE:
             self._tunnel.close(message["channel"])
         elif kind is Kind.END:
-            self._end(message["grace_s"], message.get("patience_s", 0.0))
+            self._end(float(message["grace_s"]), float(message.get("patience_s", 0.0)))
 
     def _look(self, question: Mapping[str, Any]) -> Callable[[], Any]:
         from .looking.look import looking
@@ -178,7 +186,7 @@ class Agent:
 
     def _start(self, message: Mapping[str, Any]) -> None:
         inherited = without_job(without_step(os.environ)) if message["inherits"] else {}
-        self._grace_s = message.get("grace_s", 0.0)
+        self._grace_s = float(message.get("grace_s", 0.0))
         self._watch.keeps_boxes = message.get("keeps_boxes", False)
         for name, service in message["listen"].items():
             self._tunnel.listen(name, service)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from hvdlite.launcher.agent.feed import WINDOW_BYTES
 from hvdlite.launcher.spawners.boot import boot_here
@@ -73,8 +74,9 @@ def wait_for_zombie(pid: int) -> None:
 
 
 @contextmanager
-def agent() -> Iterator[Agent]:
-    process = subprocess.Popen([sys.executable, *boot_here()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+def agent(stderr: int | None = None) -> Iterator[Agent]:
+    command = [sys.executable, *boot_here()]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, bufsize=0)
     try:
         yield Agent(process)
     except BaseException:
@@ -133,6 +135,32 @@ def test_what_is_no_frame_ends_the_agent_and_its_workers() -> None:
         running.process.stdin.write(b"GET / HTTP/1.1\r\n\r\n")
         assert unpack_message(running.next(Kind.EXITED))["code"] == -signal.SIGTERM
         assert running.process.wait(PATIENCE_S) == 0
+        assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Kind.LEASE, {"for_s": [], "sent": 1.0}),
+        (Kind.SIGNAL, {"signum": "9", "everyone": False}),
+        (Kind.SIGNAL, {"signum": 10**30, "everyone": False}),
+        (Kind.END, {"grace_s": None}),
+        (Kind.ASK, {"id": 1}),
+        (Kind.ASK, {"id": 1, "what": "stacks", "ranks": 5, "more": []}),
+        (Kind.START, {"inherits": False, "listen": [], "workers": []}),
+        (Kind.START, {"inherits": False, "listen": {}, "workers": [1]}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_malformed_frame_ends_the_agent_and_its_workers_by_a_sentence(kind: Kind, fields: dict[str, object]) -> None:
+    with agent(stderr=subprocess.PIPE) as running:
+        running.start("sleep 600")
+        pid = unpack_message(running.next(Kind.STARTED))["pid"]
+        running.send(kind, **fields)
+        assert running.process.stderr is not None
+        told = running.process.stderr.read().decode()
+        assert told.startswith("hvdlite agent: hvdrun sent an invalid message (")
+        assert told.count("\n") == 1
         assert not psutil.pid_exists(pid)
 
 
