@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = str(ROOT / "tests/engines/job.py")
+SESSIONS = tempfile.TemporaryDirectory(prefix="open-mpi-")
 
 needs_open_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="mpirun is missing; install Open MPI (openmpi-bin)"
@@ -37,8 +39,13 @@ def torchrun(*options: str) -> list[str]:
 
 
 def mpirun(ranks: int) -> list[str]:
-    """The command of Open MPI for ``ranks`` ranks here, up to the program and its arguments."""
-    return ["mpirun", "-np", str(ranks), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", sys.executable]
+    """The command of Open MPI for ``ranks`` ranks here, up to the program and its arguments.
+
+    Every mpirun gets a session directory of its own. All of a user share one by default, and one that ends removes it
+    while another starts in it, which then fails.
+    """
+    own = ["sh", "-c", 'exec mpirun --mca orte_tmpdir_base "$0/$$" "$@"', SESSIONS.name]
+    return [*own, "-np", str(ranks), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", sys.executable]
 
 
 def mpiexec(ranks: int) -> list[str]:
