@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hvdlite.compat import settings_of_horovod
 from hvdlite.launched_by.detect import detect, doubt
 
 _MAX_FLOAT = 1e6  # eleven days in seconds: practically no limit, and still few enough milliseconds for a poll
@@ -136,6 +137,11 @@ class Settings:
         choices=("0", "1", "error"),
         begins="Training",
     )
+    horovod_compat: str = _setting(
+        "auto",
+        "whether 'import horovod' means hvdlite in ranks of hvdrun; auto: where no Horovod is installed, 1: always",
+        choices=("auto", "0", "1"),
+    )
     tensorflow_route: str = _setting(
         "auto",
         "how collectives in graphs of TensorFlow reach hvdlite; auto: compiled operations if there is a compiler, else "
@@ -206,7 +212,7 @@ class Settings:
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Reads ``environ``, by default this process's. Raises ValueError naming the variable."""
-        settings = cls(**_values(cls, os.environ if environ is None else environ))
+        settings = cls(**_values(cls, {**settings_of_horovod(), **os.environ} if environ is None else environ))
         _ = settings.ports
         return settings
 

@@ -18,12 +18,17 @@ else:  # importing it takes a twentieth of the time of `import hvdlite`
     Loader = MetaPathFinder = object
 
 _ROOT: Final = "horovod"
+_NAMED: Final = "hvdlite.horovod.named"
 
 
 class HorovodFinder(MetaPathFinder):
-    """Finds ``horovod`` in ``folder``, and its submodules by name alone."""
+    """Finds ``horovod`` in ``folder``, and its submodules by name alone.
 
-    def __init__(self, folder: str) -> None:
+    Without a folder it leaves ``horovod`` to others, and each submodule with an ``init`` is one of its own, which
+    `hvdlite.horovod.named` makes. Modules that are not Horovod's are then looked for where the package says.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
 
     def find_spec(
@@ -34,10 +39,12 @@ class HorovodFinder(MetaPathFinder):
         With None for those too, Python would search the folders of hvdlite's modules.
         """
         if fullname == _ROOT:
-            return PathFinder.find_spec(fullname, [self._folder])
+            return PathFinder.find_spec(fullname, [self._folder]) if self._folder else None
         if not fullname.startswith(f"{_ROOT}."):
             return None
         if fullname not in MODULES:
+            if self._folder is None and (spec := PathFinder.find_spec(fullname, path)):
+                return spec
             # Without its argument ``name``: by that, ``from horovod import tensorflow`` would take the message away.
             parent = fullname.rpartition(".")[0]
             while parent not in MODULES and parent != _ROOT:
@@ -50,14 +57,19 @@ class HorovodFinder(MetaPathFinder):
         lent = MODULES[fullname]
         is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
         spec = find_spec(lent) if lent else None
-        return ModuleSpec(fullname, _Lender(lent), origin=spec.origin if spec else None, is_package=is_package)
+        loader = _Lender(lent, self._folder is None)
+        return ModuleSpec(fullname, loader, origin=spec.origin if spec else None, is_package=is_package)
 
 
 class _Lender(Loader):
-    """Loads the module ``lent`` in place of the requested one, or an empty package if there is none."""
+    """Loads the module ``lent`` in place of the requested one, or an empty package if there is none.
 
-    def __init__(self, lent: str) -> None:
+    A module that ``is_named`` is not ``lent`` itself, but one like it, if its ``init`` must be another.
+    """
+
+    def __init__(self, lent: str, is_named: bool) -> None:
         self._lent = lent
+        self._is_named = is_named
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
@@ -74,6 +86,8 @@ class _Lender(Loader):
         if not self._lent:
             return
         lent = importlib.import_module(self._lent)
+        if self._is_named and importlib.import_module(_NAMED).fill(module, lent):
+            return
         # ``from horovod.torch import mpi_ops`` asks the lent module, which by itself has no such name.
         for name, below in MODULES.items():
             parent, _, tail = name.rpartition(".")

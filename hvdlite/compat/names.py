@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+VERSION: Final = "0.28.1"
+"""The release of Horovod whose API this is; scripts compare it."""
+
 MODULES: Final = {
     "horovod.common": "",  # a package with nothing of its own
     "horovod.common.basics": "hvdlite.horovod.basics",

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from hvdlite.compat import python_path
+from hvdlite.compat import lend
 from hvdlite.launched_by.inherited import without_job
 from hvdlite.launched_by.slurm import without_step
 
@@ -38,8 +38,14 @@ def environment_of(job: JobOptions, settings: Mapping[str, str]) -> dict[str, st
             environment[match["name"]] = os.environ[match["name"]]
         elif match["name"] not in environment:
             raise click.UsageError(f"-x {text}: there is no such variable here; give it a value with -x {text}=VALUE.")
-    if job.is_horovod:
-        environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH"))
-        if environment.keys().isdisjoint(SETTINGS["stall_check_time_seconds"].variables):
-            environment["HVDLITE_STALL_CHECK_TIME_SECONDS"] = "60"
+    _lend_horovod(environment, job)
     return environment
+
+
+def _lend_horovod(environment: dict[str, str], job: JobOptions) -> None:
+    """Lends the name ``horovod`` in ``environment`` as the option or the setting says, and passes the option on."""
+    spec = SETTINGS["horovod_compat"]
+    (name,) = spec.variables
+    if job.lends_horovod is not None and name not in job.named:
+        environment[name] = str(int(job.lends_horovod))
+    lend(environment, spec.parse(name, environment.get(name, spec.default)))

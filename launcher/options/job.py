@@ -17,7 +17,7 @@ from .gather import gathered
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """``size``, ``per_host`` and ``gpus_per_rank`` are None if not given; ``variables`` are not checked yet."""
+    """``variables`` are not checked yet. What may be None is None if it was not given."""
 
     size: Size
     per_host: int | None
@@ -28,7 +28,7 @@ class JobOptions:
     config_file: str | None
     reader: str
     grace_s: float
-    is_horovod: bool
+    lends_horovod: bool | None
 
     @property
     def is_counted(self) -> bool:
@@ -121,8 +121,8 @@ _OF_JOB: Final = (
                  help="The rank that reads hvdrun's stdin; rank 0 by default."),
     click.option("--grace", "grace_s", type=click.FloatRange(0, 86400), default=GRACE_S, show_default=True,
                  metavar="SECONDS", help="How long ranks have between SIGTERM and SIGKILL."),
-    click.option("--horovod-compat", "is_horovod", is_flag=True,
-                 help="Make 'import horovod' mean hvdlite in the workers."),
+    click.option("--horovod-compat/--no-horovod-compat", "lends_horovod", default=None,
+                 help="Make 'import horovod' mean hvdlite always, or never; else where no Horovod is installed."),
 )  # fmt: skip
 
 _OF_OUTPUT: Final = (

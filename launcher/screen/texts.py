@@ -66,7 +66,9 @@ def describe_failure(
         yield f"| the last lines of its {stream.value}{' (more above)' if len(end) < len(last_lines) else ''}:"
         yield from (f"|   {line}" for line in end)
     if any("No module named 'horovod" in line for line in last_lines[-1:]):
-        yield "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite"
+        yield "| hint: 'import horovod' means hvdlite in a Python that has hvdlite, unless --no-horovod-compat is given"
+    if any("Horovod is not installed" in line for line in last_lines[-1:]):  # of what chooses it unasked, if it is
+        yield "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite wherever it is tried"
     if any("No module named 'hvdlite'" in line for line in last_lines[-1:]):  # of a module in it too, with python -m
         yield f"| hint: {python or 'the Python of that rank'} has no hvdlite; start the ranks with {sys.executable},"
         yield f"|   or install it there: {python or 'python'} -m pip install FOLDER, with hvdlite's source or wheel"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdlite.launcher.cli import main
-from tests.launcher.hvdrun import run
+from tests.launcher.hvdrun import python, run
 
 PYTHON = sys.executable
 BAD = {
@@ -184,9 +184,11 @@ def test_two_names_of_this_machine_are_told(hosts: str, count: int, capfd: pytes
     assert told == ([line] if count else [])
 
 
-def test_horovod_without_its_option_is_a_hint_in_the_box(tmp_path: Path) -> None:
-    ended = run("-np", "1", sys.executable, "-c", "import horovod.torch")
+def test_horovod_where_it_is_not_lent_is_a_hint_in_the_box() -> None:
+    ended = run("--no-horovod-compat", "-np", "1", sys.executable, "-c", "import horovod.torch")
     assert ended.returncode == 1
-    assert "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite\n" in ended.stderr
+    assert "| hint: 'import horovod' means hvdlite in a Python that has hvdlite, unless --no-" in ended.stderr
+    ended = run("-np", "1", *python("raise SystemExit('you want horovod, but Horovod is not installed.')"))
+    assert "| hint: hvdrun --horovod-compat makes 'import horovod' mean hvdlite wherever it is tried\n" in ended.stderr
     ended = run("-np", "1", sys.executable, "-c", "import nosuchmodule")
     assert "hint" not in ended.stderr

@@ -1,0 +1,1 @@
+"""A folder for the end of ``PYTHONPATH``; see `hvdlite.compat`."""
