@@ -66,6 +66,39 @@ def choices_are_attributes() -> None:
 
 
 @scenario
+def one_gradient_is_reduced_by_hand() -> None:
+    total = sum(range(hvd.size()))
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        model = linear()
+        optimizer = wrapped(model, gradient_predivide_factor=2.0, compression=compression)
+        model.weight.grad = torch.full((2, 3), float(hvd.rank()))
+        handle, context = optimizer._allreduce_grad_async(model.weight)
+        empty, _ = optimizer._allreduce_grad_async(model.bias)
+        reduced = compression.decompress(hvd.synchronize(handle), context)
+        torch.testing.assert_close(reduced, torch.full((2, 3), total / hvd.size()))
+        assert (reduced is model.weight.grad) == (compression is hvd.Compression.none)
+        assert hvd.synchronize(empty).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="no parameter of this"):
+        optimizer._allreduce_grad_async(linear().weight)
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(AssertionError, match="_allreduce_grad_async\\(\\) was called while ranks are reducing"):
+        optimizer._allreduce_grad_async(model.weight)
+    optimizer.step()
+
+
+@scenario
+def one_sparse_gradient_is_reduced_by_hand() -> None:
+    for is_dense in (False, True):
+        rows = nn.Embedding(3, 2, sparse=True)
+        optimizer = wrapped(rows, op=hvd.Sum, sparse_as_dense=is_dense)
+        rows.weight.grad = torch.eye(3, 2).to_sparse(1)
+        handle, _ = optimizer._allreduce_grad_async(rows.weight)
+        reduced = hvd.synchronize(handle) if is_dense else handle()
+        assert reduced.is_sparse != is_dense
+        assert torch.equal(reduced.to_dense(), hvd.size() * torch.eye(3, 2))
+
+
+@scenario
 def step_after_synchronize_warns_once_with_horovods_words() -> None:
     model = linear()
     optimizer = wrapped(model)

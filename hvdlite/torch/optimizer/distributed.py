@@ -139,6 +139,19 @@ class _GradientStep(DistributedStep):
         self._is_synchronized = False
         super().load_state_dict(state_dict)
 
+    def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
+        """Starts to reduce the gradient of ``p`` by itself, and returns a handle and a context, as in Horovod.
+
+        ``compression.decompress(hvd.synchronize(handle), context)`` is the reduced gradient, which without compression
+        is ``p.grad`` too. The handle of a sparse gradient is a function that returns it. `step` and `synchronize` know
+        nothing of this, and reduce what they find. All ranks make the same calls. Raises AssertionError between
+        backward and step, where ranks are reducing the gradients already.
+        """
+        if p not in self._parameter_names:
+            raise ValueError(f"a tensor of shape {tuple(p.shape)} is no parameter of this DistributedOptimizer")
+        self._refuse_while_reducing("_allreduce_grad_async()")
+        return self._reducer.start_alone(f"_allreduce_grad_async.{self._parameter_names[p]}", p)
+
     def _evaluate(self, closure: Closure) -> Any:
         loss = closure()
         self._reducer.synchronize()

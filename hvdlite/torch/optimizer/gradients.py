@@ -148,6 +148,13 @@ class GradientReducer(Overlap[torch.Tensor]):
             self._hook()
         super().synchronize()
 
+    @torch.no_grad()
+    def start_alone(self, name: str, parameter: torch.Tensor) -> tuple[Any, Any]:
+        """Starts to reduce the gradient of ``parameter``, zeros if it has none; see `TensorReduction.start_alone`."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return self._of_tensors.start_alone(name, parameter.grad)
+
     def close(self) -> None:
         """Removes the hooks and releases the places. Gradients in places keep their memory."""
         for gradient in self._all:

@@ -23,7 +23,7 @@ from hvdlite.negotiation.entry import Entry
 from hvdlite.ops import Compressor
 from hvdlite.tensors.streams import Told
 from hvdlite.torch.collectives.adapter import dense
-from hvdlite.torch.collectives.sparse import start_sparse_allreduce
+from hvdlite.torch.collectives.sparse import sparse_allreduce_async, start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
 from hvdlite.torch.compression import wire_dtype
 from hvdlite.training.reduction import Flight, Reduction
@@ -51,6 +51,22 @@ class TensorReduction(Reduction[torch.Tensor]):
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self._densifies:
             return self._start_sparse(name, tensors[0], bool(blank))
         return super().start(name, tensors, places, blank)
+
+    def start_alone(self, name: str, tensor: torch.Tensor) -> tuple[Any, Any]:
+        """Starts the reduction of one tensor; returns its handle, and the context to decompress its result with."""
+        if tensor.layout is torch.sparse_coo and not self._densifies:
+            return sparse_allreduce_async(tensor, name, self.op, self.process_set), None
+        op, prescale, postscale = self.how
+        compressed, context = self.compression.compress(tensor.to_dense() if tensor.is_sparse else tensor)
+        handle = collectives.allreduce_async_(
+            compressed,
+            name=name,
+            op=op,
+            prescale_factor=prescale,
+            postscale_factor=postscale,
+            process_set=self.process_set,
+        )
+        return handle, context
 
     def pack(self, tensor: torch.Tensor, place: Any) -> tuple[torch.Tensor, Any]:
         own, dtype = tensor.dtype, self.wire_dtype(tensor.dtype)
