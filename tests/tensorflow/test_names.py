@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite.compat import FOLDER
+from hvdlite.compat import FALLBACK, FOLDER
 from hvdlite.compat.names import MODULES
 from tests.harness.patience import PATIENCE_S
 
@@ -158,9 +158,39 @@ try:
 except tf.errors.FailedPreconditionError as error:
     assert str(error).startswith("Horovod has not been initialized")
 """
+    _run(program, FOLDER)
+
+
+def test_the_names_of_horovod_where_nobody_asked_for_them() -> None:
+    """As in a job of hvdrun without --horovod-compat."""
+    _run(
+        """
+import horovod.tensorflow as hvd, horovod.tensorflow.keras as of_keras, hvdlite.keras, hvdlite.tensorflow, sys
+from horovod import keras as bare
+from horovod.tensorflow import mpi_ops
+import tensorflow as tf
+for ours, theirs in {of_keras: hvdlite.keras, bare: hvdlite.keras, hvd: hvdlite.tensorflow, mpi_ops: hvd}.items():
+    assert ours.init is hvd.init is not hvdlite.init and ours.allreduce is theirs.allreduce, ours
+assert hvd.keras is of_keras and hvd.mpi_ops is mpi_ops and hvd.elastic is hvdlite.tensorflow.elastic
+assert hvd.SyncBatchNormalization is hvdlite.tensorflow.SyncBatchNormalization
+hvdlite.init()
+assert not hvd.is_initialized() and not mpi_ops._basics.is_initialized()
+hvd.init()
+assert tf.function(lambda: hvd.allreduce(1.0) * hvd.size())() == 1
+hvd.shutdown()
+try:
+    hvd.allreduce(1.0)
+except tf.errors.FailedPreconditionError as error:
+    assert str(error).startswith("Horovod has not been initialized")
+""",
+        FALLBACK,
+    )
+
+
+def _run(program: str, path: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": FOLDER},
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
