@@ -186,6 +186,8 @@ class Agent:
 
     def _start(self, message: Mapping[str, Any]) -> None:
         inherited = without_job(without_step(os.environ)) if message["inherits"] else {}
+        for name, path in message.get("appended", {}).items():
+            inherited[name] = os.pathsep.join(filter(None, (inherited.get(name), path)))
         self._grace_s = float(message.get("grace_s", 0.0))
         self._watch.keeps_boxes = message.get("keeps_boxes", False)
         for name, service in message["listen"].items():

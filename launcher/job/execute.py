@@ -138,6 +138,7 @@ class _Execution:
                 cwd=part.cwd,
                 command=self._plan.command,
                 environment=dict(part.environment),
+                appended=dict(part.appended),
                 inherits=link.is_remote,
                 listen={name: service for service, name in part.names.items()},
                 workers=workers,

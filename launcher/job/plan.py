@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from hvdlite.compat import FALLBACK
 from hvdlite.errors import BadHostSpec
 from hvdlite.launched_by.inherited import MEETINGS
 from hvdlite.launched_by.numbers import numbers_of
@@ -55,7 +56,7 @@ class HostPlan:
     """One host's part of the plan: its ranks, where they run and with what.
 
     ``names`` are the abstract sockets on that host for the services that its ranks reach through hvdrun, ``services``
-    the sockets on this host that they lead to.
+    the sockets on this host that they lead to. ``appended`` are paths that go behind those that the host has.
     """
 
     ranks: tuple[int, ...]
@@ -63,6 +64,7 @@ class HostPlan:
     environment: Mapping[str, str]
     names: Mapping[str, str]
     services: Mapping[str, str]
+    appended: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,10 @@ class Plan:
         names = {service: f"hvdlite-{secrets.token_hex(8)}" for service in services}
         environment = {name: value for name, value in environment.items() if self._travels(name)}
         environment |= {service: f"{UNIX}{name}" for service, name in names.items()}
-        return HostPlan(self.ranks_on(host), cwd, environment, names, services)
+        # A user who has set none here wants the other host's.
+        is_ours = environment.get("PYTHONPATH") == FALLBACK and "PYTHONPATH" not in self.named
+        appended = {"PYTHONPATH": environment.pop("PYTHONPATH")} if is_ours else {}
+        return HostPlan(self.ranks_on(host), cwd, environment, names, services, appended)
 
     def _travels(self, name: str) -> bool:
         if name in self.named:

@@ -34,7 +34,8 @@ _NUMBER: Final = struct.Struct("!I")
 class Kind(IntEnum):
     """The kinds of frames."""
 
-    # down: {"cwd", "command", "environment", "inherits", "listen": {name: service}, "workers": [...], "keeps_boxes"}
+    # down: {"cwd", "command", "environment", "appended", "inherits", "listen": {name: service}, "workers": [...],
+    # "keeps_boxes"}
     START = 1
     # down: {"signum", "everyone"}: for every process of every worker, or for the ranks themselves; up: {"signum"}, a
     # scheduler asks all processes of the job there to end

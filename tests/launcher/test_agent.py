@@ -215,12 +215,14 @@ def test_a_signal_for_the_ranks_passes_by_what_they_started() -> None:
 def test_workers_of_another_host_inherit_what_the_agent_has() -> None:
     with agent() as running:
         workers = [{"rank": 0, "environment": {"OF_RANK": "0"}}]
-        command = ["sh", "-c", "echo $OF_AGENT $OF_JOB $OF_RANK"]
+        command = ["sh", "-c", "echo $OF_AGENT $OF_JOB $OF_RANK $PATH $NONE"]
         environment = {"OF_JOB": "j", "OF_AGENT": "replaced"}
         running.send(
-            Kind.START, cwd="/", command=command, environment=environment, inherits=True, listen={}, workers=workers
-        )
-        assert unpack_output(running.next(Kind.STDOUT))[1] == b"replaced j 0\n"
+            Kind.START, cwd="/", command=command, environment=environment, inherits=True, listen={}, workers=workers,
+            appended={"PATH": "/last", "NONE": "/only"},
+        )  # fmt: skip
+        told = f"replaced j 0 {os.environ['PATH']}:/last /only\n"
+        assert unpack_output(running.next(Kind.STDOUT))[1] == told.encode()
         assert unpack_message(running.next(Kind.EXITED))["code"] == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hvdlite.compat import FALLBACK, FOLDER
 from hvdlite.errors import BadHostSpec
 from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.job.plan import (
@@ -226,6 +227,17 @@ def test_another_host_gets_what_belongs_to_the_job_and_meets_through_a_socket_of
     assert near.environment["MASTER_ADDR"] == far.environment["MASTER_ADDR"] == "10.0.0.1"
     assert [rank["OMP_NUM_THREADS"] for rank in plan.of_rank] == ["4", "8"]
     assert (far.cwd, far.ranks) == ("/over/there", (1,))
+
+
+@pytest.mark.parametrize(("path", "is_appended"), [(FALLBACK, True), (f"mine:{FALLBACK}", False), (FOLDER, False)])
+def test_another_host_keeps_its_own_pythonpath_if_there_is_none_here(path: str, is_appended: bool) -> None:
+    placements = place_ranks((Host("localhost", 1), Host("far", 1)), None, {})
+    resources = {"localhost": Resources(4), "far": Resources(8)}
+    plan = make_plan(["true"], placements, resources, {"PYTHONPATH": path}, Job.create(), ports=[5])
+    assert plan.on("localhost").environment["PYTHONPATH"] == path
+    far = plan.on("far")
+    assert far.environment.get("PYTHONPATH") == (None if is_appended else path)
+    assert far.appended == ({"PYTHONPATH": path} if is_appended else {})
 
 
 def test_a_setting_that_every_rank_would_refuse_is_refused_here() -> None:
