@@ -36,8 +36,8 @@ def init(
     if not (is_asked_for or _has_told) and session.rank() == 0:
         _has_told = True
         logger.warning(
-            "hvdlite stands in for Horovod, which is not installed here (hvdrun --no-horovod-compat keeps it from "
-            "that, --horovod-compat says nothing)"
+            "hvdlite stands in for Horovod, which is not installed here; hvdrun does without this line with "
+            "--horovod-compat, and without the name horovod with --no-horovod-compat"
         )
 
 
