@@ -201,7 +201,9 @@ class Settings:
     )
     log_hide_time: bool = _setting(False, "no time stamps in messages", horovod=True)
     summary: bool = _setting(
-        True, "say at the end of a job of 2 s or more where its time went; hvdrun --quiet turns it off"
+        True,
+        "say at the end of a job of 2 s or more where its time went, or that its ranks did nothing together; "
+        "hvdrun --quiet turns it off",
     )
     traceback: str = _setting(
         "short",

@@ -95,6 +95,7 @@ def launch(
                 grace_s=job.grace_s,
                 is_verbose=output.is_verbose,
                 on_failure=on_failure,
+                has_met=lambda: server.was_called,
             )
 
 

@@ -15,7 +15,8 @@ class Stat(NamedTuple):
     """What a ``stat`` file says of a process, or of a thread.
 
     ``state`` is ``T`` if a signal stopped it, and ``t`` if a debugger holds it. ``parent``, ``group`` and ``session``
-    are process ids. The processor times and page faults are sums. ``processor`` is where it ran last.
+    are process ids. The processor times and page faults are sums. ``started_s`` is on CLOCK_BOOTTIME, and ``processor``
+    where it ran last.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Stat(NamedTuple):
     major_faults: int
     user_s: float
     system_s: float
+    started_s: float
     processor: int
 
     @property
@@ -51,6 +53,7 @@ def parse_stat(text: str) -> Stat | None:
         major_faults=int(fields[9]),
         user_s=int(fields[11]) * _TICK_S,
         system_s=int(fields[12]) * _TICK_S,
+        started_s=int(fields[19]) * _TICK_S,
         processor=int(fields[36]),
     )
 

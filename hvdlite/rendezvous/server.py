@@ -71,7 +71,7 @@ class RendezvousServer:
 
     It takes over ``entrance``, by default an abstract Unix socket of this host, which leaves no file behind;
     ``address`` is the ranks' ``HVDLITE_RENDEZVOUS``. Epochs are numbered from 0, or there is ``only``
-    one. Closing waits up to ``linger_s`` until answers have been sent.
+    one. Closing waits up to ``linger_s`` until answers have been sent. ``was_called`` is True once a rank has come.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class RendezvousServer:
         self._only = only
         self._next = only or 0
         self._rounds: dict[tuple[int, int], dict[int, _Waiting]] = {}  # by epoch and round, then by rank
+        self.was_called = False
         self._left = ""  # the reason with which a rank has left the current epoch
         entrance = entrance or Entrance.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
         self.address = name_of(entrance)
@@ -123,6 +124,7 @@ class RendezvousServer:
             self._expire(time.monotonic())
 
     def _receive(self, call: Call, question: bytearray) -> None:
+        self.was_called = True
         try:
             epoch, number, rank, size, timeout_s, offer = read_request(question)
         except ValueError:

@@ -291,7 +291,7 @@ class Agent:
         kills, self._oom_kills = self._oom_kills, oom_kills()
         is_oom = code == -signal.SIGKILL and self._oom_kills > kills
         told = worker.read_report()
-        times = self._watch.end(worker, ended)
+        times, is_alone = self._watch.end(worker, ended)
         self._outbox.send(
             pack_message(
                 Kind.EXITED,
@@ -304,6 +304,7 @@ class Agent:
                 agent=self._gave_up,
                 last=worker.read_blackbox(ended),
                 spent=times,
+                is_alone=is_alone,
             )
         )
 

@@ -14,6 +14,7 @@ from hvdlite.observe import blackbox
 from hvdlite.observe.times import Spent, spent
 
 from ..stream.frames import Kind, pack_message
+from .connections import Connections
 from .evidence import Evidence
 from .looking.mute import Mute
 from .packing import packed
@@ -33,6 +34,7 @@ class Watch:
         self._told: dict[int, int] = {}  # by rank, the number of its latest finding
         self._mute = Mute()
         self.evidence = Evidence()
+        self._connections = Connections()
         self.keeps_boxes = False
         self.due: float | None = None
         self._full_due = -math.inf
@@ -49,6 +51,7 @@ class Watch:
         with suppress(OSError):  # no more descriptors; the job does without
             self._memories[worker.rank] = mmap.mmap(worker.blackbox, blackbox.NBYTES, prot=mmap.PROT_READ)
             self.evidence.begin(worker, self._memories[worker.rank])
+            self._connections.begin(worker, self._memories[worker.rank], now)
             self.due = self.due or now
 
     def tick(self, now: float) -> None:
@@ -61,12 +64,16 @@ class Watch:
                     if (finding := self._mute.look(rank, memory, now)) is not None:
                         self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
                 self.evidence.look(now)
+                self._connections.look(now)
                 self._full_due = now + _FULL_PERIOD_S
             self.due = now + _PERIOD_S
 
-    def end(self, worker: Worker, now: float) -> Spent | None:
-        """Looks for the last time: ``worker`` has ended. Returns what it had spent, if it has a black box."""
-        told = None
+    def end(self, worker: Worker, now: float) -> tuple[Spent | None, bool]:
+        """Looks for the last time: ``worker`` has ended. Returns what it had spent, and whether it ran alone.
+
+        Neither is known without a black box.
+        """
+        told, is_alone = None, False
         if (memory := self._memories.get(worker.rank)) is not None:
             self._look(worker.rank)
             told = spent(partial(blackbox.gauge, memory), now)
@@ -75,13 +82,14 @@ class Watch:
             ) is not None:  # which a rank that was killed has not counted
                 told = told._replace(batches=max(told.batches, last.position + 1.0))
             self.evidence.end(worker.rank)
+            is_alone = self._connections.end(worker.rank)
             if self.keeps_boxes and (box := packed(worker.rank, memory)):
                 self._send(pack_message(Kind.BOX, **box))
             del self._memories[worker.rank]
             memory.close()
         if not self._memories:
             self.due = None
-        return told
+        return told, is_alone
 
     def status(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What the workers of ``ranks`` are doing that have not ended. For any thread."""

@@ -23,7 +23,7 @@ from ..stream.frames import FrameError, Kind, unpack_message, unpack_output
 from ..stream.loop import WRITE
 from ..stream.signals import caught
 from ..stream.sink import Sink
-from .blame import box
+from .blame import box, strangers
 from .input import Input
 from .logs import Logs
 from .plan import Plan
@@ -55,14 +55,15 @@ def execute(
     grace_s: float = GRACE_S,
     is_verbose: bool,
     on_failure: FailureReport | None = None,
+    has_met: Callable[[], bool] = lambda: False,
 ) -> int:
     """Runs the job on ``agents``, one for each of its hosts, until all have ended. Returns hvdrun's exit code.
 
     The ranks ``readers`` get what comes on stdin. ``grace_s`` is that of `Supervisor`.
     ``on_failure`` is called at the end of a job that failed, with the first failure and that rank's last lines, and
-    returns whether the user is to be told here.
+    returns whether the user is to be told here. ``has_met`` is True once a rank has called `init`.
     """
-    return _Execution(plan, agents, screen, logs, readers, grace_s, is_verbose, on_failure).run()
+    return _Execution(plan, agents, screen, logs, readers, grace_s, is_verbose, on_failure, has_met).run()
 
 
 class _Execution:
@@ -76,8 +77,9 @@ class _Execution:
         grace_s: float,
         is_verbose: bool,
         on_failure: FailureReport | None,
+        has_met: Callable[[], bool],
     ) -> None:
-        self._on_failure = on_failure
+        self._on_failure, self._has_met = on_failure, has_met
         self._plan, self._screen, self._logs, self._is_verbose = plan, screen, logs, is_verbose
         self._agents, self._loop = agents, agents.loop
         self._links = {host: agents.links[host] for host in plan.hosts}
@@ -102,6 +104,7 @@ class _Execution:
         began = min(link.started for link in self._links.values())
         self._times = Times(hosts, began, lambda rank: self._reports.causes.get(rank, ""))
         self._says_times = Settings.read(plan.environment).summary
+        self._alone: set[int] = set()  # the ranks that showed no sign of others
 
     def run(self) -> int:
         self._agents.attend(self._receive, self._show_line, self._lose, self._take_signal_of)
@@ -281,6 +284,8 @@ class _Execution:
             self._screen.end(rank)
             self._tell(f"rank {rank} on {link.host} ended with code {code}")
             self._times.ended(rank, message.get("spent"), ended, now)
+            if message.get("is_alone") is True:
+                self._alone.add(rank)
             self._act(
                 self._supervisor.exited(
                     rank,
@@ -364,6 +369,8 @@ class _Execution:
         self._screen.flush()
         if self._says_times and (line := self._times.line(time.monotonic())):
             self._screen.message(f"hvdrun: {line}")  # first, as a failure is what the user is to see
+        if self._says_times and self._are_strangers():
+            self._screen.message(f"hvdrun: {strangers(self._plan)}")
         failure = self._supervisor.failure
         if failure and (self._on_failure is None or self._on_failure(failure, self._last_lines(failure))):
             rank = failure.to_look_at
@@ -374,6 +381,14 @@ class _Execution:
         interrupted = failure is None and self._supervisor.exit_code != 0
         self._screen.close(_INTERRUPTED_PATIENCE_S if interrupted else _READER_PATIENCE_S)
         return self._supervisor.exit_code
+
+    def _are_strangers(self) -> bool:
+        """True if a job that ended well was the same program several times, with nothing that its ranks did together.
+
+        A function that `hvdlite.run` calls on each rank may be meant so.
+        """
+        is_well = self._supervisor.exit_code == 0 and self._on_failure is None
+        return is_well and len(self._alone) == self._plan.size > 1 and not self._has_met()
 
     def _last_lines(self, failure: Failure) -> Sequence[str]:
         return (failure.is_by_signal and self._screen.crash(failure.rank)) or self._screen.tail(failure.rank)

@@ -131,7 +131,7 @@ _OF_OUTPUT: Final = (
     click.option("-prefix-timestamp", "--prefix-output-with-timestamp", "has_timestamps", is_flag=True,
                  help="Put the time before every line."),
     click.option("--verbose", "is_verbose", is_flag=True, help="Say what hvdrun does."),
-    click.option("--quiet", "is_quiet", is_flag=True, help="Leave out the last line, where the time of the job went."),
+    click.option("--quiet", "is_quiet", is_flag=True, help="Leave out the last line, about where the time went."),
 )  # fmt: skip
 
 job_options: Final = gathered("job", JobOptions, _OF_JOB)

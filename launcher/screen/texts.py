@@ -99,6 +99,15 @@ def _details(failure: Failure) -> Iterator[str]:
         yield from (f"|   {line}" for line in failure.last)
 
 
+def describe_strangers(size: int, python: str) -> str:
+    """The line about a job of ``size`` ranks that did nothing together. ``python`` is as for a failure."""
+    return (
+        f"no rank called init(), and none was seen to communicate: each of the {size} ran the whole program by itself. "
+        "To train together, a program imports hvdlite or horovod and calls init(); if yours does, check that "
+        f"{python or 'the Python of the ranks'} has hvdlite. If that is meant, --quiet leaves this line out"
+    )
+
+
 def describe_plan(
     plan: Plan, inherited: Mapping[str, str], ways: Sequence[Sequence[str]], is_verbose: bool
 ) -> Iterator[str]:

@@ -215,17 +215,38 @@ def test_a_killed_rank_had_waited(tmp_path: Path) -> None:
     assert ended.stderr.index("hvdrun: time ") < ended.stderr.index("+-- hvdrun: rank 1")
 
 
+_SLEEPS = "import time; time.sleep(2.5)"
+_JOINS = "import time, hvdlite as hvd; hvd.init(); time.sleep(2.5)"
+
+
 @pytest.mark.parametrize(
-    "program",
+    "words",
     [
-        "import time; time.sleep(2.5)",
-        "import time, hvdlite as hvd; hvd.init(); time.sleep(2.5)",
-        "import os, time; time.sleep(1.5); os.execvp('sleep', ['sleep', '1'])",
+        ("-np", "2", sys.executable, "-c", _JOINS),
+        ("-np", "2", sys.executable, "-c", "import os, time; time.sleep(1.5); os.execvp('sleep', ['sleep', '1'])"),
+        ("-np", "1", sys.executable, "-c", _SLEEPS),
+        ("--quiet", "-np", "2", sys.executable, "-c", _SLEEPS),
+        # Without the descriptors of its parent it has no black box.
+        (
+            "-np",
+            "2",
+            sys.executable,
+            "-c",
+            f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_JOINS!r}])",
+        ),
     ],
 )
-def test_without_a_collective_there_is_no_line(program: str) -> None:
-    ended = run("-np", "2", sys.executable, "-c", program, **SHOWN)
+def test_without_a_collective_there_is_no_line(words: tuple[str, ...]) -> None:
+    ended = run(*words, **SHOWN)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_ranks_that_did_nothing_together_are_reported_once() -> None:
+    command = (sys.executable, "-c", _SLEEPS)
+    ended = run("-np", "2", "sh", "-c", '"$@"; true', "sh", *command, **SHOWN)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("hvdrun: no rank called init(), and none was seen to communicate: each of the 2 ran the ")
 
 
 def test_rank_0_says_it_where_hvdrun_did_not_start_the_job(tmp_path: Path) -> None:

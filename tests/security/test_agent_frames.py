@@ -62,7 +62,7 @@ class Hvdrun:
         here = {"far": Resources(2)}
         plan = make_plan(["true"], place_ranks((Host("far", 2),), None, here, None), here, {}, Job.create(), ports=[5])
         self._screen = Screen(self._null, self._null, {}, has_timestamps=False)
-        self._execution = _Execution(plan, agents, self._screen, None, (), 5.0, False, None)
+        self._execution = _Execution(plan, agents, self._screen, None, (), 5.0, False, None, lambda: False)
         listener.frame, listener.end = self._execution._receive, self._execution._lose
         listener.signal = self._execution._take_signal_of
         self.wire.receive(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
@@ -97,6 +97,7 @@ FRAMES: Mapping[Kind, list[Any]] = {
             "agent": "",
             "last": ["it was in init()"],
             "spent": spent,
+            "is_alone": code == 0,
         }
         for code, spent in ((0, [1.0] * 8), (-9, None))
     ],
