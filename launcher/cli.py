@@ -37,6 +37,7 @@ from .options.completion import completion
 from .options.config_file import read_config
 from .options.environment import environment_of
 from .options.flags import resolve
+from .options.horovodrun import install, uninstall
 from .options.hosts import HostOptions, host_options
 from .options.job import JobOptions, OutputOptions, job_options, output_options
 from .options.nodes import NodeOptions, node_options
@@ -48,7 +49,14 @@ from .top.command import top
 from .top.stacks import stacks
 
 _OTHERS: Final = (blackbox, completion, doctor, stacks, timeline, top)
-_LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of the options
+_LIKE_COMMANDS: Final = (
+    "settings",
+    "check-build",
+    "dry-run",
+    "version",
+    "install-horovodrun",
+    "uninstall-horovodrun",
+)  # of the options
 
 
 @click.command(
@@ -65,6 +73,8 @@ _LIKE_COMMANDS: Final = ("settings", "check-build", "dry-run", "version")  # of 
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be started, and where.")
 @click.option("-cb", "--check-build", "checks_build", is_flag=True, help="Show what is built and available.")
 @click.option("--settings", "shows_settings", is_flag=True, help="Show all settings and their current values.")
+@click.option("--install-horovodrun/--uninstall-horovodrun", "installs_horovodrun", default=None,
+              help="Write Horovod's command, for scripts that call it, beside hvdrun; or remove it.")  # fmt: skip
 @click.version_option(__version__, "-v", "--version", message="hvdrun %(version)s")
 @horovod_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
@@ -76,10 +86,14 @@ def hvdrun(
     is_dry: bool,
     checks_build: bool,
     shows_settings: bool,
+    installs_horovodrun: bool | None,
     command: tuple[str, ...],
     **flags: bool | str | tuple[str, ...] | None,
 ) -> int:
     """Starts COMMAND as a job of N processes that train together."""
+    if installs_horovodrun is not None:
+        _print(install() if installs_horovodrun else uninstall())
+        return 0
     outcome = resolve(read_config(job.config_file) if job.config_file is not None else (), typed_flags(flags))
     environment = environment_of(job, outcome.settings)
     if checks_build or shows_settings:

@@ -28,6 +28,8 @@ from hvdlite.compat.finder import HorovodFinder
 
 FOLDER: Final = str(Path(__file__).parents[1] / "horovod" / "path")
 FALLBACK: Final = str(Path(__file__).parents[1] / "horovod" / "fallback")
+COMMANDS: Final = str(Path(__file__).parents[1] / "horovod" / "command")
+"""The folder of the command ``horovodrun``."""
 
 # They look for Horovod while they are imported, and where it is, use it unasked in any rank.
 _CHOOSERS: Final = ("pytorch_lightning", "lightning")

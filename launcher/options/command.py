@@ -24,7 +24,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "log-hide-timestamp timeline-filename timeline-mark-cycles",
     "Tuning": "fusion-threshold-mb cycle-time-ms cache-capacity gloo-timeout-seconds "
     "stall-check stall-check-warning-time-seconds stall-check-shutdown-time-seconds",
-    "About": "check-build settings version help",
+    "About": "check-build settings install-horovodrun version help",
 }
 
 _OTHERS_OPTIONS: Final = {  # of torchrun, mpirun and others

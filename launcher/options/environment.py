@@ -9,11 +9,12 @@ from typing import Final
 
 import click
 
-from hvdlite.compat import lend
+from hvdlite.compat import is_lent, lend
 from hvdlite.launched_by.inherited import without_job
 from hvdlite.launched_by.slurm import without_step
 
 from .flags import SETTINGS
+from .horovodrun import search_path
 from .job import JobOptions
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<assigns>=)?(?P<value>.*)", re.DOTALL)
@@ -43,9 +44,17 @@ def environment_of(job: JobOptions, settings: Mapping[str, str]) -> dict[str, st
 
 
 def _lend_horovod(environment: dict[str, str], job: JobOptions) -> None:
-    """Lends the name ``horovod`` in ``environment`` as the option or the setting says, and passes the option on."""
+    """Lends the name ``horovod`` in ``environment`` as the option or the setting says, and passes the option on.
+
+    Where it is lent, the command ``horovodrun`` is on PATH.
+    """
     spec = SETTINGS["horovod_compat"]
     (name,) = spec.variables
     if job.lends_horovod is not None and name not in job.named:
         environment[name] = str(int(job.lends_horovod))
-    lend(environment, spec.parse(name, environment.get(name, spec.default)))
+    choice = spec.parse(name, environment.get(name, spec.default))
+    lend(environment, choice)
+    present = environment.get("PATH", os.defpath)
+    path = search_path(present, is_lent=is_lent(environment), comes_first=choice == "1")
+    if path != present:
+        environment["PATH"] = path

@@ -95,7 +95,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     # What would be something else than was asked for.
     Refused("--min-np --min-num-proc", "N", note=_ELASTIC),
     Refused("--max-np --max-num-proc", "N", note=_ELASTIC),
-    Refused("--slots-per-host", "N", note=_ELASTIC),
+    Refused("--slots-per-host --slots", "N", note=_ELASTIC),
     Refused("--elastic-timeout", "S", note=_ELASTIC),
     Refused("--reset-limit", "N", note=_ELASTIC),
     Refused("--blacklist-cooldown-range", "MIN MAX", note=_ELASTIC),

@@ -91,6 +91,7 @@ def test_the_wheel_holds_the_package_and_an_honest_tag(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         library = archive.read("hvdlite/_native/libhvdlite.so")
+        assert archive.getinfo("hvdlite/horovod/command/horovodrun").external_attr >> 16 & 0o111  # pip keeps that
     needed = {(int(major), int(minor)) for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)\0", library)}
     if tag[2]:
         assert max(needed) <= (int(tag[2]), int(tag[3]))

@@ -13,7 +13,7 @@ from hvdlite.launcher.options.flags import Always, Flag, NoEffect, Refused, Sets
 from hvdlite.launcher.options.table import FLAGS
 from tests.launcher.hvdrun import python, run
 
-# Every spelling of horovodrun 0.28.1.
+# Every spelling of horovodrun 0.28.1, and --slots, as its docs shorten one.
 HOROVODS = """
     -v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --output-filename --verbose
     --config-file -prefix-timestamp --prefix-output-with-timestamp -H --hosts -hostfile --hostfile
@@ -21,8 +21,9 @@ HOROVODS = """
     --fusion-threshold-mb --cycle-time-ms --cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce
     --hierarchical-allgather --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
     --autotune-log-file --autotune-warmup-samples --autotune-steps-per-sample --autotune-bayes-opt-max-samples
-    --autotune-gaussian-process-noise --min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout
-    --reset-limit --blacklist-cooldown-range --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles
+    --autotune-gaussian-process-noise --min-np --min-num-proc --max-np --max-num-proc --slots-per-host --slots
+    --elastic-timeout --reset-limit --blacklist-cooldown-range
+    --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles
     --no-stall-check --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds
     --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity
     --gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp --log-hide-timestamp
