@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,6 +35,8 @@ from .workers import Worker
 _LEAST_S: Final = 2.0  # that Python runs; a shorter program is hardly meant to train
 _GROWTH: Final = 0.25  # of the time until the next look, with the time since the start
 _MOST_S: Final = 60.0
+_MOST_PROCESSES: Final = 256  # of a look, which nothing else of the agent goes on beside; ranks have the first ids
+_AGAIN_S: Final = 1.0  # between two looks at connections, when many ranks end
 _MOST_DEEP: Final = 64  # ancestors of a process: ids may be used again while the list is read
 _PYTHON: Final = ("python", "pypy")
 _MPI: Final = re.compile(rb"/lib(?:mpi|mpich|mpicxx|pmix|prrte|open-rte)\b[^/\n]*\.so")
@@ -67,6 +70,7 @@ class Connections:
         self._ports: set[str] = set()  # where ranks may meet
         self._began = 0.0
         self._due = math.inf
+        self._meetings_due = -math.inf
         self._has_sign = False
 
     def begin(self, worker: Worker, memory: blackbox.Memory, now: float) -> None:
@@ -84,11 +88,12 @@ class Connections:
         except OSError:  # it is not shown, such as a process of another user
             self._has_sign = True
 
-    def end(self, rank: int) -> bool:
-        """Forgets the worker of ``rank``, which has ended. True if it ran alone, as far as is known by now."""
+    def end(self, rank: int, now: float) -> bool:
+        """Forgets the worker of ``rank``, which has ended. True if it ran alone, as far as is known by ``now``."""
         _, memory = self._workers.pop(rank)
         self._has_sign = self._has_sign or _is_begun(memory)
-        if rank in self._ran and not self._has_sign:
+        if rank in self._ran and not self._has_sign and now >= self._meetings_due:
+            self._meetings_due = now + _AGAIN_S
             with suppress(OSError):
                 self._has_sign = any(map(self._is_of_meeting, _tcp()))
         return rank in self._ran and not self._has_sign
@@ -96,7 +101,7 @@ class Connections:
     def _find_sign(self) -> bool:
         jobs: set[str] = set()
         sockets: dict[str, int] = {}  # the ranks that hold them, by inode
-        for pid, rank in self._owners():
+        for pid, rank in islice(self._owners(), _MOST_PROCESSES):
             try:
                 environment = _environment_of(pid)
                 self._look_at_python(pid, rank)

@@ -82,7 +82,7 @@ class Watch:
             ) is not None:  # which a rank that was killed has not counted
                 told = told._replace(batches=max(told.batches, last.position + 1.0))
             self.evidence.end(worker.rank)
-            is_alone = self._connections.end(worker.rank)
+            is_alone = self._connections.end(worker.rank, now)
             if self.keeps_boxes and (box := packed(worker.rank, memory)):
                 self._send(pack_message(Kind.BOX, **box))
             del self._memories[worker.rank]

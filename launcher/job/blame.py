@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from hvdlite.compat import is_lent
+
 from ..hosts import is_local
 from ..options.of_python import python_of
 from ..screen.screen import Screen
@@ -35,7 +37,7 @@ def box(
 
 def strangers(plan: Plan) -> str:
     """The line about a job whose ranks did nothing together."""
-    return describe_strangers(plan.size, _python_of(plan, 0))
+    return describe_strangers(plan.size, _python_of(plan, 0), is_lent=is_lent(plan.environment))
 
 
 def _python_of(plan: Plan, rank: int) -> str:

@@ -99,12 +99,18 @@ def _details(failure: Failure) -> Iterator[str]:
         yield from (f"|   {line}" for line in failure.last)
 
 
-def describe_strangers(size: int, python: str) -> str:
-    """The line about a job of ``size`` ranks that did nothing together. ``python`` is as for a failure."""
+def describe_strangers(size: int, python: str, *, is_lent: bool) -> str:
+    """The line about a job of ``size`` ranks that did nothing together. ``python`` is as for a failure.
+
+    ``is_lent`` is True if ``import horovod`` may mean hvdlite in them.
+    """
+    checks = f"that {python or 'the Python of the ranks'} has hvdlite"
+    if not is_lent:
+        checks += ", and leave out --no-horovod-compat (or HVDLITE_HOROVOD_COMPAT=0)"
     return (
         f"no rank called init(), and none was seen to communicate: each of the {size} ran the whole program by itself. "
-        "To train together, a program imports hvdlite or horovod and calls init(); if yours does, check that "
-        f"{python or 'the Python of the ranks'} has hvdlite. If that is meant, --quiet leaves this line out"
+        f"To train together, a program imports hvdlite or horovod and calls init(); if yours does, check {checks}. "
+        "If that is what you want, --quiet leaves this line out"
     )
 
 

@@ -47,7 +47,7 @@ class Ranks:
     def look(self) -> list[bool]:
         """Looks, and returns of each rank whether it ran alone."""
         self.connections.look(100.0)
-        return [self.connections.end(rank) for rank in range(len(self.memories))]
+        return [self.connections.end(rank, 100.0) for rank in range(len(self.memories))]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_only_python_counts_that_ran_for_long_enough(ranks: Ranks) -> None:
     ranks.start(*_PYTHON, "ports = 0" + _READY)
     ranks.memories.pop(0)
     ranks.connections.look(700.0)
-    assert not ranks.connections.end(1)
+    assert not ranks.connections.end(1, 700.0)
 
 
 def test_ranks_that_are_connected_are_not_alone(ranks: Ranks) -> None:
@@ -126,4 +126,4 @@ def test_a_rank_that_begins_late_is_not_alone(ranks: Ranks) -> None:
     ranks.start(*_PYTHON, "ports = 0" + _READY)
     ranks.connections.look(100.0)
     HEAD.pack_into(ranks.memories[0], 0, MARK, 7, 0, 2, Phase.JOINING)
-    assert not ranks.connections.end(0)
+    assert not ranks.connections.end(0, 101.0)
