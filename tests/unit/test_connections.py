@@ -91,13 +91,19 @@ def test_ranks_that_are_connected_are_not_alone(ranks: Ranks) -> None:
     assert ranks.look() == [False, False]
 
 
-def test_a_library_of_mpi_is_a_sign(ranks: Ranks, tmp_path: Path) -> None:
-    for name, is_alone in (("libmpi.so.40", False), ("libmpi_notes.txt", True)):
-        library = tmp_path / name
-        library.write_bytes(b"x")
-        ranks.connections, ranks.memories = Connections(least_s=0.0), []
-        ranks.start(*_PYTHON, _MAP + _READY, str(library))
-        assert ranks.look() == [is_alone]
+@pytest.mark.parametrize(
+    ("name", "is_alone"),
+    [
+        ("libmpi.so.40.30.4", False),
+        ("libmpi_gnu_123.so.12", False),
+        ("libmpi-0f3a.so.12", False),
+        ("libmpir.so", True),  # arithmetic
+    ],
+)
+def test_a_library_of_mpi_is_a_sign(ranks: Ranks, tmp_path: Path, name: str, is_alone: bool) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    ranks.start(*_PYTHON, _MAP + _READY, str(tmp_path / name))
+    assert ranks.look() == [is_alone]
 
 
 def test_a_job_within_the_job_is_a_sign(ranks: Ranks) -> None:
