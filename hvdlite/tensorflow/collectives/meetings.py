@@ -17,12 +17,14 @@ from hvdlite.tensorflow.operation.calls import Call
 from hvdlite.tensorflow.operation.running import run
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns after every rank has called it; inside `tf.function`, when the graph comes to it."""
+def barrier(process_set: ProcessSet = global_process_set) -> Any:
+    """Returns after every rank has called it; inside `tf.function`, when the graph comes to it.
+
+    In a graph of TensorFlow 1 it returns an operation for a session to run.
+    """
     if tf.executing_eagerly():
-        _with_both_classes(lambda: ops.barrier(process_set))
-    else:
-        run(Call("barrier", (("process_set", process_set),)), [])
+        return _with_both_classes(lambda: ops.barrier(process_set))
+    return next(iter(run(Call("barrier", (("process_set", process_set),)), [])), None)
 
 
 def join(device: int = -1) -> Any:

@@ -6,14 +6,16 @@ import threading
 
 import tensorflow as tf
 
+from hvdlite.tensorflow.operation.graphs import session_graph
+
 
 def name_of(form: str, name: str | None) -> str | None:
     """Returns ``name``; None if the calls of ``form`` are counted when they run.
 
     They are counted, as everywhere in hvdlite, in eager execution and in functions that the main thread traces: so they
-    meet in the order of the program, whether ranks run it in graphs or not. Raises ValueError for a call without a name
-    in a function that another thread traces. It may run beside other functions, in an order that differs between ranks,
-    and what is in a function does not tell it from all others.
+    meet in the order of the program, whether ranks run it in graphs or not. A graph for sessions counts its own as it
+    is built. Raises ValueError for a call without a name in a function that another thread traces. It may run beside
+    other functions, in an order that differs between ranks, and what is in a function does not tell it from all others.
     """
     if name is None and not are_counted():
         raise ValueError(
@@ -25,7 +27,8 @@ def name_of(form: str, name: str | None) -> str | None:
 
 def are_counted() -> bool:
     """True if calls without a name are counted here."""
-    return tf.executing_eagerly() or threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread()
+    return tf.executing_eagerly() or is_main or session_graph() is not None
 
 
 def suffixed(name: str | None, suffix: str) -> str | None:

@@ -6,8 +6,10 @@ done, of which one may have its name; so does what follows the call.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -18,6 +20,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps, op_def_registry
 from tensorflow.python.ops import control_flow_util
+
+from hvdlite.members.process_set import ProcessSet
+from hvdlite.tensorflow.operation.calls import Call
 
 SCOPE: Final = "Hvdlite_"
 """What the name scopes of collectives begin with."""
@@ -31,10 +36,39 @@ _LOOP_OVER_A_DATASET: Final = ("tensorflow.python.data.ops.dataset_autograph", "
 
 
 def refuse_other_graphs(graph: Any) -> None:
-    """Raises an error that says what to do, unless ``graph`` is that of a `tf.function` that TensorFlow itself runs."""
+    """Raises an error that says what to do, unless TensorFlow itself runs ``graph`` in the order of the program."""
     refusal = _refusal(graph)
     if refusal is not None:
         raise refusal
+
+
+def session_graph() -> Any:
+    """Returns the graph of TensorFlow 1 that is being built, for a session to run; None if there is none."""
+    with tf.init_scope():  # out of all functions that are being built
+        return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def named_in(graph: Any, call: Call) -> Call:
+    """Returns ``call`` with a name that no other call of a graph has: the same on all ranks that build the same graph.
+
+    Graphs are numbered as their first calls are built. A name that the user gives gets a number when it comes again.
+    """
+    arguments = dict(call.arguments)
+    if "name" not in arguments:
+        return call
+    number, counts = _names.get(graph) or _names.setdefault(graph, (next(_graph_numbers), Counter()))
+    name = arguments["name"]
+    count = counts[name or call.form, call.process_set]
+    counts[name or call.form, call.process_set] += 1
+    if name is None:
+        name = f"graph{number}.{call.form}.{count}"
+    elif count:
+        name = f"{name}.{count}"
+    return call._replace(arguments=tuple({**arguments, "name": name}.items()))
+
+
+_graph_numbers: Final = itertools.count()
+_names: weakref.WeakKeyDictionary[Any, tuple[int, Counter[tuple[str, ProcessSet]]]] = weakref.WeakKeyDictionary()
 
 
 def is_saving() -> bool:
@@ -43,10 +77,6 @@ def is_saving() -> bool:
 
 
 def _refusal(graph: Any) -> Exception | None:
-    if not graph.building_function:
-        return RuntimeError(
-            "hvdlite has no collectives for sessions and graphs of TensorFlow 1; put them into a tf.function"
-        )
     if control_flow_util.GraphOrParentsInXlaContext(graph):
         return ValueError(
             "a collective cannot be compiled by XLA, because it waits for other processes; pass jit_compile=False to "

@@ -15,7 +15,8 @@ from hvdlite.ops.handles import run as run_handle
 from hvdlite.tensorflow.errors import in_both, remember
 from hvdlite.tensorflow.operation.binding import DTYPES
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
-from hvdlite.tensorflow.operation.graphs import SCOPE, refuse_other_graphs
+from hvdlite.tensorflow.operation.graphs import SCOPE, named_in, refuse_other_graphs, session_graph
+from hvdlite.tensorflow.operation.numpy_functions import SESSION_FUNCTIONS
 from hvdlite.tensorflow.operation.route import route
 from hvdlite.tensorflow.operation.tickets import NEWS, give_up_ended
 
@@ -47,14 +48,25 @@ def _run_at_once(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    """Adds nodes of which the first starts the collective."""
+    graph = tf.compat.v1.get_default_graph()
+    refuse_other_graphs(graph)
+    outer, dtypes = session_graph(), _dtypes_of(call, tensors)
+    results = _in_function(call, tensors, dtypes, graph) if outer is None else _in_session(call, tensors, dtypes, outer)
+    if not dtypes:  # then it is a node without outputs
+        return [] if outer is None else [results]
+    for result, shape in zip(results, _shapes_of(call, tensors), strict=True):
+        result.set_shape(shape)
+    return list(results)
+
+
+def _in_function(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], graph: Any) -> Any:
     """Adds three nodes, of which the first starts the collective, in the order of the program.
 
     Only what needs the results waits for the other two: TensorFlow keeps operations with state in order unless they
     have a resource, which here is the queue. What follows a meeting in the program waits for it, so that has none.
     """
-    graph = tf.compat.v1.get_default_graph()
-    refuse_other_graphs(graph)
-    nodes, dtypes = route(), _dtypes_of(call, tensors)
+    nodes = route()
     name, waits = dict(call.arguments).get("name"), _waits.setdefault(graph, {})
     before = waits.get((name, call.process_set))
     with tf.name_scope(f"{SCOPE}{call.form}"):
@@ -65,11 +77,17 @@ def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
         results = nodes.finish(ticket, news, [] if call.is_meeting else [queue], dtypes)
     if name is not None:
         waits[name, call.process_set] = news.op.name
-    if not dtypes:  # then it is a node without outputs
-        return []
-    for result, shape in zip(results, _shapes_of(call, tensors), strict=True):
-        result.set_shape(shape)
-    return list(results)
+    return results
+
+
+def _in_session(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], graph: Any) -> Any:
+    """Adds three nodes, which are in no order with others: a session runs what it is asked for as that gets ready.
+
+    So the call has a name that no other one of the graph has.
+    """
+    with tf.name_scope(f"{SCOPE}{call.form}"):
+        ticket = SESSION_FUNCTIONS.start(encoded(named_in(graph, call)), tensors)
+        return SESSION_FUNCTIONS.finish(ticket, SESSION_FUNCTIONS.wait(ticket), dtypes)
 
 
 def _dtypes_of(call: Call, tensors: Sequence[Any]) -> list[Any]:

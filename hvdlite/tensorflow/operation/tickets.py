@@ -3,7 +3,8 @@
 A graph waits for a ticket in TensorFlow's own `QueueDequeue`: it keeps no thread waiting, and ends when the graph fails
 elsewhere. Each ticket in use has a queue of its own, and the end of its collective puts one element into it. The start
 passes the queue on as a value. So no two waits can be mixed up, whether they are in one graph, in two runs of it at
-once, or in a copy of it that a SavedModel has brought back.
+once, or in a copy of it that a SavedModel has brought back. A session of TensorFlow 1 has resources of its own and
+takes the element from an iterator over the queue.
 
 A run that fails elsewhere never asks for its results. Either route notices when a run is over (`whose_runs_are_over`).
 Before the next collective its tickets are given up: what is still in flight stays so, for the other ranks, its result
@@ -16,10 +17,12 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
-from typing import Any, Final, NamedTuple
+from functools import cache, cached_property
+from typing import Any, Final
 
 import tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.eager import context
 
 from hvdlite.log import logger
 from hvdlite.negotiation.handle import Handle
@@ -40,11 +43,34 @@ whose_runs_are_over: Final[list[Callable[[], Iterable[int]]]] = []
 """Return the numbers of tickets, each once. One function for each route."""
 
 
-class Queue(NamedTuple):
+class Queue:
     """A queue of TensorFlow, for one ticket at a time: its handle, and that serialized, which any graph can parse."""
 
-    handle: Any
-    serialized: bytes
+    def __init__(self) -> None:
+        with context.eager_mode():
+            name = f"hvdlite.{next(_queue_numbers)}"
+            self.handle = tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=name)
+            self.serialized: bytes = tf.raw_ops.SerializeTensor(tensor=self.handle).numpy()
+
+    @cached_property
+    def iterator(self) -> Any:
+        """An iterator whose elements are those of the queue."""
+        with context.eager_mode():
+            taken = tf.data.Dataset.from_tensors(0).repeat().map(self._take)
+            options = tf.data.Options()
+            options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
+            return OwnedIterator(taken.with_options(options))
+
+    def put(self) -> None:
+        with context.eager_mode():
+            tf.raw_ops.QueueEnqueueV2(handle=self.handle, components=[_news()])
+
+    def destroy(self) -> None:
+        with context.eager_mode():
+            tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)
+
+    def _take(self, _: Any) -> Any:
+        return tf.raw_ops.QueueDequeueV2(handle=self.handle, component_types=NEWS)[0]
 
 
 def start(text: bytes, kind: Tensors, tensors: Sequence[Any]) -> Ticket:
@@ -84,6 +110,11 @@ def finish(number: int) -> list[Any]:
     return ticket.results
 
 
+def iterator_of(number: int) -> Any:
+    """Returns the handle of an iterator whose next element comes when there is news of a ticket."""
+    return _tickets[number].queue.iterator._iterator_resource
+
+
 def give_up_ended() -> None:
     """Gives up the tickets of the runs that are over."""
     for numbers in whose_runs_are_over:
@@ -97,8 +128,7 @@ def give_up(number: int) -> None:
     if ticket is None:
         return
     if ticket.give_up():
-        with tf.init_scope():  # the news may be in it
-            tf.raw_ops.DestroyResourceOp(resource=ticket.queue.handle, ignore_lookup_error=True)
+        ticket.queue.destroy()  # the news may be in it
     else:
         _free.append(ticket.queue)
 
@@ -150,8 +180,7 @@ class Ticket:
                 return
             self._has_untaken_news = True
             try:
-                with tf.init_scope():
-                    tf.raw_ops.QueueEnqueueV2(handle=self.queue.handle, components=[_news()])
+                self.queue.put()
             except Exception:  # in a thread that other ranks wait for
                 logger.exception("hvdlite cannot tell TensorFlow that a collective has ended")
 
@@ -183,10 +212,7 @@ def _leave(ticket: Ticket) -> None:
 def _any_queue() -> Queue:
     with suppress(IndexError):
         return _free.pop()
-    with tf.init_scope():
-        name = f"hvdlite.{next(_queue_numbers)}"
-        handle = tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=name)
-        return Queue(handle, tf.raw_ops.SerializeTensor(tensor=handle).numpy())
+    return Queue()
 
 
 @cache

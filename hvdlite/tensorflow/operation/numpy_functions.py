@@ -1,0 +1,150 @@
+"""Nodes that call Python: operations that every TensorFlow has, so that a graph of them can be loaded without hvdlite.
+
+They find their functions by name, in each process that has imported `hvdlite.tensorflow`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops import script_ops
+
+from hvdlite.tensorflow.operation.calls import ARRAYS
+from hvdlite.tensorflow.operation.failing import failing
+from hvdlite.tensorflow.operation.tickets import finish, iterator_of, start, whose_runs_are_over
+from hvdlite.tensors.buffer import address_of
+
+_ALIGNMENT: Final = 64  # TensorFlow copies what is aligned to less
+_START: Final = "hvdlite_start"
+_ITERATOR: Final = "hvdlite_iterator"
+_FINISH: Final = "hvdlite_finish"
+_PROBE: Final = "hvdlite_probe"
+_IS_PROBE: Final = "hvdlite_is_probe"
+
+
+class NumpyFunctions:
+    """The nodes of a collective in functions that TensorFlow runs.
+
+    What a function raises loses its class on the way, so another operation fails in its place (`Failing`), where there
+    can be one.
+    """
+
+    def __init__(self) -> None:
+        self._failing = failing()
+
+    def start(self, text: str, tensors: Sequence[Any]) -> tuple[Any, Any]:
+        return _start_node(text, tensors)
+
+    def finish(self, ticket: Any, news: Any, queues: Sequence[Any], dtypes: Sequence[Any]) -> Sequence[Any]:
+        is_last = self._failing is None
+        before = [] if self._failing is None else [self._failing.node(ticket, news, queues)]
+        with tf.control_dependencies(before):
+            return _finish_node(ticket, news, dtypes, is_last)
+
+
+class SessionFunctions:
+    """The nodes of a collective in a graph that a session runs.
+
+    A session has resources of its own, and so does not find the queue of a ticket. An iterator brings its own with it,
+    wherever it was made, so the graph waits for one whose next element is that of the queue.
+    """
+
+    def start(self, text: str, tensors: Sequence[Any]) -> Any:
+        return _start_node(text, tensors)[0]
+
+    def wait(self, ticket: Any) -> Any:
+        """Adds the node that ends when there is news of the ticket. It keeps no thread of the session waiting."""
+        (iterator,) = tf.raw_ops.EagerPyFunc(input=[ticket], token=_ITERATOR, Tout=[tf.resource])
+        (news,) = tf.raw_ops.IteratorGetNext(iterator=iterator, output_types=[tf.bool], output_shapes=[[]])
+        return news
+
+    def finish(self, ticket: Any, news: Any, dtypes: Sequence[Any]) -> Any:
+        """Adds the node that hands out the results of the ticket: a list, or of a call without any the operation."""
+        return _finish_node(ticket, news, dtypes, True)
+
+
+SESSION_FUNCTIONS: Final = SessionFunctions()
+
+
+def _start_node(text: str, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    ticket, queue = tf.raw_ops.PyFunc(input=[tf.constant(text), *tensors], token=_START, Tout=[tf.int64, tf.string])
+    return ticket, queue
+
+
+def _finish_node(ticket: Any, news: Any, dtypes: Sequence[Any], is_stateful: bool) -> Sequence[Any]:
+    kind = tf.raw_ops.PyFunc if is_stateful else tf.raw_ops.PyFuncStateless
+    outputs: Sequence[Any] = kind(input=[ticket, news], token=_FINISH, Tout=list(dtypes))
+    return outputs
+
+
+def _start(text: bytes, *values: Any) -> Any:
+    """Returns a ticket, and the serialized queue in which there will be news.
+
+    The ticket is an array that TensorFlow keeps as the memory of a tensor for as long as the run may need it, so a run
+    is over when the array is gone. Where TensorFlow would copy it, tickets of runs that fail elsewhere stay.
+    """
+    ticket = start(text, ARRAYS, [np.asarray(value) for value in values])
+    array = _aligned(ticket.number)
+    if _keeps_arrays():
+        weakref.finalize(array, _over.append, ticket.number).atexit = False
+    return array, ticket.queue.serialized
+
+
+def _iterator(ticket: Any) -> Any:
+    return iterator_of(int(ticket[0]))
+
+
+def _finish(ticket: Any, news: Any) -> list[Any]:
+    try:
+        return [np.asarray(value) for value in finish(int(ticket[0]))]
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(str(error)) from None  # which makes the graph fail with the same class
+
+
+def _aligned(number: int) -> Any:
+    """Returns an array of ``number`` alone, whose memory TensorFlow can use as it is."""
+    memory = np.zeros(_ALIGNMENT + 8, np.uint8)
+    begin = -address_of(memory) % _ALIGNMENT
+    array = memory[begin : begin + 8].view(np.int64)
+    array[0] = number
+    return array
+
+
+@cache
+def _keeps_arrays() -> bool:
+    """True if TensorFlow uses an array that a function returns as the memory of a tensor, as known versions do."""
+    with context.eager_mode():
+        (tensor,) = tf.raw_ops.PyFunc(input=[], token=_PROBE, Tout=[tf.int64])
+        (is_same,) = tf.raw_ops.PyFunc(input=[tensor], token=_IS_PROBE, Tout=[tf.bool])
+        return bool(is_same)
+
+
+_probe: Final = _aligned(0)
+_over: Final[deque[int]] = deque()
+
+
+def _ended() -> Iterator[int]:
+    with suppress(IndexError):
+        while True:
+            yield _over.popleft()
+
+
+whose_runs_are_over.append(_ended)
+
+# TensorFlow keeps weak references.
+_functions: Final[dict[str, Callable[..., Any]]] = {
+    _START: _start,
+    _ITERATOR: script_ops.EagerFunc(_iterator, [tf.resource], False),
+    _FINISH: _finish,
+    _PROBE: lambda: _probe,
+    _IS_PROBE: lambda array: np.bool_(address_of(array) == address_of(_probe)),
+}
+script_ops._py_funcs._funcs.update(_functions)
