@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,16 +13,18 @@ from hvdlite.ops import objects
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of
 from hvdlite.tensorflow.errors import in_both
+from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.training.explanations import explain
 
 
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Overwrites ``variables`` with those of ``root_rank``, a rank's number in the job. Returns them.
+) -> Any:
+    """Overwrites ``variables`` with those of ``root_rank``, a rank's number in the job. Returns them, as a list.
 
-    They travel together, and have the same shapes and dtypes on all ranks. Raises ValueError for a variable without a
-    value, and if there are no variables on any rank.
+    They travel together, and have the same shapes and dtypes on all ranks. In a graph of TensorFlow 1 it returns an
+    operation for a session to run. Raises ValueError for a variable without a value or of text, and elsewhere than in
+    such a graph if there are no variables on any rank.
     """
     listed = list(variables)
     values = [_value_of(variable) for variable in listed]
@@ -30,11 +32,12 @@ def broadcast_(
     if named is not None:
         explain(named, listed, "")
     received = cross("grouped_broadcast", values, root_rank=root_rank, name=named, process_set=process_set)
-    for variable, value in zip(listed, received, strict=True):
-        variable.assign(value)
     if not listed:  # not before the others know
+        if session_graph() is not None:
+            return tf.group(*received)
         raise ValueError("there are no variables: call the model once on a batch, or model.build(shape), before")
-    return listed
+    assigned = [variable.assign(value) for variable, value in zip(listed, received, strict=True)]
+    return listed if session_graph() is None else tf.group(*assigned)
 
 
 def broadcast_variables(
@@ -42,12 +45,48 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
+) -> Any:
     """Overwrites ``variables``, such as ``model.variables``, with those of ``root_rank``, a rank's number in the job.
 
-    Inside `tf.function` too. ``inplace`` is accepted for Horovod scripts. Raises what `broadcast_` does.
+    Inside `tf.function` too. In a graph of TensorFlow 1 it returns an operation for a session to run. ``inplace`` is
+    accepted for Horovod scripts. Raises what `broadcast_` does.
     """
-    broadcast_(variables, root_rank, "broadcast_variables", process_set)
+    found = broadcast_(variables, root_rank, "broadcast_variables", process_set)
+    return None if isinstance(found, list) else found
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """`broadcast_variables` of the global variables that a graph of TensorFlow 1 has by now.
+
+    Raises RuntimeError elsewhere: TensorFlow 2 has none.
+    """
+    if session_graph() is None:
+        raise RuntimeError(
+            "there are no global variables in TensorFlow 2; call hvd.broadcast_variables(model.variables, root_rank=0) "
+            "and the same with optimizer.variables"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Runs `broadcast_global_variables` in each session of TensorFlow 1 that a `MonitoredSession` makes.
+
+    ``device`` is accepted for Horovod scripts.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        self.root_rank = root_rank
+        self.device = device
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Builds the broadcast, in a graph that is not final yet."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Broadcasts, once the variables are initialized or come from a checkpoint."""
+        session.run(self.bcast_op)
 
 
 def broadcast_object(
@@ -57,8 +96,11 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the object of ``root_rank``; see `hvdlite.broadcast_object`. Not inside `tf.function`."""
-    _refuse(session)
+    """Returns the object of ``root_rank``; see `hvdlite.broadcast_object`. Not inside `tf.function`.
+
+    It does so at once, also where TensorFlow 1 would need a ``session``, which is accepted for Horovod scripts.
+    """
+    _refuse_in_function()
     try:
         return objects.broadcast_object(obj, root_rank, name, process_set)
     except HvdError as error:
@@ -69,40 +111,25 @@ def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
     """Returns a function that calls `broadcast_object` with these arguments."""
-    _refuse(session)
-    return lambda obj: broadcast_object(obj, root_rank, None, name, process_set)
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Returns the objects of all ranks, in rank order; see `hvdlite.allgather_object`. Not inside `tf.function`."""
-    _refuse(session)
+    """Returns the objects of all ranks, in rank order; see `hvdlite.allgather_object`. Not inside `tf.function`.
+
+    A ``session`` is accepted for Horovod scripts.
+    """
+    _refuse_in_function()
     try:
         return objects.allgather_object(obj, name, process_set)
     except HvdError as error:
         raise in_both(error) from error.__cause__
 
 
-def broadcast_global_variables(root_rank: int) -> NoReturn:
-    """Of TensorFlow 1, whose global variables there are none of: always raises RuntimeError."""
-    raise RuntimeError(
-        "there are no global variables in TensorFlow 2; call hvd.broadcast_variables(model.variables, root_rank=0) and "
-        "the same with optimizer.variables"
-    )
-
-
-class BroadcastGlobalVariablesHook:
-    """Of TensorFlow 1, whose sessions had hooks: always raises RuntimeError."""
-
-    def __init__(self, root_rank: int, device: str = "") -> None:
-        broadcast_global_variables(root_rank)
-
-
-def _refuse(session: Any) -> None:
-    if session is not None:
-        raise RuntimeError("sessions of TensorFlow 1 are not supported; call it in eager execution, without session=")
-    if not tf.executing_eagerly():
+def _refuse_in_function() -> None:
+    if tf.inside_function():
         raise RuntimeError("Python objects are no tensors of a graph; call this outside of tf.function")
 
 
@@ -110,4 +137,8 @@ def _value_of(variable: Any) -> Any:
     if getattr(variable, "_value", variable) is None:  # one of Keras
         path = getattr(variable, "path", "")
         raise ValueError(f"variable {path!r} has no value yet; call the model once on a batch, or model.build(shape)")
-    return tf.convert_to_tensor(variable)
+    tensor = tf.convert_to_tensor(variable)
+    if tensor.dtype == tf.string:
+        name = getattr(variable, "name", "")
+        raise ValueError(f"variable {name!r} has text, which is no tensor for others; send it by hvd.broadcast_object")
+    return tensor
