@@ -1,6 +1,6 @@
 """``horovod.tensorflow.gradient_aggregation``: sums of gradients on a rank, which are reduced every few passes.
 
-Optimizers of hvdlite do not need it: theirs is Keras's ``gradient_accumulation_steps``.
+Optimizers of TensorFlow 1 need it; those of Keras have ``gradient_accumulation_steps``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.adapter import Compressor
 from hvdlite.tensorflow.autograph import converted
 from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction, divided
 from hvdlite.tensors.dtypes import Average
 from hvdlite.training.buckets import Groups
@@ -68,8 +69,7 @@ class LocalGradientAggregationHelper:
         self.process_set = process_set
         self.scale_local_gradients = scale_local_gradients
         self.locally_aggregated_grads: dict[int, Any] = {}
-        with tf.init_scope():
-            self.counter = tf.Variable(0, trainable=False)
+        self.counter = _local_variable((), tf.int32)
         self._allreduce = allreduce_func
         self._local: list[Any] = []
 
@@ -82,35 +82,51 @@ class LocalGradientAggregationHelper:
         dense = [self._dense(gradient) for gradient in grads]
         present = [index for index, gradient in enumerate(dense) if gradient is not None]
         sums = [self._sum_of(index, dense[index].dtype, vars[index].shape) for index in present]
-        for total, index in zip(sums, present, strict=True):
-            total.assign_add(dense[index])
-        self.counter.assign_add(1)
+        with tf.control_dependencies(self._initialized()):
+            added = [total.assign_add(dense[index]) for total, index in zip(sums, present, strict=True)]
+        with tf.control_dependencies(added):
+            is_last = tf.equal(self.counter.assign_add(1).read_value(), self.backward_passes_per_step)
 
         def reduce() -> list[Any]:
             found = self._reduced([total.read_value() for total in sums], [vars[index] for index in present])
-            self.counter.assign(0)
-            for total in self.locally_aggregated_grads.values():
-                total.assign(tf.zeros_like(total))
-            return found
+            with tf.control_dependencies(found):
+                cleared = [total.assign(tf.zeros_like(total)) for total in self.locally_aggregated_grads.values()]
+                cleared.append(self.counter.assign(0))
+            with tf.control_dependencies(cleared):
+                return [tf.identity(each) for each in found]
 
-        is_last = tf.equal(self.counter, self.backward_passes_per_step)
         results = tf.cond(is_last, reduce, lambda: [total.read_value() for total in sums]) if sums else []
         by_index = dict(zip(present, results if isinstance(results, (list, tuple)) else [results], strict=True))
         return [by_index.get(index) for index in range(len(dense))]
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls ``apply_grads_closure`` in the pass in which gradients were reduced, and else counts an iteration."""
+        """Calls ``apply_grads_closure`` in the pass in which gradients were reduced, and else counts an iteration.
+
+        ``args`` begin with the pairs of gradients and variables. The variable ``global_step`` counts all passes.
+        """
+        pairs = args[0] if args else ()
+        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
+            is_last = tf.equal(self.counter.read_value(), 0)
 
         def apply() -> Any:
-            converted(apply_grads_closure)()
-            return tf.constant(True)
+            return _after(converted(apply_grads_closure)(), True)
 
         def count() -> Any:
-            if getattr(optimizer, "iterations", None) is not None:
-                optimizer.iterations.assign_add(1)
-            return tf.constant(False)
+            counters = getattr(optimizer, "iterations", None), kwargs.get("global_step")
+            return _after([counter.assign_add(1) for counter in counters if counter is not None], False)
 
-        return tf.cond(tf.equal(self.counter, 0), apply, count)
+        return tf.cond(is_last, apply, count)
+
+    def _initialized(self) -> list[Any]:
+        """Returns what a graph for sessions waits for: programs initialize global variables, and may forget these."""
+        if session_graph() is None:
+            return []
+        variables = [self.counter, *self.locally_aggregated_grads.values()]
+
+        def initialize() -> Any:
+            return tf.group(*[variable.assign(tf.zeros(variable.shape, variable.dtype)) for variable in variables])
+
+        return [tf.cond(self.counter.is_initialized(), tf.no_op, initialize)]
 
     def _dense(self, gradient: Any) -> Any:
         if not isinstance(gradient, tf.IndexedSlices):
@@ -121,9 +137,7 @@ class LocalGradientAggregationHelper:
 
     def _sum_of(self, index: int, dtype: Any, shape: Any) -> Any:
         if index not in self.locally_aggregated_grads:
-            with tf.init_scope():
-                zeros = tf.zeros(shape, dtype)
-                self.locally_aggregated_grads[index] = tf.Variable(zeros, trainable=False)
+            self.locally_aggregated_grads[index] = _local_variable(shape, dtype)
         return self.locally_aggregated_grads[index]
 
     def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
@@ -139,6 +153,20 @@ class LocalGradientAggregationHelper:
             gradients[index] = gradient
         passes = self.backward_passes_per_step if self.average_aggregated_gradients else 1
         return [divided(gradient, passes) for gradient in gradients]
+
+
+def _local_variable(shape: Any, dtype: Any) -> Any:
+    """Returns a variable of zeros that is in no checkpoint."""
+    collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
+    with tf.init_scope():
+        zeros = tf.zeros(shape, dtype)
+        return tf.compat.v1.Variable(zeros, trainable=False, use_resource=True, collections=collections)
+
+
+def _after(operations: Any, value: bool) -> Any:
+    """Returns ``value`` once ``operations`` are done, also in graphs that do not keep them in order."""
+    with tf.control_dependencies([each for each in tf.nest.flatten(operations) if each is not None]):
+        return tf.constant(value)
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):

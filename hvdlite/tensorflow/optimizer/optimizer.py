@@ -1,4 +1,4 @@
-"""Horovod's `DistributedOptimizer` of TensorFlow, which is that of Keras."""
+"""Horovod's `DistributedOptimizer` of TensorFlow: that of Keras, and one for optimizers of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import tensorflow as tf
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.adapter import Compressor
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensors.dtypes import Average
-from hvdlite.training.buckets import Groups
+from hvdlite.tensorflow.optimizer.reduction import GradientReduction
+from hvdlite.tensorflow.optimizer.tensorflow_1 import Steps, distributed
+from hvdlite.tensors.dtypes import Adasum, Average
+from hvdlite.training.buckets import Groups, merged
 
 
 def DistributedOptimizer(
@@ -31,16 +33,26 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes a Keras optimizer reduce its gradients over all ranks before it applies them, and returns it.
+    """Makes an optimizer, of Keras or of TensorFlow 1, reduce its gradients over all ranks before it applies them.
 
-    It is `hvdlite.keras.DistributedOptimizer` with the arguments in Horovod's order for TensorFlow. Raises ValueError
-    for an optimizer of TensorFlow 1.
+    A Keras optimizer is returned itself, as by `hvdlite.keras.DistributedOptimizer`, whose arguments these are in
+    Horovod's order for TensorFlow. For one of TensorFlow 1 another is returned, which shares its state and is of a
+    subclass of its class. There ``groups`` are a number of collectives, or lists of the variables that travel together;
+    ``backward_passes_per_step`` gradients are summed on their rank, in local variables, or averaged with
+    ``average_aggregated_gradients``, and reduced and applied once; and ``op=hvd.Adasum`` combines the steps that ranks
+    take on their own gradients. ``name``, ``use_locking`` and the devices are accepted for Horovod scripts.
+
+    Raises ValueError for invalid arguments.
     """
+    together = merged(groups, num_groups)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        raise ValueError(
-            "optimizers of TensorFlow 1 are not supported; use one of keras.optimizers, or "
-            "hvd.DistributedGradientTape and the optimizer as it is"
-        )
+        if op == Adasum and average_aggregated_gradients:
+            raise ValueError("average_aggregated_gradients does not go with op=hvd.Adasum, which reduces no gradients")
+        is_adasum = op == Adasum  # whose steps of local variables are those of their rank
+        how = compression, sparse_as_dense, op, gradient_predivide_factor, together, process_set
+        reduction = GradientReduction(*how, scales_local=scale_local_gradients and not is_adasum)
+        passes = backward_passes_per_step, average_aggregated_gradients
+        return distributed(optimizer, Steps(reduction, is_adasum, *passes, sparse_as_dense))
     of_keras = importlib.import_module("hvdlite.keras")  # on a floor above, and only needed here
     return of_keras.DistributedOptimizer(
         optimizer,
@@ -51,8 +63,7 @@ def DistributedOptimizer(
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
         average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
+        groups=together,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )

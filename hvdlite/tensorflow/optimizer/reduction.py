@@ -13,6 +13,7 @@ from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops.adapter import Compressor
 from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allreduce
+from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.tensors.dtypes import OP_NAMES, Average
 from hvdlite.training.buckets import Groups, in_buckets
 from hvdlite.training.explanations import ABSENT, explain
@@ -94,7 +95,7 @@ class GradientReduction:
 
 
 def _absent(variable: Any) -> Any:
-    dtype = tf.as_dtype(variable.dtype)
+    dtype = tf.as_dtype(variable.dtype).base_dtype
     return tf.zeros(ABSENT, dtype if dtype.is_floating or dtype.is_complex else tf.float32)
 
 
@@ -121,12 +122,13 @@ def _ordinal(group: Group, first: Any) -> int:
     """Returns the number of a list of variables by its first one: of those that were reduced here before it.
 
     So names are the same on all ranks that reduce the gradients of their models in one order for the first time,
-    however the framework has called the variables, and in graphs as in eager execution.
+    however the framework has called the variables, and in graphs as in eager execution. A graph for sessions may have
+    several reductions of one list, in no order, so each is a list of its own.
     """
     numbers, known = _ordinals.setdefault(group, (itertools.count(), {}))
     for key in [key for key, (place, _) in known.items() if place() is None]:
         del known[key]  # whose place in memory another variable may have
-    if id(first) not in known:
+    if id(first) not in known or session_graph() is not None:
         known[id(first)] = weakref.ref(first), next(numbers)
     return known[id(first)][1]
 
