@@ -156,11 +156,13 @@ class LocalGradientAggregationHelper:
 
 
 def _local_variable(shape: Any, dtype: Any) -> Any:
-    """Returns a variable of zeros that is in no checkpoint."""
+    """Returns a variable of zeros that is in no checkpoint, and has a name that changes none of the user's."""
     collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
     with tf.init_scope():
         zeros = tf.zeros(shape, dtype)
-        return tf.compat.v1.Variable(zeros, trainable=False, use_resource=True, collections=collections)
+        return tf.compat.v1.Variable(
+            zeros, trainable=False, use_resource=True, collections=collections, name="hvdlite_sum"
+        )
 
 
 def _after(operations: Any, value: bool) -> Any:

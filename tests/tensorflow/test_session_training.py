@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +15,9 @@ import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
+from tests.harness import process_ranks
+from tests.harness.forkserver import TENSORFLOW
+from tests.harness.patience import NEVER_SILENT
 from tests.harness.scenarios import Report, Scenarios
 
 scenario = Scenarios(ranks=[2, 3])
@@ -229,6 +234,7 @@ def passes_are_summed_and_counted_once_each() -> None:
             clipped = optimizer.compute_gradients(2 * own * weight, [weight])
             second = optimizer.apply_gradients([(tf.clip_by_value(g, -100.0, 100.0), v) for g, v in clipped])
             assert [each.op.name for each in v1.global_variables()] == ["weight", "other", "rows", "global_step"]
+            assert all(each.name.startswith("hvdlite_sum") for each in v1.local_variables())
             session.run(v1.global_variables_initializer())
             for passed in range(1, 7):
                 session.run(step)
@@ -391,6 +397,26 @@ def objects_need_no_session() -> None:
             assert hvd.allgather_object(hvd.rank(), session=session) == list(range(hvd.size()))
             assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
             assert len(session.graph.get_operations()) == before
+
+
+def train_until_lost() -> str:
+    hvd.init()
+    with tf.Graph().as_default():
+        weight = v1.get_variable("weight", initializer=1.0)
+        step = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1)).minimize(weight)
+        with v1.train.MonitoredSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)]) as session:
+            session.run(step)
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with pytest.raises(tf.errors.OpError, match="PeerLost: rank 1 .*was lost"):
+                session.run(step)
+    return type(hvd.last_error()).__name__
+
+
+def test_a_monitored_session_does_not_begin_again_when_a_rank_is_lost() -> None:
+    """It would without end for an `AbortedError`."""
+    outcomes = process_ranks(2, train_until_lost, server=TENSORFLOW, environ=NEVER_SILENT)
+    assert outcomes[0].result() == "PeerLost"
 
 
 def test_session_training(report: Report, name: str) -> None:
