@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -51,15 +51,17 @@ def session_graph() -> Any:
 def named_in(graph: Any, call: Call) -> Call:
     """Returns ``call`` with a name that no other call of a graph has: the same on all ranks that build the same graph.
 
-    Graphs are numbered as their first calls are built. A name that the user gives gets a number when it comes again.
+    Graphs are numbered as their first calls are built, for each process set, since ranks outside of one may build other
+    calls. A name that the user gives gets a number when it comes again.
     """
     arguments = dict(call.arguments)
     if "name" not in arguments:
         return call
-    number, counts = _names.get(graph) or _names.setdefault(graph, (next(_graph_numbers), Counter()))
+    of_sets, members = _names.setdefault(graph, {}), call.process_set
+    number, counts = of_sets.get(members) or of_sets.setdefault(members, (next(_graph_numbers[members]), Counter()))
     name = arguments["name"]
-    count = counts[name or call.form, call.process_set]
-    counts[name or call.form, call.process_set] += 1
+    count = counts[name or call.form]
+    counts[name or call.form] += 1
     if name is None:
         name = f"graph{number}.{call.form}.{count}"
     elif count:
@@ -67,8 +69,8 @@ def named_in(graph: Any, call: Call) -> Call:
     return call._replace(arguments=tuple({**arguments, "name": name}.items()))
 
 
-_graph_numbers: Final = itertools.count()
-_names: weakref.WeakKeyDictionary[Any, tuple[int, Counter[tuple[str, ProcessSet]]]] = weakref.WeakKeyDictionary()
+_graph_numbers: Final[defaultdict[ProcessSet, Iterator[int]]] = defaultdict(itertools.count)
+_names: weakref.WeakKeyDictionary[Any, dict[ProcessSet, tuple[int, Counter[str]]]] = weakref.WeakKeyDictionary()
 
 
 def is_saving() -> bool:
