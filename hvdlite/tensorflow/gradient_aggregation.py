@@ -1,24 +1,17 @@
-"""``horovod.tensorflow.gradient_aggregation``: sums of gradients on a rank, which are reduced every few passes.
-
-Optimizers of TensorFlow 1 need it; those of Keras have ``gradient_accumulation_steps``.
-"""
+"""``horovod.tensorflow.gradient_aggregation``: what Horovod's optimizers are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import tensorflow as tf
+from typing import Any
 
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.adapter import Compressor
-from hvdlite.tensorflow.autograph import converted
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.operation.graphs import session_graph
-from hvdlite.tensorflow.optimizer.reduction import GradientReduction, divided
+from hvdlite.tensorflow.optimizer.passes import LocalGradientAggregationHelper
+from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 from hvdlite.tensors.dtypes import Average
 from hvdlite.training.buckets import Groups
-from hvdlite.training.peers import group_with_peers
 
 
 def _make_allreduce_grads_fn(
@@ -35,140 +28,6 @@ def _make_allreduce_grads_fn(
     """Returns a function of gradients and their variables, which reduces them over all ranks."""
     how = compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set
     return GradientReduction(*how, scales_local=True)
-
-
-class LocalGradientAggregationHelper:
-    """Adds up the gradients of ``backward_passes_per_step`` passes and hands them to ``allreduce_func`` together.
-
-    That takes gradients and variables. With ``average_aggregated_gradients`` its results are divided by the number of
-    passes. It works eagerly and inside `tf.function`. ``rank``, ``optimizer_type`` and ``name`` are accepted for
-    Horovod scripts. Raises ValueError for sparse gradients unless ``sparse_as_dense`` is set.
-    """
-
-    _OPTIMIZER_TYPE_KERAS: Final = "optimizer_type_keras"
-    _OPTIMIZER_TYPE_LEGACY: Final = "optimizer_type_legacy"
-
-    def __init__(
-        self,
-        backward_passes_per_step: int,
-        allreduce_func: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
-        sparse_as_dense: bool,
-        average_aggregated_gradients: bool,
-        rank: int | None = None,
-        optimizer_type: str | None = None,
-        process_set: ProcessSet = global_process_set,
-        scale_local_gradients: bool = True,
-        name: str = "",
-    ) -> None:
-        """Raises ValueError unless ``backward_passes_per_step`` is positive."""
-        if backward_passes_per_step <= 0:
-            raise ValueError(f"backward_passes_per_step must be positive, got {backward_passes_per_step}")
-        self.backward_passes_per_step = backward_passes_per_step
-        self.average_aggregated_gradients = average_aggregated_gradients
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
-        self.scale_local_gradients = scale_local_gradients
-        self.locally_aggregated_grads: dict[int, Any] = {}
-        self.counter = _local_variable((), tf.int32)
-        self._allreduce = allreduce_func
-        self._local: list[Any] = []
-
-    def register_local_var(self, var: Any) -> None:
-        """Keeps the gradient of ``var`` on its rank."""
-        self._local.append(var)
-
-    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Adds ``grads`` of ``vars`` to the sums, and returns those: every few passes reduced, and then cleared."""
-        dense = [self._dense(gradient) for gradient in grads]
-        present = [index for index, gradient in enumerate(dense) if gradient is not None]
-        sums = [self._sum_of(index, dense[index].dtype, vars[index].shape) for index in present]
-        with tf.control_dependencies(self._initialized()):
-            added = [total.assign_add(dense[index]) for total, index in zip(sums, present, strict=True)]
-        with tf.control_dependencies(added):
-            is_last = tf.equal(self.counter.assign_add(1).read_value(), self.backward_passes_per_step)
-
-        def reduce() -> list[Any]:
-            found = self._reduced([total.read_value() for total in sums], [vars[index] for index in present])
-            with tf.control_dependencies(found):
-                cleared = [total.assign(tf.zeros_like(total)) for total in self.locally_aggregated_grads.values()]
-                cleared.append(self.counter.assign(0))
-            with tf.control_dependencies(cleared):
-                return [tf.identity(each) for each in found]
-
-        results = tf.cond(is_last, reduce, lambda: [total.read_value() for total in sums]) if sums else []
-        by_index = dict(zip(present, results if isinstance(results, (list, tuple)) else [results], strict=True))
-        return [by_index.get(index) for index in range(len(dense))]
-
-    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls ``apply_grads_closure`` in the pass in which gradients were reduced, and else counts an iteration.
-
-        ``args`` begin with the pairs of gradients and variables. The variable ``global_step`` counts all passes.
-        """
-        pairs = args[0] if args else ()
-        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
-            is_last = tf.equal(self.counter.read_value(), 0)
-
-        def apply() -> Any:
-            return _after(converted(apply_grads_closure)(), True)
-
-        def count() -> Any:
-            counters = getattr(optimizer, "iterations", None), kwargs.get("global_step")
-            return _after([counter.assign_add(1) for counter in counters if counter is not None], False)
-
-        return tf.cond(is_last, apply, count)
-
-    def _initialized(self) -> list[Any]:
-        """Returns what a graph for sessions waits for: programs initialize global variables, and may forget these."""
-        if session_graph() is None:
-            return []
-        variables = [self.counter, *self.locally_aggregated_grads.values()]
-
-        def initialize() -> Any:
-            return tf.group(*[variable.assign(tf.zeros(variable.shape, variable.dtype)) for variable in variables])
-
-        return [tf.cond(self.counter.is_initialized(), tf.no_op, initialize)]
-
-    def _dense(self, gradient: Any) -> Any:
-        if not isinstance(gradient, tf.IndexedSlices):
-            return gradient
-        if not self.sparse_as_dense:
-            raise ValueError("tf.IndexedSlices cannot be added up here; pass sparse_as_dense=True")
-        return tf.convert_to_tensor(gradient)
-
-    def _sum_of(self, index: int, dtype: Any, shape: Any) -> Any:
-        if index not in self.locally_aggregated_grads:
-            self.locally_aggregated_grads[index] = _local_variable(shape, dtype)
-        return self.locally_aggregated_grads[index]
-
-    def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        local = {id(variable) for variable in self._local}
-        shared = [index for index, variable in enumerate(variables) if id(variable) not in local]
-        reduced = converted(self._allreduce)(
-            [gradients[index] for index in shared], [variables[index] for index in shared]
-        )
-        group = group_with_peers(self.process_set)
-        if group is not None and self.scale_local_gradients:
-            gradients = [divided(gradient, group.size) for gradient in gradients]
-        for index, gradient in zip(shared, reduced, strict=True):
-            gradients[index] = gradient
-        passes = self.backward_passes_per_step if self.average_aggregated_gradients else 1
-        return [divided(gradient, passes) for gradient in gradients]
-
-
-def _local_variable(shape: Any, dtype: Any) -> Any:
-    """Returns a variable of zeros that is in no checkpoint, and has a name that changes none of the user's."""
-    collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-    with tf.init_scope():
-        zeros = tf.zeros(shape, dtype)
-        return tf.compat.v1.Variable(
-            zeros, trainable=False, use_resource=True, collections=collections, name="hvdlite_sum"
-        )
-
-
-def _after(operations: Any, value: bool) -> Any:
-    """Returns ``value`` once ``operations`` are done, also in graphs that do not keep them in order."""
-    with tf.control_dependencies([each for each in tf.nest.flatten(operations) if each is not None]):
-        return tf.constant(value)
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):

@@ -198,6 +198,24 @@ def gradients_that_are_none_sparse_or_local() -> None:
 
 
 @scenario
+def an_optimizer_of_a_process_set_and_one_outside_of_it() -> None:
+    ranks = [0, hvd.size() - 1] if hvd.size() > 2 else [0]
+    chosen = hvd.add_process_set(ranks)
+    members = ranks if chosen.included() else [hvd.rank()]
+    for passes in (1, 2):
+        with new_session() as session:
+            weight = v1.get_variable("weight", initializer=0.0)
+            sgd = v1.train.GradientDescentOptimizer(1.0)
+            optimizer = hvd.DistributedOptimizer(sgd, process_set=chosen, backward_passes_per_step=passes)
+            step = optimizer.minimize(-weight * hvd.rank())
+            session.run(v1.global_variables_initializer())
+            for _ in range(2):
+                session.run(step)
+            assert session.run(weight) == pytest.approx(2 * np.mean(members))
+    hvd.remove_process_set(chosen)
+
+
+@scenario
 def adasum_combines_the_steps_of_ranks() -> None:
     own = hvd.rank() + 1.0
     combined = hvd.allreduce(tf.constant([-own, 0.5]), op=hvd.Adasum).numpy()

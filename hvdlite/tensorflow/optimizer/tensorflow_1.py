@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from hvdlite.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from hvdlite.tensorflow.operation.graphs import session_graph
+from hvdlite.tensorflow.optimizer.passes import LocalGradientAggregationHelper
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
 
 Pairs = Sequence[tuple[Any, Any]]
