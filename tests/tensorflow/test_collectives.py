@@ -1,4 +1,4 @@
-"""The collectives on tensors of TensorFlow, eager and in graphs on both routes, at 1 to 4 ranks."""
+"""The collectives on tensors of TensorFlow, eager, in graphs on both routes and in sessions, at 1 to 3 ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 import hvdlite.tensorflow as hvd
 from hvdlite.tensorflow.operation.binding import DTYPES
 from tests.harness.scenarios import Report, Scenarios
-from tests.tensorflow.ways import GRAPHS, WAYS, assert_close, compiled, eagerly
+from tests.tensorflow.ways import ALL_WAYS, GRAPHS, WAYS, assert_close, compiled, eagerly, in_session
 
 INTEGERS = (tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64)
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -52,7 +52,7 @@ def allreduce_of_every_dtype_op_and_shape() -> None:
     def reduce_all(*tensors: Any) -> Any:
         return [hvd.allreduce(tensor, op=case[0]) for case, tensor in zip(cases, tensors, strict=True)]
 
-    for way in WAYS:
+    for way in ALL_WAYS:
         for (op, shape, dtype), result in zip(cases, way(reduce_all, *inputs), strict=True):
             assert_close(result, reduced(op, shape, dtype))
 
@@ -64,7 +64,7 @@ def grouped_allreduce_of_tensors_of_several_dtypes() -> None:
     def reduce_all(*tensors: Any) -> Any:
         return hvd.grouped_allreduce(tensors, op=hvd.Sum, name="several")
 
-    for way in WAYS:
+    for way in ALL_WAYS:
         for tensor, result in zip(inputs, way(reduce_all, *inputs), strict=True):
             assert_close(result, reduced(hvd.Sum, (3, 2), tensor.dtype))
         assert list(way(lambda: hvd.grouped_allreduce([]))) == []
@@ -74,13 +74,13 @@ def grouped_allreduce_of_tensors_of_several_dtypes() -> None:
 def scaled_and_compressed() -> None:
     own = sample(hvd.rank(), (6,), tf.float32)
     total = reduced(hvd.Sum, (6,), tf.float32)
-    for way in WAYS:
-        scaled = way(lambda: hvd.allreduce(own, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0))
+    for way in ALL_WAYS:
+        scaled = way(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), own)
         assert_close(scaled, 2 * total)
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
-            both = way(lambda of=compression: hvd.grouped_allreduce([own, own], op=hvd.Sum, compression=of))
+            both = way(lambda x, of=compression: hvd.grouped_allreduce([x, x], op=hvd.Sum, compression=of), own)
             assert_close(both[1], total)
-            assert_close(way(lambda of=compression: hvd.allreduce(own, op=hvd.Sum, compression=of)), total)
+            assert_close(way(lambda x, of=compression: hvd.allreduce(x, op=hvd.Sum, compression=of), own), total)
 
 
 @scenario
@@ -126,7 +126,7 @@ def autograph_rewrites_a_compressor_of_the_user_and_nothing_of_hvdlite() -> None
 def allgather_of_every_dtype() -> None:
     dtypes = INTEGERS + FLOATS + OTHERS
     own = [sample(hvd.rank(), (hvd.rank(), 2), dtype) for dtype in dtypes]
-    for way in WAYS:
+    for way in ALL_WAYS:
         results = way(lambda *tensors: [hvd.allgather(tensor) for tensor in tensors], *own)
         for dtype, result in zip(dtypes, results, strict=True):
             assert_close(result, tf.concat([sample(rank, (rank, 2), dtype) for rank in range(hvd.size())], 0))
@@ -135,7 +135,7 @@ def allgather_of_every_dtype() -> None:
 @scenario
 def grouped_allgather_of_unequal_rows() -> None:
     parts = [sample(rank, (2 * rank + 1, 3), tf.int32) for rank in range(hvd.size())]
-    for way in WAYS:
+    for way in ALL_WAYS:
         first, second = way(lambda x: hvd.grouped_allgather([x, tf.cast(x, tf.float64)]), parts[hvd.rank()])
         assert_close(first, tf.concat(parts, 0))
         assert_close(second, tf.cast(tf.concat(parts, 0), tf.float64))
@@ -149,7 +149,7 @@ def broadcast_of_every_dtype_from_every_root() -> None:
     def broadcast_all(*tensors: Any) -> Any:
         return [hvd.broadcast(tensor, root) for tensor, (root, _) in zip(tensors, cases, strict=True)]
 
-    for way in WAYS:
+    for way in ALL_WAYS:
         for (root, dtype), result in zip(cases, way(broadcast_all, *own), strict=True):
             assert_close(result, sample(root, (4, 2), dtype))
 
@@ -168,7 +168,7 @@ def dtypes_of_a_byte_and_less_are_moved_and_not_reduced() -> None:
             exchanged, _ = hvd.alltoall(own, [1] + [0] * (hvd.size() - 1))
             return hvd.allgather(own), everything, hvd.broadcast(first, hvd.size() - 1), exchanged
 
-        for way in WAYS:
+        for way in ALL_WAYS:
             gathered, everything, received, exchanged = way(move, own, first)
             assert {each.dtype for each in (gathered, everything, received, exchanged)} == {tf.as_dtype(name)}
             for each in (gathered, everything):
@@ -176,7 +176,7 @@ def dtypes_of_a_byte_and_less_are_moved_and_not_reduced() -> None:
             np.testing.assert_array_equal(received.numpy(), parts[-1])
             assert len(exchanged) == (hvd.size() if hvd.rank() == 0 else 0)
             with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"{name} is not supported by allr"):
-                way(lambda own=own: hvd.allreduce(own))
+                way(hvd.allreduce, own)
 
 
 @scenario
@@ -185,7 +185,7 @@ def alltoall_with_and_without_splits() -> None:
     every = [tf.range(2 * hvd.size()) + 100 * rank for rank in range(hvd.size())]
     splits = [rank % 2 + hvd.rank() % 2 for rank in range(hvd.size())]
     begin = sum(rank % 2 for rank in range(hvd.rank()))
-    for way in WAYS:
+    for way in ALL_WAYS:
         assert_close(way(hvd.alltoall, own), tf.concat([each[2 * hvd.rank() :][:2] for each in every], 0))
         received, rows = way(hvd.alltoall, own, tf.constant(splits))
         counts = [hvd.rank() % 2 + rank % 2 for rank in range(hvd.size())]
@@ -204,7 +204,7 @@ def reducescatter_of_unequal_rows() -> None:
     own = sample(hvd.rank(), (rows, 2), tf.float32)
     begin = 0 if hvd.rank() == 0 else 3 + 2 * (hvd.rank() - 1)
     part = total[begin : begin + (3 if hvd.rank() == 0 else 2)]
-    for way in WAYS:
+    for way in ALL_WAYS:
         assert_close(way(lambda x: hvd.reducescatter(x, op=hvd.Sum), own), part)
         for each in way(lambda x: hvd.grouped_reducescatter([x, x], op=hvd.Sum), own):
             assert_close(each, part)
@@ -220,7 +220,7 @@ def shapes_are_known_while_a_graph_is_built() -> None:
         seen.extend(result.shape.as_list() for result in results)
         return results
 
-    for way in GRAPHS:
+    for way in (*GRAPHS, in_session):
         way(look, tf.zeros((hvd.size(), 3)))
         assert seen[-4:] == [[hvd.size(), 3], [hvd.size(), 3], [None, 3], [None, 3]]
 

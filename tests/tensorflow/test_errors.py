@@ -14,7 +14,7 @@ import tensorflow as tf
 import hvdlite.tensorflow as hvd
 from hvdlite.errors import PeerLost
 from hvdlite.tensorflow.errors import in_both
-from hvdlite.tensorflow.operation import route, running
+from hvdlite.tensorflow.operation import numpy_functions, running
 from tests.harness.scenarios import Report, Scenarios
 from tests.tensorflow.ways import GRAPHS, WAYS, by_numpy, compiled, eagerly, through
 
@@ -310,12 +310,6 @@ def what_is_vectorized_refuses_collectives() -> None:
         assert way(lambda: derivative(False)).numpy().tolist() == [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]
 
 
-@scenario
-def graphs_of_tensorflow_1_refuse_collectives() -> None:
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"TensorFlow 1; put them into a tf\.function"):
-        hvd.allreduce(tf.ones(2))
-
-
 def test_errors(report: Report, name: str) -> None:
     assert report[name] == ""
 
@@ -367,9 +361,10 @@ def test_a_graph_outlives_its_session(choice: str) -> None:
 
 def test_a_tensorflow_that_hides_its_c_api_and_copies_arrays_reduces_and_says_what_failed() -> None:
     hvd.init()
-    with mock.patch.multiple(route, failing=lambda: None, _keeps_arrays=lambda: False):
-        nodes = route.NumpyFunctions()
-    with mock.patch.object(running, "route", return_value=nodes):
+    with mock.patch.object(numpy_functions, "failing", return_value=None):
+        nodes = numpy_functions.NumpyFunctions()
+    copies = mock.patch.object(numpy_functions, "_keeps_arrays", return_value=False)
+    with copies, mock.patch.object(running, "route", return_value=nodes):
         function = tf.function(lambda: hvd.allreduce(3.0))
         assert float(function()) == 3.0
     hvd.shutdown()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from tests.harness.scenarios import Report, Scenarios
-from tests.tensorflow.ways import WAYS, assert_close
+from tests.tensorflow.ways import ALL_WAYS, assert_close
 
 scenario = Scenarios(ranks=[1, 2, 3])
 
@@ -41,7 +41,7 @@ def all_weights(shape: Any) -> list[Any]:
 @scenario
 def of_allreduce() -> None:
     average = sum(all_weights((2, 2))) / hvd.size()
-    for way in WAYS:
+    for way in ALL_WAYS:
         assert_close(gradient_of(hvd.allreduce, way, 2), average)
         total = gradient_of(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, name="a"), way, 2)
         assert_close(total, 0.5 * hvd.size() * average)
@@ -56,7 +56,7 @@ def of_allgather() -> None:
     begin = sum(rank + 1 for rank in range(hvd.rank()))
     shape = (sum(rank + 1 for rank in range(hvd.size())), 2)
     average = sum(all_weights(shape)) / hvd.size()
-    for way in WAYS:
+    for way in ALL_WAYS:
         own = gradient_of(hvd.allgather, way, hvd.rank() + 1)
         assert_close(own, average[begin : begin + hvd.rank() + 1])
         both = gradient_of(lambda x: hvd.grouped_allgather([x, tf.cast(x, tf.int32)])[0], way, hvd.rank() + 1)
@@ -66,7 +66,7 @@ def of_allgather() -> None:
 @scenario
 def of_broadcast() -> None:
     average = sum(all_weights((2, 2))) / hvd.size()
-    for way in WAYS:
+    for way in ALL_WAYS:
         own = gradient_of(lambda x: hvd.broadcast(x, root_rank=0), way, 2)
         assert_close(own, average if hvd.rank() == 0 else tf.zeros((2, 2)))
 
@@ -77,7 +77,7 @@ def of_alltoall() -> None:
     splits = [1] * hvd.size()
     place = hvd.rank()
     expected = [each[place] for each in all_weights((hvd.size(), 2))] + [tf.zeros(2)]
-    for way in WAYS:
+    for way in ALL_WAYS:
         own = gradient_of(lambda x: hvd.alltoall(x, splits=splits)[0], way, hvd.size() + 1)
         assert_close(own, tf.stack(expected))
         even = gradient_of(hvd.alltoall, way, hvd.size())
@@ -88,7 +88,7 @@ def of_alltoall() -> None:
 def of_reducescatter() -> None:
     for op, scale in ((hvd.Average, 1.0), (hvd.Sum, float(hvd.size()))):
         expected = tf.concat([scale * each for each in all_weights((1, 2))], 0)
-        for way in WAYS:
+        for way in ALL_WAYS:
             assert_close(gradient_of(lambda x, op=op: hvd.reducescatter(x, op=op), way, hvd.size()), expected)
             grouped = gradient_of(lambda x, op=op: hvd.grouped_reducescatter([x], op=op)[0], way, hvd.size())
             assert_close(grouped, expected)
@@ -111,7 +111,7 @@ def of_a_gradient() -> None:
 
 @scenario
 def there_is_none_through_a_maximum() -> None:
-    for way in WAYS:
+    for way in ALL_WAYS:
         with pytest.raises(RuntimeError, match=r"no gradient through op Max; use hvd\.Sum or hvd\.Average"):
             gradient_of(lambda x: hvd.allreduce(x, op=hvd.Max), way, 2)
 

@@ -1,4 +1,4 @@
-"""The ways in which a collective of TensorFlow runs: eager, and in a graph on either route."""
+"""The ways in which a collective of TensorFlow runs: eager, in a graph on either route, and in a session."""
 
 from __future__ import annotations
 
@@ -41,8 +41,20 @@ def by_numpy(function: Callable[..., Any], *arguments: Any) -> Any:
         return tf.function(function)(*arguments)
 
 
+def in_session(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs it in a graph of TensorFlow 1."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        fed = [tf.compat.v1.placeholder(each.dtype, each.shape) for each in arguments]
+        built = function(*fed)
+        session.run(tf.compat.v1.global_variables_initializer())
+        found = session.run(built, dict(zip(fed, (each.numpy() for each in arguments), strict=True)))
+    return tf.nest.map_structure(lambda value, tensor: tf.constant(value, tensor.dtype), found, built)
+
+
 GRAPHS: Sequence[Way] = (compiled, by_numpy)
 WAYS: Sequence[Way] = (eagerly, *GRAPHS)
+ALL_WAYS: Sequence[Way] = (*WAYS, in_session)
+"""With the one for functions that get all tensors as arguments, and no variables."""
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float | None = None) -> None:

@@ -90,8 +90,10 @@ def _of_allgather(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradie
 def _of_broadcast(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
     """Averages over ranks on the root; zeros elsewhere."""
     averages = cross("grouped_allreduce", gradients, only_for=rank(), op=Average, **_meeting(call))
-    is_root = dict(call.arguments)["root_rank"] == rank()
-    return averages if is_root else [tf.zeros_like(average) for average in averages]
+    if dict(call.arguments)["root_rank"] == rank():
+        return averages
+    with tf.control_dependencies(averages):  # a session leaves out what the zeros do not need
+        return [tf.zeros_like(average) for average in averages]
 
 
 def _of_alltoall(call: Call, inputs: Sequence[Any], rows: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:

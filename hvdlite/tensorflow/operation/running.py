@@ -54,7 +54,7 @@ def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
     outer, dtypes = session_graph(), _dtypes_of(call, tensors)
     results = _in_function(call, tensors, dtypes, graph) if outer is None else _in_session(call, tensors, dtypes, outer)
     if not dtypes:  # then it is a node without outputs
-        return [] if outer is None else [results]
+        return [results] if outer is not None and call.is_meeting else []
     for result, shape in zip(results, _shapes_of(call, tensors), strict=True):
         result.set_shape(shape)
     return list(results)

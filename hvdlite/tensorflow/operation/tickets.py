@@ -48,7 +48,8 @@ class Queue:
 
     def __init__(self) -> None:
         with context.eager_mode():
-            name = f"hvdlite.{next(_queue_numbers)}"
+            # TensorFlow says the name to whoever looks for it in a session.
+            name = f"hvdlite {next(_queue_numbers)}, of functions that were traced in eager execution"
             self.handle = tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=name)
             self.serialized: bytes = tf.raw_ops.SerializeTensor(tensor=self.handle).numpy()
 
@@ -60,6 +61,10 @@ class Queue:
             options = tf.data.Options()
             options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
             return OwnedIterator(taken.with_options(options))
+
+    @property
+    def has_iterator(self) -> bool:
+        return "iterator" in self.__dict__
 
     def put(self) -> None:
         with context.eager_mode():
@@ -127,8 +132,9 @@ def give_up(number: int) -> None:
     ticket = _tickets.pop(number, None)
     if ticket is None:
         return
-    if ticket.give_up():
-        ticket.queue.destroy()  # the news may be in it
+    has_news = ticket.give_up()
+    if has_news or ticket.queue.has_iterator:  # which a run that fails elsewhere has cancelled for good
+        ticket.queue.destroy()
     else:
         _free.append(ticket.queue)
 
