@@ -39,14 +39,18 @@ KERAS_PIP := $(KERAS_VENV)/bin/python -m pip --disable-pip-version-check install
 ENGINES_VENV ?= .venv-engines
 ENGINES_PIP := $(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-engines.txt
 
+# Programs that were written for Horovod, on top of Keras's environment.
+PROGRAMS_VENV ?= .venv-programs
+PROGRAMS_PIP := $(PROGRAMS_VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints-programs.txt
+
 # Tests with an environment of their own, and those with a target of their own.
-OTHER_FRAMEWORKS := tests/keras tests/tensorflow
+OTHER_FRAMEWORKS := tests/keras tests/programs tests/tensorflow
 FAMILIES := tests/compiled tests/engines tests/faults tests/gpu tests/hosts tests/house tests/observe $(OTHER_FRAMEWORKS)
 RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -103,6 +107,14 @@ test-tensorflow: export PYTHONDONTWRITEBYTECODE =
 test-tensorflow: $(TENSORFLOW_VENV)/.for-tests native ## run the tests of TensorFlow, in an environment of their own
 	@$(SAY) 'running the tests of TensorFlow: about four minutes on two cores'
 	$(TENSORFLOW_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/tensorflow
+
+test-programs: $(PROGRAMS_VENV)/.for-tests native ## run DeePMD-kit, DeepXDE and some tests of pytorch-ignite, in an environment of their own
+	@$(SAY) 'running programs that were written for Horovod: about two minutes on two cores'
+	$(PROGRAMS_VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS) tests/programs
+
+test-ignite: $(PROGRAMS_VENV)/.for-ignite native ## run all of pytorch-ignite's own tests of Horovod
+	@$(SAY) 'running the tests of pytorch-ignite: about half an hour on two cores'
+	$(PROGRAMS_VENV)/bin/python -m tests.programs.ignite $(PYTEST_ARGS) tests/ignite
 
 test-busy: export PYTHONDONTWRITEBYTECODE =
 test-busy: $(VENV)/.for-development native ## run all tests but those of other frameworks while other processes keep the cores busy
@@ -216,4 +228,16 @@ $(ENGINES_VENV)/.for-tests: $(REQUIREMENTS) constraints-engines.txt
 	$(ENGINES_PIP) 'setuptools>=77' wheel
 	$(ENGINES_PIP) 'ray[train]' pyspark distributed kubernetes-validate jsonschema --no-build-isolation --editable '.[torch,examples,test]'
 	$(call ON_PATH,$(ENGINES_VENV)/bin)
+	@touch $@
+
+# The installed environment below counts for pip, so only the programs themselves are fetched.
+$(PROGRAMS_VENV)/.for-tests: $(KERAS_VENV)/.for-tests constraints-programs.txt
+	@$(SAY) 'installing DeePMD-kit, DeepXDE and pytorch-ignite in $(PROGRAMS_VENV): half a minute, once'
+	test -x $(PROGRAMS_VENV)/bin/python || $(KERAS_VENV)/bin/python -m venv $(PROGRAMS_VENV)
+	$(KERAS_VENV)/bin/python -m tests.programs.below $(PROGRAMS_VENV)
+	$(PROGRAMS_PIP) deepmd-kit deepxde mpi4py pytorch-ignite
+	@touch $@
+
+$(PROGRAMS_VENV)/.for-ignite: $(PROGRAMS_VENV)/.for-tests
+	$(PROGRAMS_PIP) dill nltk scikit-image
 	@touch $@

@@ -58,11 +58,14 @@ def inside_hvdrun(ranks: int, command: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks), *command]
 
 
-def start(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Starts a job; `lines` waits for it."""
+def start(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, folder: Path | None = None
+) -> subprocess.Popen[str]:
+    """Starts a job, in ``folder`` if there is one; `lines` waits for it."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(environ or {})}
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
     )
 
 
