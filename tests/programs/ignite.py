@@ -20,7 +20,7 @@ from tests.programs.below import put_below
 
 SOURCES = "pytorch-ignite==0.5.5 --hash=sha256:2c14de75c939a3cc06d2e7de00b1e0a261917ef9bd874dac2e69d789dfa9cc64"
 HOROVODRUN = """#!/bin/sh
-exec "$(dirname "$0")/python" -m hvdlite.launcher.cli --horovod-compat "$@"
+exec "$(dirname "$0")/python" -m hvdlite.launcher.cli "$@"
 """
 
 

@@ -13,7 +13,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 def hvdrun(ranks: int, *options: str) -> list[str]:
     """The command of hvdrun for ``ranks`` ranks, up to the program and its arguments."""
-    return [sys.executable, "-m", "hvdlite.launcher.cli", "--horovod-compat", "-np", str(ranks), *options]
+    return [sys.executable, "-m", "hvdlite.launcher.cli", "-np", str(ranks), *options]
 
 
 def run(command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None) -> str:
