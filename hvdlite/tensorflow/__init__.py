@@ -48,6 +48,7 @@ from hvdlite.tensorflow.functions import (  # type: ignore[assignment]
     broadcast_object_fn as broadcast_object_fn,
     broadcast_variables as broadcast_variables,
 )
+from hvdlite.tensorflow.operation.route import know_operations as _know_operations
 from hvdlite.tensorflow.optimizer.optimizer import DistributedOptimizer as DistributedOptimizer
 from hvdlite.tensorflow.optimizer.tape import (
     DistributedGradientTape as DistributedGradientTape,
@@ -71,6 +72,7 @@ _MODULES = {
 }
 _publish(__name__, _LATER)
 _leave_out_all()
+_know_operations()
 
 
 def __getattr__(name: str) -> _Any:

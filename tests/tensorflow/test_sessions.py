@@ -144,7 +144,8 @@ def graphs_and_sessions_in_threads() -> None:
 @scenario
 def names_that_come_again_are_numbered() -> None:
     with tf.Graph().as_default():
-        sums = [hvd.allreduce(tf.constant(hvd.rank() + number), name="again", op=hvd.Sum) for number in (0, 10, 20)]
+        names = {0: "again", 10: "again", 20: "again.1"}
+        sums = [hvd.allreduce(tf.constant(hvd.rank() + add), name=name, op=hvd.Sum) for add, name in names.items()]
         with session() as running:
             found = running.run(sums if hvd.rank() % 2 else sums[::-1])
             ranks = sum(range(hvd.size()))
@@ -209,6 +210,11 @@ def functions_run_in_a_graph_and_not_those_of_eager_execution() -> None:
         called = function(tf.constant(2.0))
         with session() as running:
             assert running.run(called) == 2.0 * hvd.size()
+        again = function(tf.constant(3.0))
+        with session() as running:
+            error = raised(running.run, [called, again])
+            assert isinstance(error, tf.errors.InvalidArgumentError)
+            assert "calls a tf.function with a collective 2 times" in str(error)
     if not tf.executing_eagerly():
         return
     traced = function.get_concrete_function(tf.TensorSpec([]))

@@ -65,12 +65,58 @@ def named_in(graph: Any, call: Call) -> Call:
     if name is None:
         name = f"graph{number}.{call.form}.{count}"
     elif count:
+        while f"{name}.{count}" in counts:
+            count += 1
         name = f"{name}.{count}"
+        counts[name] += 1
     return call._replace(arguments=tuple({**arguments, "name": name}.items()))
 
 
 _graph_numbers: Final[defaultdict[ProcessSet, Iterator[int]]] = defaultdict(itertools.count)
 _names: weakref.WeakKeyDictionary[Any, dict[ProcessSet, tuple[int, Counter[str]]]] = weakref.WeakKeyDictionary()
+
+
+def note_function(text: str, graph: Any) -> None:
+    """Notes that the call of ``text`` (see `encoded`) is in a function that a ``graph`` for sessions calls."""
+    if tf.compat.v1.get_default_graph() is not graph:
+        key = text.encode()
+        _in_functions[key] = weakref.ref(graph, lambda _: _in_functions.pop(key, None)), -1, 0
+
+
+def refuse_repeated(text: bytes) -> None:
+    """Raises ValueError if a session would run the call of ``text`` in several places of its graph, all by one name."""
+    if text not in _in_functions:
+        return
+    reference, version, places = _in_functions[text]
+    graph = reference()
+    if graph is not None and graph.version != version:
+        places = _places_of(text, graph.as_graph_def())
+        _in_functions[text] = reference, graph.version, places
+    if places > 1:
+        raise ValueError(
+            f"a graph of TensorFlow 1 calls a tf.function with a collective {places} times, which may run in another "
+            "order on each rank; call the Python function, function.python_function(...), in the graph"
+        )
+
+
+def _places_of(text: bytes, graph: Any) -> int:
+    functions = {each.signature.name: each.node_def for each in graph.library.function}
+
+    @cache
+    def places_in(function: str) -> int:
+        return count(functions.get(function, ()))
+
+    def count(nodes: Any) -> int:
+        return sum(
+            (node.op == "Const" and text in node.attr["value"].tensor.string_val)
+            + sum(map(places_in, _functions_of(node)))
+            for node in nodes
+        )
+
+    return count(graph.node)
+
+
+_in_functions: Final[dict[bytes, tuple[Any, int, int]]] = {}
 
 
 def is_saving() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -15,6 +16,7 @@ from hvdlite.session import current, local_rank
 from hvdlite.settings import cache_home
 from hvdlite.tensorflow.operation.binding import CompiledKernels
 from hvdlite.tensorflow.operation.compiling import CannotCompile, library
+from hvdlite.tensorflow.operation.failing import failing
 from hvdlite.tensorflow.operation.numpy_functions import NumpyFunctions
 
 _choosing: Final = threading.Lock()  # TensorFlow ends a process that registers an operation twice
@@ -31,6 +33,13 @@ class Route(Protocol):
 
         With its queue in ``queues`` it is in no order with nodes that do not need the results.
         """
+
+
+def know_operations() -> None:
+    """Lets TensorFlow load graphs of other processes, which have operations of either route, where it can."""
+    failing()
+    with _choosing, suppress(CannotCompile, OSError, tf.errors.OpError):  # which `route` tells who needs them
+        _compiled()
 
 
 def route() -> Route:

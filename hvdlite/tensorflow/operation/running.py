@@ -15,7 +15,7 @@ from hvdlite.ops.handles import run as run_handle
 from hvdlite.tensorflow.errors import in_both, remember
 from hvdlite.tensorflow.operation.binding import DTYPES
 from hvdlite.tensorflow.operation.calls import ARRAYS, Call, encoded
-from hvdlite.tensorflow.operation.graphs import SCOPE, named_in, refuse_other_graphs, session_graph
+from hvdlite.tensorflow.operation.graphs import SCOPE, named_in, note_function, refuse_other_graphs, session_graph
 from hvdlite.tensorflow.operation.numpy_functions import SESSION_FUNCTIONS
 from hvdlite.tensorflow.operation.route import route
 from hvdlite.tensorflow.operation.tickets import NEWS, give_up_ended
@@ -85,8 +85,10 @@ def _in_session(call: Call, tensors: Sequence[Any], dtypes: Sequence[Any], graph
 
     So the call has a name that no other one of the graph has.
     """
+    text = encoded(named_in(graph, call))
+    note_function(text, graph)
     with tf.name_scope(f"{SCOPE}{call.form}"):
-        ticket = SESSION_FUNCTIONS.start(encoded(named_in(graph, call)), tensors)
+        ticket = SESSION_FUNCTIONS.start(text, tensors)
         return SESSION_FUNCTIONS.finish(ticket, SESSION_FUNCTIONS.wait(ticket), dtypes)
 
 

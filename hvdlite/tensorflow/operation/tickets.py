@@ -29,6 +29,7 @@ from hvdlite.negotiation.handle import Handle
 from hvdlite.ops import GroupHandle, abandon, synchronize
 from hvdlite.tensorflow.errors import in_both, remember
 from hvdlite.tensorflow.operation.calls import Call, Tensors, decoded, submit
+from hvdlite.tensorflow.operation.graphs import refuse_repeated
 
 NEWS: Final = [tf.bool]
 """The types of an element of a queue."""
@@ -84,6 +85,7 @@ def start(text: bytes, kind: Tensors, tensors: Sequence[Any]) -> Ticket:
     ticket = Ticket(next(_numbers), _any_queue())
     _tickets[ticket.number] = ticket
     try:
+        refuse_repeated(text)
         call = decoded(text)
         handle = call.draft(kind, tensors)
         submit(handle)
