@@ -22,22 +22,13 @@ def broadcast_(
 ) -> Any:
     """Overwrites ``variables`` with those of ``root_rank``, a rank's number in the job. Returns them, as a list.
 
-    They travel together, and have the same shapes and dtypes on all ranks. In a graph of TensorFlow 1 it returns an
-    operation for a session to run. Raises ValueError for a variable without a value or of text, and elsewhere than in
-    such a graph if there are no variables on any rank.
+    They travel together, and have the same shapes and dtypes on all ranks. In a graph of TensorFlow 1 it returns their
+    new values, as tensors for a session to run. Raises ValueError for a variable without a value or of text, and
+    elsewhere than in such a graph if there are no variables on any rank.
     """
     listed = list(variables)
-    values = [_value_of(variable) for variable in listed]
-    named = name_of("grouped_broadcast", name)
-    if named is not None:
-        explain(named, listed, "")
-    received = cross("grouped_broadcast", values, root_rank=root_rank, name=named, process_set=process_set)
-    if not listed:  # not before the others know
-        if session_graph() is not None:
-            return tf.group(*received)
-        raise ValueError("there are no variables: call the model once on a batch, or model.build(shape), before")
-    assigned = [variable.assign(value) for variable, value in zip(listed, received, strict=True)]
-    return listed if session_graph() is None else tf.group(*assigned)
+    assigned = _assign(listed, root_rank, name, process_set)
+    return listed if session_graph() is None else [tf.convert_to_tensor(each) for each in assigned]
 
 
 def broadcast_variables(
@@ -51,8 +42,19 @@ def broadcast_variables(
     Inside `tf.function` too. In a graph of TensorFlow 1 it returns an operation for a session to run. ``inplace`` is
     accepted for Horovod scripts. Raises what `broadcast_` does.
     """
-    found = broadcast_(variables, root_rank, "broadcast_variables", process_set)
-    return None if isinstance(found, list) else found
+    assigned = _assign(list(variables), root_rank, "broadcast_variables", process_set)
+    return None if session_graph() is None else tf.group(*assigned)
+
+
+def _assign(variables: list[Any], root_rank: int, name: str | None, process_set: ProcessSet) -> list[Any]:
+    values = [_value_of(variable) for variable in variables]
+    named = name_of("grouped_broadcast", name)
+    if named is not None:
+        explain(named, variables, "")
+    received = cross("grouped_broadcast", values, root_rank=root_rank, name=named, process_set=process_set)
+    if not variables and session_graph() is None:  # not before the others know
+        raise ValueError("there are no variables: call the model once on a batch, or model.build(shape), before")
+    return [variable.assign(value) for variable, value in zip(variables, received, strict=True)]
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

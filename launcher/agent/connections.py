@@ -40,6 +40,7 @@ _AGAIN_S: Final = 1.0  # between two looks at connections, when many ranks end
 _MOST_DEEP: Final = 64  # ancestors of a process: ids may be used again while the list is read
 _PYTHON: Final = ("python", "pypy")
 _MPI: Final = re.compile(rb"/lib(?:mpi|mpich|pmix|prrte|open-rte)(?:[-_][-\w.]+)?\.so")  # of a vendor, or of a wheel
+_ALONE: Final = re.compile(rb"/mca_ess_singleton\.so")  # of Open MPI, in a process that no mpirun has started
 _INFINIBAND: Final = "/dev/infiniband/"
 _LISTENS: Final = "0A"
 _IPV4_IN_IPV6: Final = "0000000000000000FFFF0000"
@@ -111,7 +112,8 @@ class Connections:
                 continue
             jobs.add(environment.get(_JOB, ""))
             self._ports.update(_ports(environment))
-            if any(name.startswith(_INFINIBAND) for name in held) or _MPI.search(memory_map):
+            is_mpi = _MPI.search(memory_map) and not _ALONE.search(memory_map)
+            if is_mpi or any(name.startswith(_INFINIBAND) for name in held):
                 return True
             sockets |= {name[8:-1]: rank for name in held if name.startswith("socket:[")}
         return len(jobs - {""}) > 1 or (bool(sockets) and self._are_connected(sockets))

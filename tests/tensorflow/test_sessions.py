@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,6 +176,58 @@ def a_run_that_fails_elsewhere_leaves_the_next_alone() -> None:
                 else:
                     assert running.run(total, {x: 7.0}) == 7.0 * hvd.size()
                 assert running.run(total, {x: float(step)}) == step * hvd.size()
+
+
+@scenario
+def runs_that_failed_at_any_moment_cancel_no_later_one() -> None:
+    def fail(seconds: Any) -> Any:
+        time.sleep(float(seconds))  # the moment
+        raise ValueError("broken")
+
+    with tf.Graph().as_default():
+        moment = v1.placeholder(tf.float32, [])
+        broken = tf.numpy_function(fail, [moment], tf.float32)
+        some, others = ([hvd.allreduce(tf.constant(float(each))) for each in range(12)] for _ in range(2))
+        met = hvd.barrier()
+        with session(4) as running:
+            for step in range(25):
+                raised(running.run, [broken, *some], {moment: 0.0004 * step})
+                running.run(met)
+                assert running.run(others) == list(range(12))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(*_: Any) -> None:
+    raise Interrupted
+
+
+@scenario
+def a_signal_handler_that_raises_is_heard() -> None:
+    if hvd.size() == 1:
+        return
+    with tf.Graph().as_default():
+        total, met = hvd.allreduce(tf.constant(1.0)), hvd.barrier()
+        with session(2) as running:
+            if hvd.rank() == 0:
+
+                def send() -> None:
+                    until(lambda: bool(tickets._tickets))
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                    running.run(met)
+
+                before = signal.signal(signal.SIGUSR1, interrupt)
+                sending = threading.Thread(target=send)
+                sending.start()
+                with pytest.raises(Interrupted):
+                    running.run(total)
+                sending.join()
+                signal.signal(signal.SIGUSR1, before)
+            else:
+                running.run(met)
+                running.run(total)
 
 
 def close_when_busy(running: Any) -> None:

@@ -116,7 +116,7 @@ def decoded(text: bytes) -> Call:
     here = membership.size if ranks is None else len(ranks)
     if size != here:
         raise ValueError(
-            f"{form} is in a graph that was built by {size} rank(s), and there are {here}; a SavedModel keeps what "
+            f"{form} is in a graph that was built by {size} rank(s), and there are {here}; a saved graph keeps what "
             "depends on that, so call the Python function that builds it again"
         )
     if rank is not None and rank != membership.rank:

@@ -94,7 +94,8 @@ def _start(text: bytes, *values: Any) -> Any:
     ticket = start(text, ARRAYS, [np.asarray(value) for value in values])
     array = _aligned(ticket.number)
     if _keeps_arrays():
-        weakref.finalize(array, _over.append, ticket.number).atexit = False
+        reference = _references[ticket.number] = _Reference(array, _over.append)
+        reference.number = ticket.number
     return array, ticket.queue.serialized
 
 
@@ -127,14 +128,28 @@ def _keeps_arrays() -> bool:
         return bool(is_same)
 
 
+class _Reference(weakref.ref[Any]):
+    """A weak reference to the array of a ticket, which goes to ``_over`` when that is gone.
+
+    No Python runs then, since it might run a signal handler, whose exception would be lost.
+    """
+
+    __slots__ = ("number",)
+
+    number: int
+
+
 _probe: Final = _aligned(0)
-_over: Final[deque[int]] = deque()
+_over: Final[deque[Any]] = deque()
+_references: Final[dict[int, _Reference]] = {}
 
 
 def _ended() -> Iterator[int]:
     with suppress(IndexError):
         while True:
-            yield _over.popleft()
+            number: int = _over.popleft().number
+            del _references[number]
+            yield number
 
 
 whose_runs_are_over.append(_ended)

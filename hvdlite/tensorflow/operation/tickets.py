@@ -52,20 +52,38 @@ class Queue:
             # TensorFlow says the name to whoever looks for it in a session.
             name = f"hvdlite {next(_queue_numbers)}, of functions that were traced in eager execution"
             self.handle = tf.raw_ops.FIFOQueueV2(component_types=NEWS, shapes=[[]], shared_name=name)
+            self._iterator: Any = None
             self.serialized: bytes = tf.raw_ops.SerializeTensor(tensor=self.handle).numpy()
 
-    @cached_property
+    @property
     def iterator(self) -> Any:
         """An iterator whose elements are those of the queue."""
         with context.eager_mode():
-            taken = tf.data.Dataset.from_tensors(0).repeat().map(self._take)
-            options = tf.data.Options()
-            options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
-            return OwnedIterator(taken.with_options(options))
+            if self._iterator is not None and not self._is_sound():
+                self._iterator = None
+            if self._iterator is None:
+                self._iterator = OwnedIterator(self._elements)
+            return self._iterator._iterator_resource
 
-    @property
-    def has_iterator(self) -> bool:
-        return "iterator" in self.__dict__
+    @cached_property
+    def _elements(self) -> Any:
+        handle = self.handle  # the function must not refer to this object, or only the collector frees the threads
+        taken = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: _dequeue(handle))
+        options = tf.data.Options()
+        options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
+        return taken.with_options(options)
+
+    def _is_sound(self) -> bool:
+        """False if the iterator is cancelled for good, as it is if a run fails elsewhere while it waits for it."""
+        self.put()
+        try:
+            tf.raw_ops.IteratorGetNext(
+                iterator=self._iterator._iterator_resource, output_types=NEWS, output_shapes=[[]]
+            )
+        except tf.errors.CancelledError:
+            _dequeue(self.handle)
+            return False
+        return True
 
     def put(self) -> None:
         with context.eager_mode():
@@ -75,8 +93,9 @@ class Queue:
         with context.eager_mode():
             tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)
 
-    def _take(self, _: Any) -> Any:
-        return tf.raw_ops.QueueDequeueV2(handle=self.handle, component_types=NEWS)[0]
+
+def _dequeue(handle: Any) -> Any:
+    return tf.raw_ops.QueueDequeueV2(handle=handle, component_types=NEWS)[0]
 
 
 def start(text: bytes, kind: Tensors, tensors: Sequence[Any]) -> Ticket:
@@ -119,7 +138,7 @@ def finish(number: int) -> list[Any]:
 
 def iterator_of(number: int) -> Any:
     """Returns the handle of an iterator whose next element comes when there is news of a ticket."""
-    return _tickets[number].queue.iterator._iterator_resource
+    return _tickets[number].queue.iterator
 
 
 def give_up_ended() -> None:
@@ -134,9 +153,8 @@ def give_up(number: int) -> None:
     ticket = _tickets.pop(number, None)
     if ticket is None:
         return
-    has_news = ticket.give_up()
-    if has_news or ticket.queue.has_iterator:  # which a run that fails elsewhere has cancelled for good
-        ticket.queue.destroy()
+    if ticket.give_up():
+        ticket.queue.destroy()  # the news may be in it
     else:
         _free.append(ticket.queue)
 
