@@ -65,10 +65,14 @@ class Registry:
         except AttributeError:
             raise ValueError(f"process_set must be a ProcessSet, not {process_set!r:.60}") from None
         if group is None:
-            if process_set.process_set_id not in self._sets:
-                raise ValueError(f"{process_set} is not registered; pass it to add_process_set() or init() first")
+            self.refuse_unknown(process_set)
             raise ValueError(f"rank {self._rank} is not in process set {process_set.ranks}; only members may use it")
         return group
+
+    def refuse_unknown(self, process_set: ProcessSet) -> None:
+        """Raises ValueError if a set is not registered."""
+        if process_set.process_set_id not in self._sets:
+            raise ValueError(f"{process_set} is not registered; pass it to add_process_set() or init() first")
 
     def ranks_by_number(self) -> dict[int, list[int]]:
         """The ranks of every set, including the global one, by its number."""

@@ -7,18 +7,20 @@ class of `tf.errors` and the text; `last_error` then returns the object itself.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import tensorflow as tf
 
 from hvdlite import errors
+from hvdlite.compat import stands_for_horovod
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.session import is_initialized
 from hvdlite.training.explanations import explained
 
 
-class _OfTensorFlow(HvdError):
-    """Precedes hvdlite's class in an error of both."""
+class _OfTensorFlow(Exception):
+    """Precedes the other class in an error of both."""
 
     def __init__(self, *arguments: Any) -> None:
         """Takes what hvdlite's class does, or TensorFlow's four.
@@ -37,6 +39,18 @@ class _OfTensorFlow(HvdError):
 
 class Mismatch(_OfTensorFlow, errors.Mismatch, tf.errors.InvalidArgumentError):  # type: ignore[misc]
     """Ranks disagree about a tensor."""
+
+
+class MismatchAsHorovods(_OfTensorFlow, errors.Mismatch, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """The same, where hvdlite stands in for Horovod, which fails with that class."""
+
+
+class WrongArgument(_OfTensorFlow, ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """An argument is wrong on this rank by itself."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns what `copy` and `pickle` make it from: the three parameters of TensorFlow's class are not kept."""
+        return _wrong_argument, (str(self), self.__dict__)
 
 
 class PeerLost(_OfTensorFlow, errors.PeerLost, tf.errors.AbortedError):  # type: ignore[misc]
@@ -64,6 +78,12 @@ class CollectiveFailed(_OfTensorFlow, HorovodInternalError, tf.errors.InternalEr
     """A collective failed for another reason, which the text says."""
 
 
+def _wrong_argument(text: str, attributes: Mapping[str, Any]) -> WrongArgument:
+    error = WrongArgument(text)
+    error.__dict__.update(attributes)
+    return error
+
+
 _PAIRS: Final = {
     errors.Mismatch: Mismatch,
     errors.PeerLost: PeerLost,
@@ -83,19 +103,28 @@ _CODES: Final = (
 _last: BaseException | None = None
 
 
-def in_both(error: BaseException) -> BaseException:
-    """Converts an error of hvdlite to one that is TensorFlow's too. Others stay as they are."""
-    if not isinstance(error, HvdError) or isinstance(error, tf.errors.OpError):
+def in_both(error: Exception) -> Exception:
+    """Converts an error of hvdlite, or a plain ValueError, to one that is TensorFlow's too. Others stay as they are."""
+    kind = _kind_of(error)
+    if kind is None:
         return error
-    kind = _PAIRS.get(type(error), CollectiveFailed if is_initialized() else NotInitialized)
     text, arguments = str(error), error.args
-    if kind is Mismatch:
+    if isinstance(error, errors.Mismatch):
         text = explained(text)
         arguments = (text,)
-    made: HvdError = kind.__new__(kind, *arguments)
+    made: Exception = kind.__new__(kind, *arguments)
     made.__dict__.update(error.__dict__, **_of_tensorflow(text, code_of(made)))
     made.__cause__ = error.__cause__
     return made
+
+
+def _kind_of(error: Exception) -> Any:
+    if type(error) is ValueError:
+        return WrongArgument
+    if not isinstance(error, HvdError) or isinstance(error, tf.errors.OpError):
+        return None
+    kind = _PAIRS.get(type(error), CollectiveFailed if is_initialized() else NotInitialized)
+    return MismatchAsHorovods if kind is Mismatch and stands_for_horovod() else kind
 
 
 def _of_tensorflow(message: str, code: int) -> dict[str, Any]:

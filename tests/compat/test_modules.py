@@ -14,6 +14,7 @@ from hvdlite import builds
 from hvdlite.errors import HorovodInternalError
 from hvdlite.horovod import checks, launch
 from hvdlite.horovod.basics import HorovodBasics
+from hvdlite.horovod.environment import get_env_rank_and_size
 from hvdlite.horovod.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 from hvdlite.horovod.runner import run
 from tests.compat import calls
@@ -68,6 +69,21 @@ def test_variables_are_set_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["TEST_UNSET"] == "inside"
     assert os.environ["TEST_SET"] == "before"
     assert "TEST_UNSET" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1)),
+        (dict(HVDLITE_RANK="2", HVDLITE_SIZE="3"), (2, 3)),
+        (dict(HOROVOD_RANK="1", HOROVOD_SIZE="4", HOROVOD_LOCAL_SIZE="4"), (1, 4)),
+    ],
+)
+def test_the_rank_is_known_before_init(
+    variables: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", variables)
+    assert get_env_rank_and_size() == expected
 
 
 def test_the_deprecated_average_is_translated() -> None:

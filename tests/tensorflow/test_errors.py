@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite.errors import PeerLost
+from hvdlite.errors import DuplicateName, PeerLost
+from hvdlite.tensorflow import errors
 from hvdlite.tensorflow.errors import in_both
 from hvdlite.tensorflow.operation import numpy_functions, running
 from tests.harness.scenarios import Report, Scenarios
-from tests.tensorflow.ways import GRAPHS, WAYS, by_numpy, compiled, eagerly, through
+from tests.tensorflow.ways import ALL_WAYS, GRAPHS, WAYS, by_numpy, compiled, eagerly, in_session, through
 
 scenario = Scenarios(ranks=[2, 3])
 
@@ -64,6 +65,17 @@ def other_shapes_dtypes_operations_and_roots() -> None:
     for what, function in pairs:
         sentence = f"ranks disagree about the {what} of tensor 'm'"
         both_classes_eagerly_and_one_in_graphs(hvd.Mismatch, tf.errors.InvalidArgumentError, sentence, function)
+
+
+@scenario
+def the_class_is_horovods_where_hvdlite_stands_in_for_it() -> None:
+    with mock.patch.object(errors, "stands_for_horovod", return_value=True):
+        for way in ALL_WAYS:
+            error = raised(way, lambda: hvd.allreduce(tf.ones([2 + hvd.rank()]), name="uneven"))
+            kind = tf.errors.InvalidArgumentError if way is in_session else tf.errors.FailedPreconditionError
+            assert isinstance(error, kind), (way, error)
+            assert "ranks disagree about the shape of tensor 'uneven'" in str(error)
+            assert isinstance(error if way is eagerly else hvd.last_error(), hvd.Mismatch)
 
 
 @scenario
@@ -157,17 +169,40 @@ def a_rank_in_a_graph_and_one_outside_hear_the_same() -> None:
 
 @scenario
 def arguments_that_are_wrong_on_a_rank_by_itself() -> None:
-    for way in WAYS:
+    other = hvd.add_process_set([1])
+    for way in ALL_WAYS:
         for sentence, function in [
             ("alltoall without splits divides rows evenly", lambda: hvd.alltoall(tf.ones(hvd.size() + 1))),
             ("root_rank 77 is not a rank of this job", lambda: hvd.broadcast(tf.ones(2), 77)),
             ("needs a tensor with at least one dimension", lambda: hvd.allgather(tf.ones(()))),
             ("dtype string is not supported", lambda: hvd.allgather(tf.constant(["text"]))),
             ("op 17 is not supported", lambda: hvd.allreduce(tf.ones(2), op=17)),
+            ("is not registered", lambda: hvd.allreduce(tf.ones(2), process_set=unregistered([1]))),
+            ("only members may use it", lambda: hvd.allreduce(tf.ones(2), process_set=other)),
         ]:
+            if sentence == "only members may use it" and hvd.rank() == 1:
+                continue
             error = raised(way, function)
             assert isinstance(error, (ValueError, tf.errors.InvalidArgumentError)), (way, error)
             assert sentence in str(error), (way, str(error))
+            if way is eagerly:
+                for each in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+                    assert isinstance(each, ValueError)
+                    assert isinstance(each, tf.errors.InvalidArgumentError)
+                    assert each.message == str(each) == str(error)
+    hvd.remove_process_set(other)
+
+
+def unregistered(ranks: list[int]) -> Any:
+    """A set that a graph must not take for the one of the same ranks."""
+    made = hvd.ProcessSet(ranks)
+    made.process_set_id = 77
+    return made
+
+
+def test_a_name_in_flight_keeps_its_class() -> None:
+    error = DuplicateName("x is in flight")
+    assert in_both(error) is error
 
 
 @scenario

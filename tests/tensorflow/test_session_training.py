@@ -129,6 +129,7 @@ def an_optimizer_is_one_of_tensorflow_with_the_state_of_its_own() -> None:
             assert [each.op.name for each in v1.global_variables()] == names
             assert v1.local_variables() == []
             assert (optimizer.get_slot_names(), optimizer.get_name()) == (["m", "v"], "Adam")
+            assert optimizer._optimizer is plain
             assert optimizer.get_slot(model.bias, "m") is plain.get_slot(model.bias, "m")
             assert {each.op.name for each in optimizer.variables()} == set(names[2:])
             with pytest.raises(ValueError, match="is a DistributedOptimizer already"):

@@ -280,6 +280,8 @@ def slices_are_gathered_and_only_summed_or_averaged() -> None:
         assert_close(tf.convert_to_tensor(sparse), expected)
     with pytest.raises(NotImplementedError, match="sparse_as_dense"):
         hvd.allreduce(own, op=hvd.Max)
+    with pytest.raises(NotImplementedError, match="sparse_as_dense"):
+        hvd.grouped_allreduce([own, tf.ones(2, tf.int32)], op=hvd.Adasum)  # which does not take these either
 
 
 @scenario

@@ -63,6 +63,8 @@ def grouped_allreduce(
     how = dict(op=_op_of(average, op), prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     results: list[Any] = list(tensors)
     dense = [index for index, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
+    if len(dense) < len(results):
+        _refuse_other_than_sums(how)
     sent = [results[index] for index in dense]  # if there are none, too, since another rank may have some
     reduced = _of_several("grouped_allreduce", sent, compression, name, process_set, how)
     for index, tensor in zip(dense, reduced, strict=True):
@@ -119,14 +121,9 @@ def _of_several(
 
 def _gathered(slices: Any, name: str | None, process_set: ProcessSet, how: Any) -> Any:
     """Gathers the rows of all ranks. Rows with the same index add up where the result is used."""
-    op = how["op"]
-    if op not in (Average, Sum) or how["prescale_factor"] != 1.0 or how["postscale_factor"] != 1.0:
-        raise NotImplementedError(
-            f"op {OP_NAMES.get(op, op)} of tf.IndexedSlices, or its scaling, is not supported; use hvd.Average or "
-            "hvd.Sum without factors, or pass tf.convert_to_tensor(slices), sparse_as_dense=True"
-        )
+    _refuse_other_than_sums(how)
     values = tf.convert_to_tensor(slices.values)
-    if op == Average:
+    if how["op"] == Average:
         values /= tf.cast(group_of(process_set).size, values.dtype)
     found = cross(
         "grouped_allgather",
@@ -135,6 +132,16 @@ def _gathered(slices: Any, name: str | None, process_set: ProcessSet, how: Any) 
         process_set=process_set,
     )
     return tf.IndexedSlices(found[0], found[1], dense_shape=slices.dense_shape)
+
+
+def _refuse_other_than_sums(how: Any) -> None:
+    """Raises NotImplementedError for what the rows of `tf.IndexedSlices` are not gathered for."""
+    op = how["op"]
+    if op not in (Average, Sum) or how["prescale_factor"] != 1.0 or how["postscale_factor"] != 1.0:
+        raise NotImplementedError(
+            f"op {OP_NAMES.get(op, op)} of tf.IndexedSlices, or its scaling, is not supported; use hvd.Average or "
+            "hvd.Sum without factors, or pass tf.convert_to_tensor(slices), sparse_as_dense=True"
+        )
 
 
 def _op_of(average: bool | None, op: int | None) -> int:

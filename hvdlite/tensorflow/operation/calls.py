@@ -102,6 +102,7 @@ def encoded(call: Call) -> str:
     """Returns ``call`` as a text, which a graph keeps, also in a SavedModel.
 
     What is built around a collective, such as its gradient, may depend on the number of ranks, so that is in the text.
+    Raises ValueError if its process set is not registered.
     """
     ranks = None if call.process_set is global_process_set else _ranks_of(call.process_set)
     size = current().membership.size if ranks is None else len(ranks)
@@ -130,8 +131,10 @@ def decoded(text: bytes) -> Call:
 
 
 def _ranks_of(process_set: Any) -> list[int]:
-    is_set = isinstance(process_set, ProcessSet)
-    return list(process_set.ranks or ()) if is_set else list(group_of(process_set).ranks)
+    if not isinstance(process_set, ProcessSet):
+        return list(group_of(process_set).ranks)  # which says what else it must be
+    current().sets.refuse_unknown(process_set)  # a graph keeps the ranks, and would find another set by them
+    return list(process_set.ranks or ())
 
 
 def _plain(value: Any) -> Any:

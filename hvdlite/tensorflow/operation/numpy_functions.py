@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
+from hvdlite.errors import Mismatch
 from hvdlite.tensorflow.operation.calls import ARRAYS
 from hvdlite.tensorflow.operation.failing import failing
 from hvdlite.tensorflow.operation.tickets import finish, iterator_of, start, whose_runs_are_over
@@ -106,8 +107,8 @@ def _iterator(ticket: Any) -> Any:
 def _finish(ticket: Any, news: Any) -> list[Any]:
     try:
         return [np.asarray(value) for value in finish(int(ticket[0]))]
-    except tf.errors.InvalidArgumentError as error:
-        raise ValueError(str(error)) from None  # which makes the graph fail with the same class
+    except (tf.errors.InvalidArgumentError, Mismatch) as error:
+        raise ValueError(str(error)) from None  # which makes the graph fail with InvalidArgumentError
 
 
 def _aligned(number: int) -> Any:

@@ -23,13 +23,10 @@ from hvdlite.tensorflow.operation.tickets import NEWS, give_up_ended
 
 def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """Returns the results of ``call`` for ``tensors`` (see `Call`)."""
-    for tensor in tensors:
-        if tensor.dtype.as_datatype_enum not in DTYPES:
-            raise ValueError(f"dtype {tensor.dtype.name} is not supported; hvd.broadcast_object takes any object")
     if tf.executing_eagerly():
         try:
             return _run_at_once(call, tensors)
-        except HvdError as error:
+        except (HvdError, ValueError) as error:
             raise in_both(error) from error.__cause__
     try:
         return _add_nodes(call, tensors)
@@ -40,6 +37,7 @@ def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _run_at_once(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    _refuse_other_dtypes(tensors)
     give_up_ended()  # one of them may have this name
     handle = call.draft(ARRAYS, [np.asarray(tensor.numpy()) for tensor in tensors])
     found = call.results(ARRAYS, handle, run_handle(handle))
@@ -47,8 +45,15 @@ def _run_at_once(call: Call, tensors: Sequence[Any]) -> list[Any]:
     return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(found, dtypes, strict=True)]
 
 
+def _refuse_other_dtypes(tensors: Sequence[Any]) -> None:
+    for tensor in tensors:
+        if tensor.dtype.as_datatype_enum not in DTYPES:
+            raise ValueError(f"dtype {tensor.dtype.name} is not supported; hvd.broadcast_object takes any object")
+
+
 def _add_nodes(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """Adds nodes of which the first starts the collective."""
+    _refuse_other_dtypes(tensors)
     graph = tf.compat.v1.get_default_graph()
     refuse_other_graphs(graph)
     outer, dtypes = session_graph(), _dtypes_of(call, tensors)

@@ -23,7 +23,8 @@ def distributed(optimizer: Any, steps: Steps) -> Any:
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     users = type(optimizer)
-    kind: Any = type(f"Distributed{users.__name__}", (_Distributed, users), {"_hvdlite": steps})
+    attributes = {"_hvdlite": steps, "_optimizer": optimizer}
+    kind: Any = type(f"Distributed{users.__name__}", (_Distributed, users), attributes)
     made = kind.__new__(kind)
     made.__dict__ = optimizer.__dict__
     return made
@@ -92,6 +93,7 @@ class _Distributed:
     """The front class of an optimizer."""
 
     _hvdlite: ClassVar[Steps]
+    _optimizer: ClassVar[Any]  # the user's own, by the name that programs written for Horovod know
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Computes the gradients and reduces them over all ranks. Like the optimizer's own."""
