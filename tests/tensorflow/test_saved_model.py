@@ -86,6 +86,7 @@ def load_elsewhere(folder: str, of_one_rank: str) -> None:
         of_other.gradient(tf.ones(2))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"built by 1 rank\(s\), and there are 2"):
         tf.saved_model.load(f"{of_one_rank}/compiled.0").total(tf.ones(2))
+    hvd.barrier()  # or the other rank may hear first that this one has left
     hvd.shutdown()
 
 
