@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,6 @@ def test_ranks_find_it_on_their_path_where_the_name_is_lent(programs: Path, monk
 
 def test_a_rank_calls_it() -> None:
     show = "import horovod, os; print(horovod.__version__, os.environ['HVDLITE_SIZE'])"
-    ended = run("-np", "1", "sh", "-c", f'exec horovodrun -np 2 {sys.executable} -c "{show}"')
+    ended = run("-np", "1", "sh", "-c", f'exec horovodrun -np 2 {shlex.quote(sys.executable)} -c "{show}"')
     lines = sorted(line.removeprefix("[0]<stdout>:") for line in ended.stdout.splitlines())
     assert lines == [f"[{rank}]<stdout>:0.28.1 2" for rank in range(2)], ended.stderr
