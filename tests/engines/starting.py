@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tests.harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = str(ROOT / "tests/engines/job.py")
-SESSIONS = tempfile.TemporaryDirectory(prefix="open-mpi-")
 
 needs_open_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="mpirun is missing; install Open MPI (openmpi-bin)"
@@ -44,8 +44,13 @@ def mpirun(ranks: int) -> list[str]:
     Every mpirun gets a session directory of its own. All of a user share one by default, and one that ends removes it
     while another starts in it, which then fails.
     """
-    own = ["sh", "-c", 'exec mpirun --mca orte_tmpdir_base "$0/$$" "$@"', SESSIONS.name]
+    own = ["sh", "-c", 'exec mpirun --mca orte_tmpdir_base "$0/$$" "$@"', _sessions().name]
     return [*own, "-np", str(ranks), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", sys.executable]
+
+
+@cache
+def _sessions() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="open-mpi-")
 
 
 def mpiexec(ranks: int) -> list[str]:
