@@ -1,0 +1,77 @@
+"""How long an operation may wait, and whether anyone still wants its result.
+
+Whatever waits takes a `Scope` from its caller, as in trio: the deadline of the whole operation is fixed once, and a
+thread that waits for others can be told to stop. A scope within another one ends no later than that one does.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from hvdlite.net.poll import comes
+
+_LOOK_S: Final = 0.1  # how often a wait that can be cancelled looks whether it was
+
+
+class Cancelled(BaseException):
+    """The operation was cancelled; its argument is the reason. Not an Exception, so that no handler mistakes it."""
+
+
+class Scope:
+    """A deadline, on the monotonic clock in seconds, and a reason to stop waiting, once there is one."""
+
+    def __init__(self, deadline: float = math.inf, within: Scope | None = None, watch: Callable[[], str] = str) -> None:
+        """``watch`` is asked while something waits, and returns the reason to stop, or nothing."""
+        self.deadline: float = deadline if within is None else min(deadline, within.deadline)
+        self._outer = within
+        self._watch = watch
+        self._reason = ""
+
+    @classmethod
+    def of(cls, seconds: float, within: Scope | None = None) -> Scope:
+        """A scope that ends in ``seconds``."""
+        return cls(time.monotonic() + seconds, within)
+
+    def cancel(self, reason: str) -> None:
+        """Makes every wait in this scope, and in those within it, raise Cancelled. Any thread may call it."""
+        self._reason = self._reason or reason
+
+    @property
+    def cancelled(self) -> str:
+        """The reason to stop waiting; empty if there is none."""
+        if not self._reason:
+            self._reason = self._watch() or ("" if self._outer is None else self._outer.cancelled)
+        return self._reason
+
+    @property
+    def left_s(self) -> float:
+        """The seconds until the deadline; 0 after it."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """True if the deadline has passed."""
+        return time.monotonic() >= self.deadline
+
+    def check(self) -> None:
+        """Raises Cancelled if this scope was cancelled."""
+        if reason := self.cancelled:
+            raise Cancelled(reason)
+
+    def pause_s(self) -> float:
+        """The seconds to wait before asking again: few enough to see a cancellation soon. Raises Cancelled."""
+        self.check()
+        return min(self.left_s, _LOOK_S)
+
+    def wait_readable(self, sock: socket.socket) -> None:
+        """Returns when ``sock`` has data or has ended. Raises TimeoutError at the deadline, or Cancelled."""
+        while not comes(sock, select.POLLIN):  # what has come counts, even if the scope is over
+            if comes(sock, select.POLLIN, self.pause_s()):
+                return
+            if self.is_over:
+                raise TimeoutError("timed out")
