@@ -27,6 +27,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 Watcher = Callable[[int, Group], None]
@@ -213,9 +214,9 @@ class Registry:
                 look_on(members, exchange)
                 return None
             regions = self._regions and self._regions.of(members)
-            deadline = time.monotonic() + self._options.start_timeout
+            scope = Scope.of(self._options.start_timeout)
             connecting = Connecting(membership, self._options, regions=regions)
-            return connect(connecting, exchange, deadline, lambda: interruption.cause)
+            return connect(connecting, exchange, scope, lambda: interruption.cause)
         except NotConnected as error:
             raise HorovodInternalError(f"process set {list(members)} was not added: {error}") from error
 

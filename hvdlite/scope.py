@@ -1,21 +1,18 @@
 """How long an operation may wait, and whether anyone still wants its result.
 
 Whatever waits takes a `Scope` from its caller, as in trio: the deadline of the whole operation is fixed once, and a
-thread that waits for others can be told to stop. A scope within another one ends no later than that one does.
+thread that waits for others can be told to stop. A scope within another one ends no later than that one does. Agents
+import this module, so it needs the standard library only.
 """
 
 from __future__ import annotations
 
 import math
-import select
-import socket
 import time
 from collections.abc import Callable
 from typing import Final
 
-from hvdlite.net.poll import comes
-
-_LOOK_S: Final = 0.1  # how often a wait that can be cancelled looks whether it was
+_LOOK_S: Final = 0.1  # how often a wait looks whether it was cancelled
 
 
 class Cancelled(BaseException):
@@ -36,6 +33,10 @@ class Scope:
     def of(cls, seconds: float, within: Scope | None = None) -> Scope:
         """A scope that ends in ``seconds``."""
         return cls(time.monotonic() + seconds, within)
+
+    def later(self, seconds: float) -> Scope:
+        """A scope that ends ``seconds`` later than this one, and is cancelled with it."""
+        return Scope(self.deadline + seconds, watch=lambda: self.cancelled)
 
     def cancel(self, reason: str) -> None:
         """Makes every wait in this scope, and in those within it, raise Cancelled. Any thread may call it."""
@@ -67,11 +68,3 @@ class Scope:
         """The seconds to wait before asking again: few enough to see a cancellation soon. Raises Cancelled."""
         self.check()
         return min(self.left_s, _LOOK_S)
-
-    def wait_readable(self, sock: socket.socket) -> None:
-        """Returns when ``sock`` has data or has ended. Raises TimeoutError at the deadline, or Cancelled."""
-        while not comes(sock, select.POLLIN):  # what has come counts, even if the scope is over
-            if comes(sock, select.POLLIN, self.pause_s()):
-                return
-            if self.is_over:
-                raise TimeoutError("timed out")

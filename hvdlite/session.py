@@ -25,7 +25,6 @@ from hvdlite.members.process_set import ProcessSet, given_sets, global_process_s
 from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
 from hvdlite.net.descriptors import check_descriptors
-from hvdlite.net.giving_up import giving_up_when
 from hvdlite.observe.loading import loading
 from hvdlite.observe.recorder import Phase, Recorder, memory_at
 from hvdlite.observe.timeline.switch import Switch
@@ -36,6 +35,7 @@ from hvdlite.rendezvous.client import Exchanges, MeetingOver
 from hvdlite.rendezvous.lookout import looking_out
 from hvdlite.rendezvous.meeting import meet
 from hvdlite.rendezvous.world import meet_world
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings, Start, doubt_about_size
 from hvdlite.spin import agreed_spin_us
 from hvdlite.tensors.device import CPU
@@ -60,27 +60,28 @@ class Session:
         box: Recorder,
         number: int,
         on_met: Callable[[int], None],
+        scope: Scope,
     ) -> None:
         """Joins the next epoch of the job. ``number`` counts those of this process, where ranks meet in one epoch only.
 
         ``on_met`` is called with the number of the epoch when all ranks have come together.
         """
         self.presence, self._box = presence, box
-        deadline = time.monotonic() + options.start_timeout
+        scope = Scope.of(options.start_timeout, scope)
         check_descriptors(1, 1)
         with (
             looking_out(start, presence),
-            meet(start, number, deadline) as meeting,
-            Exchanges(meeting, start.rank, start.size, deadline) as exchange,
+            meet(start, number, scope) as meeting,
+            Exchanges(meeting, start.rank, start.size, scope) as exchange,
         ):
             world = meet_world(start, options, meeting, exchange, lacks_nccl())
             on_met(exchange.epoch)
             self.membership = members = world.membership
-            with exchange.together():
+            with exchange.together() as connecting_scope:
                 self.spin_us = agreed_spin_us(options, members, exchange)
                 self.options = options = replace(options, address=world.address, spin=self.spin_us)
                 connecting = Connecting(members, options, makes_arena=True)
-                connections = connect(connecting, exchange, deadline, leave=exchange.leave)
+                connections = connect(connecting, exchange, connecting_scope, leave=exchange.leave)
         self.placements = group_by_host([host.id for host in members.hosts])
         self.check_parameters = world.check_parameters
         self.plane_name = connections.planes[CPU.kind].name
@@ -215,8 +216,8 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
     """Creates the current session, and takes it back if the caller of `init` is interrupted meanwhile."""
     global _current, _begun, _origin
     configure(start.rank, options.log_level, options.log_hide_time)
-    with _beginning, giving_up_when(lambda: interruption.cause):
-        session = _met(start, options)
+    with _beginning:
+        session = _met(start, options, Scope(watch=lambda: interruption.cause))
     if _origin is not None:
         _origin.sets.forget()
         _origin = None
@@ -241,16 +242,16 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
         session.close()
 
 
-def _met(start: Start, options: Settings) -> Session:
+def _met(start: Start, options: Settings, scope: Scope) -> Session:
     presence = Presence(start)
     patience_s = 0.0 if options.stall_check_disable else options.stall_check_time_seconds
     box = Recorder(memory_at(options.blackbox), start.rank, start.size, patience_s)
     try:
         try:
-            return Session(start, options, presence, box, _next_epoch, _have_met)
+            return Session(start, options, presence, box, _next_epoch, _have_met, scope)
         except MeetingOver as over:  # this rank was interrupted just when all had come together
             _have_met(over.epoch)
-            return Session(start, options, presence, box, _next_epoch, _have_met)
+            return Session(start, options, presence, box, _next_epoch, _have_met, scope)
     except BaseException as error:
         if isinstance(error, HorovodInternalError) and error.blamed is not None:
             report(*error.blamed, options.report)

@@ -13,6 +13,7 @@ from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
 from hvdlite.net.local_listener import LocalListener
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 
@@ -41,7 +42,7 @@ class ControlPart(Part[ControlLink]):
             self._undo.callback(self._across.close)
         return [self._across.address if self._across else "", self._listener.address if self._listener else ""]
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> ControlLink:
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> ControlLink:
         members, across = self._membership, self._across
         leader = members.on_this_host[0]
         if members.size == 1:
@@ -49,15 +50,15 @@ class ControlPart(Part[ControlLink]):
         within = UnixLink(members, self._options)
         self._undo.callback(within.close)
         if members.rank != leader:
-            within.dial(addresses[leader][1], deadline)
+            within.dial(addresses[leader][1], scope)
             self._undo.pop_all()
             return within
         if isinstance(across, ZmqRootLink):
-            across.accept({rank: addresses[rank][0] for rank in members.by_leader if rank > 0}, deadline)
+            across.accept({rank: addresses[rank][0] for rank in members.by_leader if rank > 0}, scope)
         elif across is not None:
-            across.join(addresses[0][0], deadline)
+            across.join(addresses[0][0], scope)
         if self._listener is not None:
-            within.accept(self._listener, deadline)
+            within.accept(self._listener, scope)
             self._listener.close()
         self._undo.pop_all()
         if across is None:

@@ -30,6 +30,7 @@ from hvdlite.net.entrance import peer_of
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.net.poll import comes
 from hvdlite.net.proc import stat_of
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 _CLOSE_S = 2.0
@@ -68,14 +69,14 @@ class UnixLink(ControlLink):
         self._all: list[_Peer] = []  # that are not lost
         self._peers: dict[int, _Peer] = {}  # the same by descriptor, most of which have two
 
-    def accept(self, listener: LocalListener, deadline: float) -> None:
+    def accept(self, listener: LocalListener, scope: Scope) -> None:
         """At the leader: waits until all others of its host have connected to ``listener``.
 
         Raises HorovodInternalError if they do not come in time.
         """
         members = self._membership
         missing = set(members.on_this_host[1:])
-        peers = listener.admit(deadline)
+        peers = listener.admit(scope)
         try:
             while missing:
                 peer, greeting = next(peers)
@@ -92,12 +93,12 @@ class UnixLink(ControlLink):
         finally:
             peers.close()
 
-    def dial(self, address: str, deadline: float) -> None:
+    def dial(self, address: str, scope: Scope) -> None:
         """At any other rank: connects to its leader. Raises HorovodInternalError if the leader does not listen."""
         members = self._membership
         leader = members.on_this_host[0]
         try:
-            connection = say_hello(address, members.key_for("listener"), b"%d" % members.rank, deadline)
+            connection = say_hello(address, members.key_for("listener"), b"%d" % members.rank, scope)
         except OSError as error:
             raise HorovodInternalError(
                 f"rank {members.number} cannot connect to rank {members.ranks[leader]}: {error}"
@@ -128,10 +129,10 @@ class UnixLink(ControlLink):
             yield from self._look_for_stopped(now)
 
     def close(self) -> None:
-        deadline = time.monotonic() + _CLOSE_S
+        closing = Scope.of(_CLOSE_S)
         for peer in self._all:
-            while not peer.frames.flush() and (left_s := deadline - time.monotonic()) > 0:
-                comes(peer.frames.fileno(), select.POLLOUT, left_s)
+            while not peer.frames.flush() and not closing.is_over:
+                comes(peer.frames.fileno(), select.POLLOUT, closing.left_s)
             self._close_peer(peer)
         self.inbox.close()
 

@@ -20,6 +20,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.net import curve
 from hvdlite.net.listening import LOOPBACK, split
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 _REDIAL_S = 0.1  # between two connections that both came about and ended
@@ -52,18 +53,18 @@ class ZmqLeafLink(ZmqLink):
         self._answer(self._liveness_listener.fileno(), self._liveness_listener.drop_callers)
         self.address = f"{digest(self._token)} {self._liveness_listener.endpoint}"
 
-    def join(self, root: str, deadline: float) -> None:
+    def join(self, root: str, scope: Scope) -> None:
         """Connects to the root at address ``root``. Raises HorovodInternalError if it does not answer in time."""
         self._root = root
         self._dial()
         rank = self._membership.number
         while not self._is_welcome:
-            if time.monotonic() >= deadline:
+            if scope.is_over:
                 raise HorovodInternalError(
                     f"rank {rank} got no answer from rank 0 at {root} in time. Check for a firewall between them; "
                     "HVDLITE_ADDRESS (hvdrun: --network-interface) sets the address, HVDLITE_PORT_RANGE the ports"
                 )
-            self._sleep_until(deadline)
+            self._sleep(scope)
             for item in self.receive():
                 if isinstance(item, Lost):
                     raise HorovodInternalError(f"rank {rank} lost rank 0 during init(): {item.cause}")

@@ -25,8 +25,8 @@ from hvdlite.control.liveness_probe import LivenessProbe
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.wire import MAX_FRAME_BYTES
-from hvdlite.net.giving_up import seconds_until
 from hvdlite.net.wake import Wake
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 _EVENT = struct.Struct("=hi")  # as libzmq documents it; zmq.utils.monitor would import asyncio to do the same
@@ -81,9 +81,9 @@ class ZmqLink(ControlLink):
         """As of `ControlLink`: nobody talks to the root through this end alone."""
 
     def close(self) -> None:
-        deadline = time.monotonic() + _CLOSE_S
-        while self._awaits_receipts() and time.monotonic() < deadline:
-            self._sleep_until(deadline)
+        closing = Scope.of(_CLOSE_S)
+        while self._awaits_receipts() and not closing.is_over:
+            self._sleep(closing)
             for _ in self.receive():
                 pass
         self._release()
@@ -113,10 +113,10 @@ class ZmqLink(ControlLink):
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, LivenessProbe.silence_ms(self._options))
         return socket
 
-    def _sleep_until(self, deadline: float) -> None:
+    def _sleep(self, scope: Scope) -> None:
         """Sleeps while the link connects or closes, before and after the engine's threads use it."""
-        until = deadline if self.due is None else min(deadline, self.due)
-        self.inbox.sleep(int(seconds_until(until) * 1000) + 1)
+        until_due = scope if self.due is None else Scope(self.due, scope)
+        self.inbox.sleep(int(until_due.pause_s() * 1000) + 1)
 
     def _look(self) -> None:
         """Calls the handlers of all descriptors that are ready but the message sockets'."""

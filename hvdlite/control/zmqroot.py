@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_
 from hvdlite.net import curve
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, resolve, split
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 _MOST_STRANGERS: Final = 64
@@ -80,7 +80,7 @@ class ZmqRootLink(ZmqLink):
             self.close()
             raise
 
-    def accept(self, addresses: Mapping[int, str], deadline: float) -> None:
+    def accept(self, addresses: Mapping[int, str], scope: Scope) -> None:
         """Waits until every rank that dials has said hello; ``addresses`` are theirs, by rank.
 
         Raises HorovodInternalError naming those that have not come in time, or that were lost meanwhile.
@@ -99,9 +99,9 @@ class ZmqRootLink(ZmqLink):
         self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
         self._socket.bind(self.address)
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
-            if time.monotonic() >= deadline:
+            if scope.is_over:
                 raise HorovodInternalError(f"rank(s) {shortened(missing)} did not connect to rank 0 in time")
-            self._sleep_until(deadline)
+            self._sleep(scope)
             for item in self.receive():
                 if isinstance(item, Lost):
                     raise HorovodInternalError(f"rank {item.rank} was lost during init(): {item.cause}")

@@ -23,6 +23,7 @@ from hvdlite.planes.base import Planes
 from hvdlite.planes.choose import BY_DEVICE, WITH_ARENA, choose, parts_by_device
 from hvdlite.planes.shm.arena import Regions
 from hvdlite.planes.shm.part import ArenaPart
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
 
@@ -80,15 +81,15 @@ class Connecting:
         of_planes = {kind: part.bind() for kind, part in self._planes.items()}
         return [self._arena and self._arena.bind(), self._control.bind(), of_planes]
 
-    def connect(self, addresses: Sequence[Sequence[Any]], deadline: float) -> Connections:
+    def connect(self, addresses: Sequence[Sequence[Any]], scope: Scope) -> Connections:
         """Connects with all other members, which do the same; ``addresses`` are those that each has bound.
 
-        ``deadline`` is on the monotonic clock. Raises HorovodInternalError if they are not connected in time.
+        Raises HorovodInternalError if they are not connected in time.
         """
         of_arena, of_control, of_planes = zip(*addresses, strict=True)
         with ExitStack() as undo:
-            regions = self._arena.connect(of_arena, deadline) if self._arena else self._regions
-            link = self._control.connect(of_control, deadline)
+            regions = self._arena.connect(of_arena, scope) if self._arena else self._regions
+            link = self._control.connect(of_control, scope)
             undo.callback(link.close)
             planes = Planes()
             undo.callback(planes.close)
@@ -97,7 +98,7 @@ class Connecting:
                 if lacking := [rank for rank, bound in zip(self.ranks, of_planes, strict=True) if kind not in bound]:
                     planes.lacking[kind] = lacking
                 else:
-                    planes[kind] = self._planes[kind].connect([bound[kind] for bound in of_planes], deadline)
+                    planes[kind] = self._planes[kind].connect([bound[kind] for bound in of_planes], scope)
             for kind, plane in planes.items():
                 if kind != CPU.kind:
                     plane.beside(planes[CPU.kind])
@@ -116,7 +117,7 @@ class Connecting:
 def connect(
     connecting: Connecting,
     exchange: Exchange,
-    deadline: float,
+    scope: Scope,
     interrupted: Callable[[], str] = str,
     leave: Callable[[str], str] | None = None,
 ) -> Connections:
@@ -136,7 +137,7 @@ def connect(
             cause, offer = error, {"failure": str(error)}
         offers = _refuse_failures(exchange(offer), connecting.ranks, cause)
         try:
-            connections = connecting.connect(_addresses(offers, connecting.ranks), deadline)
+            connections = connecting.connect(_addresses(offers, connecting.ranks), scope)
             undo.callback(connections.close)
             failure = interrupted()
         except _REFUSED as error:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from hvdlite.scope import Scope
+
 T = TypeVar("T")
 
 Address = Any
@@ -24,8 +26,8 @@ class Part(ABC, Generic[T]):
         """Opens listeners and memory. Raises OSError or HorovodInternalError if the system refuses them."""
 
     @abstractmethod
-    def connect(self, addresses: Sequence[Address], deadline: float) -> T:
-        """Connects with the other ranks, whose ``addresses`` are in rank order, until ``deadline`` (monotonic).
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> T:
+        """Connects with the other ranks, whose ``addresses`` are in rank order.
 
         Raises HorovodInternalError naming a rank that does not come in time, and ValueError for an invalid address.
         """

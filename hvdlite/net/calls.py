@@ -17,13 +17,13 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, Final
 
-from hvdlite.net.entrance import UNIX, Entrance, call_within_host
-from hvdlite.net.giving_up import seconds_until, wait_readable
+from hvdlite.net.entrance import UNIX, Entrance, call_within_host, limit
 from hvdlite.net.handshake import Callee, Caller, Refused
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.lobby import Lobby
-from hvdlite.net.poll import ENDED, Poller, comes
+from hvdlite.net.poll import ENDED, Poller, comes, wait_readable
 from hvdlite.net.sockets import parse, prepare
+from hvdlite.scope import Scope
 
 _LENGTH: Final = struct.Struct("<Q")
 _HASH_BYTES: Final = 32
@@ -110,9 +110,9 @@ class CallServer:
     def close(self, linger_s: float) -> None:
         """Ends all connections; answers in progress get ``linger_s``."""
         self._lobby.close()
-        deadline = time.monotonic() + linger_s
-        while any(call.is_answered for call in self._calls) and time.monotonic() < deadline:
-            self.turn(deadline)
+        lingering = Scope.of(linger_s)
+        while any(call.is_answered for call in self._calls) and not lingering.is_over:
+            self.turn(lingering.deadline)
         for call in self._calls:
             call.hang_up()
         os.close(self._wake)
@@ -169,15 +169,15 @@ class Pending:
         """True if an answer has begun to arrive or never will, so that `answer` will not wait long."""
         return comes(self._socket, select.POLLIN)
 
-    def answer(self, by: float) -> bytearray:
-        """Waits for the answer until ``by``, on the monotonic clock. Raises Unanswered."""
+    def answer(self, scope: Scope) -> bytearray:
+        """Waits for the answer. Raises Unanswered."""
         sock = self._socket
         try:
             answer = _message(self._keys, _ANSWER, self._limit)
             room = next(answer)
             while True:
-                wait_readable(sock, by)
-                sock.settimeout(_left(by))
+                wait_readable(sock, scope)
+                limit(sock, scope)
                 if not (count := sock.recv_into(room)):
                     raise Unanswered("the connection ended")
                 room = answer.send(count)
@@ -190,17 +190,17 @@ class Pending:
             raise Unanswered(str(error)) from None
 
 
-def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> Pending:
-    """Sends a question to the server at ``address``, which knows ``secret``. ``limit`` caps the answer in bytes.
+def put(address: str, secret: bytes, *question: bytes, most: int, scope: Scope, grace_s: float = 0.0) -> Pending:
+    """Sends a question to the server at ``address``, which knows ``secret``. An answer has ``most`` bytes at most.
 
-    Times are on the monotonic clock. Raises Unanswered if nobody has let this process in by ``start_by``, or the
-    question has not left it by ``answer_by``; within a host at once if nobody listens there.
+    Raises Unanswered if nobody has let this process in before the end of ``scope``, or the question has not left it
+    ``grace_s`` later; within a host at once if nobody listens there.
     """
-    sock, keys = _connect(address, secret, start_by)
-    asked_at = time.monotonic()
+    sock, keys = _connect(address, secret, scope)
+    asked_at, sending = time.monotonic(), scope.later(grace_s)
     try:
         for piece in _pieces(keys, _QUESTION, question):
-            sock.settimeout(_left(answer_by))
+            limit(sock, sending)
             sock.sendall(piece)
     except OSError as error:
         sock.close()
@@ -208,57 +208,53 @@ def put(address: str, secret: bytes, *question: bytes, start_by: float, answer_b
     except BaseException:
         sock.close()
         raise
-    return Pending(sock, keys, limit, asked_at)
+    return Pending(sock, keys, most, asked_at)
 
 
-def ask(address: str, secret: bytes, *question: bytes, start_by: float, answer_by: float, limit: int) -> bytearray:
-    """Like `put`, but waits for the answer until ``answer_by``. Raises Unanswered."""
-    with put(address, secret, *question, start_by=start_by, answer_by=answer_by, limit=limit) as pending:
-        return pending.answer(answer_by)
+def ask(address: str, secret: bytes, *question: bytes, most: int, scope: Scope) -> bytearray:
+    """Like `put`, but waits for the answer. Raises Unanswered."""
+    with put(address, secret, *question, most=most, scope=scope) as pending:
+        return pending.answer(scope)
 
 
-def _connect(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+def _connect(address: str, secret: bytes, scope: Scope) -> tuple[socket.socket, bytes]:
     cause: Exception | None = None
     while True:
         try:
-            return shake_hands(address, secret, min(deadline, time.monotonic() + _HANDSHAKE_S))
+            return shake_hands(address, secret, Scope.of(_HANDSHAKE_S, scope))
         except (Refused, OSError) as error:
             if isinstance(error, ConnectionRefusedError) and address.startswith(UNIX):
                 raise NobodyThere("nobody listens there") from None
             if cause is None or not isinstance(error, TimeoutError):  # the deadline may have cut the last attempt short
                 cause = error
-            if time.monotonic() + _RETRY_S >= deadline:
+            if scope.left_s <= _RETRY_S:
                 raise Unanswered(getattr(cause, "strerror", None) or str(cause)) from None
-        time.sleep(min(_RETRY_S, seconds_until(deadline)))
+        time.sleep(min(_RETRY_S, scope.pause_s()))
 
 
-def shake_hands(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+def shake_hands(address: str, secret: bytes, scope: Scope) -> tuple[socket.socket, bytes]:
     """A connection to ``address``, where somebody knows ``secret`` too, and its keys (`hvdlite.net.handshake`).
 
-    Raises Refused, or OSError if nobody has answered before ``deadline`` (monotonic).
+    Raises Refused, or OSError if nobody has answered before the end of ``scope``.
     """
     family, where = parse(address)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         prepare(sock)
         if family != socket.AF_UNIX:
-            sock.settimeout(_left(deadline))
+            limit(sock, scope)
             sock.connect(where)
-        elif not call_within_host(sock, address.removeprefix(UNIX), deadline).is_own:
+        elif not call_within_host(sock, address.removeprefix(UNIX), scope).is_own:
             raise Unanswered("another user listens there")
         caller = Caller(secret, 0, 0, 0)
         sock.sendall(caller.hello)
-        handshake = HandshakeIO(sock, caller, deadline)
+        handshake = HandshakeIO(sock, caller, scope.deadline)
         while not handshake.go_on():
-            wait_readable(sock, deadline)
+            wait_readable(sock, scope)
         return sock, caller.keys
     except BaseException:
         sock.close()
         raise
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())
 
 
 def _pieces(keys: bytes, kind: bytes, parts: tuple[bytes, ...]) -> Iterator[memoryview]:

@@ -18,11 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from hvdlite.scope import Scope
+
 UNIX: Final = "unix://@"
 """The prefix of addresses of abstract Unix sockets."""
 
 _BURST: Final = 64  # callers who are turned away in one go
 _DEFER_S: Final = 1
+_SHORTEST_S: Final = 0.001  # a time-out of 0 would make a socket non-blocking
 _REST_S: Final = 0.01  # when there is no descriptor in reserve either
 _SHORT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _ALL_USERS: Final = ("0", "0", str(2**32 - 1))  # what a system maps that has no user namespaces
@@ -62,17 +65,22 @@ def tells_users_apart() -> bool:
     return os.geteuid() != nobody or maps == [_ALL_USERS]
 
 
-def call_within_host(sock: socket.socket, name: str, deadline: float) -> Peer:
-    """Connects ``sock``, which then has a time-out at ``deadline`` (monotonic), to the abstract Unix socket ``name``.
+def call_within_host(sock: socket.socket, name: str, scope: Scope) -> Peer:
+    """Connects ``sock``, which then has a time-out at the end of ``scope``, to the abstract Unix socket ``name``.
 
     While the queue there is full, of strangers perhaps, it waits for its turn. Raises OSError.
     """
-    left_s = max(0.001, deadline - time.monotonic())
+    left_s = max(_SHORTEST_S, scope.left_s)
     sock.setblocking(True)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6)))
     sock.connect("\0" + name)
-    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    limit(sock, scope)
     return peer_of(sock)
+
+
+def limit(sock: socket.socket, scope: Scope) -> None:
+    """Lets the next operations on ``sock`` block until the end of ``scope``, each."""
+    sock.settimeout(max(_SHORTEST_S, scope.left_s))
 
 
 class Entrance:

@@ -12,7 +12,6 @@ import hmac
 import secrets
 import selectors
 import socket
-import time
 from collections.abc import Generator
 from contextlib import ExitStack
 from types import TracebackType
@@ -20,7 +19,7 @@ from typing import Final, Self
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.net.entrance import Entrance, call_within_host
-from hvdlite.net.giving_up import seconds_until
+from hvdlite.scope import Scope
 
 _HELLO_LIMIT_BYTES: Final = 4096
 
@@ -45,16 +44,16 @@ class LocalListener:
         """Stops listening. Peers that were admitted stay connected."""
         self._entrance.close()
 
-    def admit(self, deadline: float) -> Generator[tuple[socket.socket, bytes], None, None]:
+    def admit(self, scope: Scope) -> Generator[tuple[socket.socket, bytes], None, None]:
         """Yields a socket for each admitted peer, with its greeting; the caller closes the sockets.
 
-        Raises TimeoutError at ``deadline`` (``time.monotonic()`` seconds).
+        Raises TimeoutError at the end of ``scope``.
         """
         with selectors.DefaultSelector() as ready, ExitStack() as peers:
             ready.register(self._entrance, selectors.EVENT_READ)
             while True:
-                events = ready.select(seconds_until(deadline))
-                if not events and time.monotonic() >= deadline:
+                events = ready.select(scope.pause_s())
+                if not events and scope.is_over:
                     raise TimeoutError
                 for key, _ in events:
                     if key.fileobj is self._entrance:
@@ -79,14 +78,14 @@ class LocalListener:
         return packet[length:] if hmac.compare_digest(packet[:length], self._token) else None
 
 
-def say_hello(address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
-    """Connects to the listener at ``address``. The socket blocks until ``deadline``.
+def say_hello(address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
+    """Connects to the listener at ``address``. The socket blocks until the end of ``scope``.
 
     Raises OSError if nobody listens, and HorovodInternalError if the listener is another user's.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        if not call_within_host(sock, address, deadline).is_own:
+        if not call_within_host(sock, address, scope).is_own:
             raise HorovodInternalError(f"{address} belongs to another user; start the job anew")
         sock.send(token + greeting)
     except BaseException:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from hvdlite.scope import Scope
+
 ENDED: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -21,6 +23,15 @@ def comes(watched: socket.socket | int, events: int, within_s: float = 0.0) -> b
     poll = select.poll()
     poll.register(watched, events)
     return bool(poll.poll(math.ceil(within_s * 1000)))
+
+
+def wait_readable(sock: socket.socket, scope: Scope) -> None:
+    """Returns when ``sock`` has data or has ended. Raises TimeoutError at the end of ``scope``, or Cancelled."""
+    while not comes(sock, select.POLLIN):  # what has come counts, even if the scope is over
+        if comes(sock, select.POLLIN, scope.pause_s()):
+            return
+        if scope.is_over:
+            raise TimeoutError("timed out")
 
 
 class Poller:

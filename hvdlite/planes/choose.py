@@ -23,6 +23,7 @@ from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.ring.part import RingPart
 from hvdlite.planes.shm.part import ShmPart
 from hvdlite.planes.zmq.part import ZmqPart
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
 
@@ -106,7 +107,7 @@ class _LocalPart(Part[DataPlane]):
     def bind(self) -> Address:
         return ""
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
         return LocalPlane()
 
     def close(self) -> None:
@@ -133,11 +134,11 @@ class _HierarchicalPart(Part[DataPlane]):
     def bind(self) -> Address:
         return [part.bind() for part, _ in self._parts]
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
         with ExitStack() as undo:
             planes = []
             for number, (part, ranks) in enumerate(self._parts):
-                planes.append(part.connect([addresses[rank][number] for rank in ranks], deadline))
+                planes.append(part.connect([addresses[rank][number] for rank in ranks], scope))
                 undo.callback(planes[-1].close)
             undo.pop_all()
         local, lane, ring = planes

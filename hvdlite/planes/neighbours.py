@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 
@@ -17,8 +18,8 @@ class NeighbourPlane(DataPlane):
     address: str
 
     @abstractmethod
-    def connect(self, right_address: str, deadline: float) -> None:
-        """Connects to the right neighbour and waits for the left one until ``deadline``, on the monotonic clock.
+    def connect(self, right_address: str, scope: Scope) -> None:
+        """Connects to the right neighbour and waits for the left one.
 
         Raises HorovodInternalError if either is not connected in time, and ValueError for an invalid address.
         """
@@ -40,10 +41,10 @@ class NeighbourPart(Part[DataPlane]):
         self._plane = self._open(self._membership, self._options)
         return self._plane.address
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
         plane, members = self._plane, self._membership
         assert plane is not None  # set by `bind`
-        plane.connect(addresses[(members.rank + 1) % members.size], deadline)
+        plane.connect(addresses[(members.rank + 1) % members.size], scope)
         self._plane = None
         return plane
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.ranges import named, shortened
 from hvdlite.net.calls import NobodyThere, Pending, Unanswered, put
-from hvdlite.net.giving_up import GivenUp, giving_up_when
 from hvdlite.observe.untrusted import parse
 from hvdlite.rendezvous.job import Job
+from hvdlite.scope import Cancelled, Scope
 
 MAX_ROSTER_BYTES = 64 << 20
 NEXT_EPOCH = -1  # requested by a rank that begins, which does not know the number
@@ -49,20 +48,19 @@ class Exchanges:
     """One rank's exchanges with all ranks of the job during one ``init``. Each call is one round.
 
     In the first round all ranks come together, which begins an ``epoch``: its number is the server's, and the same on
-    all ranks; a rank that is alone needs no server. ``deadline`` is for all rounds, on the monotonic clock in seconds.
+    all ranks; a rank that is alone needs no server. ``scope`` is of all rounds.
 
     As a context manager it leaves the epoch on any exception except HvdError and ValueError, which all ranks raise
     alike. The others learn which rank has left, and why, in their next round, or at once within `together`.
     """
 
-    def __init__(self, meeting: Meeting, rank: int, size: int, deadline: float) -> None:
+    def __init__(self, meeting: Meeting, rank: int, size: int, scope: Scope) -> None:
         self.epoch = NEXT_EPOCH
         self._meeting = meeting
         self._rank = rank
         self._size = size
-        self._deadline = deadline
+        self._scope = scope
         self._round = 0
-        self._is_asking = False
 
     def __enter__(self) -> Exchanges:
         return self
@@ -83,13 +81,9 @@ class Exchanges:
         if self._size == 1:
             self.epoch = 0
             return [offer]
-        timeout_s = max(0.0, self._deadline - time.monotonic())
-        self._is_asking = True
-        try:
-            with self._put(self._round, offer, self._deadline) as pending:
-                answer = self._answer(pending, self._deadline + GRACE_S)
-        finally:
-            self._is_asking = False
+        timeout_s = self._scope.left_s
+        with self._put(self._round, offer, self._scope) as pending:
+            answer = self._answer(pending, self._scope.later(GRACE_S))
         if "over" in answer:
             raise MeetingOver(int(answer["over"]))
         refuse(answer, self._rank, timeout_s, is_first=self._round == 0)
@@ -99,35 +93,32 @@ class Exchanges:
         return offers
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """A context in which this rank learns at once of one that leaves the epoch, wherever it waits.
+    def together(self) -> Iterator[Scope]:
+        """A context with a scope that is cancelled as soon as a rank leaves the epoch.
 
         Raises HorovodInternalError then, which says which rank has left, and why.
         """
         if self._size == 1:
-            yield
+            yield self._scope
             return
         told: list[str] = []
-        with self._put(WATCHING, None, self._deadline) as pending:
+        with self._put(WATCHING, None, self._scope) as pending:
             is_over = False
 
-            def is_told() -> str:
+            def why_left() -> str:
                 nonlocal is_over
-                if self._is_asking:
-                    # The server fails a round itself. One that it has answered counts, however slowly the answer comes
-                    # and even if a rank that was faster has begun the next `init` meanwhile.
-                    return ""
                 if not is_over and pending.has_come():
                     is_over = True
                     with suppress(HorovodInternalError):  # the server has closed, because this epoch is connected
-                        if "error" in (answer := self._answer(pending, time.monotonic() + _PROMPT_S)):
+                        if "error" in (answer := self._answer(pending, Scope.of(_PROMPT_S))):
                             told.append(answer["error"])
                 return "".join(told)
 
             try:
-                with giving_up_when(is_told):
-                    yield
-            except GivenUp:
+                # Rounds wait in the scope outside of this one: the server fails them itself. A round that it has
+                # answered counts, however slowly the answer comes, and even if a faster rank has begun another `init`.
+                yield Scope(within=self._scope, watch=why_left)
+            except Cancelled:
                 if told:
                     raise refused(self._rank, told[0]) from None
                 raise
@@ -136,18 +127,18 @@ class Exchanges:
         """Tells the others that this rank leaves. Returns the reason of the first rank that left, as they get it."""
         if self._size == 1:
             return why
-        by = time.monotonic() + _PROMPT_S
-        with suppress(HorovodInternalError), self._put(LEAVING, why, by) as pending:
-            return str(self._answer(pending, by).get("error", why))
+        prompt = Scope.of(_PROMPT_S)
+        with suppress(HorovodInternalError), self._put(LEAVING, why, prompt) as pending:
+            return str(self._answer(pending, prompt).get("error", why))
         return why
 
-    def _put(self, number: int, offer: Any, start_by: float) -> Pending:
+    def _put(self, number: int, offer: Any, scope: Scope) -> Pending:
         request = {
             "epoch": self.epoch,
             "round": number,
             "rank": self._rank,
             "size": self._size,
-            "timeout_s": max(0.0, self._deadline - time.monotonic()),
+            "timeout_s": self._scope.left_s,
             "offer": offer,
         }
         try:
@@ -155,9 +146,9 @@ class Exchanges:
                 self._meeting.address,
                 self._meeting.job.key("rendezvous"),
                 json.dumps(request).encode(),
-                start_by=start_by,
-                answer_by=start_by + GRACE_S,
-                limit=MAX_ROSTER_BYTES,
+                most=MAX_ROSTER_BYTES,
+                scope=scope,
+                grace_s=GRACE_S,
             )
         except NobodyThere:
             raise HorovodInternalError(
@@ -169,9 +160,9 @@ class Exchanges:
         except Unanswered as error:
             raise self._unanswered(error) from None
 
-    def _answer(self, pending: Pending, by: float) -> dict[str, Any]:
+    def _answer(self, pending: Pending, scope: Scope) -> dict[str, Any]:
         try:
-            answer = parse(pending.answer(by))
+            answer = parse(pending.answer(scope))
         except Unanswered as error:
             raise self._unanswered(error) from None
         except ValueError:

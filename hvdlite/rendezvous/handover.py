@@ -21,13 +21,14 @@ from typing import Any, Final
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.net.entrance import tells_users_apart
-from hvdlite.net.giving_up import seconds_until, wait_readable
 from hvdlite.net.hostid import network_namespace
 from hvdlite.net.local_listener import LocalListener, say_hello
+from hvdlite.net.poll import wait_readable
 from hvdlite.observe.untrusted import parse
 from hvdlite.rendezvous.client import GRACE_S, Meeting, absent, refuse
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.scope import Scope
 from hvdlite.settings import Start
 
 _PACKET_BYTES: Final = 1 << 20  # room for many missing ranks
@@ -37,7 +38,7 @@ _PLACE: Final = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9})")
 
 
 @contextmanager
-def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
+def meet_on_one_host(start: Start, number: int, scope: Scope) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init, served by rank 0. Raises HorovodInternalError if ranks are missing."""
     if not tells_users_apart():
         raise HorovodInternalError(
@@ -48,25 +49,23 @@ def meet_on_one_host(start: Start, number: int, deadline: float) -> Iterator[Mee
     name = hashlib.blake2b(f"{os.geteuid()} {start.job}".encode(), digest_size=16)
     address, token = f"hvdlite-meeting-{name.hexdigest()}", name.digest()
     if start.rank > 0:
-        keys = _ask(start, address, token, deadline)
+        keys = _ask(start, address, token, scope)
         yield Meeting(Job(keys["job"], keys["secret"]), keys["rendezvous"], "did rank 0 fail? Look at its output.")
         return
     job = Job.create()
     with RendezvousServer(job, start.size, only=number) as server:
-        _hand_out(
-            {"job": job.name, "secret": job.secret, "rendezvous": server.address}, start, address, token, deadline
-        )
+        _hand_out({"job": job.name, "secret": job.secret, "rendezvous": server.address}, start, address, token, scope)
         yield Meeting(job, server.address, "another thread of this process has failed.")
 
 
-def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, deadline: float) -> None:
+def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, scope: Scope) -> None:
     """Hands ``keys`` to all other ranks once all have come, or tells those who came which ranks are missing."""
     began = time.monotonic()
     with _listen(start.job, address, token) as listener, ExitStack() as stack:
         sockets: dict[int, socket.socket] = {}
         answer: Mapping[str, Any] = keys
         try:
-            for sock, greeting in listener.admit(deadline):
+            for sock, greeting in listener.admit(scope):
                 stack.enter_context(sock)
                 if (place := _PLACE.fullmatch(greeting)) is None:
                     sock.close()
@@ -108,13 +107,13 @@ def _send(sock: socket.socket, answer: Mapping[str, Any]) -> None:
         sock.send(json.dumps(answer).encode())
 
 
-def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str, str]:
+def _ask(start: Start, address: str, token: bytes, scope: Scope) -> dict[str, str]:
     """The keys from rank 0, once it has opened its listener and all others have come."""
     began = time.monotonic()
     greeting = f"{start.rank} {start.size}".encode()
-    with _say_hello_until_heard(start.rank, address, token, greeting, deadline) as sock:
+    with _say_hello_until_heard(start.rank, address, token, greeting, scope) as sock:
         try:
-            wait_readable(sock, deadline + GRACE_S)
+            wait_readable(sock, scope.later(GRACE_S))
             packet = sock.recv(_PACKET_BYTES)
         except OSError:
             packet = b""
@@ -131,14 +130,14 @@ def _ask(start: Start, address: str, token: bytes, deadline: float) -> dict[str,
     return answer
 
 
-def _say_hello_until_heard(rank: int, address: str, token: bytes, greeting: bytes, deadline: float) -> socket.socket:
+def _say_hello_until_heard(rank: int, address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
     began = look_at = time.monotonic()
     while True:
         try:
-            return say_hello(address, token, greeting, deadline)
+            return say_hello(address, token, greeting, scope)
         except OSError:
-            if time.monotonic() >= deadline:
-                raise absent([0], rank, deadline - began) from None
+            if scope.is_over:
+                raise absent([0], rank, scope.deadline - began) from None
         if time.monotonic() >= look_at:
             if _is_elsewhere(address):
                 raise HorovodInternalError(
@@ -146,7 +145,7 @@ def _say_hello_until_heard(rank: int, address: str, token: bytes, greeting: byte
                     "of its own), so they cannot meet; start all ranks of a host in one"
                 )
             look_at = time.monotonic() + _LOOK_S
-        time.sleep(min(_RETRY_S, seconds_until(deadline)))  # the kernel has no notification for a new name
+        time.sleep(min(_RETRY_S, scope.pause_s()))  # the kernel has no notification for a new name
 
 
 def _is_elsewhere(address: str) -> bool:

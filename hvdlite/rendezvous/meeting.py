@@ -17,6 +17,7 @@ from hvdlite.rendezvous.client import Meeting
 from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.rendezvous.handover import meet_on_one_host
 from hvdlite.rendezvous.job import Job
+from hvdlite.scope import Scope
 from hvdlite.settings import Start
 
 
@@ -49,11 +50,10 @@ _SILENCE_OF_SERVER: Final = ("is hvdrun still running?", "is rank 0 still runnin
 
 
 @contextmanager
-def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
+def meet(start: Start, number: int, scope: Scope) -> Iterator[Meeting]:
     """The meeting of the ``number``-th init of a job; rank 0 may serve it until the end of the context.
 
-    Raises ValueError if nothing says where ranks meet, and HorovodInternalError if they do not come before
-    ``deadline``, on the monotonic clock in seconds.
+    Raises ValueError if nothing says where ranks meet, and HorovodInternalError if they do not come in time.
     """
     place = place_of(start)
     if place is Place.NOWHERE:
@@ -64,7 +64,7 @@ def meet(start: Start, number: int, deadline: float) -> Iterator[Meeting]:
         with meet_across_hosts(start, number) as meeting:
             yield meeting
     else:
-        with meet_on_one_host(start, number, deadline) as meeting:
+        with meet_on_one_host(start, number, scope) as meeting:
             yield meeting
 
 

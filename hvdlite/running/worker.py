@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import traceback
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from hvdlite.errors import LaunchError
 from hvdlite.net.calls import Unanswered, ask
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, prepare
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings, Start
 from hvdlite.tracebacks import shorten
 
@@ -46,11 +46,10 @@ def split(message: bytearray) -> tuple[bytes, memoryview]:
 
 def _ask(start: Start, kind: bytes, body: bytes, timeout_s: float) -> bytearray:
     """Returns the caller's answer. Raises LaunchError if none comes in time."""
-    by = time.monotonic() + timeout_s
     secret = Job(JOB, start.run_secret).key("run")
     head = b"%s %d\n" % (kind, start.rank)
     try:
-        return ask(start.run_address, secret, head, body, start_by=by, answer_by=by, limit=MAX_BYTES)
+        return ask(start.run_address, secret, head, body, most=MAX_BYTES, scope=Scope.of(timeout_s))
     except Unanswered as error:
         raise LaunchError(f"rank {start.rank} got no answer from the caller of hvdlite.run(): {error}") from None
 

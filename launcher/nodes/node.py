@@ -21,6 +21,7 @@ from hvdlite.net.calls import shake_hands
 from hvdlite.net.handshake import Refused
 from hvdlite.net.listening import endpoint
 from hvdlite.net.poll import ENDED, comes
+from hvdlite.scope import Scope
 
 from ..agents.fields import field, integer, printable
 from ..agents.ways import ProcessWay
@@ -120,7 +121,7 @@ def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
             len(addresses) - number
         )  # one that drops everything leaves time for the others
         try:
-            return Channel(*shake_hands(endpoint(address, place.port), key, until), is_caller=True)
+            return Channel(*shake_hands(endpoint(address, place.port), key, Scope(until)), is_caller=True)
         except Refused:
             problem = "what listens there has another key; HVDLITE_SECRET has to be the same on all nodes"
         except ConnectionRefusedError:

@@ -13,7 +13,6 @@ import ctypes
 import json
 import secrets
 import sys
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 import hvdlite as hvd
 from hvdlite.bench.timing import Candidate, measure
 from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType
@@ -68,7 +68,7 @@ def _connected(label: str, secret: bytes, session: int) -> RingPlane:
     name = np.frombuffer(plane.address.encode().ljust(_NAME_BYTES), np.uint8)
     names = hvd.allgather(name).reshape(hvd.size(), _NAME_BYTES)
     right = names[(hvd.rank() + 1) % hvd.size()].tobytes().decode().strip()
-    plane.connect(right, time.monotonic() + _START_S)
+    plane.connect(right, Scope.of(_START_S))
     return plane
 
 

@@ -15,6 +15,7 @@ import pytest
 from hvdlite.errors import PeerLost
 from hvdlite.planes.shm.plane import ShmPlane, geometry
 from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings, Start
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
@@ -35,7 +36,7 @@ def two_ranks(work: object, *arguments: str) -> Iterator[ProcessRanks]:
             SegmentOffer(fd, _TOKEN) as offer,
             ProcessRanks(2, work, offer.address, *arguments) as ranks,  # type: ignore[arg-type]
         ):
-            offer.serve(2, time.monotonic() + PATIENCE_S)
+            offer.serve(2, Scope.of(PATIENCE_S))
             yield ranks
     finally:
         os.close(fd)
@@ -43,7 +44,7 @@ def two_ranks(work: object, *arguments: str) -> Iterator[ProcessRanks]:
 
 def open_own_plane(address: str) -> ShmPlane:
     rank, options = Start.read().rank, Settings.read()
-    return ShmPlane(fetch(address, _TOKEN, time.monotonic() + PATIENCE_S), rank, 2, geometry(options, 2, cores=2))
+    return ShmPlane(fetch(address, _TOKEN, Scope.of(PATIENCE_S)), rank, 2, geometry(options, 2, cores=2))
 
 
 def allreduce_ones(plane: ShmPlane, array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:

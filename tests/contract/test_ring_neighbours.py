@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.sockets import dial
 from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.scope import Scope
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.contract.two_rings import HEARD, SECRET, allreduce, connect, two_planes
@@ -138,7 +138,7 @@ def test_neighbours_that_make_different_numbers_of_connections_are_named() -> No
 def test_a_neighbour_that_does_not_come_is_named() -> None:
     with two_planes() as planes:
         with pytest.raises(HorovodInternalError, match="rank 0 cannot join the ring.* rank 1 at .*no answer in time"):
-            planes[0].connect(planes[1].address, time.monotonic() + 0.3)
+            planes[0].connect(planes[1].address, Scope.of(0.3))
         with pytest.raises(HorovodInternalError, match="no answer in time"):
             planes[0].barrier()
 

@@ -6,12 +6,12 @@ import os
 import resource
 import socket
 import threading
-import time
 
 import pytest
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
+from hvdlite.scope import Scope
 from tests.harness.patience import PATIENCE_S
 
 _TOKEN = b"0123456789abcdef"
@@ -24,8 +24,8 @@ def fd() -> object:
     os.close(fd)
 
 
-def soon(seconds: float = PATIENCE_S) -> float:
-    return time.monotonic() + seconds
+def soon(seconds: float = PATIENCE_S) -> Scope:
+    return Scope.of(seconds)
 
 
 def serving(offer: SegmentOffer, count: int) -> threading.Thread:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hvdlite.errors import HorovodInternalError, PeerLost
 from hvdlite.net.listening import split
 from hvdlite.planes.arithmetic import values_of
 from hvdlite.planes.zmq.plane import ZmqPlane
+from hvdlite.scope import Scope
 from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 from tests.contract.joined.zmq import open_ring
 from tests.contract.planes import spans_of
@@ -72,10 +72,10 @@ def test_strangers_and_other_groups_stay_outside() -> None:
         plain.send(b"\0" * 8)
         other = ZmqPlane(1, 2, bytes(32), progress_timeout_s=PATIENCE_S)
         with pytest.raises(HorovodInternalError, match="rank 0 did not connect to it in time"):
-            other.connect(planes[0].address, time.monotonic() + 0.5)
+            other.connect(planes[0].address, Scope.of(0.5))
         other.close()
-        deadline = time.monotonic() + PATIENCE_S
-        thread_ranks(2, lambda rank: planes[rank].connect(planes[1 - rank].address, deadline))
+        scope = Scope.of(PATIENCE_S)
+        thread_ranks(2, lambda rank: planes[rank].connect(planes[1 - rank].address, scope))
         thread_ranks(2, lambda rank: planes[rank].barrier())
     finally:
         for plane in planes:
@@ -94,12 +94,12 @@ def test_a_stranger_that_leaves_is_not_taken_for_the_neighbour() -> None:
 
 def test_a_rank_that_is_not_the_left_neighbour_is_refused() -> None:
     planes = [ZmqPlane(rank, 3, KEY, progress_timeout_s=PATIENCE_S) for rank in range(3)]
-    deadline = time.monotonic() + PATIENCE_S
+    scope = Scope.of(PATIENCE_S)
     try:
-        caller = threading.Thread(target=planes[1].connect, args=(planes[0].address, deadline))
+        caller = threading.Thread(target=planes[1].connect, args=(planes[0].address, scope))
         caller.start()
         with pytest.raises(HorovodInternalError, match="rank 0 was called by a rank that is not its left"):
-            planes[0].connect(planes[1].address, deadline)
+            planes[0].connect(planes[1].address, scope)
         caller.join(PATIENCE_S)
     finally:
         for plane in planes:

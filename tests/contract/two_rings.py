@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
@@ -12,6 +11,7 @@ import numpy as np
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.scope import Scope
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.meddler import Meddler
 from tests.contract.planes import spans_of
@@ -55,11 +55,11 @@ def two_planes(
 
 def connect(planes: list[RingPlane], *addresses: str) -> list[str]:
     """Connects both, each to its own of ``addresses``; what each raised: whoever fails ends the other, with HEARD."""
-    deadline = time.monotonic() + PATIENCE_S
+    scope = Scope.of(PATIENCE_S)
 
     def attempt(rank: int) -> str:
         try:
-            planes[rank].connect(addresses[rank] if addresses else planes[1 - rank].address, deadline)
+            planes[rank].connect(addresses[rank] if addresses else planes[1 - rank].address, scope)
         except HorovodInternalError as error:
             planes[1 - rank].abort(HorovodInternalError(HEARD))  # as the control links would
             return str(error)

@@ -29,6 +29,7 @@ from hvdlite.ops import Collectives
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.choose import BY_DEVICE, plane_part
 from hvdlite.planes.shm.free_list import FreeList
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Buffer, Matrix, NotAnArray, Spans
 from hvdlite.tensors.device import Device
@@ -271,8 +272,8 @@ class DevicePart(Part[DataPlane]):
     def bind(self) -> Address:
         return self._inner.bind()
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
-        return DevicePlane(self._inner.connect(addresses, deadline))
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
+        return DevicePlane(self._inner.connect(addresses, scope))
 
     def close(self) -> None:
         self._inner.close()

@@ -14,6 +14,7 @@ import pytest
 
 from hvdlite.launcher.nodes import node as joining
 from hvdlite.launcher.nodes.place import Master, NodePlace
+from hvdlite.scope import Scope
 from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import read_until
 from tests.launcher.nodes import ending, free_port, node, start
@@ -79,8 +80,8 @@ def test_a_node_waits_for_the_name_of_node_0(tmp_path: Path) -> None:
 def test_an_address_of_node_0_that_does_not_answer_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[tuple[str, float]] = []
 
-    def no_answer(address: str, key: bytes, deadline: float) -> NoReturn:
-        tried.append((address, deadline))
+    def no_answer(address: str, key: bytes, scope: Scope) -> NoReturn:
+        tried.append((address, scope.deadline))
         raise TimeoutError
 
     monkeypatch.setattr(joining, "shake_hands", no_answer)

@@ -135,13 +135,13 @@ def test_a_rank_may_end_early(tmp_path: Path) -> None:
 
 def test_the_workers_meet_through_the_launcher() -> None:
     program = """
-import time
 from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
+from hvdlite.scope import Scope
 from hvdlite.settings import Start
 start = Start.read()
 meeting = Meeting(Job(start.job, start.secret), start.rendezvous)
-exchange = Exchanges(meeting, start.rank, start.size, time.monotonic() + 300)
+exchange = Exchanges(meeting, start.rank, start.size, Scope.of(300))
 print(exchange(start.rank * 10))
 """
     ended = run("-np", "2", "python", "-c", program, PATH=f"{Path(python('')[0]).parent}:{os.environ['PATH']}")

@@ -15,6 +15,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.world import meet_world
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings, Start
 from tests.harness import process_ranks
 
@@ -55,7 +56,7 @@ class _Told(Exchanges):
     """The offers of three ranks that differ only in their hosts and network namespaces."""
 
     def __init__(self, meeting: Meeting, hosts: str) -> None:
-        super().__init__(meeting, 0, 3, 0.0)
+        super().__init__(meeting, 0, 3, Scope())
         self._hosts = hosts
 
     def __call__(self, offer: dict[str, Any]) -> list[Any]:

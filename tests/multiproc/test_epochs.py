@@ -25,6 +25,7 @@ from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.rendezvous.world import meet_world
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings, Start
 from hvdlite.tensors.buffer import address_of
 from hvdlite.tensors.dtypes import DType, Sum
@@ -39,13 +40,13 @@ class Member:
     """One rank of the world that the ranks at ``meeting`` come together in next, until it is closed."""
 
     def __init__(self, meeting: Meeting, rank: int, size: int, options: Settings, host: str = "h") -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        scope = Scope.of(PATIENCE_S)
         start = Start(rank=rank, size=size, hostid=host)
-        exchange = Exchanges(meeting, rank, size, deadline)
+        exchange = Exchanges(meeting, rank, size, scope)
         world = meet_world(start, options, meeting, exchange)
         self.membership, options = world.membership, replace(options, address=world.address)
         connecting = Connecting(self.membership, options, makes_arena=True)
-        self.connections = connect(connecting, exchange, deadline)
+        self.connections = connect(connecting, exchange, scope)
         link, planes, self.regions = self.connections
         self.group = Group(self.membership, Engine(self.membership, options, link, planes, lambda end: None))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 import signal
 import threading
@@ -22,7 +21,7 @@ import pytest
 import hvdlite as hvd
 from hvdlite import session
 from hvdlite.engine.connecting import Connecting
-from hvdlite.net.giving_up import seconds_until
+from hvdlite.scope import Scope
 from tests.harness import process_ranks
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.interrupts import At, Interrupt, is_ours, raise_interrupt
@@ -224,10 +223,11 @@ def _interrupted_at(owner: Any, function: str) -> Iterator[None]:
     """A context in which the main thread is interrupted while another is in ``function`` of ``owner``."""
     signal.signal(signal.SIGUSR1, raise_interrupt)
 
-    def interrupted(*_: Any, **__: Any) -> Any:
+    def interrupted(*arguments: Any) -> Any:
+        (scope,) = (each for each in arguments if isinstance(each, Scope))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         while True:
-            seconds_until(math.inf)
+            scope.check()
 
     with patch.object(owner, function, interrupted), pytest.raises(Interrupt):
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -17,6 +16,7 @@ from hvdlite.net.local_listener import LocalListener
 from hvdlite.rendezvous.client import Exchanges
 from hvdlite.rendezvous.coordinator import meet_across_hosts
 from hvdlite.rendezvous.handover import _say_hello_until_heard, meet_on_one_host
+from hvdlite.scope import Scope
 from hvdlite.settings import Start
 from tests.harness import Outcome, ProcessRanks, pause_at, process_ranks, thread_ranks
 from tests.harness.network import kept_port
@@ -103,7 +103,7 @@ def test_the_end_of_rank_0_in_init_is_noticed_at_once(job: dict[str, str]) -> No
     address, token = _door(job["HVDLITE_JOB"])
     place = {"HVDLITE_RANK": "1", "HVDLITE_SIZE": "3", "HVDLITE_LOCAL_SIZE": "3"}
     with LocalListener(token, address) as listener, ProcessRanks(1, _init_when_told, environ=job | place) as ranks:
-        link, greeting = next(listener.admit(time.monotonic() + PATIENCE_S))
+        link, greeting = next(listener.admit(Scope.of(PATIENCE_S)))
         assert greeting == b"1 3"
         link.close()
         (outcome,) = ranks.join()
@@ -179,7 +179,7 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
 
     def offer_of_both(rank: int) -> list[str]:
         with meet_across_hosts(starts[1], 0) as meeting:
-            return Exchanges(meeting, rank, 2, time.monotonic() + PATIENCE_S)(f"offer {rank}")
+            return Exchanges(meeting, rank, 2, Scope.of(PATIENCE_S))(f"offer {rank}")
 
     with meet_across_hosts(starts[0], 0), socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
         stranger.sendall(b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 9, "offer": {}}' * 100)
@@ -191,7 +191,7 @@ def test_a_stranger_at_the_coordinator_gets_no_answer_and_stops_nobody(across: d
 
 
 def test_who_greets_rank_0_with_nonsense_is_dropped_and_the_others_meet(job: dict[str, str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    scope = Scope.of(PATIENCE_S)
     starts = [Start(rank=rank, size=2, job=job["HVDLITE_JOB"]) for rank in range(2)]
     nonsense = (
         b"",
@@ -206,9 +206,9 @@ def test_who_greets_rank_0_with_nonsense_is_dropped_and_the_others_meet(job: dic
 
     def meet(rank: int) -> str:
         for greeting in nonsense if rank else ():
-            with _say_hello_until_heard(rank, *_door(job["HVDLITE_JOB"]), greeting, deadline) as stranger:
+            with _say_hello_until_heard(rank, *_door(job["HVDLITE_JOB"]), greeting, scope) as stranger:
                 assert stranger.recv(1) == b""
-        with meet_on_one_host(starts[rank], 0, deadline) as meeting:
+        with meet_on_one_host(starts[rank], 0, scope) as meeting:
             return meeting.address
 
     assert len(set(thread_ranks(2, meet))) == 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from hvdlite.errors import PeerLost
 from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.scope import Scope
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.harness import ProcessRanks, pause_at, reached
@@ -30,7 +31,7 @@ def open_ring(folder: str) -> RingPlane:
     )
     Path(folder, str(rank)).write_text(plane.address)
     pause_at("listening")
-    plane.connect(Path(folder, str((rank + 1) % SIZE)).read_text(), time.monotonic() + PATIENCE_S)
+    plane.connect(Path(folder, str((rank + 1) % SIZE)).read_text(), Scope.of(PATIENCE_S))
     return plane
 
 

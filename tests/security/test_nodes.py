@@ -18,6 +18,7 @@ from hvdlite.launcher.stream.frames import Kind, pack
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.net.calls import shake_hands
 from hvdlite.net.handshake import Caller
+from hvdlite.scope import Scope
 from tests.harness.patience import PATIENCE_S, until
 from tests.launcher.hvdrun import read_until
 from tests.launcher.nodes import KEY, Node, ending, free_port, in_place_of_node_0, node, port_of
@@ -49,7 +50,7 @@ def dial(port: int) -> socket.socket:
 def call(port: int, key: str = KEY) -> Channel:
     """A caller that has proved to have the key."""
     address = f"tcp://127.0.0.1:{port}"
-    return Channel(*shake_hands(address, key_of(key), time.monotonic() + PATIENCE_S), is_caller=True)
+    return Channel(*shake_hands(address, key_of(key), Scope.of(PATIENCE_S)), is_caller=True)
 
 
 def introduction(**fields: object) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from hvdlite.control.link import ControlLink, Lost, Received
 from hvdlite.control.zmqleaf import ZmqLeafLink
 from hvdlite.control.zmqroot import ZmqRootLink
 from hvdlite.negotiation.messages import End, EndKind
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
@@ -22,8 +22,8 @@ SESSION = member(0, HOSTS).session
 LEFT = End(EndKind.LEFT, 1, "here", "it called shutdown()")
 
 
-def soon(seconds: float = PATIENCE_S) -> float:
-    return time.monotonic() + seconds
+def soon(seconds: float = PATIENCE_S) -> Scope:
+    return Scope.of(seconds)
 
 
 def zmq_links(through: Callable[[str], str] = lambda address: address, **values: Any) -> list[ControlLink]:
@@ -63,7 +63,7 @@ def next_from(link: ControlLink, *others: ControlLink, within_s: float = PATIENC
     came = _came.setdefault(link, deque())
     deadline = soon(within_s)
     while not came:
-        assert time.monotonic() < deadline, "nothing came"
+        assert not deadline.is_over, "nothing came"
         came.extend(link.receive())
         for other in others:
             _came.setdefault(other, deque()).extend(receive(other))

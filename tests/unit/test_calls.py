@@ -23,6 +23,7 @@ from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
+from hvdlite.scope import Scope
 from tests.harness import thread_ranks
 from tests.harness.network import kept_port
 from tests.harness.patience import PATIENCE_S
@@ -67,8 +68,7 @@ def tcp() -> Entrance:
 def question(
     address: str, *parts: bytes, secret: bytes = SECRET, patience_s: float = PATIENCE_S, limit: int = LIMIT
 ) -> bytes:
-    by = time.monotonic() + patience_s
-    return bytes(ask(address, secret, *parts, start_by=by, answer_by=by, limit=limit))
+    return bytes(ask(address, secret, *parts, most=limit, scope=Scope.of(patience_s)))
 
 
 @pytest.mark.parametrize("entrance", [within_host, tcp], ids=lambda each: each.__name__)
@@ -94,10 +94,10 @@ def test_what_an_attempt_was_told_is_not_forgotten_when_the_deadline_cuts_the_la
 ) -> None:
     attempts = iter([OSError("it hung up"), TimeoutError("timed out")])
 
-    def attempt(address: str, secret: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+    def attempt(address: str, secret: bytes, scope: Scope) -> tuple[socket.socket, bytes]:
         error = next(attempts)
         if isinstance(error, TimeoutError):
-            time.sleep(max(0.0, deadline - time.monotonic()))
+            time.sleep(scope.left_s)
         raise error
 
     monkeypatch.setattr(calls, "shake_hands", attempt)
@@ -136,7 +136,7 @@ def test_nobody_who_listens_within_a_host_is_found_out_at_once() -> None:
         question("unix://@hvdlite-test-nobody", patience_s=2 * PATIENCE_S)
     meeting = Meeting(Job.create(), "unix://@hvdlite-test-nobody")
     with pytest.raises(HorovodInternalError, match=r"rank 1 found no listener at unix://.* another network namespace"):
-        Exchanges(meeting, 1, 2, began + 2 * PATIENCE_S)("")
+        Exchanges(meeting, 1, 2, Scope.of(2 * PATIENCE_S))("")
     assert time.monotonic() - began < PATIENCE_S
 
 
@@ -165,12 +165,12 @@ def test_a_rank_that_left_before_the_others_came_may_come_again() -> None:
     job = Job.create()
     with RendezvousServer(job, 2) as server:
         meeting = Meeting(job, server.address)
-        by = time.monotonic() + PATIENCE_S
+        scope = Scope.of(PATIENCE_S)
         request = b'{"epoch": -1, "round": 0, "rank": 1, "size": 2, "timeout_s": 20, "offer": "first"}'
         with pytest.raises(Unanswered):
-            ask(server.address, job.key("rendezvous"), request, start_by=by, answer_by=time.monotonic() + 0.2, limit=99)
+            ask(server.address, job.key("rendezvous"), request, most=99, scope=Scope.of(0.2))
 
         def come(rank: int) -> list[str]:
-            return Exchanges(meeting, rank, 2, by)(f"offer {rank}")
+            return Exchanges(meeting, rank, 2, scope)(f"offer {rank}")
 
         assert thread_ranks(2, come) == [["offer 0", "offer 1"]] * 2

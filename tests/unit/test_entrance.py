@@ -6,7 +6,6 @@ import os
 import resource
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 
@@ -18,6 +17,7 @@ from hvdlite.launcher.stream.loop import Loop
 from hvdlite.net.entrance import Entrance, peer_of
 from hvdlite.net.listening import listen
 from hvdlite.net.local_listener import LocalListener, say_hello
+from hvdlite.scope import Scope
 from tests.harness.patience import PATIENCE_S
 from tests.harness.users import LARGE, NOBODY, in_child, needs_root
 
@@ -39,9 +39,9 @@ def through_an_entrance() -> int:
 def through_a_door() -> int:
     with (
         LocalListener(b"token") as listener,
-        say_hello(listener.address, b"token", b"", time.monotonic() + PATIENCE_S) as link,
+        say_hello(listener.address, b"token", b"", Scope.of(PATIENCE_S)) as link,
     ):
-        peer, _ = next(listener.admit(time.monotonic() + PATIENCE_S))
+        peer, _ = next(listener.admit(Scope.of(PATIENCE_S)))
         peer.close()
         return peer_of(link).uid
 

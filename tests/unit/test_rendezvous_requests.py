@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 
 import pytest
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.net.calls import Pending, ask
-from hvdlite.net.giving_up import seconds_until
 from hvdlite.rendezvous.client import Exchanges, Meeting, MeetingOver
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
+from hvdlite.scope import Scope
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S
 
@@ -44,13 +43,12 @@ def test_what_cannot_be_is_no_request(name: str) -> None:
 def test_the_server_refuses_them_and_goes_on() -> None:
     job = Job.create()
     with RendezvousServer(job, 2) as server:
-        deadline = time.monotonic() + PATIENCE_S
-        times = {"start_by": deadline, "answer_by": deadline, "limit": 1 << 20}
+        scope = Scope.of(PATIENCE_S)
         for text in BAD.values():
-            answer = ask(server.address, job.key("rendezvous"), text.encode(), **times)  # type: ignore[arg-type]
+            answer = ask(server.address, job.key("rendezvous"), text.encode(), most=1 << 20, scope=scope)
             assert json.loads(answer) == {"error": "the request is malformed"}
         meeting = Meeting(job, server.address)
-        ranks = [Exchanges(meeting, rank, 2, deadline) for rank in range(2)]
+        ranks = [Exchanges(meeting, rank, 2, scope) for rank in range(2)]
         assert thread_ranks(2, lambda rank: ranks[rank](f"offer {rank}")) == [["offer 0", "offer 1"]] * 2
 
 
@@ -59,16 +57,16 @@ def test_who_is_missing_has_called_init_or_not() -> None:
     with RendezvousServer(job, 2) as server:
         meeting = Meeting(job, server.address)
         with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 did not call it"):
-            Exchanges(meeting, 0, 2, time.monotonic() + 0.2)("")
+            Exchanges(meeting, 0, 2, Scope.of(0.2))("")
         came = thread_ranks(2, lambda rank: _come(meeting, rank))
-        came[0]._deadline = time.monotonic() + 0.2
+        came[0]._scope = Scope.of(0.2)
         with pytest.raises(HorovodInternalError, match=r"rank\(s\) 1 called it but did not continue"):
             came[0]("")
 
 
 def _come(meeting: Meeting, rank: int, size: int = 2) -> Exchanges:
     """A rank that has come together with the others."""
-    exchange = Exchanges(meeting, rank, size, time.monotonic() + PATIENCE_S)
+    exchange = Exchanges(meeting, rank, size, Scope.of(PATIENCE_S))
     assert exchange(rank) == list(range(size))
     return exchange
 
@@ -113,12 +111,12 @@ def test_an_answered_round_counts_although_a_faster_rank_has_begun_again(monkeyp
     of_thread = threading.local()
     wait_for_answer = Pending.answer
 
-    def answer_slowly(pending: Pending, by: float) -> bytearray:
+    def answer_slowly(pending: Pending, scope: Scope) -> bytearray:
         if getattr(of_thread, "is_slow", False):
             while (1, 0) not in server._rounds:  # then rank 0 has been told, before rank 1 joined this round
                 os.sched_yield()
-            seconds_until(by)
-        return wait_for_answer(pending, by)
+            scope.check()
+        return wait_for_answer(pending, scope)
 
     monkeypatch.setattr(Pending, "answer", answer_slowly)
     with RendezvousServer(job, 2) as server:

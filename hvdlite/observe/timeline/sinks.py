@@ -16,6 +16,7 @@ from hvdlite.net.hostid import clock_id
 from hvdlite.observe.timeline.clock import Difference
 from hvdlite.observe.timeline.file import JsonArrayFile
 from hvdlite.observe.timeline.limits import MOST_BYTES
+from hvdlite.scope import Scope
 
 _ANSWER_S: Final = 30.0  # an overloaded hvdrun may take some, and a job that goes on loses nothing
 _MOST_ANSWER: Final = 1024
@@ -83,11 +84,11 @@ class HvdrunsFile:
         """Does nothing: each call has a connection of its own."""
 
     def _ask(self, events: bytes) -> None:
-        by = time.monotonic() + _ANSWER_S
+        scope = Scope.of(_ANSWER_S)
         head = b"%d\n" % self._rank
         try:
-            with put(self._address, self._secret, head, events, start_by=by, answer_by=by, limit=_MOST_ANSWER) as asked:
-                answer = json.loads(asked.answer(by))
+            with put(self._address, self._secret, head, events, most=_MOST_ANSWER, scope=scope) as asked:
+                answer = json.loads(asked.answer(scope))
         except (Unanswered, ValueError) as error:
             raise OSError(f"hvdrun does not take it: {error}") from None
         if answer.get("is_over"):

@@ -11,6 +11,7 @@ from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.nccl.library import apparent_absence
 from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 _LONGEST: Final = 400  # characters of an address
@@ -26,7 +27,7 @@ class NcclPart(Part[DataPlane]):
     def bind(self) -> Address:
         return apparent_absence()[:_LONGEST]
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
         members = self._membership
         if not all(isinstance(address, str) and len(address) <= _LONGEST for address in addresses):
             raise HorovodInternalError("a rank published no valid address of NCCL; is its hvdlite the same as here?")

@@ -28,6 +28,7 @@ from hvdlite.net.sockets import listen, name_of
 from hvdlite.planes.neighbours import NeighbourPlane
 from hvdlite.planes.ring.connections import RingConnections
 from hvdlite.planes.ring.reconnector import Neighbours, Reconnector
+from hvdlite.scope import Scope
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -94,11 +95,11 @@ class RingPlane(NeighbourPlane):
             self._entrance.close()
             raise
 
-    def connect(self, right_address: str, deadline: float) -> None:
+    def connect(self, right_address: str, scope: Scope) -> None:
         """Connects to the right neighbour and lets the left one in, both authenticated.
 
-        ``deadline`` is a time of the monotonic clock. Raises HorovodInternalError that names the neighbour which did
-        not come or is not of this job. Strangers are refused and do not keep the neighbours from connecting.
+        Raises HorovodInternalError that names the neighbour which did not come or is not of this job. Strangers are
+        refused and do not keep the neighbours from connecting.
         """
         with self._lock:
             if self._error is not None or self._ring is None:
@@ -114,7 +115,7 @@ class RingPlane(NeighbourPlane):
                 self.abort,
             )
         try:
-            reconnector.wait_until_connected(deadline)
+            reconnector.wait_until_connected(scope)
         except HorovodInternalError as error:
             failure = HorovodInternalError(f"rank {self._neighbours.rank} cannot join the ring: {error}")
             self.abort(failure)

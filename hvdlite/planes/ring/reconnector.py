@@ -21,12 +21,12 @@ from typing import Final, NamedTuple
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
 from hvdlite.net.entrance import Entrance
-from hvdlite.net.giving_up import seconds_until
 from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.poll import Poller
 from hvdlite.planes.ring.acceptor import Acceptor
 from hvdlite.planes.ring.connections import RingConnections
 from hvdlite.planes.ring.connector import Connector
+from hvdlite.scope import Scope
 
 _NEVER: Final = float("inf")
 
@@ -97,11 +97,11 @@ class Reconnector:
         """The number of damaged frames from the left neighbour."""
         return self._connections.corrupt
 
-    def wait_until_connected(self, deadline: float) -> None:
-        """Returns once all connections are made. Raises HorovodInternalError naming who is missing at ``deadline``."""
+    def wait_until_connected(self, scope: Scope) -> None:
+        """Returns once all connections are made. Raises HorovodInternalError naming who has not come in time."""
         with self._changed:
-            while not self._changed.wait_for(self._is_complete_or_closing, seconds_until(deadline)):
-                if time.monotonic() >= deadline:
+            while not self._changed.wait_for(self._is_complete_or_closing, scope.pause_s()):
+                if scope.is_over:
                     break
         left, right, acceptor = self._neighbours.left, self._neighbours.right, self._acceptor
         if acceptor.trouble:

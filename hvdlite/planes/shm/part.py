@@ -14,6 +14,7 @@ from hvdlite.planes.base import DataPlane
 from hvdlite.planes.shm.arena import Arena, Regions, create_arena
 from hvdlite.planes.shm.plane import ShmPlane, geometry
 from hvdlite.planes.shm.segment import SegmentOffer, create, fetch
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 
 
@@ -39,11 +40,11 @@ class SharedMemory(Part[int | None]):
         self._offer = self._undo.enter_context(SegmentOffer(fd, self._key))
         return self._offer.address
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> int | None:
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> int | None:
         if self._membership.rank > 0:
-            return fetch(addresses[0], self._key, deadline) if addresses[0] else None
+            return fetch(addresses[0], self._key, scope) if addresses[0] else None
         if self._offer is not None:
-            self._offer.serve(self._membership.size - 1, deadline)
+            self._offer.serve(self._membership.size - 1, scope)
             self._offer.close()
         self._undo.pop_all()
         return self._fd
@@ -63,8 +64,8 @@ class ShmPart(Part[DataPlane]):
     def bind(self) -> Address:
         return self._memory.bind()
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
-        fd, members = self._memory.connect(addresses, deadline), self._membership
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
+        fd, members = self._memory.connect(addresses, scope), self._membership
         assert fd is not None  # `create` raises if there is none
         return ShmPlane(fd, members.rank, members.size, self._shape, members.number)
 
@@ -88,8 +89,8 @@ class ArenaPart(Part[Regions | None]):
     def bind(self) -> Address:
         return self._memory.bind()
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> Regions | None:
-        fd = self._memory.connect([addresses[rank] for rank in self._own], deadline)
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> Regions | None:
+        fd = self._memory.connect([addresses[rank] for rank in self._own], scope)
         if fd is None:
             return None
         numbers = {rank: number for ranks in self._hosts for number, rank in enumerate(ranks)}

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import Final
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.giving_up import wait_readable
 from hvdlite.net.local_listener import LocalListener, say_hello
+from hvdlite.net.poll import wait_readable
+from hvdlite.scope import Scope
 
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -55,13 +56,13 @@ class SegmentOffer(LocalListener):
         super().__init__(token)
         self._fd = fd
 
-    def serve(self, count: int, deadline: float) -> None:
+    def serve(self, count: int, scope: Scope) -> None:
         """Hands the descriptor to ``count`` peers.
 
-        Raises HorovodInternalError if they have not all come at ``deadline`` (``time.monotonic()`` seconds).
+        Raises HorovodInternalError if they have not all come in time.
         """
         served = 0
-        peers = self.admit(deadline)
+        peers = self.admit(scope)
         while served < count:
             try:
                 peer, _ = next(peers)
@@ -83,15 +84,14 @@ class SegmentOffer(LocalListener):
         return True
 
 
-def fetch(address: str, token: bytes, deadline: float) -> int:
+def fetch(address: str, token: bytes, scope: Scope) -> int:
     """The descriptor offered at ``address``; the caller closes it.
 
-    Raises HorovodInternalError if the offer is gone, is another user's, refuses the token, or does not answer before
-    ``deadline`` (``time.monotonic()`` seconds).
+    Raises HorovodInternalError if the offer is gone, is another user's, refuses the token, or does not answer in time.
     """
     try:
-        with say_hello(address, token, b"", deadline) as sock:
-            wait_readable(sock, deadline)
+        with say_hello(address, token, b"", scope) as sock:
+            wait_readable(sock, scope)
             _, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         raise HorovodInternalError(

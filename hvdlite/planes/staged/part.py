@@ -8,6 +8,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.staged.plane import StagedPlane
+from hvdlite.scope import Scope
 
 
 class StagedPart(Part[DataPlane]):
@@ -24,10 +25,10 @@ class StagedPart(Part[DataPlane]):
     def bind(self) -> Address:
         return self._inner.bind()
 
-    def connect(self, addresses: Sequence[Address], deadline: float) -> DataPlane:
+    def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
         members = self._membership
         return StagedPlane(
-            self._inner.connect(addresses, deadline),
+            self._inner.connect(addresses, scope),
             local_rank=members.on_this_host.index(members.rank),
             label=members.number,
             regret=self._regret,

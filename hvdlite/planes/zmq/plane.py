@@ -16,7 +16,6 @@ import itertools
 import select
 import struct
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -31,6 +30,7 @@ from hvdlite.net.listening import LOOPBACK, endpoint, listen, split
 from hvdlite.net.wake import Wake
 from hvdlite.planes.arithmetic import BITS, closed, folding, opened
 from hvdlite.planes.neighbours import NeighbourPlane
+from hvdlite.scope import Scope
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -98,8 +98,8 @@ class ZmqPlane(NeighbourPlane):
             self.close()
             raise
 
-    def connect(self, right_address: str, deadline: float) -> None:
-        """Connects to the right neighbour and waits for the left one until ``deadline``, on the monotonic clock.
+    def connect(self, right_address: str, scope: Scope) -> None:
+        """Connects to the right neighbour and waits for the left one.
 
         Raises HorovodInternalError if either is not connected in time, and ValueError for an invalid address.
         """
@@ -109,7 +109,7 @@ class ZmqPlane(NeighbourPlane):
             with suppress(zmq.Again):  # the right one has refused this rank, and the left one will not connect either
                 self._right.send(_HELLO.pack(self.rank, self.size), zmq.NOBLOCK)
             left = (self.rank - 1) % self.size
-            hello = self._next(deadline - time.monotonic(), f"rank {self._labels[left]} did not connect to it in time")
+            hello = self._next(scope, f"rank {self._labels[left]} did not connect to it in time")
             self._left_fd = hello.get(zmq.SRCFD)
             if hello.bytes != _HELLO.pack(left, self.size):
                 raise HorovodInternalError(f"rank {self._labels[self.rank]} was called by a rank that is not its left")
@@ -206,7 +206,7 @@ class ZmqPlane(NeighbourPlane):
 
     def _receive(self, nbytes: int) -> Array:
         frame = self._next(
-            self._progress_timeout_s,
+            Scope.of(self._progress_timeout_s),
             f"rank {self._labels[self.rank]} got nothing from rank {self._labels[self.rank - 1]} for "
             f"{self._progress_timeout_s:g} s (HVDLITE_PROGRESS_TIMEOUT)",
         )
@@ -216,8 +216,7 @@ class ZmqPlane(NeighbourPlane):
             )
         return np.frombuffer(frame.buffer, np.uint8)
 
-    def _next(self, timeout_s: float, silence: str) -> zmq.Frame:
-        until = time.monotonic() + timeout_s
+    def _next(self, scope: Scope, silence: str) -> zmq.Frame:
         while True:
             self._refuse_if_aborted()
             try:
@@ -226,7 +225,7 @@ class ZmqPlane(NeighbourPlane):
                 pass
             if self._has_left:  # and all that it had sent has been read
                 raise self._lost((self.rank - 1) % self.size)
-            if not (events := self._poller.poll(max(0, int((until - time.monotonic()) * 1000) + 1))):
+            if not (events := self._poller.poll(int(scope.pause_s() * 1000) + 1)) and scope.is_over:
                 raise HorovodInternalError(silence)
             if (self._monitor, zmq.POLLIN) in events:
                 kind, fd = _EVENT.unpack(self._monitor.recv_multipart()[0])

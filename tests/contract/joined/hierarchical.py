@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Final
@@ -11,6 +10,7 @@ from unittest.mock import patch
 from hvdlite.planes import hierarchical
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.choose import plane_part
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from tests.contract.planes import PlaneUnderTest
 from tests.harness import thread_ranks
@@ -30,8 +30,8 @@ def open_on(hosts: str, progress_timeout_s: float) -> Iterator[Sequence[DataPlan
         stack.enter_context(patch.object(hierarchical, "_STEP", 64))
         for part in parts:
             stack.enter_context(closing(part))
-        addresses, deadline = [part.bind() for part in parts], time.monotonic() + PATIENCE_S
-        planes = thread_ranks(len(hosts), lambda rank: parts[rank].connect(addresses, deadline))
+        addresses, scope = [part.bind() for part in parts], Scope.of(PATIENCE_S)
+        planes = thread_ranks(len(hosts), lambda rank: parts[rank].connect(addresses, scope))
         for plane in planes:
             stack.enter_context(closing(plane))
         yield planes

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.scope import Scope
 from tests.contract.planes import PlaneUnderTest
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S
@@ -38,8 +38,8 @@ def open_ring(
         ]
         for plane in planes:
             stack.enter_context(closing(plane))
-        deadline = time.monotonic() + PATIENCE_S
-        thread_ranks(size, lambda rank: planes[rank].connect(planes[(rank + 1) % size].address, deadline))
+        scope = Scope.of(PATIENCE_S)
+        thread_ranks(size, lambda rank: planes[rank].connect(planes[(rank + 1) % size].address, scope))
         yield planes
 
 

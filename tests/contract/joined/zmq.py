@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.zmq.plane import ZmqPlane
+from hvdlite.scope import Scope
 from tests.contract.planes import PlaneUnderTest
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S
@@ -23,8 +23,8 @@ def open_ring(size: int, progress_timeout_s: float) -> Iterator[Sequence[DataPla
             stack.enter_context(closing(ZmqPlane(rank, size, _KEY, progress_timeout_s=progress_timeout_s)))
             for rank in range(size)
         ]
-        deadline = time.monotonic() + PATIENCE_S
-        thread_ranks(size, lambda rank: planes[rank].connect(planes[(rank + 1) % size].address, deadline))
+        scope = Scope.of(PATIENCE_S)
+        thread_ranks(size, lambda rank: planes[rank].connect(planes[(rank + 1) % size].address, scope))
         yield planes
 
 
