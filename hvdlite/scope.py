@@ -55,6 +55,11 @@ class Scope:
         return max(0.0, self.deadline - time.monotonic())
 
     @property
+    def timeout_s(self) -> float | None:
+        """The same as the standard library's waits take it: None without a deadline."""
+        return None if math.isinf(self.deadline) else self.left_s
+
+    @property
     def is_over(self) -> bool:
         """True if the deadline has passed."""
         return time.monotonic() >= self.deadline

@@ -19,6 +19,7 @@ from hvdlite.hosted.seats import Node, Seat, by_node, seats
 from hvdlite.log import logger
 from hvdlite.ops.by_value import dump_by_value
 from hvdlite.rendezvous.job import Job
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.version import __version__
 
@@ -155,10 +156,10 @@ class _Job:
 
     def _start(self, start_s: float) -> None:
         """Submits rank 0, whose task tells the address where ranks meet, and then the others with it."""
-        deadline = time.monotonic() + start_s
+        scope = Scope.of(start_s)
         self._submit(0)
         while not self._outcomes and len(self._begun) < len(self._seats):
-            if not self._hear(deadline):
+            if not self._receive(scope):
                 missing = [rank for rank in self._futures if rank not in self._begun]
                 where = ", ".join(f"rank {rank} on {self._addresses[rank]}" for rank in missing)
                 raise LaunchError(
@@ -171,25 +172,24 @@ class _Job:
 
     def _wait(self) -> None:
         """Waits for the outcomes of all ranks, or once one has failed, until the others had the time to notice."""
-        deadline = float("inf")
-        while len(self._outcomes) < len(self._seats) and self._hear(deadline):
-            if deadline == float("inf") and not all(outcome.is_success for outcome in self._outcomes.values()):
-                deadline = time.monotonic() + _GRACE_S
+        scope = Scope()
+        while len(self._outcomes) < len(self._seats) and self._receive(scope):
+            if scope.timeout_s is None and not all(outcome.is_success for outcome in self._outcomes.values()):
+                scope = Scope.of(_GRACE_S)
 
     def _end(self) -> None:
         """Cancels what still runs, and waits until the ranks have ended."""
         if self._client.status != "running":
             return  # the scheduler is gone, and with it the tasks
         self._client.cancel([future for future in self._futures.values() if not future.done()])
-        deadline = time.monotonic() + _END_S
-        while self._begun - self._ended and self._hear(deadline):
+        scope = Scope.of(_END_S)
+        while self._begun - self._ended and self._receive(scope):
             pass
 
-    def _hear(self, deadline: float) -> bool:
-        """Waits for the next event; false if none comes until ``deadline``."""
-        timeout_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+    def _receive(self, scope: Scope) -> bool:
+        """Waits for the next event; false if none comes in time."""
         try:
-            rank, what = self._events.get(timeout=timeout_s)
+            rank, what = self._events.get(timeout=scope.timeout_s)
         except queue.Empty:
             return False
         if what == BEGUN:
@@ -227,9 +227,9 @@ def _first(client: Client, size: int, timeout_s: float) -> list[str]:
 
     Waits as `Client.wait_for_workers` does, but keeps what it saw last: a worker may leave right afterwards.
     """
-    deadline = time.monotonic() + timeout_s
+    scope = Scope.of(timeout_s)
     while len(there := [each for each, worker in _workers(client).items() if worker["status"] == "running"]) < size:
-        if time.monotonic() > deadline:
+        if scope.is_over:
             raise LaunchError(
                 f"{size} ranks need as many workers, and Dask's cluster has {len(there)} ready after {timeout_s:g} s; "
                 "start more workers, lower num_proc, or raise start_timeout"

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -22,6 +21,7 @@ from hvdlite.launcher.agent.processes import die_with_parent, signal_group
 from hvdlite.net.proc import stat_of
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import dump, load
+from hvdlite.scope import Scope
 
 _LOOK_S: Final = 0.2  # how soon the child is ended once nobody wants it any more
 _TERM_S: Final = 5.0  # from SIGTERM to SIGKILL
@@ -100,9 +100,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends the child and what is left of its group after its own end."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         signal_group(process.pid, signum)
-        deadline = time.monotonic() + _TERM_S
+        scope = Scope.of(_TERM_S)
         while not _has_ended(process, _LOOK_S) or _has_members(process.pid):
-            if time.monotonic() > deadline:
+            if scope.is_over:
                 break
         else:
             return

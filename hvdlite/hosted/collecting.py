@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from hvdlite.errors import PeerLost, ShutDown
 from hvdlite.hosted.outcomes import Outcome
 from hvdlite.hosted.seats import Seat
+from hvdlite.scope import Scope
 
 GRACE_S: Final = 10.0  # for the other ranks to say what they saw of a failure, and the engine what it knows of a death
 
 
-def collect(seats: Sequence[Seat], wait: Callable[[float | None], list[Outcome]]) -> list[Outcome]:
+def collect(seats: Sequence[Seat], wait: Callable[[Scope], list[Outcome]]) -> list[Outcome]:
     """The outcomes of the ranks of ``seats`` in the order in which they came.
 
-    ``wait`` returns those that have come since it was called last, at least one unless its argument, seconds, are over.
+    ``wait`` returns those that have come since it was called last, at least one unless its scope is over.
     Ranks that have not returned `GRACE_S` after the first failure are missing, unless another blames one of them: that
     one was lost.
     """
     outcomes: list[Outcome] = []
-    deadline = None
+    scope = Scope()
     while len(outcomes) < len(seats):
-        came = wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        came = wait(scope)
         if not came:
             break
         outcomes += came
-        if deadline is None and not all(outcome.is_success for outcome in came):
-            deadline = time.monotonic() + GRACE_S
+        if scope.timeout_s is None and not all(outcome.is_success for outcome in came):
+            scope = Scope.of(GRACE_S)
     here = {outcome.rank for outcome in outcomes}
     blamed = {outcome.follows.rank: outcome.follows for outcome in outcomes if outcome.follows is not None}
     return outcomes + [_lost(seat, blamed[seat.rank]) for seat in seats if seat.rank in blamed.keys() - here]

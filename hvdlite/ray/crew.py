@@ -17,6 +17,7 @@ from hvdlite.ray.actor import END_S, RankActor
 from hvdlite.ray.options import Workers
 from hvdlite.ray.placement import Reserved
 from hvdlite.rendezvous.job import Job
+from hvdlite.scope import Scope
 
 _AGAIN: Final = "call shutdown() and start()"
 START_S: Final = 900.0  # for Ray to start processes in which ranks can run; a runtime_env may install packages first
@@ -96,8 +97,8 @@ class Crew:
     def _results(self, references: Sequence[Any]) -> list[Any]:
         pending = dict(zip(references, self.seats, strict=False))
 
-        def wait(timeout_s: float | None) -> list[Outcome]:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=timeout_s)
+        def wait(scope: Scope) -> list[Outcome]:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=scope.timeout_s)
             return [_outcome(reference, pending.pop(reference)) for reference in ready]
 
         try:

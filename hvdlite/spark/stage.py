@@ -22,6 +22,7 @@ from pyspark.accumulators import AccumulatorParam
 from hvdlite.errors import BadHostSpec, LaunchError, WorkerFailed
 from hvdlite.hosted.outcomes import Outcome, lost, results
 from hvdlite.log import logger
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.spark.task import Call, NameOfHorovod, in_order_of_ranks, play
 
@@ -90,9 +91,9 @@ def _wait_for_slots(context: SparkContext, size: int | None, timeout_s: float) -
         size = int(told)
     scheduler = context._jsc.sc()
     profile = scheduler.resourceProfileManager().defaultResourceProfile()
-    deadline = time.monotonic() + timeout_s
+    scope = Scope.of(timeout_s)
     while (slots := int(scheduler.maxNumConcurrentTasks(profile))) < (size or 1):
-        if scheduler.isLocal() or time.monotonic() > deadline:
+        if scheduler.isLocal() or scope.is_over:
             waited = "" if scheduler.isLocal() else f" after {timeout_s:g} s"
             raise BadHostSpec(
                 f"{size or 1} ranks need as many slots at the same time, and Spark has {slots}{waited}; lower "
@@ -145,8 +146,8 @@ class Stage:
                 if thread.is_alive():
                     self._context.cancelJobsWithTag(self._tag)
                     thread.join(_END_S)
-                deadline = time.monotonic() + _END_S
-                while self._counts()[0] and time.monotonic() < deadline:
+                ending = Scope.of(_END_S)
+                while self._counts()[0] and not ending.is_over:
                     time.sleep(_LOOK_S)
 
     def _collect(self) -> None:
@@ -166,17 +167,16 @@ class Stage:
 
         Raises LaunchError if its tasks cannot start.
         """
-        start_by = time.monotonic() + self._call.timeout_s
-        end_by = float("inf")
-        while time.monotonic() < end_by:
+        starting, resting = Scope.of(self._call.timeout_s), Scope()
+        while not resting.is_over:
             with suppress(queue.Empty):
                 return self._collected.get(timeout=_LOOK_S)
             if self._failed.value:
-                end_by = min(end_by, time.monotonic() + _REST_S)
+                resting = Scope.of(_REST_S, resting)
             running, ended = self._counts()
             if running + ended >= self._size:
-                start_by = time.monotonic() + self._call.timeout_s
-            elif time.monotonic() > start_by:
+                starting = Scope.of(self._call.timeout_s)
+            elif starting.is_over:
                 raise LaunchError(
                     f"only {running + ended} of {self._size} ranks could start within {self._call.timeout_s:g} s: "
                     "other jobs hold the slots, or executors were lost; wait for them, lower num_proc, or raise "

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from hvdlite.errors import CannotStart
+from hvdlite.scope import Scope
 
 from ..hosts import Host
 from ..spawners import SshOptions
@@ -95,8 +96,7 @@ class Agents:
                 shaking.add(link)
             if shaking:
                 until = min(link.started for link in shaking) + HELLO_S
-                until = until if self._say_at is None else min(until, self._say_at)
-                self.loop.turn(max(0.0, until - time.monotonic()))
+                self.loop.turn(Scope(until if self._say_at is None else min(until, self._say_at)).left_s)
             for link in tuple(shaking):
                 if (reason := _outcome(link, own)) is not None:
                     shaking.discard(link)
@@ -114,9 +114,9 @@ class Agents:
 
         Raises CannotStart for the first host that answers with an error, not in time, or not at all.
         """
-        deadline = time.monotonic() + timeout_s
+        scope = Scope.of(timeout_s)
         asked = {host: self.links[host].ask(what, **fields) for host, fields in questions.items()}
-        self._wait_for(list(asked.values()), deadline)
+        self._wait_for(list(asked.values()), scope)
         for host, question in asked.items():
             if not question.is_done:
                 raise CannotStart(host, f"it did not answer {what!r} within {timeout_s:g} s.")
@@ -129,9 +129,9 @@ class Agents:
         """Ends all agents and their remaining workers."""
         for link in self.links.values():
             link.hang_up()
-        deadline = time.monotonic() + _END_S
+        scope = Scope.of(_END_S)
         for link in self.links.values():
-            link.close(max(0.0, deadline - time.monotonic()))
+            link.close(scope.left_s)
         self.links.clear()
         self.loop.close()
 
@@ -143,12 +143,9 @@ class Agents:
     ) -> None:
         self.close()
 
-    def _wait_for(self, questions: Sequence[Question], deadline: float) -> None:
-        while not all(question.is_done for question in questions):
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                return
-            self.loop.turn(remaining_s)
+    def _wait_for(self, questions: Sequence[Question], scope: Scope) -> None:
+        while not all(question.is_done for question in questions) and not scope.is_over:
+            self.loop.turn(scope.left_s)
 
     def _hear(self, link: AgentLink, line: str) -> None:
         """Shows a line of ssh or a login script; early lines are held back, since they may explain a failure."""

@@ -6,13 +6,13 @@ import select
 import signal
 import socket
 import struct
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from hvdlite.errors import CannotStart
 from hvdlite.net.poll import comes
+from hvdlite.scope import Scope
 
 from ..agents.fields import field, printable
 from ..endings import NODE_BROKE, NODE_LEFT
@@ -143,7 +143,7 @@ class NodeConnection:
         """Lets the node in; ``host`` is the name of node 0."""
         self._write(self._channel.seal(Record.WELCOME, host=host))
 
-    def part(self, deadline: float) -> None:
+    def part(self, scope: Scope) -> None:
         """Says that there will be nothing more, waits until the node has ended, unless it is lost, and hangs up.
 
         A node that has not ended by then is cut off: data that it does not read would hold the end back.
@@ -151,9 +151,7 @@ class NodeConnection:
         self.close()
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
-            while not (self.has_ended or self._is_given_up) and comes(
-                self.sock, select.POLLIN, max(0.0, deadline - time.monotonic())
-            ):
+            while not (self.has_ended or self._is_given_up) and comes(self.sock, select.POLLIN, scope.left_s):
                 self.has_ended = not self.sock.recv(1 << 16)
         if not self.has_ended:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTS)
@@ -204,9 +202,9 @@ class NodeConnection:
         raise CannotStart(self.host, f"it got {signal.Signals(signum).name}.", 128 + signum)
 
 
-def farewell() -> float:
-    """When the last node has to have ended, on the monotonic clock."""
-    return time.monotonic() + _FAREWELL_S
+def farewell() -> Scope:
+    """The time in which all nodes have to end."""
+    return Scope.of(_FAREWELL_S)
 
 
 def _ignore(data: bytes) -> None:

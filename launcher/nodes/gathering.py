@@ -29,6 +29,7 @@ from hvdlite.net.lobby import Lobby
 from hvdlite.net.poll import Poller
 from hvdlite.net.sealed import path_of_libcrypto
 from hvdlite.net.wake import Wake
+from hvdlite.scope import Scope
 
 from ..agents.fields import printable, shown
 from ..endings import Ending, ending_of
@@ -120,9 +121,9 @@ class Gathering:
         for node in self._by_node.values():
             node.conclude(code, text)
             node.hang_up()
-        deadline = farewell()
+        scope = farewell()
         for node in self._by_node.values():
-            node.part(deadline)
+            node.part(scope)
         if self._thread:
             thread, self._thread = self._thread, None
             self._wake.set()
@@ -214,7 +215,7 @@ class Gathering:
         node.take()
         if node.has_ended:
             self._poller.let_go(node.sock)
-            node.part(0.0)
+            node.part(Scope.of(0.0))
             del self._by_node[node.introduction.node]
 
     def _name_nodes(self) -> None:

@@ -86,11 +86,11 @@ def ending_by_signal() -> Iterator[None]:
 
 def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: float, say: Say) -> tuple[Channel, str]:
     """A connection over which node 0 has let this node in, and the name of node 0."""
-    deadline = time.monotonic() + timeout_s
+    scope = Scope.of(timeout_s)
     tell_at, told = time.monotonic() + _TELL_S, ""
     while True:
         try:
-            channel = _attempt(place, key, min(deadline, time.monotonic() + _ATTEMPT_S))
+            channel = _attempt(place, key, Scope.of(_ATTEMPT_S, scope))
             try:
                 return channel, _introduce(channel, introduction, place)
             except BaseException:
@@ -98,16 +98,15 @@ def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: f
                 raise
         except _NotYet as error:
             problem = str(error)
-        now = time.monotonic()
-        if now + _BETWEEN_ATTEMPTS_S >= deadline:
+        if scope.left_s <= _BETWEEN_ATTEMPTS_S:
             raise LaunchError(_not_reached(place, timeout_s, problem))
-        if now >= tell_at and problem != told:
+        if time.monotonic() >= tell_at and problem != told:
             told = problem
             say(f"waiting for node 0 at {place.master}: {problem}")
         time.sleep(_BETWEEN_ATTEMPTS_S)
 
 
-def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
+def _attempt(place: NodePlace, key: bytes, scope: Scope) -> Channel:
     """A connection to node 0. Raises _NotYet that says why there is none."""
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
@@ -116,12 +115,9 @@ def _attempt(place: NodePlace, key: bytes, deadline: float) -> Channel:
     problem = ""
     addresses = list(dict.fromkeys(_address(entry[4]) for entry in found))
     for number, address in enumerate(addresses):
-        now = time.monotonic()
-        until = now + (deadline - now) / (
-            len(addresses) - number
-        )  # one that drops everything leaves time for the others
+        share = Scope.of(scope.left_s / (len(addresses) - number))  # one that drops everything leaves time for others
         try:
-            return Channel(*shake_hands(endpoint(address, place.port), key, Scope(until)), is_caller=True)
+            return Channel(*shake_hands(endpoint(address, place.port), key, share), is_caller=True)
         except Refused:
             problem = "what listens there has another key; HVDLITE_SECRET has to be the same on all nodes"
         except ConnectionRefusedError:
@@ -153,10 +149,10 @@ def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -
 
     Raises LaunchError if that does not want it, and _NotYet if there is no answer.
     """
-    deadline = time.monotonic() + _ANSWER_S
+    scope = Scope.of(_ANSWER_S)
     try:
         channel.sock.sendall(channel.seal(Record.INTRODUCTION, **introduction.fields()))
-        while comes(channel.sock, select.POLLIN, max(0.0, deadline - time.monotonic())):
+        while comes(channel.sock, select.POLLIN, scope.left_s):
             for kind, payload in channel.receive():
                 fields = unpack_message(payload)
                 if kind is Record.REFUSAL:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -89,13 +88,13 @@ def test_an_address_of_node_0_that_does_not_answer_leaves_time_for_the_others(mo
         (socket.AF_INET6, socket.SOCK_STREAM, 0, "", where) for where in (("fd00::1", 5, 0, 0), ("fe80::1", 5, 0, 3))
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    deadline = time.monotonic() + PATIENCE_S
+    scope = Scope.of(PATIENCE_S)
     with pytest.raises(joining._NotYet, match="no answer"):
-        joining._attempt(NodePlace(1, 2, Master("node0", 5)), b"", deadline)
+        joining._attempt(NodePlace(1, 2, Master("node0", 5)), b"", scope)
     (first, given), (second, left) = tried
     assert (first, second) == ("tcp://[fd00::1]:5", "tcp://[fe80::1%3]:5")
-    assert given < deadline - PATIENCE_S / 3
-    assert left == pytest.approx(deadline)
+    assert given < scope.deadline - PATIENCE_S / 3
+    assert left == pytest.approx(scope.deadline)
 
 
 @needs_root

@@ -179,7 +179,7 @@ def test_a_node_ends_with_node_0_although_its_agent_is_stopped_and_data_waits_fo
         channel.sock.settimeout(2.0)
         with pytest.raises(TimeoutError):  # the node reads no more
             send_without_end(channel)
-        NodeConnection(channel, Introduction(1, 2, 1, Hello.describe()), "127.0.0.1").part(time.monotonic())
+        NodeConnection(channel, Introduction(1, 2, 1, Hello.describe()), "127.0.0.1").part(Scope.of(0.0))
         code, _, err = second.rest()
     assert code == 1
     assert "node 0 on a is lost: the connection broke: Connection reset by peer" in err

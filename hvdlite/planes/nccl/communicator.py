@@ -28,6 +28,7 @@ from hvdlite.planes.nccl.library import (
     failure,
     library,
 )
+from hvdlite.scope import Scope
 
 _SHORTEST_PAUSE_S: Final = 20e-6
 _LONGEST_PAUSE_S: Final = 1e-3
@@ -87,11 +88,11 @@ class Communicator:
                 return None
             return failure(state, what, self._comm)
 
-    def settle(self, what: str, deadline: float, given_up: Callable[[], HvdError | None]) -> None:
+    def settle(self, what: str, scope: Scope, given_up: Callable[[], HvdError | None]) -> None:
         """Waits until ``what``, the last call, has happened, or raises.
 
-        Raises HorovodInternalError if it failed, or has not happened by ``deadline``, on the monotonic clock, and the
-        error that ``given_up`` returns if it does.
+        Raises HorovodInternalError if it failed, or has not happened in time, and the error that ``given_up`` returns
+        if it does.
         """
         pause_s = 0.0
         while (state := self.state()) != SUCCESS:
@@ -100,7 +101,7 @@ class Communicator:
                 raise error
             if state is None:
                 raise _closed(what)
-            if time.monotonic() > deadline:
+            if scope.is_over:
                 raise HorovodInternalError(
                     f"{what} has not begun within HVDLITE_PROGRESS_TIMEOUT: NCCL still waits for other ranks; see "
                     "whether they run, and with NCCL_DEBUG=INFO over which network they connect; "
@@ -150,14 +151,14 @@ class Communicator:
             if has_lock:
                 self._lock.release()
 
-    def close(self, deadline: float) -> None:
-        """Frees the communicator when the GPU is done, or aborts it at ``deadline``. May be called twice."""
+    def close(self, scope: Scope) -> None:
+        """Frees the communicator when the GPU is done, or aborts it at the end of ``scope``. May be called twice."""
         if self._is_gone or not self._context.is_usable:
             return
         try:
             with self._calling("closing the communicator"):
                 self._functions.ncclCommFinalize(self._comm)
-            self.settle("closing the communicator", deadline, lambda: None)
+            self.settle("closing the communicator", scope, lambda: None)
             with self._calling("closing the communicator"):
                 self._is_gone = True
                 self._functions.ncclCommDestroy(self._comm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -13,6 +12,7 @@ from hvdlite.planes.nccl.communicator import Communicator
 from hvdlite.planes.nccl.mover import Mover
 from hvdlite.planes.nccl.reduction import Reduction
 from hvdlite.planes.nccl.scratch import Packs, Scratch
+from hvdlite.scope import Scope
 
 _CLOSE_S: Final = 5.0
 
@@ -51,7 +51,7 @@ class Gpu:
 
         Unless it ``is_done`` with all that the stream was given, the kernels' code stays: CUDA would free it at once.
         """
-        self.communicator.close(time.monotonic() + _CLOSE_S)
+        self.communicator.close(Scope.of(_CLOSE_S))
         if is_done:
             self.mover.close()
         self.scratch.close()

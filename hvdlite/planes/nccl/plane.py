@@ -44,6 +44,7 @@ from hvdlite.planes.nccl.offers import Offer, do_all, exchange, obstacle, sharin
 from hvdlite.planes.nccl.packing import is_worth_packing, packed_bytes
 from hvdlite.planes.nccl.reduction import lack, lack_of_float8, reduction
 from hvdlite.planes.nccl.watcher import Watcher
+from hvdlite.scope import Scope
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType, Max
@@ -239,8 +240,8 @@ class NcclPlane(GpuPlane):
             return Offer(lack=str(error))
 
     def _settle(self, gpu: Gpu, what: str) -> None:
-        deadline = time.monotonic() + self._progress_timeout_s
-        gpu.communicator.settle(f"{what} on rank {self._label}", deadline, lambda: self._error)
+        scope = Scope.of(self._progress_timeout_s)
+        gpu.communicator.settle(f"{what} on rank {self._label}", scope, lambda: self._error)
 
     def _passed(self, launched: Launched) -> None:
         """Takes note that the GPU has passed ``launched``, the first of those that it had not."""

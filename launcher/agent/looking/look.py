@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from hvdlite.observe.blackbox import Phase
 from hvdlite.observe.calls import without_ours
+from hvdlite.scope import Scope
 
 from ..processes import processes
 from ..workers import Worker
@@ -55,8 +56,8 @@ def _answer(looks: Sequence[_Look], shows_all: bool) -> dict[str, Any]:
     try:
         for look in looks:
             look.begin()
-        deadline = time.monotonic() + _ANSWER_S
-        while any(look.waits() for look in looks) and time.monotonic() < deadline:
+        answering = Scope.of(_ANSWER_S)
+        while any(look.waits() for look in looks) and not answering.is_over:
             threading.Event().wait(_PAUSE_S)
         return {str(look.rank): look.finish(shows_all) for look in looks}
     finally:

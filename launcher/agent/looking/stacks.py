@@ -12,7 +12,6 @@ import mmap
 import os
 import re
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from hvdlite.net.proc import has_signal, status_of
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, DUMP_AT, GAUGE, NBYTES, OFFER, OFFER_AT
+from hvdlite.scope import Scope
 
 from .proc import is_below
 from .syscalls import NUMBERS
@@ -117,13 +117,13 @@ class Box:
 
         Just before it does, the signal is neither pending nor blocked, but then nothing has been written.
         """
-        deadline = time.monotonic() + _DUMP_S
+        scope = Scope.of(_DUMP_S)
         while True:
             has_begun = os.lseek(self._descriptor, 0, os.SEEK_CUR) > DUMP_AT
             status = status_of(pid, tid)
             if has_begun and not has_signal(status, "SigPnd", signum) and not has_signal(status, "SigBlk", signum):
                 return
-            if time.monotonic() > deadline:
+            if scope.is_over:
                 raise OSError(f"it did not take the signal within {_DUMP_S:g} s")
             threading.Event().wait(_PAUSE_S)
 

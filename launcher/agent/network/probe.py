@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from hvdlite.net.entrance import limit
+from hvdlite.scope import Scope
+
 from . import probe_greeting as greeting
 from .probe_listener import PING_BYTES, ROUNDS, TOTAL, WIDE_BYTES, ProbeListener
 
@@ -76,12 +79,12 @@ def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: flo
     The words: ``refused``, ``silent`` (no answer in time), ``narrow`` (none to what fills a packet), ``no route``,
     ``stranger`` (something else answers), ``other host`` (with its number as ``host``), ``failed`` (with ``detail``).
     """
-    deadline = time.monotonic() + timeout_s
+    scope = Scope.of(timeout_s)
     problem = "silent"
     try:
         with socket.create_connection((target["address"], target["port"]), timeout_s) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line.settimeout(max(0.001, deadline - time.monotonic()))
+            limit(line, scope)
             host, proof = _greet(line, token)
             if host != target["host"]:
                 return {"problem": "other host", "host": host}

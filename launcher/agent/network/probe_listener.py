@@ -19,6 +19,7 @@ from typing import Final
 
 from hvdlite.net.entrance import Entrance
 from hvdlite.net.listening import listen_at
+from hvdlite.scope import Scope
 
 from . import probe_greeting as greeting
 
@@ -49,7 +50,7 @@ class ProbeListener:
         self, token: bytes, host: int, addresses: Iterable[str], ports: range | None, lifetime_s: float
     ) -> None:
         self._token, self._host = token, host
-        self._deadline = time.monotonic() + lifetime_s
+        self._lifetime = Scope.of(lifetime_s)
         self._selector = selectors.DefaultSelector()
         self._connections: dict[socket.socket, _Connection] = {}
         self._entrances: list[Entrance] = []
@@ -75,8 +76,8 @@ class ProbeListener:
 
     def _run(self) -> None:
         self._resume_accepting()
-        while (timeout_s := self._deadline - time.monotonic()) > 0:
-            ready = self._selector.select(min(timeout_s, _TICK_S))
+        while not self._lifetime.is_over:
+            ready = self._selector.select(min(self._lifetime.left_s, _TICK_S))
             keys = [key.fileobj for key, _ in ready]
             if self._stopped in keys:
                 break
