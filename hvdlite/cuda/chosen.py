@@ -20,8 +20,8 @@ class ChosenGpu:
         self._chosen: dict[str, int] = {}  # empty, or with one item, which the first thread sets
         self._events: dict[int, Events] = {}
 
-    def unfitness(self, ordinal: int) -> str:
-        """Chooses GPU ``ordinal`` for good, and returns an empty text, or why its tensors cannot be taken."""
+    def take(self, ordinal: int) -> str:
+        """Chooses GPU ``ordinal`` for good. Returns why that cannot be; empty if it can."""
         if self._chosen.get("ordinal", ordinal) == ordinal:
             try:
                 self.events(ordinal)
@@ -41,7 +41,7 @@ class ChosenGpu:
         """
         if ordinal is None:
             ordinal = self._chosen.setdefault("ordinal", self._local_rank % driver.count())
-        if reason := self.unfitness(ordinal):
+        if reason := self.take(ordinal):
             raise HorovodInternalError(reason)
         return self.events(ordinal)
 

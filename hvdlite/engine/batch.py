@@ -57,7 +57,9 @@ def run(work: Work, planes: Planes) -> Completion | None:
             )
     work.nbytes = nbytes
     if first.device is not CPU:
-        plane.after([entry.ready for entry in work.entries if isinstance(entry, OnDevice)])
+        planes.of_device(first.device.kind).wait_for(
+            [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
+        )
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
 
 

@@ -99,11 +99,10 @@ class Connecting:
                     planes.lacking[kind] = lacking
                 else:
                     planes[kind] = self._planes[kind].connect([bound[kind] for bound in of_planes], scope)
-            for kind, plane in planes.items():
-                if kind != CPU.kind:
-                    plane.beside(planes[CPU.kind])
+            for kind in planes.keys() - {CPU.kind}:
+                planes.of_device(kind).attach_host_plane(planes[CPU.kind])
             if regions is not None:
-                planes[CPU.kind].use(regions)
+                planes[CPU.kind].attach_arena(regions)
             undo.pop_all()
         return Connections(link, planes, regions)
 

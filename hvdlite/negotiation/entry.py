@@ -121,7 +121,7 @@ class Converted(Entry[R]):
 class OnDevice(Entry[R]):
     """An entry of a device that works in ``streams``. It is done when the device has been given its collective.
 
-    That begins once the device has passed ``ready``, which the plane made at the submit (`DataPlane.mark`). Whoever
+    That begins once the device has passed ``ready``, which the plane made at the submit (`DevicePlane.record`). Whoever
     reads the result makes the thread's current stream wait for the collective's end, and does not wait itself. An error
     of ``launch``, which is there from then on, counts until that end has come without one.
     """

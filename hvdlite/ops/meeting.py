@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from hvdlite.errors import HvdError
 from hvdlite.members.process_set import ProcessSet, global_process_set
@@ -34,9 +35,10 @@ def join(device: int = -1) -> int:
     """
     group, caller = group_of(global_process_set), threading.get_ident()
     if device >= 0:
-        for kind, plane in group.engine.planes.items():
-            if kind != CPU.kind:
-                plane.unfitness(Device(kind, device))  # chooses it, unless this rank has used another
+        planes = group.engine.planes
+        for kind in planes.keys() - {CPU.kind}:
+            with suppress(ValueError):  # this rank has used another GPU, or can use none
+                planes.of_device(kind).choose(Device(kind, device))
     entry = group.interrupted_join
     is_again = entry is not None and entry.caller == caller
     if entry is None or not is_again:

@@ -21,7 +21,7 @@ from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
 from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.base import DevicePlane
 from hvdlite.tensors.buffer import Buffer, NotAnArray, holds
 from hvdlite.tensors.device import CPU, Device
 from hvdlite.tensors.dtypes import (
@@ -189,20 +189,19 @@ def entry_of(
         text, is_given = named(group, kind, name)
         request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length, device)
         if device is not CPU:
-            _refuse_what_lacks(group.engine.planes[device.kind], request)
+            _choose(group.engine.planes.of_device(device.kind), request)
     if device is not CPU:
         return _on_device(request, group, address, target, nbytes, owner, output, allocate)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
 
 
-def _refuse_what_lacks(plane: DataPlane, request: Request) -> None:
-    """Raises ValueError if ``plane`` does not reduce as ``request`` says, or takes no tensors of its device."""
-    refusal = ""
+def _choose(plane: DevicePlane, request: Request) -> None:
+    """Makes ``plane`` use the device of ``request``. Raises ValueError if it cannot, or does not reduce so."""
     if KINDS[request.kind].reduces:
         dtype, op, postscale = arithmetic(request, plane.size)
-        refusal = plane.refusal(request.device, dtype, op, request.prescale, postscale)
-    if refusal := refusal or plane.unfitness(request.device):  # the latter last, since it may choose the device
-        raise ValueError(refusal)
+        if reason := plane.unsupported_reduction(request.device, dtype, op, request.prescale, postscale):
+            raise ValueError(reason)
+    plane.choose(request.device)
 
 
 def _on_device(
@@ -220,7 +219,7 @@ def _on_device(
     device = request.device
     mark = None
     if streams is not None:
-        mark = group.engine.planes[device.kind].mark(device.ordinal, streams.current())
+        mark = group.engine.planes.of_device(device.kind).record(device.ordinal, streams.current())
     if mark is None:
         return Entry(request, group, address, target, nbytes, owner, output, allocate)
     entry = OnDevice(request, group, address, target, nbytes, owner, output, _aside(allocate, streams))

@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
@@ -127,34 +127,13 @@ class DataPlane(ABC):
         zeros = np.zeros(nbytes, np.uint8)
         return address_of(zeros), zeros
 
-    def mark(self, ordinal: int, stream: int) -> Any:
-        """Returns a mark of all that ``stream`` has been given until now, on the device of that ``ordinal``.
-
-        None if the device has no streams; otherwise what the plane's collectives return are `Launch`es. Any thread.
-        """
-        return None
-
-    def after(self, marks: Sequence[Any]) -> None:  # noqa: B027 - as `mark`
-        """Lets the next collective begin only when the device has passed ``marks``. Executor thread only."""
-
-    def beside(self, of_host: DataPlane) -> None:  # noqa: B027 - most planes have nothing to tell
-        """Takes the group's plane for CPU memory, over which it may tell other ranks something in any collective.
-
-        Called once, before the first collective.
-        """
-
-    def unfitness(self, device: Device) -> str:
-        """Returns why the plane takes no tensor of ``device``, and what to do; empty if it does. Any thread.
-
-        It is asked when a tensor is submitted, and may choose the device that it takes all later tensors of.
-        """
-        return ""
-
-    def refusal(self, device: Device, dtype: ElementType, op: int, prescale: float, postscale: float) -> str:
+    def unsupported_reduction(
+        self, device: Device, dtype: ElementType, op: int, prescale: float, postscale: float
+    ) -> str:
         """Returns why the plane does not reduce so, and what to pass instead; empty if it does. Any thread."""
         return f"dtype {dtype} is added by NCCL only; pass tensor.float()" if dtype in FLOAT8 else ""
 
-    def use(self, regions: Regions) -> None:  # noqa: B027 - most planes have no way to
+    def attach_arena(self, regions: Regions) -> None:  # noqa: B027 - most planes copy all tensors
         """Lets collectives reduce tensors in ``regions``, the ranks' parts of an arena, without copying."""
 
     @abstractmethod
@@ -181,15 +160,50 @@ class DataPlane(ABC):
             raise self._error from None
 
 
+class DevicePlane(DataPlane):
+    """A plane for the memory of devices that are not the CPU.
+
+    A device works in streams, and then what collectives return are `Launch`es; or it has none, and then nothing here
+    needs to be overridden.
+    """
+
+    def choose(self, device: Device) -> None:
+        """Makes ``device`` the one whose tensors this plane takes. Any thread; called for each tensor's submit.
+
+        Raises ValueError that says what to do if the plane takes no tensors of it, or has another one already.
+        """
+
+    def record(self, ordinal: int, stream: int) -> Any:
+        """Returns a mark of all that ``stream`` has been given until now, on the device of that ``ordinal``.
+
+        None if the device has no streams. Any thread.
+        """
+        return None
+
+    def wait_for(self, marks: Sequence[Any]) -> None:
+        """Lets the next collective begin only when the device has passed ``marks``. Executor thread only."""
+
+    def attach_host_plane(self, plane: DataPlane) -> None:
+        """Takes the group's plane for CPU memory, on which this plane may run collectives of its own within any other.
+
+        Called once, before the first collective.
+        """
+
+
 class Planes(dict[str, DataPlane]):
     """The planes of a group, by the kind of device whose memory each of them moves.
 
-    ``lacking`` are the ranks, by their numbers in the job, that have none for a kind of device. So the group has none.
+    All but that of the CPU are `DevicePlane`s. ``lacking`` are the ranks, by their numbers in the job, that have none
+    for a kind of device. So the group has none.
     """
 
     def __init__(self, **planes: DataPlane) -> None:
         super().__init__(planes)
         self.lacking: dict[str, list[int]] = {}
+
+    def of_device(self, kind: str) -> DevicePlane:
+        """The plane of a kind of device other than the CPU. Raises KeyError if there is none."""
+        return cast(DevicePlane, self[kind])
 
     def absence_for(self, device: Device) -> str:
         """Returns why there is no plane for a tensor of ``device``, and what to do; empty if there is one."""

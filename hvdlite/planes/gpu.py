@@ -9,11 +9,11 @@ from hvdlite.cuda.chosen import ChosenGpu
 from hvdlite.cuda.events import Events, Moment
 from hvdlite.cuda.memory import device_of
 from hvdlite.errors import HorovodInternalError
-from hvdlite.planes.base import DataPlane
+from hvdlite.planes.base import DevicePlane
 from hvdlite.tensors.device import Device
 
 
-class GpuPlane(DataPlane):
+class GpuPlane(DevicePlane):
     """A plane of the rank that messages call ``label``. Its GPU is chosen as `ChosenGpu` says.
 
     CUDA cannot be used in a forked child, so there the plane is of no use, and must free nothing.
@@ -26,14 +26,15 @@ class GpuPlane(DataPlane):
         self._owner_pid = os.getpid()
         self._is_closed = False
 
-    def mark(self, ordinal: int, stream: int) -> Moment:
+    def record(self, ordinal: int, stream: int) -> Moment:
         return self._chosen.events(ordinal).record_callers(stream)
 
-    def after(self, marks: Sequence[Moment]) -> None:
+    def wait_for(self, marks: Sequence[Moment]) -> None:
         self._marks = marks
 
-    def unfitness(self, device: Device) -> str:
-        return self._chosen.unfitness(device.ordinal)
+    def choose(self, device: Device) -> None:
+        if reason := self._chosen.take(device.ordinal):
+            raise ValueError(reason)
 
     @property
     def _is_forked(self) -> bool:

@@ -182,8 +182,8 @@ class HierarchicalPlane(DataPlane):
                 self._lane.barrier()
             self._local.barrier()
 
-    def use(self, regions: Regions) -> None:
-        self._local.use(regions.of(self._neighbours))
+    def attach_arena(self, regions: Regions) -> None:
+        self._local.attach_arena(regions.of(self._neighbours))
 
     def abort(self, error: HvdError) -> None:
         with self._lock:

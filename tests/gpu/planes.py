@@ -47,7 +47,7 @@ def opened(fakes: Fakes, size: int, timeout_s: float = PATIENCE_S, grace_s: floa
             for rank in range(size)
         ]
         for plane, each in zip(planes, of_host, strict=True):
-            plane.beside(each)
+            plane.attach_host_plane(each)
         stack.callback(lambda: thread_ranks(size, lambda rank: planes[rank].close()))  # together, as NCCL wants it
         yield Planes(fakes, planes)
 

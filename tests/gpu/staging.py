@@ -70,7 +70,7 @@ class One:
 
     def after_user(self) -> None:
         """Lets the next collective wait for the caller's stream."""
-        self.plane.after([self.plane.mark(0, self.user.handle.value or 0)])
+        self.plane.wait_for([self.plane.record(0, self.user.handle.value or 0)])
 
     def close(self) -> None:
         self.plane.close()

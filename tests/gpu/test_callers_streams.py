@@ -272,7 +272,7 @@ def test_the_last_resort_does_not_count_what_the_caller_does_before(fakes: Fakes
         user, own = Stream(plane._gpu.context), plane._gpu.stream
         for stream in (user, own):
             fakes.cuda.fake_hold(stream.handle)
-        plane.after([plane.mark(0, user.handle.value or 0)])
+        plane.wait_for([plane.record(0, user.handle.value or 0)])
         launched = plane.allreduce(spans, DType.FLOAT32, Sum, 1.0, 1.0)
         assert launched is not None
         looks = []

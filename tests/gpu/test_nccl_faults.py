@@ -20,6 +20,7 @@ from hvdlite.planes.nccl.launched import Launched
 from hvdlite.planes.nccl.offers import exchange
 from hvdlite.planes.nccl.part import NcclPart
 from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import DType, Sum
@@ -343,15 +344,16 @@ def test_an_abort_before_the_first_collective(fakes: Fakes) -> None:
 def test_an_address_that_is_none(fakes: Fakes, address: object) -> None:
     part = NcclPart(member(1, "aa"), Settings())
     with pytest.raises(HorovodInternalError, match="a rank published no valid address of NCCL"):
-        part.connect([address, ""], 0.0)
+        part.connect([address, ""], Scope())
     part.close()
 
 
 def test_an_address_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_part, "apparent_absence", lambda: "x" * 1000)
     address = NcclPart(member(1, "aa"), Settings()).bind()
-    plane = NcclPart(member(0, "aa"), Settings()).connect(["", address], 0.0)
-    assert "on rank 1 xxx" in plane.unfitness(Device(KIND))
+    plane = NcclPart(member(0, "aa"), Settings()).connect(["", address], Scope())
+    with pytest.raises(ValueError, match="on rank 1 xxx"):
+        plane.choose(Device(KIND))
     plane.close()
 
 

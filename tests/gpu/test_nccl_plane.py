@@ -98,7 +98,9 @@ def test_which_float8_is_refused() -> None:
     assert told() == told(op=Max) == told(1.0, 1 / 3) == told(capability=(12, 1)) == ""
     assert told(version=22304) == "NCCL 2.23.4 does not reduce float8, which 2.24.0 does; pass tensor.half()"
     assert "of compute capability 9.0, and this one has 8.9" in told(capability=(8, 9))
-    assert "added by NCCL only" in LocalPlane().refusal(CPU, FLOAT8[0], Sum, 1.0, 1.0)  # as any other plane
+    assert "added by NCCL only" in LocalPlane().unsupported_reduction(
+        CPU, FLOAT8[0], Sum, 1.0, 1.0
+    )  # as any other plane
     for refused in (told(0.5, 1.0), told(1.0, 1 / 2), told(1.0, 1 / 3, op=Max)):
         assert refused.startswith("float8 has no scale factors")
 

@@ -98,7 +98,7 @@ def test_what_only_receives_waits_for_the_callers_streams_too(fakes: Fakes) -> N
             user = Stream(plane._used(array.address).context)
             fakes.cuda.fake_hold(user.handle)
             copy(array.address, other.address, array.nbytes, user)
-            plane.after([plane.mark(rank, user.handle.value or 0)])
+            plane.wait_for([plane.record(rank, user.handle.value or 0)])
             streams = [spans_of((array, array)) if rank == 0 else receiving(array), spans_of()]
             staged = plane.allgather(streams)
             assert staged is not None

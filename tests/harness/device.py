@@ -26,6 +26,7 @@ from hvdlite.errors import HvdError
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
 from hvdlite.ops import Collectives
+from hvdlite.planes import base
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.choose import BY_DEVICE, plane_part
 from hvdlite.planes.shm.free_list import FreeList
@@ -179,7 +180,7 @@ class _Event:
             raise self._error
 
 
-class DevicePlane(DataPlane):
+class DevicePlane(base.DevicePlane):
     """Makes the device, a thread, do collectives one after the other, through ``inner``.
 
     ``given`` has the kind and the number of tensors of each.

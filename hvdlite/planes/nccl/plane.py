@@ -138,14 +138,18 @@ class NcclPlane(GpuPlane):
             memory.fill_zeros(dtype)
         return memory.address, memory
 
-    def beside(self, of_host: DataPlane) -> None:
-        self._of_host = of_host
+    def attach_host_plane(self, plane: DataPlane) -> None:
+        self._of_host = plane
 
-    def unfitness(self, device: Device) -> str:
-        return self._lack or super().unfitness(device)
+    def choose(self, device: Device) -> None:
+        if self._lack:
+            raise ValueError(self._lack)
+        super().choose(device)
 
-    def refusal(self, device: Device, dtype: ElementType, op: int, prescale: float, postscale: float) -> str:
-        if dtype not in FLOAT8 or absence_of(library):  # of which `unfitness` tells, or the first collective
+    def unsupported_reduction(
+        self, device: Device, dtype: ElementType, op: int, prescale: float, postscale: float
+    ) -> str:
+        if dtype not in FLOAT8 or absence_of(library):  # which `choose` reports, or the first collective
             return lack(dtype, op)
         capability = driver.capability(device.ordinal)
         return lack_of_float8(library().version, capability, op, prescale, postscale, self.size)

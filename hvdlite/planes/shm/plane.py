@@ -114,7 +114,7 @@ class ShmPlane(HostPlane):
         native.check(status, "mapping the shared segment")
         self._handle = handle
 
-    def use(self, regions: Regions) -> None:
+    def attach_arena(self, regions: Regions) -> None:
         self._arena = regions.arena
         numbers = np.array(regions.numbers, np.int32)
         native.check(

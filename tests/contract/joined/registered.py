@@ -27,7 +27,7 @@ class StagingPlane(ShmPlane):
 
     def __init__(self, fd: int, rank: int, size: int, shape: Geometry, arena: Arena, stages: bool = True) -> None:
         super().__init__(fd, rank, size, shape)
-        self.use(Regions(arena, range(size)))
+        self.attach_arena(Regions(arena, range(size)))
         self.arena = arena
         self.stages = stages
 
