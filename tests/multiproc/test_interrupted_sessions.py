@@ -21,6 +21,8 @@ import pytest
 import hvdlite as hvd
 from hvdlite import session
 from hvdlite.engine.connecting import Connecting
+from hvdlite.rendezvous.client import Exchanges
+from hvdlite.rendezvous.world import meet_world
 from hvdlite.scope import Scope
 from tests.harness import process_ranks
 from tests.harness.alarms import raise_in_a_wait
@@ -219,12 +221,16 @@ def test_init_that_is_interrupted_while_ranks_connect_is_called_again(
 
 
 @contextlib.contextmanager
-def _interrupted_at(owner: Any, function: str) -> Iterator[None]:
-    """A context in which the main thread is interrupted while another is in ``function`` of ``owner``."""
+def _interrupted_at(owner: Any, function: str, before: Callable[..., object] = lambda *_: None) -> Iterator[None]:
+    """A context in which the main thread is interrupted while another is in ``function`` of ``owner``.
+
+    That is, in its place: after ``before`` it waits for the interruption.
+    """
     signal.signal(signal.SIGUSR1, raise_interrupt)
 
     def interrupted(*arguments: Any) -> Any:
-        (scope,) = (each for each in arguments if isinstance(each, Scope))
+        before(*arguments)
+        (scope,) = (getattr(each, "_scope", each) for each in arguments if isinstance(each, Scope | Exchanges))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         while True:
             scope.check()
@@ -269,7 +275,7 @@ def test_all_hear_at_once_of_a_rank_that_leaves_while_ranks_connect(leaving: int
 def _does_not_hear_that_all_have_come(interrupted: int) -> None:
     """The other ranks count this init, and rank ``interrupted`` does not."""
     if _own_rank() == interrupted:
-        with _interrupted_at(session, "_have_met"):
+        with _interrupted_at(session, "meet_world", before=meet_world):
             hvd.init()
     assert _meet(is_last=True)
 
