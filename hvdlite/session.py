@@ -14,23 +14,23 @@ from dataclasses import replace
 
 from hvdlite.compat import stands_for_horovod
 from hvdlite.engine.apart import Interruption, run_apart
-from hvdlite.engine.connecting import Connecting, connect
-from hvdlite.engine.engine import Engine
-from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError, HvdError, NotInitialized
+from hvdlite.groups.group import Group
+from hvdlite.groups.sets import Registry
 from hvdlite.launched_by.presence import Presence
 from hvdlite.launched_by.report import report
 from hvdlite.log import configure, logger
 from hvdlite.members.process_set import ProcessSet, given_sets, global_process_set, refuse_part
 from hvdlite.members.topology import Placement
 from hvdlite.members.topology import group as group_by_host
+from hvdlite.negotiation.end_messages import error_of
+from hvdlite.negotiation.messages import EndKind
 from hvdlite.net.descriptors import check_descriptors
 from hvdlite.observe.loading import loading
 from hvdlite.observe.recorder import Phase, Recorder, memory_at
 from hvdlite.observe.timeline.switch import Switch
-from hvdlite.planes.choose import lacks_nccl
+from hvdlite.planes.choose import arena_part, lacks_nccl
 from hvdlite.planes.shm.arena import Arena
-from hvdlite.registry import Registry
 from hvdlite.rendezvous.client import Exchanges, MeetingOver
 from hvdlite.rendezvous.lookout import looking_out
 from hvdlite.rendezvous.meeting import meet
@@ -80,17 +80,15 @@ class Session:
             with exchange.together() as connecting_scope:
                 self.spin_us = agreed_spin_us(options, members, exchange)
                 self.options = options = replace(options, address=world.address, spin=self.spin_us)
-                connecting = Connecting(members, options, makes_arena=True)
-                connections = connect(connecting, exchange, connecting_scope, leave=exchange.leave)
+                memory = arena_part(members, options)
+                self.everyone = everyone = Group.open(members, options, exchange, connecting_scope, memory)
         self.placements = group_by_host([host.id for host in members.hosts])
         self.check_parameters = world.check_parameters
-        self.plane_name = connections.planes[CPU.kind].name
-        self.other_planes = [(kind, plane.name) for kind, plane in connections.planes.items() if kind != CPU.kind]
-        self.arena = connections.regions and connections.regions.arena
-        self.sets = Registry(members, options, connections)
-        self.sets.watch(lambda number, group: box.watch(number, group.engine.observer, group.ranks))
+        self.plane_name = everyone.planes[CPU.kind].name
+        self.other_planes = [(kind, plane.name) for kind, plane in everyone.planes.items() if kind != CPU.kind]
+        self.sets = Registry(everyone, options)
+        self.sets.watch(lambda number, group: box.watch(number, group.observer, group.ranks))
         box.enter(Phase.INSIDE)
-        self.everyone = self.sets.everyone
         self.group_of = self.sets.group_of  # called by every submit
         self._closing = threading.Lock()
         self._is_closed = False
@@ -120,31 +118,20 @@ class Session:
         self._box.account.leave(time.monotonic())
         self.sets.forget()
         global_process_set.unregister()
-        deadline = time.monotonic() + self.options.shutdown_timeout
-        for engine in self._engines():
-            engine.shut_down(deadline)
+        scope = Scope.of(self.options.shutdown_timeout)
+        for group in self._groups():
+            group.end(EndKind.LEFT, scope)
         self.timeline.stop()
-        if self.arena is not None:
-            self.arena.leave()
-            self.arena = None
-            self.sets.let_go()
         self.presence.close()
         self._sum_up()
         self._box.close()
 
-    def forget(self, error: HvdError) -> None:
-        """In a forked child, ends the copy of the parent's session: collectives in flight there fail with ``error``."""
-        self.presence.close()  # not the parent's
-        for engine in self._engines():
-            engine.forget(error)
-
     def stop_at_exit(self) -> None:
         """Ends the threads; the connections of groups that have not ended stay open until the process ends."""
-        now = time.monotonic()
-        self._box.account.leave(now)
-        deadline = now + _EXIT_S
-        for engine in self._engines():
-            engine.stop_at_exit(deadline)
+        self._box.account.leave(time.monotonic())
+        scope = Scope.of(_EXIT_S)
+        for group in self._groups():
+            group.end(EndKind.EXITED, scope)
         self.timeline.stop()
         self._sum_up()
         self._box.stop()
@@ -156,9 +143,9 @@ class Session:
             if line := self._box.account.describe(hosts, time.monotonic()):
                 logger.info("%s", line)
 
-    def _engines(self) -> list[Engine]:
-        """The engines of all groups. That of all ranks ends last, because it tells the others what happens."""
-        return [group.engine for group in reversed(self.sets.groups.values())]
+    def _groups(self) -> list[Group]:
+        """All groups. That of all ranks ends last, because it tells the others what happens, and has the memory."""
+        return list(reversed(self.sets.groups.values()))
 
 
 _lock = threading.RLock()  # reentrant, because a signal handler may call shutdown() while its thread is in init()
@@ -311,7 +298,7 @@ def _after_fork_in_child() -> None:
     _origin = _current or _origin
     _current, _leaving, _inherited = None, None, inherited
     if inherited is not None:
-        inherited.forget(_outside())
+        inherited.presence.close()  # not the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -340,13 +327,9 @@ def group_of(process_set: ProcessSet) -> Group:
     return session.everyone if process_set is global_process_set else session.group_of(process_set)
 
 
-def _outside() -> NotInitialized:
-    if _origin is None:
-        return NotInitialized(_not_initialized())
-    return NotInitialized(
-        f"process {os.getpid()} was forked from rank {_origin.membership.rank}, and is no rank itself; run collectives "
-        "in the rank's process, and pass their results to this one"
-    )
+def _outside() -> HvdError:
+    end = None if _origin is None else _origin.everyone.ended
+    return NotInitialized(_not_initialized()) if end is None else error_of(end)
 
 
 def _not_initialized() -> str:
@@ -356,7 +339,8 @@ def _not_initialized() -> str:
 
 def shared_arena() -> Arena | None:
     """The memory that ranks of this host share; None outside of a session, without such memory, or after a failure."""
-    arena = None if _current is None else _current.arena
+    memory = None if _current is None else _current.everyone.memory
+    arena = memory and memory.arena
     return arena if arena is not None and arena.is_shared else None
 
 

@@ -2,7 +2,7 @@
 
 A handler may raise between any two steps of the main thread. In the middle of a turn, or of a batch, that would leave
 this rank's state half changed. So the main thread never takes turns and never runs batches: while it waits, a thread of
-ours drives for it (`hvdlite.engine.engine`), and an exception ends the wait and nothing else.
+ours drives for it (`hvdlite.groups.group`), and an exception ends the wait and nothing else.
 
 The price is one switch from thread to thread at the beginning of a wait and one at its end. Both release the GIL before
 they wake the other thread, which would otherwise be woken twice.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.errors import HorovodInternalError, HvdError, PeerLost, ShutDown, Stalled
+from hvdlite.errors import HorovodInternalError, HvdError, NotInitialized, PeerLost, ShutDown, Stalled
 from hvdlite.negotiation.messages import End, EndKind
 
 
@@ -25,6 +25,11 @@ def error_of(end: End) -> HvdError:
         return HorovodInternalError(
             f"rank {end.rank} on {end.host} has removed the process set, so this collective cannot run. "
             "Wait for the collectives of a process set before you call remove_process_set()."
+        )
+    if end.kind is EndKind.FORKED:
+        return NotInitialized(
+            f"{end.cause} was forked from rank {end.rank}, and is no rank itself; run collectives in the rank's "
+            "process, and pass their results to this one"
         )
     return HorovodInternalError(f"rank {end.rank} on {end.host} failed: {end.cause}")
 

@@ -165,7 +165,12 @@ class EndKind(IntEnum):
     STALLED = 2  # a tensor was missing for too long
     FAILED = 3  # a data plane or a rank's coordinator failed
     REMOVED = 4  # a rank removed the process set
+    EXITED = 5  # the process of a rank is about to exit, which the others notice by themselves
+    FORKED = 6  # this process was forked from a rank, and has none of its threads
 
+
+UNSENT = frozenset({EndKind.EXITED, EndKind.FORKED})
+"""The ends that are this process's own, and never in a message."""
 
 ORDERLY = frozenset({EndKind.LEFT, EndKind.REMOVED})
 """The ends after which what was agreed before is still run."""

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from hvdlite.errors import DuplicateName, HorovodInternalError
 from hvdlite.negotiation.messages import (
     EMPTY_GROUP,
+    UNSENT,
     Batch,
     End,
     EndKind,
@@ -227,6 +228,7 @@ def _decode_end(frame: bytes, offset: int) -> End:
     for late, name in missing:
         _expect(_is_int(late) and isinstance(name, str), "a missing tensor")
         pairs.append((late, name))
+    _expect(EndKind(kind) not in UNSENT, "END")
     return End(EndKind(kind), rank, host, cause, float(waited_s), tuple(pairs))
 
 

@@ -35,7 +35,7 @@ def join(device: int = -1) -> int:
     """
     group, caller = group_of(global_process_set), threading.get_ident()
     if device >= 0:
-        planes = group.engine.planes
+        planes = group.planes
         for kind in planes.keys() - {CPU.kind}:
             with suppress(ValueError):  # this rank has used another GPU, or can use none
                 planes.of_device(kind).choose(Device(kind, device))

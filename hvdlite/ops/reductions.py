@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, cast, overload
 
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Entry, converted
 from hvdlite.negotiation.handle import Handle

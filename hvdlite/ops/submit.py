@@ -13,8 +13,8 @@ from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 from hvdlite.engine.batch import arithmetic
-from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError
+from hvdlite.groups.group import Group
 from hvdlite.negotiation.entry import Allocate, Entry, OnDevice, converted
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
@@ -180,7 +180,7 @@ def entry_of(
             raise ValueError(f"tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported")
         checked = _checked(reduction, kind, dtype, device)
         nbytes = math.prod(shape) * dtype.itemsize
-        if reason := group.engine.planes.absence_for(device):
+        if reason := group.planes.absence_for(device):
             raise ValueError(reason)
         if not holds(owner, address, nbytes):
             raise ValueError(
@@ -189,7 +189,7 @@ def entry_of(
         text, is_given = named(group, kind, name)
         request = Request(text, kind, dtype, tuple(shape), *checked, root, is_given, splits, -1, group_length, device)
         if device is not CPU:
-            _choose(group.engine.planes.of_device(device.kind), request)
+            _choose(group.planes.of_device(device.kind), request)
     if device is not CPU:
         return _on_device(request, group, address, target, nbytes, owner, output, allocate)
     return Entry(request, group, address, target, nbytes, owner, output, allocate)
@@ -219,7 +219,7 @@ def _on_device(
     device = request.device
     mark = None
     if streams is not None:
-        mark = group.engine.planes.of_device(device.kind).record(device.ordinal, streams.current())
+        mark = group.planes.of_device(device.kind).record(device.ordinal, streams.current())
     if mark is None:
         return Entry(request, group, address, target, nbytes, owner, output, allocate)
     entry = OnDevice(request, group, address, target, nbytes, owner, output, _aside(allocate, streams))

@@ -21,13 +21,13 @@ from hvdlite.planes.base import DataPlane, HostPlane
 from hvdlite.planes.hierarchical import HierarchicalPlane, in_ring_order, lanes_of
 from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.ring.part import RingPart
-from hvdlite.planes.shm.part import ShmPart
+from hvdlite.planes.shm.part import ArenaPart, ShmPart
 from hvdlite.planes.zmq.part import ZmqPart
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
 
-WITH_ARENA = ("shm", "hierarchical")
+_WITH_ARENA = ("shm", "hierarchical")
 WITHOUT_NATIVE = ("auto", "local", "zmq")  # settings allowed where a rank lacks the library
 
 
@@ -55,6 +55,11 @@ def choose(setting: str, membership: Membership) -> str:
 def plane_part(membership: Membership, options: Settings) -> Part[DataPlane]:
     """Makes the part that becomes the members' plane for CPU memory."""
     return _PARTS[choose(options.plane, membership)](membership, options)
+
+
+def arena_part(membership: Membership, options: Settings) -> ArenaPart | None:
+    """Makes the part that becomes the memory that ranks of a host share, if the members' plane can use it."""
+    return ArenaPart(membership) if choose(options.plane, membership) in _WITH_ARENA else None
 
 
 def gpu_part(membership: Membership, options: Settings) -> Part[DataPlane] | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.session import current
 

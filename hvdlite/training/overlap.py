@@ -29,8 +29,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from hvdlite.engine.group import Group
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
+from hvdlite.groups.group import Group
 from hvdlite.ops import group_of
 from hvdlite.session import local_size, size
 from hvdlite.tensors.streams import Told

@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
-from hvdlite.engine.group import Group
 from hvdlite.errors import HvdError, Mismatch
+from hvdlite.groups.group import Group
 from hvdlite.log import logger
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.negotiation.handle import Handle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops import group_of
 

@@ -24,7 +24,7 @@ from typing import Final, Generic, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.members.ranges import named
 from hvdlite.ops.memory import shared_empty
 from hvdlite.tensors.buffer import Buffer

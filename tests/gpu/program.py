@@ -56,7 +56,7 @@ class Gpu:
 
     @property
     def plane(self) -> DataPlane:
-        return current().everyone.engine.planes[KIND]
+        return current().everyone.planes[KIND]
 
     @property
     def nccl(self) -> NcclPlane:

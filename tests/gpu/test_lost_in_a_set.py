@@ -25,7 +25,7 @@ def _lose(folder: str) -> None:
         if pair.included():
             front_end.allreduce(program.array(ones), name="first", process_set=pair)
             stream.synchronize()
-            plane = current().group_of(pair).engine.planes[KIND]
+            plane = current().group_of(pair).planes[KIND]
             assert isinstance(plane, NcclPlane)
             assert plane._gpu is not None
             own = plane._gpu.stream

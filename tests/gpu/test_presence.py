@@ -101,7 +101,7 @@ def _used_without_gpus(folder: str) -> None:
     hvd.init()
     assert hvd.allreduce(np.ones(3), op=hvd.Sum, name="x").tolist() == [hvd.size()] * 3
     hvd.barrier()
-    assert current().everyone.engine.planes.keys() == {"cpu", KIND}
+    assert current().everyone.planes.keys() == {"cpu", KIND}
     assert not any(map(is_loaded, (driver.SONAME, nccl.SONAME)))
     assert _mapped() == []
     hvd.shutdown()

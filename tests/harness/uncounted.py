@@ -103,7 +103,7 @@ def interrupt_everywhere(calls: Mapping[str, Call], step: int) -> dict[str, int]
 
 
 def _interrupting(what: str, call: Call, step: int) -> int:
-    submitted = _Submitted(session.current().everyone.engine._in_flight)
+    submitted = _Submitted(session.current().everyone._in_flight)
     number = 0
     while True:
         before, at = submitted.count(), At(number)

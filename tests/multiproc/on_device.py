@@ -23,7 +23,7 @@ def begin() -> DevicePlane:
     """The plane of all ranks for the device, in a session that has begun."""
     install()
     hvd.init()
-    plane = current().everyone.engine.planes[DEVICE.kind]
+    plane = current().everyone.planes[DEVICE.kind]
     assert isinstance(plane, DevicePlane)
     return plane
 

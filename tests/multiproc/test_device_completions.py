@@ -116,11 +116,11 @@ def _shut_down(may_end: bool) -> str:
     plane.hold()
     handle = start("outstanding")
     wait_until_given(plane, 1)
-    engine = current().everyone.engine
+    group = current().everyone
     hvd.barrier()
 
     def release() -> None:
-        until(lambda: engine.ended_by is not None)
+        until(lambda: group.ended is not None)
         plane.release()
 
     thread = threading.Thread(target=release if may_end else int)

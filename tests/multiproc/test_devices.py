@@ -144,8 +144,8 @@ def _in_another_order() -> list[str]:
     hvd.init()
     pair = hvd.add_process_set([0, 2])
     if pair.included():
-        assert list(current().group_of(pair).engine.planes) == ["cpu", *kinds]
-    return list(current().everyone.engine.planes)
+        assert list(current().group_of(pair).planes) == ["cpu", *kinds]
+    return list(current().everyone.planes)
 
 
 def test_ranks_register_their_devices_in_any_order() -> None:
@@ -157,7 +157,7 @@ def _only_on_one() -> list[str]:
     if Start.read().rank == 1:
         install()
     hvd.init()
-    assert list(current().everyone.engine.planes) == ["cpu"]
+    assert list(current().everyone.planes) == ["cpu"]
     alone = hvd.add_process_set([1])
     texts = []
     for kind in ("allreduce", "allgather", "alltoall", "reducescatter"):
@@ -183,7 +183,7 @@ def test_a_device_that_only_some_ranks_have_is_refused_where_it_is_submitted() -
 
 def _without_gpus() -> None:
     hvd.init()
-    assert current().everyone.engine.planes.keys() == {"cpu"}
+    assert current().everyone.planes.keys() == {"cpu"}
     hvd.barrier()
     assert not [name for name in sys.modules if name.startswith(("hvdlite.planes.nccl", "hvdlite.cuda.driver"))]
     hvd.shutdown()

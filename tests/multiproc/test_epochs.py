@@ -1,6 +1,6 @@
 """A rank is lost, and those that are left go on in the same processes as a group of the next epoch, which others join.
 
-Nothing of a session or of a launcher is in these tests: a group is made of a membership, its parts and an exchange.
+Nothing of a session or of a launcher is in these tests: a group is made of a membership and an exchange.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from hvdlite.engine.connecting import Connecting, connect
-from hvdlite.engine.engine import Engine
-from hvdlite.engine.group import Group
 from hvdlite.errors import PeerLost
+from hvdlite.groups.group import Group
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import Kind, Request
+from hvdlite.negotiation.messages import EndKind, Kind, Request
+from hvdlite.planes.choose import arena_part
 from hvdlite.rendezvous.client import Exchanges, Meeting
 from hvdlite.rendezvous.job import Job
 from hvdlite.rendezvous.server import RendezvousServer
@@ -44,11 +43,9 @@ class Member:
         start = Start(rank=rank, size=size, hostid=host)
         exchange = Exchanges(meeting, rank, size, scope)
         world = meet_world(start, options, meeting, exchange)
-        self.membership, options = world.membership, replace(options, address=world.address)
-        connecting = Connecting(self.membership, options, makes_arena=True)
-        self.connections = connect(connecting, exchange, scope)
-        link, planes, self.regions = self.connections
-        self.group = Group(self.membership, Engine(self.membership, options, link, planes, lambda end: None))
+        members, options = world.membership, replace(options, address=world.address)
+        self.group = Group.open(members, options, exchange, scope, arena_part(members, options))
+        self.rank, self.size, self.epoch = members.rank, members.size, members.epoch
 
     def submit(self, tensor: Array, name: str) -> Entry:
         address = address_of(tensor)
@@ -65,26 +62,23 @@ class Member:
             raise entry.error
 
     def close(self) -> None:
-        self.group.engine.shut_down(time.monotonic() + PATIENCE_S)
-        if self.regions is not None:
-            self.regions.arena.leave()
-        self.regions = None
+        self.group.end(EndKind.LEFT, Scope.of(PATIENCE_S))
 
 
 def _works(member: Member) -> int:
     """The epoch of a member of a group whose sums are right."""
-    size = member.membership.size
+    size = member.size
     for step in range(3):
-        tensor = np.full(1000, member.membership.rank, np.float32)
+        tensor = np.full(1000, member.rank, np.float32)
         member.allreduce(tensor, "x")
         assert (tensor == size * (size - 1) // 2).all(), step
-    return member.membership.epoch
+    return member.epoch
 
 
 def _reduce_until_lost(member: Member, number: int) -> PeerLost:
     """Sums until a rank is lost; what else is in flight fails with the same error."""
     tensor = np.zeros(1 << 20, np.float32)
-    alone = member.submit(np.zeros(8, np.float32), f"submitted by rank {member.membership.rank} only")
+    alone = member.submit(np.zeros(8, np.float32), f"submitted by rank {member.rank} only")
     with pytest.raises(PeerLost) as raised:  # noqa: PT012 - some step raises
         for step in itertools.count():
             member.allreduce(tensor, "big")
@@ -103,14 +97,14 @@ def _survive(meeting: Meeting, process: int, worlds: int, options: Settings, hos
     baseline, told = None, []
     for number in range(worlds):
         member = Member(meeting, process, 3 if number == 0 else 4, options, host)
-        if shared is None and member.regions is not None:
-            shared = np.asarray(member.regions.arena.allocate(4096)).view(np.float32)
+        if shared is None and member.group.memory is not None:
+            shared = np.asarray(member.group.memory.arena.allocate(4096)).view(np.float32)
             shared[:] = 7
         addresses = address_of(gradients), shared is not None and address_of(shared)
         error = _reduce_until_lost(member, number)
         lost_at = time.monotonic()
-        told.append(f"epoch {member.membership.epoch} lost rank {error.rank}")
-        # The engine of the group that has failed is ended while the next one is connected already.
+        told.append(f"epoch {member.epoch} lost rank {error.rank}")
+        # The group that has failed is left while the next one is connected already.
         old, member = member, Member(meeting, process, 2, options, host)
         took_s = time.monotonic() - lost_at
         assert took_s < PROMPT_S
@@ -188,8 +182,8 @@ def test_survivors_go_on_in_the_next_epoch_and_others_join_them(plane: str, is_o
 
 def _die(member: Member) -> None:
     """Like a process that ends: its connections close, and nobody is told why, as no thread is left that could."""
-    member.group.engine.stop_at_exit(time.monotonic() + PATIENCE_S)
-    member.group.engine.shut_down(time.monotonic())
+    member.group.end(EndKind.EXITED, Scope.of(PATIENCE_S))
+    member.group.end(EndKind.LEFT, Scope.of(0))
 
 
 def test_a_rank_that_exits_delivers_the_end_of_its_group_first() -> None:
@@ -204,10 +198,10 @@ def test_a_rank_that_exits_delivers_the_end_of_its_group_first() -> None:
             if rank < 2:
                 with pytest.raises(PeerLost):
                     members[rank].allreduce(np.zeros(8, np.float32), "x")
-            link, *_ = members[rank].connections
-            with patch.object(link, "close") as close:
-                members[rank].group.engine.stop_at_exit(time.monotonic() + PATIENCE_S)
-            members[rank].group.engine.shut_down(time.monotonic())
+            group = members[rank].group
+            with patch.object(group._link, "close") as close:
+                group.end(EndKind.EXITED, Scope.of(PATIENCE_S))
+            group.end(EndKind.LEFT, Scope.of(0))
             return close.called
 
         assert thread_ranks(3, part) == [True, True, False]

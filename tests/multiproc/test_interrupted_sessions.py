@@ -20,7 +20,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite import session
-from hvdlite.engine.connecting import Connecting
+from hvdlite.groups.connecting import Connecting
 from hvdlite.rendezvous.client import Exchanges
 from hvdlite.rendezvous.world import meet_world
 from hvdlite.scope import Scope

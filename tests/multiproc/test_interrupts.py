@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite import registry
 from hvdlite.engine import executor
+from hvdlite.groups import sets
 from tests.harness import ProcessRanks, pause_at, process_ranks, reached
 from tests.harness.alarms import raise_in_a_wait
 from tests.harness.interrupts import At, Interrupt, interrupt_everywhere, raise_interrupt
@@ -230,18 +230,18 @@ def _add_interrupted(moment: str) -> str:
         if moment == "early":
             pause_at("late")
         elif hvd.rank() == 1:
-            connect = registry.Registry._connect
+            join = sets.Registry._join
 
-            def wait_and_connect(*arguments: Any) -> Any:
+            def wait_and_join(*arguments: Any) -> Any:
                 pause_at("late")
-                return connect(*arguments)
+                return join(*arguments)
 
-            registry.Registry._connect = wait_and_connect
+            sets.Registry._join = wait_and_join
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.add_process_set([0, 1])
         texts.append(str(caught.value))
         if moment != "early" and hvd.rank() == 1:
-            registry.Registry._connect = connect
+            sets.Registry._join = join
     pair = hvd.add_process_set([0, 1])
     if pair.included():
         assert hvd.allreduce(np.ones(3), op=hvd.Sum, process_set=pair)[0] == 2

@@ -31,7 +31,7 @@ def _until_heard(observer: Observer, rank: int) -> None:
 def _take_turns(folder: str) -> tuple[list[BatchRecord], list[BatchRecord]]:
     """In some batches rank 0 waits until it has heard of rank 1, and in others rank 1 until rank 0 has of itself."""
     hvd.init()
-    rank, array, observer = hvd.rank(), np.ones(1000, np.float32), current().everyone.engine.observer
+    rank, array, observer = hvd.rank(), np.ones(1000, np.float32), current().everyone.observer
     hvd.allreduce_(array, name="x")
     begin = observer.latest()[-1].number
     for _ in range(3):
@@ -85,18 +85,18 @@ def _count() -> tuple[Statistics, Statistics, Statistics, list[BatchRecord], lis
     handles = [hvd.allreduce_async_(array, name=str(number)) for number, array in enumerate(arrays)]
     for handle in handles:
         hvd.synchronize(handle)
-    after, records = group.statistics(), group.engine.observer.latest(after=before.batches)
-    number = group.engine.observer.latest()[-1].number
+    after, records = group.statistics(), group.observer.latest(after=before.batches)
+    number = group.observer.latest()[-1].number
     for _ in range(20):
         hvd.allreduce_(arrays[0], name="waited for")
-    waited = [record.waited_s for record in group.engine.observer.latest(after=number)]
+    waited = [record.waited_s for record in group.observer.latest(after=number)]
     number += len(waited)
     for _ in range(3):
         handle = hvd.allreduce_async_(arrays[0], name="polled")
         while not hvd.poll(handle):  # nobody waits for it
             threading.Event().wait(0.001)
         hvd.synchronize(handle)
-    polled = [record.waited_s for record in group.engine.observer.latest(after=number)]
+    polled = [record.waited_s for record in group.observer.latest(after=number)]
     if members.included():
         hvd.allreduce_(arrays[2], name="in the set", process_set=members)
         of_set = current().group_of(members).statistics()

@@ -123,7 +123,7 @@ def _check_lanes(events: list[Event]) -> None:
 
 def _alone(path: str) -> tuple[bool, bool]:
     hvd.init()
-    observer = current().everyone.engine.observer
+    observer = current().everyone.observer
     hvd.allreduce(np.ones(3), name="before")
     hvd.start_timeline(path)
     hvd.allreduce(np.ones(3), name="x")

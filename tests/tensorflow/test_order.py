@@ -344,7 +344,7 @@ def fails_while_its_collective_waits(function: Any) -> None:
 
 
 def in_flight() -> Any:
-    return group_of(hvd.global_process_set).engine._in_flight
+    return group_of(hvd.global_process_set)._in_flight
 
 
 @scenario

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
-from hvdlite.engine.connecting import Connecting, Connections, NotConnected, connect
+from hvdlite.groups.connecting import Connecting, Connections, NotConnected, connect
+from hvdlite.scope import Cancelled, Scope
 
+_SCOPE = Scope()
 GOOD = [None, ["", "unix:listener"], {"cpu": "unix:ring"}]
 
 
-def _connect(offer_of_other: Any, leave: Any = None, **outcome: Any) -> tuple[Connections, Mock, list[Any]]:
+class _Exchange:
+    """With a rank that hands in ``offer`` and then has no failure; ``published`` is what this rank hands in."""
+
+    leave: Any
+
+    def __init__(self, offer: Any) -> None:
+        self._offer = offer
+        self.published: list[Any] = []
+
+    def __call__(self, offer: Any) -> list[Any]:
+        self.published.append(offer)
+        return [offer, self._offer if len(self.published) == 1 else {"failure": ""}]
+
+
+def _connect(
+    offer_of_other: Any, leave: Any = None, scope: Scope = _SCOPE, **outcome: Any
+) -> tuple[Connections, Mock, list[Any]]:
     """Connects as rank 4 of two with rank 7. Returns what came of it, and what this rank published."""
     connecting = Mock(Connecting, ranks=(4, 7))
     connecting.bind.return_value = GOOD
     connecting.connect.configure_mock(**outcome)
-    published: list[Any] = []
-
-    def exchange(offer: Any) -> list[Any]:
-        published.append(offer)
-        return [offer, offer_of_other if len(published) == 1 else {"failure": ""}]
-
-    return connect(connecting, exchange, math.inf, leave=leave), connecting, published
+    exchange = _Exchange(offer_of_other)
+    if leave is not None:
+        exchange.leave = leave
+    return connect(connecting, exchange, scope), connecting, exchange.published
 
 
 def test_connections_are_made_with_what_all_have_published() -> None:
     _, connecting, published = _connect({"addresses": GOOD})
-    connecting.connect.assert_called_once_with([GOOD, GOOD], math.inf)
+    connecting.connect.assert_called_once_with([GOOD, GOOD], _SCOPE)
     assert published == [{"addresses": GOOD}, {"failure": ""}]
 
 
@@ -62,3 +76,16 @@ def test_a_bug_in_a_part_is_raised_as_it_is_and_the_others_are_told(bug: Excepti
         _connect({"addresses": GOOD}, leave, side_effect=bug)
     assert caught.value is bug
     leave.assert_called_once_with(f"{type(bug).__name__}: {bug}")
+
+
+@pytest.mark.parametrize("is_connecting", [True, False])
+def test_the_others_hear_why_a_rank_was_cancelled(is_connecting: bool) -> None:
+    """While it connects, or just afterwards; it closes what it has only then."""
+    leave, scope = Mock(return_value="it left"), Scope()
+    scope.cancel("it was interrupted")
+    outcome: Any = {"side_effect": Cancelled("it was interrupted")} if is_connecting else {}
+    with pytest.raises(Cancelled if is_connecting else NotConnected, match="it was interrupted"):
+        _connect({"addresses": GOOD}, leave, scope, **outcome)
+    assert leave.call_args_list == ([call("it was interrupted")] if is_connecting else [])
+    with pytest.raises(NotConnected, match="rank 4: it was interrupted"):
+        _connect({"addresses": GOOD}, None, scope, **outcome)

@@ -69,7 +69,7 @@ def _measure(kind: TensorType, nbytes: int, iterations: int, warmup: int) -> Gro
 @contextmanager
 def _launches(device: str) -> Iterator[list[tuple[float, float]]]:
     """Appends to a list when the plane's all-reduce began and ended, while the context is entered."""
-    plane: Any = current().everyone.engine.planes[device]
+    plane: Any = current().everyone.planes[device]
     usual, launches = plane.allreduce, []
 
     def timed(*arguments: Any) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.observe.timeline.recording import Recording
@@ -76,4 +76,4 @@ class Switch:
     def _watch(self, number: int, group: Group) -> None:
         recording = self._recording
         if recording is not None:
-            recording.watch(number, group.membership, group.engine.observer)
+            recording.watch(number, group.membership, group.observer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet
 from hvdlite.ops.adapter import Compressor
 from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allreduce

@@ -5,25 +5,22 @@ different things, all raise an error and nothing happens. Then the members conne
 through the global group, to which other ranks contribute empty ones. At last all exchange the outcome, so that a set is
 registered everywhere or nowhere.
 
-A rank that is lost, stalls or fails ends the whole job, whichever group notices: a set's engine tells the global one,
-which tells all ranks, and the end of the global group ends all sets. Only the removal of a set ends just that set.
+A rank that is lost, stalls or fails ends the whole job, whichever group notices: the end of a set ends the global group
+on all ranks, and the end of the global group ends all sets. Only the removal of a set ends just that set.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from hvdlite.engine.apart import Interruption, run_apart
-from hvdlite.engine.connecting import Connecting, Connections, NotConnected, connect, look_on
-from hvdlite.engine.engine import Engine
-from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError, HvdError, Mismatch
-from hvdlite.members.membership import Membership
+from hvdlite.groups.connecting import NotConnected, look_on
+from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.messages import ORDERLY, End, EndKind
@@ -36,22 +33,20 @@ Watcher = Callable[[int, Group], None]
 class Registry:
     """The registered process sets. The same calls in the same order on all ranks assign the same numbers.
 
-    ``groups`` has the groups that this rank is in, by the number of their set.
+    ``everyone`` is the group of all ranks, and ``groups`` has those that this rank is in, by the number of their set.
     """
 
-    def __init__(self, world: Membership, options: Settings, connections: Connections) -> None:
-        self.groups: dict[int | None, Group] = {}  # replaced, never modified, because it is read without a lock
+    def __init__(self, everyone: Group, options: Settings) -> None:
+        self.everyone = everyone
+        self.groups: dict[int | None, Group] = {0: everyone}  # replaced, never modified: it is read without a lock
         self._watchers: list[Watcher] = []
-        self._world = world
         self._options = options
-        self._regions = connections.regions
-        self._rank = world.rank
+        self._rank = everyone.rank
         self._openings = itertools.count(1)
         self._sets: dict[int, ProcessSet] = {}
         self._lock = threading.RLock()  # one registration at a time
-        self.everyone = self._start(world, connections, self._end_all)
-        self.groups = {0: self.everyone}
-        global_process_set.register(0, self.everyone.ranks, self._rank)
+        everyone.when_ended(self._end_all)
+        global_process_set.register(0, everyone.ranks, self._rank)
 
     def watch(self, watcher: Watcher) -> None:
         """Calls ``watcher`` with the number and the group of each set that this rank is in, or is added to later."""
@@ -108,12 +103,12 @@ class Registry:
                 return error
             return None
 
-        with self.everyone.engine.watching_peers():
+        with self.everyone.watching_peers():
             return run_apart(add, "adding a process set", self._why_in_vain)
 
     def _why_in_vain(self) -> HvdError | None:
         """The error of the job, if it has failed; a member that is connecting does not hear of it otherwise."""
-        end = self.everyone.engine.ended_by
+        end = self.everyone.ended
         return None if end is None or end.kind in ORDERLY else error_of(end)
 
     def _add(self, process_sets: Sequence[ProcessSet], interruption: Interruption) -> None:
@@ -149,13 +144,8 @@ class Registry:
             group = self.groups.get(number)
             if group is not None:
                 self.groups = {key: other for key, other in self.groups.items() if other is not group}
-                deadline = time.monotonic() + self._options.shutdown_timeout
-                group.engine.shut_down(deadline, EndKind.REMOVED)
+                group.end(EndKind.REMOVED, Scope.of(self._options.shutdown_timeout))
             return True
-
-    def let_go(self) -> None:
-        """Frees the memory of this host after the last collective, without waiting for the garbage collector."""
-        self._regions = None
 
     def forget(self) -> None:
         """Marks all process sets but the global one as unregistered on this rank; their groups stay as they are."""
@@ -184,58 +174,53 @@ class Registry:
         members = tuple(process_set.ranks or ())
         number = next(number for number in itertools.count(1) if number not in self._sets)
         name = f"set {next(self._openings)}"  # that of no other group of this job
-        membership = self._world.among(members, name) if self._rank in members else None
-        connections = self._connect(members, membership, interruption)
-        if membership is not None and connections is not None:
-            group = self._start(membership, connections, self._end_everyone)
+        if (group := self._join(members, name, interruption)) is not None:
+            group.when_ended(self._end_everyone)
             self.groups = {**self.groups, number: group}
             for watcher in self._watchers:
                 watcher(number, group)
-            if (end := self.everyone.engine.ended_by) is not None:  # perhaps before `_end_all` knew this group
-                group.engine.end(end)
+            if (end := self.everyone.ended) is not None:  # perhaps before `_end_all` knew this group
+                group.end(end)
         self._sets[number] = process_set
         process_set.register(number, members, self._rank)
 
-    def _connect(
-        self, members: Sequence[int], membership: Membership | None, interruption: Interruption
-    ) -> Connections | None:
-        """The connections of ``membership``, which is None on ranks that are not among the ``members``.
+    def _join(self, members: Sequence[int], name: str, interruption: Interruption) -> Group | None:
+        """Opens the group of ``members``; None on ranks that are not among them, which look on.
 
         Raises HorovodInternalError on all ranks if one cannot connect, or if the call of one was interrupted before it
         told the others how it went, and PeerLost as any collective does.
         """
 
         def exchange(offer: Any) -> list[Any]:
+            if interruption.cause and self._rank in members:
+                offer = {"failure": interruption.cause}
             offers = self._exchange(offer)
             return [offers[member] for member in members]
 
         try:
-            if membership is None:
+            if self._rank not in members:
                 look_on(members, exchange)
                 return None
-            regions = self._regions and self._regions.of(members)
+            membership, memory = self.everyone.membership.among(members, name), self.everyone.memory
+            # Not cancelled by the interrupt: the others, who wait for this rank to connect, would not hear of it.
             scope = Scope.of(self._options.start_timeout)
-            connecting = Connecting(membership, self._options, regions=regions)
-            return connect(connecting, exchange, scope, lambda: interruption.cause)
+            return Group.open(membership, self._options, exchange, scope, memory and memory.of(members))
         except NotConnected as error:
             raise HorovodInternalError(f"process set {list(members)} was not added: {error}") from error
 
     def _exchange(self, offer: str | None) -> list[Any]:
         return self.everyone.exchange("hvdlite.process_set", offer)
 
-    def _start(self, membership: Membership, connections: Connections, on_end: Callable[[End], None]) -> Group:
-        return Group(membership, Engine(membership, self._options, connections.link, connections.planes, on_end))
-
     def _end_all(self, end: End) -> None:
         """Ends the groups of all sets for the reason that ended the global one."""
         for number, group in self.groups.items():
             if number != 0:
-                group.engine.end(end)
+                group.end(end)
 
     def _end_everyone(self, end: End) -> None:
         """Ends the global group for the reason that ended that of a set."""
         if end.kind not in ORDERLY:
-            self.everyone.engine.end(end)
+            self.everyone.end(end)
 
     @contextmanager
     def _ending_if_it_fails(self, what: str) -> Iterator[None]:
@@ -246,5 +231,6 @@ class Registry:
             raise
         except BaseException as error:
             cause = f"{what} failed: {type(error).__name__}: {error}"
-            self.everyone.engine.end(End(EndKind.FAILED, self._rank, self._world.hosts[self._rank].name, cause))
+            host = self.everyone.membership.hosts[self._rank].name
+            self.everyone.end(End(EndKind.FAILED, self._rank, host, cause))
             raise

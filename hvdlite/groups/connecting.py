@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import zmq
 
@@ -20,18 +20,25 @@ from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.members.membership import Membership
 from hvdlite.net.descriptors import check_descriptors
 from hvdlite.planes.base import Planes
-from hvdlite.planes.choose import BY_DEVICE, WITH_ARENA, choose, parts_by_device
+from hvdlite.planes.choose import BY_DEVICE, parts_by_device
 from hvdlite.planes.shm.arena import Regions
 from hvdlite.planes.shm.part import ArenaPart
-from hvdlite.scope import Scope
+from hvdlite.scope import Cancelled, Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
 
 Exchange = Callable[[Any], Sequence[Any]]
-"""Publishes something (JSON) and returns what each member published, in rank order."""
+"""Publishes something (JSON) and returns what each member published, in rank order.
 
-_TOLD = 3  # ranks named in one error message
-_REFUSED = (HvdError, OSError, ValueError, zmq.ZMQError)
+An exchange may also have a method ``leave``, with which a rank that cannot connect reports why; then the others need
+not wait for it. It returns the reason of the first rank that did so.
+"""
+
+Memory = ArenaPart | Regions | None
+"""The memory that ranks of a host share: still to be made, or what a larger group has made."""
+
+_NAMED: Final = 3  # ranks in one error message
+_REFUSED: Final = (HvdError, OSError, ValueError, zmq.ZMQError)
 
 
 class NotConnected(HorovodInternalError):
@@ -57,22 +64,16 @@ class Connections(NamedTuple):
 class Connecting:
     """One rank of a group that is not connected yet.
 
-    ``ranks`` are the members' numbers in the job. The world ``makes_arena``; a part of it has the ``regions`` of its
-    members, if the world has an arena.
-    Raises ValueError for options that do not fit the members.
+    ``ranks`` are the members' numbers in the job. Raises ValueError for options that do not fit the members.
     """
 
-    def __init__(
-        self, membership: Membership, options: Settings, *, makes_arena: bool = False, regions: Regions | None = None
-    ) -> None:
+    def __init__(self, membership: Membership, options: Settings, memory: Memory = None) -> None:
         self.ranks = membership.ranks
         self._membership = membership
-        self._regions = regions
-        has_arena = makes_arena and choose(options.plane, membership) in WITH_ARENA
-        self._arena = ArenaPart(membership) if has_arena else None
+        self._regions = memory if isinstance(memory, Regions) else None
+        self._arena = memory if isinstance(memory, ArenaPart) else None
         self._control = ControlPart(membership, options)
         self._planes = parts_by_device(membership, options)
-        self._undo = ExitStack()
 
     def bind(self) -> list[Any]:
         """Opens listeners and shared memory. Returns addresses. Raises OSError, ZMQError or HorovodInternalError."""
@@ -84,7 +85,7 @@ class Connecting:
     def connect(self, addresses: Sequence[Sequence[Any]], scope: Scope) -> Connections:
         """Connects with all other members, which do the same; ``addresses`` are those that each has bound.
 
-        Raises HorovodInternalError if they are not connected in time.
+        Raises HorovodInternalError if they are not connected in time, and Cancelled.
         """
         of_arena, of_control, of_planes = zip(*addresses, strict=True)
         with ExitStack() as undo:
@@ -113,21 +114,15 @@ class Connecting:
                 part.close()
 
 
-def connect(
-    connecting: Connecting,
-    exchange: Exchange,
-    scope: Scope,
-    interrupted: Callable[[], str] = str,
-    leave: Callable[[str], str] | None = None,
-) -> Connections:
+def connect(connecting: Connecting, exchange: Exchange, scope: Scope) -> Connections:
     """Connects one rank of a group. All members call it together; either all are connected or all raise.
 
-    Raises NotConnected that names the ranks which cannot go on and says why, the same on all ranks.
-    ``interrupted`` returns why this rank has given up the group; empty if it has not. Where there is ``leave``, a
-    rank that cannot connect tells the others with it, which need not wait for this one then.
+    Raises NotConnected that names the ranks which cannot go on and says why, the same on all ranks. If ``scope`` is
+    cancelled, this rank is one of them.
     """
-    cause: Exception | None = None
+    cause: BaseException | None = None
     connections: Connections | None = None
+    leave: Callable[[str], str] | None = getattr(exchange, "leave", None)
     with ExitStack() as undo:
         undo.callback(connecting.close)
         try:
@@ -138,15 +133,18 @@ def connect(
         try:
             connections = connecting.connect(_addresses(offers, connecting.ranks), scope)
             undo.callback(connections.close)
-            failure = interrupted()
-        except _REFUSED as error:
+            failure = scope.cancelled
+        except (*_REFUSED, Cancelled) as error:
             cause, failure = error, str(error)
         except BaseException as error:
-            if leave is not None:  # before closing anything, which others would take for the cause
+            if leave is not None:
                 leave(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error))
             raise
-        if cause is not None and leave is not None:
-            raise NotConnected(leave(failure)) from cause
+        if cause is not None and leave is not None:  # before closing anything, which others would take for the cause
+            reason = leave(failure)
+            if isinstance(cause, Cancelled):
+                raise cause
+            raise NotConnected(reason) from cause
         _refuse_failures(exchange({"failure": failure}), connecting.ranks, cause)
         assert connections is not None
         undo.pop_all()
@@ -171,13 +169,13 @@ def _addresses(offers: Sequence[Any], ranks: Sequence[int]) -> list[Sequence[Any
     return [offer["addresses"] for offer in offers]
 
 
-def _refuse_failures(offers: Sequence[Any], ranks: Sequence[int], cause: Exception | None = None) -> Sequence[Any]:
+def _refuse_failures(offers: Sequence[Any], ranks: Sequence[int], cause: BaseException | None = None) -> Sequence[Any]:
     failures = [
         f"rank {rank}: {offer['failure']}"
         for rank, offer in zip(ranks, offers, strict=True)
         if offer and offer.get("failure")
     ]
     if failures:
-        more = [f"and {len(failures) - _TOLD} more"] if len(failures) > _TOLD else []
-        raise NotConnected("; ".join(failures[:_TOLD] + more)) from cause
+        more = [f"and {len(failures) - _NAMED} more"] if len(failures) > _NAMED else []
+        raise NotConnected("; ".join(failures[:_NAMED] + more)) from cause
     return offers

@@ -1,0 +1,468 @@
+"""A group of ranks that run collectives among themselves: all ranks of the job, or those of a process set.
+
+Every group has links, data planes and threads of its own. So groups share nothing that one could hold up for another:
+what happens in one is neither negotiated with, nor queued behind, the tensors of another. A group needs no session.
+
+The coordinator's thread sleeps until a message comes or something was submitted, and takes a turn; the executor's
+thread runs the batches. That is how tensors move beside a computation. A thread that has nothing to do but wait for a
+result *drives* instead: it takes the turns and runs the batches itself, and sleeps on the control link while the
+coordinator's thread does not look there. So a blocking collective switches between no threads on its way, which is most
+of its time. While a driver is inside a native call, the coordinator's thread watches the peers again. For the main
+thread, which signal handlers interrupt, a `Deputy` drives.
+
+One thread drives at a time; others that wait sleep until their handle is done.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import os
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from hvdlite.engine.callers import HERE, Callers, Counter
+from hvdlite.engine.coordinator import Coordinator
+from hvdlite.engine.deputy import Deputy
+from hvdlite.engine.executor import Executor
+from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.observer import Observer, Statistics
+from hvdlite.engine.parts import Parts
+from hvdlite.errors import HvdError, ShutDown
+from hvdlite.groups.connecting import Connecting, Connections, Exchange, Memory, connect
+from hvdlite.log import logger
+from hvdlite.members.membership import Membership
+from hvdlite.negotiation.end_messages import error_of
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.handle import Handle, Waiter
+from hvdlite.negotiation.messages import End, EndKind, Kind, Request
+from hvdlite.negotiation.unnamed import Unnamed
+from hvdlite.negotiation.wire import ProtocolError
+from hvdlite.net.wake import Wake
+from hvdlite.planes.shm.part import ArenaPart
+from hvdlite.scope import Scope
+from hvdlite.settings import Settings
+from hvdlite.tensors.buffer import address_of
+from hvdlite.tensors.dtypes import DType, Sum
+
+T = TypeVar("T")
+
+_STOP_S: Final = 5.0  # for a thread that is about to end
+_ABORTED_S: Final = 1.0  # for a batch that was aborted
+
+
+class _Driver:
+    """The waiter of a handle whose thread drives: releasing it wakes the driver if it may be asleep."""
+
+    def __init__(self) -> None:
+        self.wake = Wake()
+        self.is_asleep = False
+
+    def release(self) -> None:
+        if self.is_asleep:
+            self.wake.set()
+
+
+class Group:
+    """This rank's membership in a group, from `open` to `end`, and the threads that serve it.
+
+    ``ranks`` are the members by their numbers in the job, ascending; ``rank`` is this one's index among them. ``known``
+    is the cache's entry for each name. ``planes`` are the data planes, by the kind of device, and ``memory`` are the
+    regions of the ranks in the memory that those of a host share. ``joins`` is how often all ranks have joined: the
+    same on every rank that is in no join. ``interrupted_join`` is the entry of a `join` whose call a signal handler
+    interrupted on this rank.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        membership: Membership,
+        options: Settings,
+        exchange: Exchange,
+        scope: Scope,
+        memory: Memory = None,
+    ) -> Group:
+        """Connects this rank with the other members, which do the same, and starts its threads.
+
+        ``exchange`` publishes what it is given (JSON) and returns what every member has published, in rank order. It is
+        called twice. ``memory`` is what ranks of a host share: an `ArenaPart` to make it, or the `Regions` of the
+        members in what a larger group has.
+
+        Raises NotConnected on all members if one of them cannot connect, or if the ``scope`` of one is over or
+        cancelled, and ValueError for options that do not fit the members.
+        """
+        connections = connect(Connecting(membership, options, memory), exchange, scope)
+        return cls(membership, options, connections, makes_memory=isinstance(memory, ArenaPart))
+
+    def __init__(
+        self, membership: Membership, options: Settings, connections: Connections, *, makes_memory: bool
+    ) -> None:
+        """Takes over ``connections``. For `open`."""
+        self.membership = membership
+        self.ranks = membership.ranks
+        self.rank = membership.rank
+        self.size = membership.size
+        self._index_of = {member: index for index, member in enumerate(self.ranks)}
+        self.joins = 0
+        self.interrupted_join: Entry[int] | None = None
+        self._names: defaultdict[Counter, Iterator[int]] = defaultdict(itertools.count)
+        self._callers = Callers(membership.number)
+
+        self._link = connections.link
+        self._inbox = self._link.inbox
+        self.planes = connections.planes
+        self.memory = connections.regions
+        self._made_memory = makes_memory
+
+        self._heartbeat_s = options.heartbeat_interval
+        self._in_flight = InFlight(self._inbox.wake.set)
+        self.observer = Observer(self._in_flight, membership.leader_of)
+        self._executor = Executor(
+            self.planes, self._in_flight, self.observer, self._batches_are_done, self._batch_failed
+        )
+        self._coordinator = Coordinator(
+            membership, options, self._link, self.planes, self._in_flight, self._executor, self.observer, self._end_came
+        )
+        self.known = self._coordinator.known
+        self._when_ended: deque[Callable[[End], None]] = deque()
+        self._fork: End | None = None
+        self._turns = 0
+        self._ended_in_turn = math.inf
+        self._turn_lock = threading.Lock()
+        self._driving = threading.Lock()
+        self._driver = _Driver()
+        self._deputy = Deputy(self._in_flight, self._wait, self._inbox.wake.set)
+        self._parts = Parts(self._in_flight, self.run)
+        self._main_thread = threading.main_thread().ident
+        self._watches: list[None] = []  # one for each `watching_peers`
+        self._is_alert = False  # the coordinator's thread checks the peers every heartbeat
+        self._mail: deque[Callable[[], None]] = deque()  # actions of other threads, done in a turn
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-coordinator", daemon=True)
+        self._thread.start()
+        _groups.add(self)
+
+    # ---- members and names
+
+    def index_of(self, rank: int) -> int | None:
+        """Converts a rank's number in the job to its index in the group; None if it is no member."""
+        return self._index_of.get(rank)
+
+    def unnamed(self, kind: Kind, *between: Any) -> Unnamed:
+        """Returns a placeholder for the next automatic name.
+
+        Calls are counted for each kind of collective, and for each set of ranks where only some take part. Raises
+        ValueError if another thread makes such calls; see `Callers`.
+        """
+        counter = (kind, *between)
+        if self._callers.get(counter) is not HERE.thread:
+            self._callers.admit(counter)
+        return Unnamed(partial(self._next_name, counter))
+
+    def _next_name(self, counter: Counter) -> str:
+        kind, number = counter[0], next(self._names[counter])
+        return f"{kind}.noname.{self.joins}.{number}" if self.joins else f"{kind}.noname.{number}"
+
+    def count_anew(self) -> None:
+        """Restarts all counters of automatic names, because ranks had different numbers of tensors until now.
+
+        Every rank calls it with the same batch. Names that are still in flight do not come again.
+        """
+        self.joins += 1
+        self._names.clear()
+
+    # ---- collectives
+
+    def submit(self, entry: Entry) -> Handle:
+        """Puts ``entry`` in flight and returns the caller's handle; see `InFlight.submit`."""
+        return self._in_flight.submit(entry)
+
+    def submit_all(self, entries: Sequence[Entry]) -> None:
+        """Puts all of ``entries`` in flight or none; see `InFlight.submit`."""
+        self._in_flight.submit_all(entries)
+
+    def burst(self) -> AbstractContextManager[None]:
+        """A context in which submits, of any thread, wake the coordinator once, at the end."""
+        return self._in_flight.burst()
+
+    def run(self, entry: Entry) -> Handle:
+        """Submits ``entry`` and returns the caller's handle when it is done."""
+        self.run_all((entry,))
+        return entry
+
+    def run_all(self, entries: Sequence[Entry]) -> None:
+        """Submits ``entries``, all or none, and returns when they are done.
+
+        If a signal handler raises meanwhile, they are in flight without a waiter, or were not submitted.
+        """
+        try:
+            self._in_flight.submit_all(entries, will_wait=True)
+            for entry in entries:
+                if not entry.is_done:
+                    self.wait(entry)
+        except BaseException:  # perhaps before any thread has seen the entries
+            self._inbox.wake.set()
+            raise
+
+    def run_parts(self, first: Entry, rest: Callable[[], T]) -> T:
+        """Submits ``first``, waits for it, and returns what ``rest`` returns or raises then; see `Parts.run`."""
+        return self._parts.run(first, rest)
+
+    def wait(self, handle: Handle) -> None:
+        """Waits until ``handle`` is done. Always ends: peers that die or stall end the group, and so the handle.
+
+        An exception of a signal handler in the main thread ends the wait, and changes nothing else.
+        """
+        if threading.get_ident() == self._main_thread:
+            self._deputy.wait(handle)
+        else:
+            self._wait(handle)
+            if not handle.is_done:  # the process is about to end
+                self._in_flight.wait(handle)
+
+    def _wait(self, handle: Handle) -> None:
+        if self._driving.acquire(blocking=False):
+            try:
+                self._drive(handle)
+            finally:
+                self._driving.release()
+        else:
+            self._inbox.wake.set()
+            self._in_flight.wait(handle)
+
+    def watch(self, handle: Handle, waiter: Waiter) -> bool:
+        """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
+        return self._in_flight.watch(handle, waiter)
+
+    def exchange(self, purpose: str, offer: Any) -> list[Any]:
+        """Publishes ``offer`` (JSON) and returns the offers of all ranks, in rank order, for the same ``purpose``.
+
+        Raises the error of the collective if it fails.
+        """
+        name = Unnamed(lambda: f"{purpose}.{self._next_name((Kind.ALLGATHER, purpose))}")
+        line = np.frombuffer(json.dumps(offer).encode() + b"\n", np.uint8)
+
+        def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[Any, int]:
+            output = np.empty(shape, np.uint8)
+            return output, address_of(output)
+
+        request = Request(name, Kind.ALLGATHER, DType.UINT8, line.shape, Sum, 1.0, 1.0, 0, cacheable=False)
+        entry = Entry(request, self, address_of(line), owner=line, allocate=allocate)
+        self.run(entry)
+        if entry.error is not None:
+            raise copy.copy(entry.error) from entry.error.__cause__
+        return [json.loads(each) for each in entry.output.tobytes().splitlines()]
+
+    @contextmanager
+    def watching_peers(self) -> Iterator[None]:
+        """A context in which this rank watches its peers although nothing is in flight here."""
+        self._watches.append(None)
+        self._inbox.wake.set()
+        try:
+            yield
+        finally:
+            self._watches.pop()
+
+    def statistics(self) -> Statistics:
+        """Returns this rank's statistics of the group. Any thread may call it, at any time."""
+        return self.observer.statistics(self.planes)
+
+    # ---- the end
+
+    @property
+    def ended(self) -> End | None:
+        """What ended the group, if it has ended."""
+        return self._fork or self._coordinator.ended_by
+
+    def when_ended(self, call: Callable[[End], None]) -> None:
+        """Calls ``call`` once with what ended the group: now if it has ended, else in the middle of a turn.
+
+        ``call`` must not wait.
+        """
+        self._when_ended.append(call)
+        if (end := self._coordinator.ended_by) is not None:
+            self._report(end)
+
+    def end(self, kind: EndKind | End, scope: Scope | None = None) -> None:
+        """Ends the group on this rank, in one of these ways.
+
+        LEFT and REMOVED: this rank leaves, and the other ranks hear of it. Tensors not agreed yet fail on all ranks;
+        agreed ones still run until ``scope`` is over. Then all threads end, and everything is closed.
+
+        EXITED: the process is about to exit. Agreed batches may still finish until ``scope`` is over, and the threads
+        end. No message is sent, since peers notice the exit. But the end of the group is delivered if there was one:
+        otherwise peers would take this exit for its cause. May be followed by LEFT.
+
+        FORKED: this process is a fork, which has none of the threads. Everything in flight fails.
+
+        An `End`, which is that of another group or a failure on this rank: the next turn ends the group for all its
+        ranks because of it. Returns at once, and the group is still to be left. Any thread may call it.
+        """
+        scope = scope or Scope.of(_STOP_S)
+        if isinstance(kind, End):
+            self._post(partial(self._coordinator.end, kind))
+        elif kind is EndKind.FORKED:
+            self._fork = self._own_end(kind, f"process {os.getpid()}")
+            self._in_flight.forget(error_of(self._fork))
+        elif kind is EndKind.EXITED:
+            self._exit(scope)
+        else:
+            self._leave(kind, scope)
+
+    def _leave(self, kind: EndKind, scope: Scope) -> None:
+        self._post(partial(self._coordinator.leave, kind))
+        self._coordinator.has_ended.wait(scope.left_s)
+        self._finish_batches(scope, f"rank {self.membership.number} shut down while a batch was running")
+        self._stop()
+        self._parts.stop(_STOP_S)
+        with self._driving:  # whoever drives sees its handle end
+            self._link.close()
+            self.planes.close()
+            self._driver.wake.close()
+            self._deputy.close()
+        memory, self.memory = self.memory, None
+        if memory is not None and self._made_memory:
+            memory.arena.leave()
+
+    def _exit(self, scope: Scope) -> None:
+        is_idle = self._finish_batches(scope, f"rank {self.membership.number} is exiting")
+        self._stop()
+        if is_idle:
+            if self.ended is not None:
+                with self._driving:
+                    self._link.close()
+            self.planes.close()
+
+    def _finish_batches(self, scope: Scope, cause: str) -> bool:
+        """Ends the executor, with the batches that are agreed. False if one of them does not even end when aborted."""
+        if self._executor.close(scope.deadline):
+            return True
+        self.planes.abort(ShutDown(self.membership.number, cause))
+        return self._executor.close(time.monotonic() + _ABORTED_S)
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._inbox.wake.set()
+        self._driver.wake.set()
+        self._thread.join(_STOP_S)
+        self._deputy.stop(_STOP_S)
+
+    # ---- the coordinator's thread
+
+    def _serve(self) -> None:
+        while not self._is_stopping:
+            turns = self._turns
+            self._inbox.sleep(self._milliseconds_to_sleep(self._is_alert))
+            self._is_alert = bool(self._in_flight or self._watches or self._executor.is_issuing) or self._turns != turns
+            self._turn()
+            self._executor.wake()
+
+    def _turn(self) -> None:
+        with self._turn_lock:
+            self._turns += 1
+            try:
+                self._coordinator.turn()
+                while self._mail:
+                    self._mail.popleft()()
+            except Exception as error:  # whatever it is, the waiting handles must fail with it
+                cause = str(error)
+                if not isinstance(error, ProtocolError):
+                    logger.exception("the coordinator failed")
+                    cause = f"its coordinator failed: {type(error).__name__}: {error}"
+                if self._ended_in_turn < self._turns:
+                    self._is_stopping = True  # not even the end can be told
+                else:
+                    self._coordinator.fail(cause)
+
+    def _end_came(self, end: End) -> None:
+        self._ended_in_turn = self._turns
+        self._report(end)
+
+    def _report(self, end: End) -> None:
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                self._when_ended.pop()(end)
+
+    def _own_end(self, kind: EndKind, cause: str) -> End:
+        return End(kind, self.membership.number, self.membership.hosts[self.rank].name, cause)
+
+    def _post(self, act: Callable[[], None]) -> None:
+        """Calls ``act`` in the next turn, after the messages of other ranks."""
+        self._mail.append(act)
+        self._inbox.wake.set()
+
+    def _milliseconds_to_sleep(self, is_alert: bool) -> int | None:
+        timer = self._next_timer
+        sleep_s = None if timer is None else max(0.0, timer - time.monotonic())
+        if is_alert:
+            sleep_s = self._heartbeat_s if sleep_s is None else min(sleep_s, self._heartbeat_s)
+        return None if sleep_s is None else int(sleep_s * 1000) + 1
+
+    @property
+    def _next_timer(self) -> float | None:
+        """Returns when a turn is due even if no message comes, on the monotonic clock."""
+        ours, of_link = self._coordinator.next_timer, self._link.due
+        if ours is None or of_link is None:
+            return of_link if ours is None else ours
+        return min(ours, of_link)
+
+    def _batches_are_done(self) -> None:
+        if self._coordinator.has_agreed:
+            self._inbox.wake.set()
+
+    def _batch_failed(self, error: HvdError) -> None:
+        is_leaving = isinstance(error, ShutDown)  # of this rank's own, which the others hear of without it
+        if not (is_leaving or self._coordinator.has_ended.is_set()):
+            self._post(partial(self._coordinator.batch_failed, error))
+
+    # ---- a thread that waits
+
+    def _drive(self, handle: Handle) -> None:
+        if not self._in_flight.watch(handle, self._driver):
+            return
+        if not self._is_alert:
+            self._is_alert = True
+            self._inbox.wake.set()
+        try:
+            self._turn()
+            while not (handle.is_done or self._is_stopping):
+                if not self._executor.run_here(until=handle):
+                    self._sleep_as_driver(handle)
+                elif self._coordinator.has_agreed:  # there is room for the next batch now
+                    self._turn()
+        finally:
+            self._executor.wake()
+            if self._coordinator.has_agreed or self._next_timer is not None:
+                self._inbox.wake.set()
+
+    def _sleep_as_driver(self, handle: Handle) -> None:
+        try:
+            self._inbox.pause()
+            self._driver.is_asleep = True
+            if not handle.is_done:
+                self._inbox.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
+            self._turn()  # before the coordinator's thread sees, and wakes for, what this turn takes
+        finally:
+            self._driver.is_asleep = False
+            self._inbox.resume()
+
+
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for group in _groups:
+        group.end(EndKind.FORKED)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
