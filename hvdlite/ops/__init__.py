@@ -4,7 +4,7 @@
 makes an instance with its own adapter; `hvdlite.ops.arrays` is the one for numpy.
 """
 
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.members.ranges import named as named_ranks
 from hvdlite.negotiation.entry import Entry

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError
+from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value, loads

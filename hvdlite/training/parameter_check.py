@@ -30,7 +30,6 @@ import numpy.typing as npt
 
 from hvdlite import native
 from hvdlite.errors import HvdError, Mismatch
-from hvdlite.groups.group import Group
 from hvdlite.log import logger
 from hvdlite.ops import CPU, Group, Handle, ProcessSet, Sum, group_of, synchronize
 from hvdlite.ops.arrays import collectives as arrays
