@@ -56,10 +56,9 @@ def run(work: Work, planes: Planes) -> Completion | None:
                 "tensor has; synchronize its handle before resize_() or untyped_storage().resize_()"
             )
     work.nbytes = nbytes
-    if first.device is not CPU and first.device.kind != CPU.kind:  # what rank 0 describes is equal, not the same
-        planes.of_device(first.device.kind).wait_for(
-            [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
-        )
+    if first.device is not CPU and first.device.kind != CPU.kind:  # a device that a message described is another object
+        marks = [entry.ready for entry in work.entries if isinstance(entry, OnDevice)]
+        planes.of_device(first.device.kind).wait_for(marks)
     return _RUNNERS[KINDS[first.kind].runs_as](work, plane)
 
 

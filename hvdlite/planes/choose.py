@@ -20,9 +20,10 @@ from hvdlite.members.ranges import shortened
 from hvdlite.planes.base import DataPlane, HostPlane
 from hvdlite.planes.hierarchical import HierarchicalPlane, in_ring_order, lanes_of
 from hvdlite.planes.local import LocalPlane
-from hvdlite.planes.ring.part import RingPart
-from hvdlite.planes.shm.part import ArenaPart, ShmPart
-from hvdlite.planes.zmq.part import ZmqPart
+from hvdlite.planes.neighbours import NeighbourPart
+from hvdlite.planes.ring.plane import RingPlane
+from hvdlite.planes.shm.part import ShmPart
+from hvdlite.planes.zmq.plane import ZmqPlane
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
 from hvdlite.tensors.device import CPU
@@ -123,15 +124,15 @@ class _HierarchicalPart(Part[DataPlane]):
     """Shared memory within the host, a lane across hosts and a ring of all. An address joins those of the three."""
 
     def __init__(self, membership: Membership, options: Settings) -> None:
-        self._rank = membership.rank
-        self._hosts = list(membership.by_leader.values())
-        order = in_ring_order(self._hosts)
+        self._membership = membership
+        hosts, rank = list(membership.by_leader.values()), membership.rank
+        order = in_ring_order(hosts)
         local = membership.on_this_host
-        lane = next((ranks for ranks in lanes_of(self._hosts) if self._rank in ranks), (self._rank,))
+        lane = next((ranks for ranks in lanes_of(hosts) if rank in ranks), (rank,))
         parts: list[Part[DataPlane]] = [
             ShmPart(membership.among(local, "local"), options) if len(local) > 1 else _LocalPart(),
-            RingPart(membership.among(lane, "lane"), options) if len(lane) > 1 else _LocalPart(),
-            RingPart(membership.among(order, "ring"), options),
+            NeighbourPart(RingPlane, membership.among(lane, "lane"), options) if len(lane) > 1 else _LocalPart(),
+            NeighbourPart(RingPlane, membership.among(order, "ring"), options),
         ]
         self._parts = list(zip(parts, (local, lane, order), strict=True))
         self._has_lane = len(lane) > 1
@@ -148,7 +149,7 @@ class _HierarchicalPart(Part[DataPlane]):
             undo.pop_all()
         local, lane, ring = planes
         assert isinstance(local, HostPlane)
-        return HierarchicalPlane(self._rank, self._hosts, local, lane if self._has_lane else None, ring)
+        return HierarchicalPlane(self._membership, local, lane if self._has_lane else None, ring)
 
     def close(self) -> None:
         for part, _ in self._parts:
@@ -158,7 +159,7 @@ class _HierarchicalPart(Part[DataPlane]):
 _PARTS: dict[str, Callable[[Membership, Settings], Part[DataPlane]]] = {
     "local": lambda membership, options: _LocalPart(),
     "shm": ShmPart,
-    "ring": RingPart,
+    "ring": partial(NeighbourPart, RingPlane),
     "hierarchical": _HierarchicalPart,
-    "zmq": ZmqPart,
+    "zmq": partial(NeighbourPart, ZmqPlane),
 }

@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from hvdlite import native
 from hvdlite.errors import HvdError
+from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane, HostPlane
 from hvdlite.planes.shm.arena import Regions
 from hvdlite.tensors.buffer import Matrix, Spans, in_place, sliced
@@ -70,19 +71,18 @@ def in_ring_order(hosts: Hosts) -> Sequence[int]:
 
 
 class HierarchicalPlane(DataPlane):
-    """The plane of rank ``rank`` among those on ``hosts``.
+    """A plane made of others, which it owns.
 
-    It owns the planes that it is made of: ``local`` of the ranks of this host, ``lane`` of the ranks of this rank's
-    lane, if it is in one, and ``ring`` of all ranks, host by host.
+    These are ``local`` of the ranks of this host, ``lane`` of the ranks of this rank's lane, if it is in one, and
+    ``ring`` of all ranks, host by host.
     """
 
     name = "hierarchical"
 
-    def __init__(self, rank: int, hosts: Hosts, local: HostPlane, lane: DataPlane | None, ring: DataPlane) -> None:
-        self.rank = rank
-        self.size = sum(len(ranks) for ranks in hosts)
-        self._hosts = hosts
-        self._neighbours = next(ranks for ranks in hosts if rank in ranks)
+    def __init__(self, members: Membership, local: HostPlane, lane: DataPlane | None, ring: DataPlane) -> None:
+        self.rank, self.size = members.rank, members.size
+        self._hosts = hosts = list(members.by_leader.values())
+        self._neighbours = members.on_this_host
         self._lanes = lanes_of(hosts)
         self._order = in_ring_order(hosts)
         self._local = local

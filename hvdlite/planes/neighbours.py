@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdlite.members.membership import Membership
 from hvdlite.members.part import Address, Part
@@ -26,19 +26,18 @@ class NeighbourPlane(DataPlane):
 
 
 class NeighbourPart(Part[DataPlane]):
-    """A ring in the order of the members. A subclass opens the plane."""
+    """A ring in the order of the members. ``make`` makes the plane of this rank, which listens at once."""
 
-    def __init__(self, membership: Membership, options: Settings) -> None:
+    def __init__(
+        self, make: Callable[[Membership, Settings], NeighbourPlane], membership: Membership, options: Settings
+    ) -> None:
+        self._make = make
         self._membership = membership
         self._options = options
         self._plane: NeighbourPlane | None = None
 
-    @abstractmethod
-    def _open(self, members: Membership, options: Settings) -> NeighbourPlane:
-        """Opens the plane of this rank, which listens but is not connected yet."""
-
     def bind(self) -> Address:
-        self._plane = self._open(self._membership, self._options)
+        self._plane = self._make(self._membership, self._options)
         return self._plane.address
 
     def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import json
-import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ import hvdlite as hvd
 from hvdlite.bench.timing import Candidate, measure
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.scope import Scope
+from hvdlite.session import current
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType
@@ -33,16 +34,13 @@ _WARMUP = 2
 class _Plain(RingPlane):
     """Without checksums, for which there is no setting: nobody should."""
 
-    def _open(
-        self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool, spin_us: float
-    ) -> ctypes.c_void_p:
-        return super()._open(session, chunk_bytes, window, False, encrypt, spin_us)
+    def _open(self, options: Settings, has_checksums: bool) -> ctypes.c_void_p:
+        return super()._open(options, False)
 
 
 def main(nbytes: int, iterations: int, labels: Sequence[str]) -> None:
     hvd.init()
-    secret = hvd.broadcast(np.frombuffer(secrets.token_bytes(32), np.uint8), root_rank=0).tobytes()
-    planes = {label: _connected(label, secret, session) for session, label in enumerate(labels, start=1)}
+    planes = {label: _connected(label) for label in labels}
     tensor = np.empty(nbytes // 4, np.float32)
     times = measure([_candidate(label, plane, tensor) for label, plane in planes.items()], iterations, _WARMUP)
     print(json.dumps({label: float(np.median(taken)) for label, taken in times.items()}), flush=True)
@@ -51,20 +49,14 @@ def main(nbytes: int, iterations: int, labels: Sequence[str]) -> None:
     hvd.shutdown()
 
 
-def _connected(label: str, secret: bytes, session: int) -> RingPlane:
-    settings = Settings.read()
-    plane = (_Plain if label == "plain" else RingPlane)(
-        hvd.rank(),
-        hvd.size(),
-        secret,
-        session,
-        chunk_bytes=settings.ring_chunk,
-        window=settings.ring_window,
-        connections=int(label) if label.isdecimal() else 1,
-        progress_timeout_s=settings.progress_timeout,
-        address=settings.address,
-        encrypt=label == "encrypted",
+def _connected(label: str) -> RingPlane:
+    members = current().membership
+    options = replace(
+        current().options,
+        ring_connections=int(label) if label.isdecimal() else 1,
+        encrypt_data=label == "encrypted",
     )
+    plane = (_Plain if label == "plain" else RingPlane)(members.among(range(members.size), f"ring {label}"), options)
     name = np.frombuffer(plane.address.encode().ljust(_NAME_BYTES), np.uint8)
     names = hvd.allgather(name).reshape(hvd.size(), _NAME_BYTES)
     right = names[(hvd.rank() + 1) % hvd.size()].tobytes().decode().strip()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from hvdlite.members.membership import Membership
+from hvdlite.members.part import Part
 from hvdlite.members.topology import by_host
 from hvdlite.planes.base import DataPlane
+from hvdlite.planes.choose import plane_part
+from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans
 from tests.contract import oracle
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 Array = npt.NDArray[Any]
@@ -37,6 +43,18 @@ class PlaneUnderTest(NamedTuple):
     sizes: Sequence[int]
     folds_in_rank_order: bool
     hosts: Mapping[int, str] = {}
+
+
+@contextmanager
+def connected(
+    hosts: str, options: Settings, make: Callable[[Membership, Settings], Part[DataPlane]] = plane_part
+) -> Iterator[Sequence[DataPlane]]:
+    """The connected planes of ranks on ``hosts``, a letter for each; closed at the end."""
+    with ExitStack() as stack:
+        parts = [stack.enter_context(closing(make(member(rank, hosts), options))) for rank in range(len(hosts))]
+        addresses, scope = [part.bind() for part in parts], Scope.of(PATIENCE_S)
+        planes = thread_ranks(len(hosts), lambda rank: parts[rank].connect(addresses, scope))
+        yield [stack.enter_context(closing(plane)) for plane in planes]
 
 
 class Group:

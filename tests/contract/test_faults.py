@@ -21,6 +21,7 @@ from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.contract.test_programs import COLLECTIVES
 from tests.harness import ProcessRanks, pause_at, reached
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 _TOKEN = b"the ranks of this test"
@@ -30,7 +31,7 @@ _ELEMENTS = 1 << 20
 @contextmanager
 def two_ranks(work: object, *arguments: str) -> Iterator[ProcessRanks]:
     """Two processes that run ``work(address, *arguments)`` and can fetch one segment from there."""
-    fd = create(geometry(Settings(), 2, cores=2).nbytes)
+    fd = create(geometry(Settings(), 2).nbytes)
     try:
         with (
             SegmentOffer(fd, _TOKEN) as offer,
@@ -43,8 +44,8 @@ def two_ranks(work: object, *arguments: str) -> Iterator[ProcessRanks]:
 
 
 def open_own_plane(address: str) -> ShmPlane:
-    rank, options = Start.read().rank, Settings.read()
-    return ShmPlane(fetch(address, _TOKEN, Scope.of(PATIENCE_S)), rank, 2, geometry(options, 2, cores=2))
+    members = member(Start.read().rank, "aa")
+    return ShmPlane(members, Settings.read(), fetch(address, _TOKEN, Scope.of(PATIENCE_S)))
 
 
 def allreduce_ones(plane: ShmPlane, array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:

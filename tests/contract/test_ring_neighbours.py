@@ -14,13 +14,15 @@ from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.sockets import dial
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
-from tests.contract.two_rings import HEARD, SECRET, allreduce, connect, two_planes
+from tests.contract.two_rings import HEARD, KEY, OTHER_KEY, SECRET, SESSION, allreduce, connect, two_planes
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S, until
 
-OTHER_SECRET = bytes(32)
+OTHER_SECRET = bytes(32)  # of no group
 ADDRESSES = pytest.mark.parametrize("address", [None, "127.0.0.1", "::1"], ids=["unix", "tcp", "tcp6"])
 
 
@@ -45,14 +47,14 @@ def is_shown_out(stranger: socket.socket) -> bool:
 
 
 def greetings() -> list[bytes]:
-    hello = Caller(OTHER_SECRET, 1, 0, 1).hello
+    hello = Caller(OTHER_SECRET, SESSION, 0, 1).hello
     return [
         b"GET / HTTP/1.1\r\nHost: hvdlite.example\r\nAccept: everything that is long enough to be read\r\n\r\n",
         bytes(4097),
         os.urandom(len(hello)),
         hello + bytes(32),
-        Caller(OTHER_SECRET, 2, 0, 1).hello,
-        Caller(SECRET, 1, 1, 0).hello + bytes(32),
+        Caller(OTHER_SECRET, SESSION + 1, 0, 1).hello,
+        Caller(SECRET, SESSION, 1, 0).hello + bytes(32),
         hello,
         hello[:17],
         b"",
@@ -84,7 +86,7 @@ def test_a_stranger_cannot_take_the_place_of_the_neighbour() -> None:
     """A listener to a whole handshake cannot replay it, and gets no proof that it could use."""
     with two_planes(address="127.0.0.1") as planes:
         assert connect(planes) == ["", ""]
-        caller, callee = Caller(SECRET, 1, 0, 1), Callee(SECRET, 1, 1, 0)
+        caller, callee = Caller(SECRET, SESSION, 0, 1), Callee(SECRET, SESSION, 1, 0)
         proof = caller.take(callee.take(caller.hello))
         assert is_shown_out(visit(planes[1], caller.hello + proof))
         assert thread_ranks(2, lambda rank: allreduce(planes[rank], 1000)) == [True, True]
@@ -109,7 +111,7 @@ def end_when_refused(planes: list[RingPlane]) -> None:
 
 
 def test_a_neighbour_with_another_secret_is_refused_by_name() -> None:
-    with two_planes(SECRET, OTHER_SECRET) as planes:
+    with two_planes(KEY, OTHER_KEY) as planes:
         ending = threading.Thread(target=end_when_refused, args=(planes,))
         ending.start()
         errors = connect(planes)
@@ -123,7 +125,7 @@ def test_a_neighbour_with_another_secret_is_refused_by_name() -> None:
 
 
 def test_neighbours_that_make_different_numbers_of_connections_are_named() -> None:
-    with two_planes(connections=(3, 2)) as planes:
+    with two_planes(address="127.0.0.1", connections=(3, 2)) as planes:
         errors = connect(planes)
     named = 0
     for rank, error in enumerate(errors):
@@ -159,19 +161,18 @@ def test_the_last_frames_reach_a_neighbour_although_the_plane_is_closed_at_once(
             thread_ranks(2, work)
 
 
-def test_a_ring_of_one_or_with_an_impossible_rank_is_refused() -> None:
-    for rank, size in ((0, 1), (2, 2), (-1, 2)):
-        with pytest.raises(ValueError, match="at least 2 ranks"):
-            RingPlane(rank, size, SECRET, 1, chunk_bytes=4096, window=2, progress_timeout_s=1)
+def test_a_ring_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 ranks"):
+        RingPlane(member(0, "a"), Settings())
 
 
-def listening(address: str, ports: range | None) -> RingPlane:
-    return RingPlane(0, 2, SECRET, 1, chunk_bytes=4096, window=2, progress_timeout_s=1, address=address, ports=ports)
+def listening(address: str, port_range: str = "") -> RingPlane:
+    return RingPlane(member(0, "ab"), Settings(address=address, port_range=port_range))
 
 
 def test_an_address_that_is_not_this_host_s_is_named() -> None:
     with pytest.raises(HorovodInternalError, match=r"rank 0 cannot listen on 203\.0\.113\.1 .*--network-interface"):
-        listening("203.0.113.1", None)
+        listening("203.0.113.1")
 
 
 def test_a_range_of_ports_is_kept_to_and_its_end_is_an_error_that_names_it() -> None:
@@ -180,7 +181,7 @@ def test_a_range_of_ports_is_kept_to_and_its_end_is_an_error_that_names_it() -> 
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(HorovodInternalError, match=rf"127\.0\.0\.1.*ports {port}-{port}.*wider HVDLITE_PORT_RANGE"):
-            listening("127.0.0.1", range(port, port + 1))
-    plane = listening("127.0.0.1", range(port, port + 1))
+            listening("127.0.0.1", f"{port}-{port}")
+    plane = listening("127.0.0.1", f"{port}-{port}")
     assert plane.address == f"tcp://127.0.0.1:{port}"
     plane.close()

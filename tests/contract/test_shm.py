@@ -18,6 +18,7 @@ from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.joined.shm import PLANE
 from tests.contract.planes import Group, spans_of
 from tests.harness.effort import Effort
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 
@@ -33,13 +34,13 @@ def test_geometry_depends_on_cores_and_obeys_settings() -> None:
 
 
 def test_ranks_that_disagree_about_the_geometry_are_told() -> None:
-    wide, narrow = (geometry(Settings(shm_chunk=chunk), 2, cores=2) for chunk in (8192, 4096))
-    fd = create(wide.nbytes)
+    wide, narrow = (Settings(shm_chunk=chunk) for chunk in (8192, 4096))
+    fd = create(geometry(wide, 2).nbytes)
     with (
-        closing(ShmPlane(os.dup(fd), 0, 2, wide)),
+        closing(ShmPlane(member(0, "aa"), wide, os.dup(fd))),
         pytest.raises(HorovodInternalError, match="rank 1 .* HVDLITE_SHM_SLOTS must be equal"),
     ):
-        ShmPlane(fd, 1, 2, narrow)
+        ShmPlane(member(1, "aa"), narrow, fd)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -15,13 +15,15 @@ from hvdlite.net.listening import split
 from hvdlite.planes.arithmetic import values_of
 from hvdlite.planes.zmq.plane import ZmqPlane
 from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.dtypes import DType, Max, Min, Product, Sum
 from tests.contract.joined.zmq import open_ring
 from tests.contract.planes import spans_of
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
-KEY = bytes(range(32))
+OPTIONS = Settings(progress_timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("op", [Sum, Min, Max, Product])
@@ -63,14 +65,14 @@ def test_a_neighbour_that_ends_is_lost_once_what_it_sent_is_read() -> None:
 
 
 def test_strangers_and_other_groups_stay_outside() -> None:
-    planes = [ZmqPlane(rank, 2, KEY, progress_timeout_s=PATIENCE_S) for rank in range(2)]
+    planes = [ZmqPlane(member(rank, "aa"), OPTIONS) for rank in range(2)]
     context = zmq.Context()
     try:
         plain = context.socket(zmq.PUSH)  # without CURVE
         plain.linger = 0
         plain.connect(planes[0].address)
         plain.send(b"\0" * 8)
-        other = ZmqPlane(1, 2, bytes(32), progress_timeout_s=PATIENCE_S)
+        other = ZmqPlane(member(1, "aa", bytes(32)), OPTIONS)
         with pytest.raises(HorovodInternalError, match="rank 0 did not connect to it in time"):
             other.connect(planes[0].address, Scope.of(0.5))
         other.close()
@@ -93,7 +95,7 @@ def test_a_stranger_that_leaves_is_not_taken_for_the_neighbour() -> None:
 
 
 def test_a_rank_that_is_not_the_left_neighbour_is_refused() -> None:
-    planes = [ZmqPlane(rank, 3, KEY, progress_timeout_s=PATIENCE_S) for rank in range(3)]
+    planes = [ZmqPlane(member(rank, "aaa"), OPTIONS) for rank in range(3)]
     scope = Scope.of(PATIENCE_S)
     try:
         caller = threading.Thread(target=planes[1].connect, args=(planes[0].address, scope))

@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from itertools import count
+from dataclasses import replace
 
 import numpy as np
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.meddler import Meddler
 from tests.contract.planes import spans_of
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
-SECRET = bytes(range(32))
+KEY = bytes(range(32))
+OTHER_KEY = bytes(32)
+SECRET, SESSION = member(0, "ab", KEY).key_for("ring"), member(0, "ab", KEY).session
 HEARD = "its neighbour has failed"
 
 
 @contextmanager
 def two_planes(
-    *secrets: bytes,
+    *keys: bytes,
     address: str | None = None,
     encrypt: bool = False,
     progress_timeout_s: float = PATIENCE_S,
     connections: Sequence[int] = (1, 1),
 ) -> Iterator[list[RingPlane]]:
-    """Not connected yet; each with its own of ``secrets`` and of ``connections``."""
+    """Not connected yet; each with its own of ``keys`` and of ``connections``. Without an address, on one host."""
+    options = Settings(
+        ring_chunk=4096, ring_window=2, progress_timeout=progress_timeout_s, address=address or "", encrypt_data=encrypt
+    )
+    hosts = "ab" if address else "aa"
     with ExitStack() as stack:
         yield [
-            stack.enter_context(
-                closing(
-                    RingPlane(
-                        rank,
-                        2,
-                        secret,
-                        1,
-                        chunk_bytes=4096,
-                        window=2,
-                        connections=connections[rank],
-                        progress_timeout_s=progress_timeout_s,
-                        address=address,
-                        encrypt=encrypt,
-                    )
-                )
-            )
-            for rank, secret in enumerate(secrets or (SECRET, SECRET))
+            stack.enter_context(closing(RingPlane(member(rank, hosts, key), replace(options, ring_connections=count))))
+            for rank, (key, count) in enumerate(zip(keys or (KEY, KEY), connections, strict=True))
         ]
 
 
@@ -97,7 +91,7 @@ def reduce_until(planes: list[RingPlane], is_enough: threading.Event) -> None:
     turns = [0]
 
     def work(rank: int) -> None:
-        for turn in count(1):
+        for turn in itertools.count(1):
             if rank == 0:
                 if is_enough.is_set():
                     last.set()

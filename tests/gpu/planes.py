@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvdlite.planes.nccl.plane import NcclPlane
+from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans
 from tests.contract.joined import shm
 from tests.gpu.fake import Fakes, GpuArray
@@ -43,7 +44,10 @@ def opened(fakes: Fakes, size: int, timeout_s: float = PATIENCE_S, grace_s: floa
         of_host = stack.enter_context(shm.PLANE.open(size, timeout_s))
         numbers = tuple(range(10, 10 + size))
         planes = [
-            NcclPlane(replace(member(rank, "a" * size), ranks=numbers), progress_timeout_s=timeout_s, grace_s=grace_s)
+            NcclPlane(
+                replace(member(rank, "a" * size), ranks=numbers),
+                Settings(progress_timeout=timeout_s, peer_timeout=grace_s),
+            )
             for rank in range(size)
         ]
         for plane, each in zip(planes, of_host, strict=True):

@@ -14,9 +14,11 @@ import numpy as np
 from hvdlite.errors import PeerLost
 from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.contract.planes import spans_of
 from tests.harness import ProcessRanks, pause_at, reached
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 SIZE = 3
@@ -26,9 +28,8 @@ BYTES = 32 << 20
 def open_ring(folder: str) -> RingPlane:
     """This process's rank of a ring of SIZE; every rank pauses at ``listening``, with its address in ``folder``."""
     rank, secret = int(os.environ["HVDLITE_RANK"]), bytes.fromhex(os.environ["HVDLITE_SECRET"])
-    plane = RingPlane(
-        rank, SIZE, secret, 1, chunk_bytes=256 << 10, window=4, progress_timeout_s=PATIENCE_S, address="127.0.0.1"
-    )
+    options = Settings(ring_chunk=256 << 10, ring_window=4, progress_timeout=PATIENCE_S)
+    plane = RingPlane(member(rank, "abc", secret), options)
     Path(folder, str(rank)).write_text(plane.address)
     pause_at("listening")
     plane.connect(Path(folder, str((rank + 1) % SIZE)).read_text(), Scope.of(PATIENCE_S))

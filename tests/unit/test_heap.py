@@ -20,7 +20,7 @@ _SCRIPT = f"""
 import ctypes, os, resource, sys
 import hvdlite as hvd
 from hvdlite.ops.memory import keep_freed
-from hvdlite.planes.ring.part import RingPart
+from hvdlite.planes.ring.plane import RingPlane
 from hvdlite.settings import Settings
 from tests.harness.members import member
 
@@ -43,9 +43,7 @@ def keep(nbytes):
     elif nbytes:
         frame = {{"HVDLITE_RING_CHUNK": str(max(4096, nbytes // 4)), "HVDLITE_RING_WINDOW": "1"}}
         options = Settings.read(os.environ | frame)
-        part = RingPart(member(0, "aa"), options)
-        part.bind()
-        part.close()
+        RingPlane(member(0, "aa"), options).close()
 
 hvd.init()
 turn()

@@ -32,12 +32,8 @@ class NcclPart(Part[DataPlane]):
         if not all(isinstance(address, str) and len(address) <= _LONGEST for address in addresses):
             raise HorovodInternalError("a rank published no valid address of NCCL; is its hvdlite the same as here?")
         lacking = [f"on rank {rank} {why}" for rank, why in zip(members.ranks, addresses, strict=True) if why]
-        return NcclPlane(
-            members,
-            progress_timeout_s=self._options.progress_timeout,
-            grace_s=self._options.peer_timeout,
-            lack=f"tensors on GPUs need NCCL on all ranks, but {lacking[0]}" if lacking else "",
-        )
+        lack = f"tensors on GPUs need NCCL on all ranks, but {lacking[0]}" if lacking else ""
+        return NcclPlane(members, self._options, lack)
 
     def close(self) -> None:
         pass

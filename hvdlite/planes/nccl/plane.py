@@ -45,6 +45,7 @@ from hvdlite.planes.nccl.packing import is_worth_packing, packed_bytes
 from hvdlite.planes.nccl.reduction import lack, lack_of_float8, reduction
 from hvdlite.planes.nccl.watcher import Watcher
 from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import FLOAT8, DType, ElementType, Max
@@ -57,13 +58,13 @@ Give = Callable[[Gpu, Group], None]
 class NcclPlane(GpuPlane):
     """The plane of one of the ``members``.
 
-    An error that NCCL reports of itself ends the plane after ``grace_s``, in which the group may find that a peer is
-    lost. ``lack`` says which ranks have no NCCL: the plane then takes no tensors.
+    An error that NCCL reports of itself ends the plane after the peer time-out, in which the group may find that a peer
+    is lost. ``lack`` says which ranks have no NCCL: the plane then takes no tensors.
     """
 
     name = "nccl"
 
-    def __init__(self, members: Membership, *, progress_timeout_s: float, grace_s: float = 0.0, lack: str = "") -> None:
+    def __init__(self, members: Membership, options: Settings, lack: str = "") -> None:
         super().__init__(members.number, members.on_this_host.index(members.rank))
         self.rank = members.rank
         self.size = members.size
@@ -71,8 +72,8 @@ class NcclPlane(GpuPlane):
         self._lack = lack
         self._of_host: DataPlane | None = None  # over which the ranks agree, before NCCL can, or must not
         self._is_meeting = False
-        self._progress_timeout_s = progress_timeout_s
-        self._grace_s = grace_s
+        self._progress_timeout_s = options.progress_timeout
+        self._grace_s = options.peer_timeout
         self._gpu: Gpu | None = None
         self._watcher: Watcher | None = None
         self._launched: deque[Launched] = deque()  # and not passed, in order

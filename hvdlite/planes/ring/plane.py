@@ -3,8 +3,7 @@
 Each rank listens for its left neighbour, from which it receives, and dials its right one, to which it sends: over one
 connection each, or over several that share the frames. A `Reconnector` makes the connections, authenticates both
 neighbours, and re-establishes connections that end; only ``native/ring`` reads and writes them, and it loses nothing in
-between. Connections are TCP with a checksum for each frame if the plane got an address, else Unix sockets for ranks of
-one host.
+between.
 
 The first failure is final: it ends the connections, and every later call raises the same error.
 """
@@ -22,13 +21,16 @@ import numpy.typing as npt
 
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError, ShutDown
+from hvdlite.members.membership import Membership
 from hvdlite.net.handshake import session_key
+from hvdlite.net.listening import LOOPBACK
 from hvdlite.net.sealed import NoLibcrypto, path_of_libcrypto
 from hvdlite.net.sockets import listen, name_of
 from hvdlite.planes.neighbours import NeighbourPlane
 from hvdlite.planes.ring.connections import RingConnections
 from hvdlite.planes.ring.reconnector import Neighbours, Reconnector
 from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -40,57 +42,39 @@ _NO_LIBCRYPTO: Final = (
 
 
 class RingPlane(NeighbourPlane):
-    """One rank of a ring. Usable after `connect`.
+    """One rank of a ring in the order of the members. Usable after `connect`.
 
-    `address` is what the left neighbour has to connect to. All ranks give the same ``job_secret``, ``session``,
-    ``chunk_bytes``, ``window``, ``connections`` (how many to each neighbour, 16 at most) and ``encrypt``, and all of
-    them an ``address`` or none. ``address`` is an IP address of this host on which to listen, at one of ``ports``
-    (None: any port); without it only ranks of this host can connect.
-    The ring fails if the host of a neighbour that was connected is unreachable for ``unreachable_s``.
-    ``labels`` are the numbers of the ranks in messages, where this ring joins only a part of a group. Raises
-    HorovodInternalError if the rank cannot listen there.
+    Members of one host connect over Unix sockets, others over TCP, where frames have checksums or are encrypted. The
+    ring fails if the host of a neighbour that was connected is unreachable for twice the peer time-out. Raises
+    HorovodInternalError if this rank cannot listen where the options say.
     """
 
     name = "ring"
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        job_secret: bytes,
-        session: int,
-        *,
-        chunk_bytes: int,
-        window: int,
-        connections: int = 1,
-        spin_us: float = 0.0,
-        progress_timeout_s: float,
-        unreachable_s: float = 5.0,
-        address: str | None = None,
-        ports: range | None = None,
-        encrypt: bool = False,
-        labels: Sequence[int] = (),
-    ) -> None:
-        if not 0 <= rank < size or size < 2:
-            raise ValueError(f"a ring needs at least 2 ranks and a rank below their number, got rank {rank} of {size}")
-        self.rank = rank
-        self.size = size
-        left, own, right = ((labels or range(size))[number % size] for number in (rank - 1, rank, rank + 1))
-        self._neighbours = Neighbours(job_secret, session, left, own, right, connections)
-        self._progress_timeout_s = progress_timeout_s
-        self._unreachable_s = unreachable_s
+    def __init__(self, members: Membership, options: Settings) -> None:
+        if members.size < 2:
+            raise ValueError(f"a ring needs at least 2 ranks, got {members.size}")
+        self.rank, self.size = members.rank, members.size
+        left, own, right = (members.ranks[number % self.size] for number in (self.rank - 1, self.rank, self.rank + 1))
+        is_across = not members.is_one_host
+        self._neighbours = Neighbours(
+            members.key_for("ring"), members.session, left, own, right, options.ring_connections if is_across else 1
+        )
+        self._progress_timeout_s = options.progress_timeout
+        self._unreachable_s = 2 * options.peer_timeout
         self._library = native.library()
+        if options.keep_freed:
+            # A block is allocated for each frame that comes; many of their pages would be new again in each batch.
+            self._library.hvd_keep_freed(4 * options.ring_window * options.ring_chunk)
         self._reconnector: Reconnector | None = None
         self._lock = threading.Lock()  # guards _ring, _reconnector and _error against abort, which any thread may call
         try:
-            self._entrance = listen(address, ports)
+            self._entrance = listen(options.address or LOOPBACK if is_across else None, options.ports)
         except HorovodInternalError as error:
             raise HorovodInternalError(f"rank {own} {error}") from None
         self.address = name_of(self._entrance)
         try:
-            self._ring: ctypes.c_void_p | None = self._open(
-                session_key(job_secret, session), chunk_bytes, window, address is not None, encrypt, spin_us
-            )
+            self._ring: ctypes.c_void_p | None = self._open(options, is_across)
         except BaseException:
             self._entrance.close()
             raise
@@ -176,30 +160,29 @@ class RingPlane(NeighbourPlane):
         if ring is not None:
             self._library.hvd_ring_close(ring)
 
-    def _open(
-        self, session: int, chunk_bytes: int, window: int, has_checksums: bool, encrypt: bool, spin_us: float
-    ) -> ctypes.c_void_p:
+    def _open(self, options: Settings, has_checksums: bool) -> ctypes.c_void_p:
         ring = ctypes.c_void_p()
+        neighbours, encrypts = self._neighbours, options.encrypt_data and has_checksums
         try:
-            libcrypto = path_of_libcrypto() if encrypt else None
+            libcrypto = path_of_libcrypto() if encrypts else None
         except NoLibcrypto as error:
             raise HorovodInternalError(_NO_LIBCRYPTO.format(error)) from None
         status = self._library.hvd_ring_open(
             self.rank,
             self.size,
-            session,
-            chunk_bytes,
-            window,
-            self._neighbours.connections,
+            session_key(neighbours.secret, neighbours.session),
+            options.ring_chunk,
+            options.ring_window,
+            neighbours.connections,
             has_checksums,
             libcrypto,
-            round(spin_us * 1000),
-            int(self._progress_timeout_s * 1e9),
+            round(max(options.spin, 0) * 1000),
+            int(options.progress_timeout * 1e9),
             ctypes.byref(ring),
         )
-        if encrypt and status == native.SYSTEM and ctypes.get_errno() == errno.ELIBACC:
+        if encrypts and status == native.SYSTEM and ctypes.get_errno() == errno.ELIBACC:
             raise HorovodInternalError(_NO_LIBCRYPTO.format(NoLibcrypto()))
-        native.check(status, f"opening the ring on rank {self._neighbours.rank}")
+        native.check(status, f"opening the ring on rank {neighbours.rank}")
         return ring
 
     def _of_all_ranks(self, spans: Sequence[Spans], what: str) -> tuple[Spans, npt.NDArray[np.uint64]]:

@@ -58,16 +58,17 @@ class ShmPart(Part[DataPlane]):
 
     def __init__(self, membership: Membership, options: Settings) -> None:
         self._membership = membership
-        self._shape = shape = geometry(options, membership.size, cores=len(os.sched_getaffinity(0)))
-        self._memory = SharedMemory(membership, lambda: create(shape.nbytes))
+        self._options = options
+        nbytes = geometry(options, membership.size).nbytes
+        self._memory = SharedMemory(membership, lambda: create(nbytes))
 
     def bind(self) -> Address:
         return self._memory.bind()
 
     def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
-        fd, members = self._memory.connect(addresses, scope), self._membership
+        fd = self._memory.connect(addresses, scope)
         assert fd is not None  # `create` raises if there is none
-        return ShmPlane(fd, members.rank, members.size, self._shape, members.number)
+        return ShmPlane(self._membership, self._options, fd)
 
     def close(self) -> None:
         self._memory.close()

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from hvdlite import native
 from hvdlite.errors import HorovodInternalError, HvdError
+from hvdlite.members.membership import Membership
 from hvdlite.planes.base import HostPlane
 from hvdlite.planes.shm.arena import Arena, Regions
 from hvdlite.settings import Settings
@@ -42,15 +43,15 @@ class Geometry(NamedTuple):
     progress_timeout_s: float
 
 
-def geometry(options: Settings, size: int, cores: int) -> Geometry:
-    """The geometry for ``size`` ranks on ``cores`` cores: the options, and defaults where they are 0.
+def geometry(options: Settings, size: int, cores: int | None = None) -> Geometry:
+    """The geometry for ``size`` ranks on ``cores``, by default those of this process: the options, or defaults for 0.
 
     Ranks that share cores use longer chunks, since each wait is a context switch. Many ranks get shorter chunks so that
     the segment stays below 64 MiB.
     Raises ValueError for invalid options.
     """
     slots, chunk_bytes = options.shm_slots, options.shm_chunk
-    is_oversubscribed = size > cores
+    is_oversubscribed = size > (len(os.sched_getaffinity(0)) if cores is None else cores)
     if chunk_bytes == 0:
         preferred = _CHUNK_BYTES_OVERSUBSCRIBED if is_oversubscribed else _CHUNK_BYTES
         chunk_bytes = min(preferred, _SEGMENT_LIMIT_BYTES // (2 * size * slots))
@@ -64,29 +65,19 @@ def geometry(options: Settings, size: int, cores: int) -> Geometry:
 
 
 class ShmPlane(HostPlane):
-    """Rank ``rank`` of the ``size`` ranks that map the segment ``fd``.
-
-    ``label`` is the number by which messages call it, where those ranks are only a part of a group.
-    """
+    """A rank of those that map one segment. All give options that make the same `geometry`."""
 
     name = "shm"
 
-    def __init__(
-        self,
-        fd: int,
-        rank: int,
-        size: int,
-        shape: Geometry,
-        label: int | None = None,
-    ) -> None:
-        """Maps the segment and closes ``fd``, also when it fails.
+    def __init__(self, members: Membership, options: Settings, fd: int) -> None:
+        """Maps the segment ``fd``, and closes the descriptor, also when it fails.
 
         Raises HorovodInternalError if the segment is too small or other ranks map it with another geometry.
         """
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size = members.rank, members.size
         self._arena: Arena | None = None
-        self._name = rank if label is None else label
+        self._name = members.number
+        shape = geometry(options, size)
         self._library = native.library()
         self._owner_pid = os.getpid()
         self._handle: ctypes.c_void_p | None = None

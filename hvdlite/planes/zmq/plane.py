@@ -25,12 +25,14 @@ import numpy.typing as npt
 import zmq
 
 from hvdlite.errors import ENDED, HorovodInternalError, HvdError, PeerLost, ShutDown
+from hvdlite.members.membership import Membership
 from hvdlite.net import curve
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, split
 from hvdlite.net.wake import Wake
 from hvdlite.planes.arithmetic import BITS, closed, folding, opened
 from hvdlite.planes.neighbours import NeighbourPlane
 from hvdlite.scope import Scope
+from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
@@ -55,22 +57,12 @@ class ZmqPlane(NeighbourPlane):
 
     name = "zmq"
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        key: bytes,
-        *,
-        progress_timeout_s: float,
-        address: str = LOOPBACK,
-        ports: range | None = None,
-        labels: Sequence[int] = (),
-        hosts: Sequence[str] = (),
-    ) -> None:
-        self.rank, self.size = rank, size
-        self._labels = labels or range(size)
-        self._hosts = hosts or [""] * size
-        self._progress_timeout_s = progress_timeout_s
+    def __init__(self, members: Membership, options: Settings) -> None:
+        self.rank, self.size = members.rank, members.size
+        self._labels = members.ranks
+        self._hosts = [host.name for host in members.hosts]
+        self._progress_timeout_s = options.progress_timeout
+        address = LOOPBACK if members.is_one_host else options.address or LOOPBACK
         self._lock = threading.Lock()  # guards _error and _wake against abort, which any thread may call
         self._wake: Wake | None = Wake()
         self._context = zmq.Context()
@@ -83,6 +75,7 @@ class ZmqPlane(NeighbourPlane):
             socket.ipv6 = ":" in address
             socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES + _OF_CURVE_BYTES)
             socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        key = members.key_for("zmq")
         curve.serve(self._left, key)
         curve.dial(self._right, key)
         self._monitor = self._left.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -90,7 +83,7 @@ class ZmqPlane(NeighbourPlane):
         for watched in (self._left, self._monitor, self._wake.fd):
             self._poller.register(watched, zmq.POLLIN)
         try:
-            entrance = listen(address, ports)
+            entrance = listen(address, options.ports)
             self.address = endpoint(address, int(entrance.name()[1]))
             self._left.setsockopt(zmq.USE_FD, entrance.hand_over())
             self._left.bind(self.address)

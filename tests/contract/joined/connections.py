@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from hvdlite.planes.base import DataPlane
-from tests.contract.joined.ring import open_ring
-from tests.contract.planes import PlaneUnderTest
+from hvdlite.settings import Settings
+from tests.contract.planes import PlaneUnderTest, connected
 
 
 def _open(size: int, progress_timeout_s: float) -> AbstractContextManager[Sequence[DataPlane]]:
-    # Two ranks use Unix sockets, three encrypt.
-    address = None if size == 2 else "127.0.0.1"
-    return open_ring(size, progress_timeout_s, window=8, connections=3, address=address, encrypt=size == 3)
+    options = Settings(
+        plane="ring", ring_connections=3, ring_chunk=4096, progress_timeout=progress_timeout_s, encrypt_data=size == 3
+    )
+    return connected("abcd"[:size], options)
 
 
 PLANE = PlaneUnderTest("connections", _open, sizes=(2, 3, 4), folds_in_rank_order=False)

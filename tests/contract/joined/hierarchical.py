@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 from unittest.mock import patch
 
 from hvdlite.planes import hierarchical
 from hvdlite.planes.base import DataPlane
-from hvdlite.planes.choose import plane_part
-from hvdlite.scope import Scope
 from hvdlite.settings import Settings
-from tests.contract.planes import PlaneUnderTest
-from tests.harness import thread_ranks
-from tests.harness.members import member
-from tests.harness.patience import PATIENCE_S
+from tests.contract.planes import PlaneUnderTest, connected
 
 # The host of each rank, by the number of ranks. With one lane or several, ranks of a host side by side or apart.
 HOSTS: Final = {2: "ab", 3: "aab", 4: "abab", 5: "abbac", 6: "aaabbb"}
@@ -25,15 +20,7 @@ HOSTS: Final = {2: "ab", 3: "aab", 4: "abab", 5: "abbac", 6: "aaabbb"}
 def open_on(hosts: str, progress_timeout_s: float) -> Iterator[Sequence[DataPlane]]:
     """The connected planes of ranks on ``hosts``, a letter each. Chunks, frames and slices are short."""
     options = Settings(shm_chunk=4096, ring_chunk=4096, ring_window=3, progress_timeout=progress_timeout_s)
-    parts = [plane_part(member(rank, hosts), options) for rank in range(len(hosts))]
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(hierarchical, "_STEP", 64))
-        for part in parts:
-            stack.enter_context(closing(part))
-        addresses, scope = [part.bind() for part in parts], Scope.of(PATIENCE_S)
-        planes = thread_ranks(len(hosts), lambda rank: parts[rank].connect(addresses, scope))
-        for plane in planes:
-            stack.enter_context(closing(plane))
+    with patch.object(hierarchical, "_STEP", 64), connected(hosts, options) as planes:
         yield planes
 
 

@@ -12,22 +12,24 @@ from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 
+from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.shm import arena, segment
 from hvdlite.planes.shm.arena import Arena, Regions
-from hvdlite.planes.shm.plane import Geometry, ShmPlane, geometry
+from hvdlite.planes.shm.plane import ShmPlane, geometry
 from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType
 from tests.contract.planes import Array, PlaneUnderTest
+from tests.harness.members import member
 
 
 class StagingPlane(ShmPlane):
     """Rank ``rank`` with an arena of its own group; all-reduces are staged there, unless ``stages`` is false."""
 
-    def __init__(self, fd: int, rank: int, size: int, shape: Geometry, arena: Arena, stages: bool = True) -> None:
-        super().__init__(fd, rank, size, shape)
-        self.attach_arena(Regions(arena, range(size)))
+    def __init__(self, members: Membership, options: Settings, fd: int, arena: Arena, stages: bool = True) -> None:
+        super().__init__(members, options, fd)
+        self.attach_arena(Regions(arena, range(self.size)))
         self.arena = arena
         self.stages = stages
 
@@ -55,8 +57,7 @@ def open_staging(
 ) -> Iterator[Sequence[StagingPlane]]:
     """The planes of ranks that stage as ``stages`` says, by default all of them."""
     options = Settings(shm_chunk=4096, progress_timeout=progress_timeout_s)
-    shape = geometry(options, size, cores=2)
-    memory, slots = arena.create_arena(size), segment.create(shape.nbytes)
+    memory, slots = arena.create_arena(size), segment.create(geometry(options, size).nbytes)
     assert memory is not None
     planes: list[StagingPlane] = []
     with ExitStack() as stack:
@@ -65,7 +66,7 @@ def open_staging(
         stack.callback(os.close, memory)
         for rank, does_stage in enumerate(stages or [True] * size):
             own = Arena(os.dup(memory), rank, size)
-            planes.append(StagingPlane(os.dup(slots), rank, size, shape, own, does_stage))
+            planes.append(StagingPlane(member(rank, "a" * size), options, os.dup(slots), own, does_stage))
             stack.enter_context(closing(planes[-1]))
         yield planes
 
