@@ -50,7 +50,7 @@ RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist load
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
+.PHONY: help demo test test-compile test-hosts test-observe test-house test-gpu gpu test-engines test-keras test-tensorflow test-programs test-ignite test-busy test-faults soak check format docs forms native other-compiler test-native wheel bench bench-table bench-targets bench-hosts clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -141,6 +141,9 @@ format: $(VENV)/.for-development ## format all sources in place
 docs: $(VENV)/.for-demo ## write docs/settings.md and the flags of docs/hvdrun.md from their tables
 	$(BIN)/python -m tests.house.settings_page
 	$(BIN)/python -m tests.house.flags_page
+
+forms: $(VENV)/.for-development ## write the forms of all collectives from their table
+	$(BIN)/python -m tests.house.forms_files
 
 native: $(LIBRARY) ## build the native library in place
 

@@ -53,7 +53,7 @@ from hvdlite.session import (
     shutdown as shutdown,
     size as size,
 )
-from hvdlite.tensors.dtypes import (
+from hvdlite.ops import (
     Adasum as Adasum,
     Average as Average,
     Max as Max,

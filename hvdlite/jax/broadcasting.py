@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from hvdlite.jax.eager import finished
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set, group_of
 from hvdlite.ops.arrays import collectives as arrays
 
 
@@ -20,7 +20,7 @@ def broadcast_parameters(tree: Any, root_rank: int, process_set: ProcessSet = gl
     """
     leaves, form = jax.tree_util.tree_flatten_with_path(tree)
     named = [(f"parameter{jax.tree_util.keystr(path)}", np.array(leaf)) for path, leaf in leaves]
-    received = arrays.broadcast_all_(named, root_rank, process_set)
+    received = arrays.broadcast_all_(group_of(process_set), named, root_rank)
     results = [
         finished(array) if hasattr(leaf, "shape") else array.item()
         for (_, leaf), array in zip(leaves, received, strict=True)

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.ops import Collectives
+from hvdlite.ops import Buffer, Collectives, NotAnArray, address_of, of_array
 from hvdlite.ops.numbers import array_of, as_it_was
-from hvdlite.tensors.buffer import Buffer, NotAnArray, address_of, of_array
 
 
 def finished(received: npt.NDArray[Any]) -> Any:

@@ -10,13 +10,21 @@ import jax
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.jax.crossing import Leaves, cross
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import Collectives, Compressor, GroupHandle, group_of, synchronize_all
-from hvdlite.ops.forms import draft_of
+from hvdlite.ops import (
+    OP_NAMES,
+    Average,
+    Collectives,
+    Compressor,
+    GroupHandle,
+    ProcessSet,
+    Sum,
+    global_process_set,
+    group_of,
+    synchronize_all,
+)
 from hvdlite.ops.handles import run
 from hvdlite.ops.numbers import is_number
 from hvdlite.session import rank
-from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
 
 
 def allreduce(
@@ -129,8 +137,7 @@ class _AllGather:
     process_set: ProcessSet
 
     def run(self, collectives: Collectives[Any], leaves: Leaves, has_shapes: bool) -> Leaves:
-        draft = draft_of(Collectives.grouped_allgather)
-        handle = draft(collectives, leaves, name=self.name, process_set=self.process_set)
+        handle = collectives.draft("grouped_allgather", group_of(self.process_set), leaves, name=self.name)
         assert isinstance(handle, GroupHandle)
         results = run(handle)
         uneven = [each.rows for each in handle.handles if len(set(each.rows)) > 1]

@@ -16,9 +16,8 @@ from keras import ops
 
 from hvdlite.keras import backend, keras_2
 from hvdlite.keras.reduction import GradientReduction, overwrites
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import OP_NAMES, Average, ProcessSet, Sum, global_process_set
 from hvdlite.session import size
-from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
 from hvdlite.training.buckets import merged
 from hvdlite.untraced import outside_of_graphs
 

@@ -11,9 +11,8 @@ import keras
 from keras import ops
 
 from hvdlite.keras import backend
-from hvdlite.members.process_set import ProcessSet
+from hvdlite.ops import Average, Max, Min, ProcessSet, group_of
 from hvdlite.session import current
-from hvdlite.tensors.dtypes import Average, Max, Min
 from hvdlite.training.explanations import ABSENT
 from hvdlite.training.naming import known_as
 from hvdlite.training.peers import group_with_peers
@@ -118,7 +117,7 @@ class GradientReduction:
         """Returns the name that ranks know it by, which is counted where optimizers have the same."""
         session = current()
         if self._name_in is None or self._name_in[0] is not session:
-            ((name, _),) = known_as(self.process_set, "gradients", [(self.name, _Place(()))])
+            ((name, _),) = known_as(group_of(self.process_set), "gradients", [(self.name, _Place(()))])
             self._name_in = session, name
         return self._name_in[1]
 

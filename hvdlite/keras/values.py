@@ -8,10 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import Average, ProcessSet, global_process_set
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.numbers import is_number
-from hvdlite.tensors.dtypes import Average
 from hvdlite.training.explanations import explain, explaining
 
 _GROUP = "broadcast_variables"

@@ -1,42 +1,72 @@
-"""The collectives, written once for every front end.
+"""The collectives, written once for every front end, and all that a front end needs of what is below.
 
 `Collectives` handles tensors only through an `Adapter`, which turns one into a buffer and makes empty ones. A front end
 makes an instance with its own adapter; `hvdlite.ops.arrays` is the one for numpy.
 """
 
-from typing import TypeVar
-
+from hvdlite.engine.group import Group
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.members.ranges import named as named_ranks
+from hvdlite.negotiation.entry import Entry
+from hvdlite.negotiation.handle import Handle
 from hvdlite.ops.adapter import Adapter, Compressor
+from hvdlite.ops.collectives import Collectives
 from hvdlite.ops.handles import GroupHandle, abandon, poll, synchronize, synchronize_all
 from hvdlite.ops.meeting import barrier, join
-from hvdlite.ops.reductions import Reductions
-from hvdlite.ops.transfers import Transfers
 from hvdlite.session import group_of
+from hvdlite.tensors.buffer import Buffer, NotAnArray, address_of, of_array
+from hvdlite.tensors.device import CPU, Device
+from hvdlite.tensors.dtypes import (
+    OP_NAMES,
+    Adasum,
+    Average,
+    DType,
+    ElementType,
+    Max,
+    Min,
+    Opaque,
+    Product,
+    Sum,
+    added_as,
+    element_type,
+)
+from hvdlite.tensors.streams import Told
 
 __all__ = [
+    "CPU",
+    "OP_NAMES",
     "Adapter",
+    "Adasum",
+    "Average",
+    "Buffer",
     "Collectives",
     "Compressor",
+    "DType",
+    "Device",
+    "ElementType",
+    "Entry",
+    "Group",
     "GroupHandle",
+    "Handle",
+    "Max",
+    "Min",
+    "NotAnArray",
+    "Opaque",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "Told",
     "abandon",
+    "added_as",
+    "address_of",
     "barrier",
+    "element_type",
+    "global_process_set",
     "group_of",
     "join",
+    "named_ranks",
+    "of_array",
     "poll",
     "synchronize",
     "synchronize_all",
 ]
-
-T = TypeVar("T")
-
-
-class Collectives(Reductions[T], Transfers[T]):
-    """All collectives for the tensors of one front end.
-
-    Every function takes a ``name`` that identifies the tensor on all ranks: without one, ranks must call functions of
-    the same kind in the same order. ``process_set`` names the ranks that take part, by default all. Asynchronous forms
-    return a handle for `poll` and `synchronize`, and forms that end in ``_`` write into their input. All raise
-    ValueError for invalid arguments, DuplicateName while a tensor of this name is in flight, and from
-    `synchronize` a HorovodInternalError if the collective did not happen: `Mismatch` when ranks disagree, `PeerLost`,
-    `Stalled`, `ShutDown`.
-    """

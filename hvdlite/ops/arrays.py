@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.ops import Collectives
+from hvdlite.ops.collectives import Collectives
 from hvdlite.ops.numbers import array_of, as_it_was
 from hvdlite.tensors.buffer import address_of, of_array
 

@@ -15,12 +15,13 @@ from hvdlite.tensors.streams import Told
 class GroupHandle(Generic[R]):
     """The handle of several tensors that were submitted together; its result is the list of their results.
 
-    That of a list without tensors, which ``is_empty``, has one handle all the same, by which ranks see that they agree.
+    ``handles`` are those of the tensors. An empty list (``is_empty``) still has one handle, a placeholder, so that
+    ranks can check that they agree.
     """
 
     __slots__ = ("handles", "is_empty")
 
-    def __init__(self, handles: Sequence[Handle[R]], is_empty: bool = False) -> None:
+    def __init__(self, handles: Sequence[Entry[R]], is_empty: bool = False) -> None:
         self.handles = tuple(handles)
         self.is_empty = is_empty
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from hvdlite.engine.group import Group
 from hvdlite.errors import HvdError
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Entry
@@ -16,12 +17,12 @@ from hvdlite.tensors.device import CPU, Device
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns after every rank has called it. Does not wait for collectives that are in flight."""
-    run(barrier_entry(process_set))
+    run(barrier_entry(group_of(process_set)))
 
 
-def barrier_entry(process_set: ProcessSet) -> Entry[None]:
+def barrier_entry(group: Group) -> Entry[None]:
     """Makes the entry of a `barrier`."""
-    return entry_of(group_of(process_set), None, Kind.BARRIER, NOTHING)
+    return entry_of(group, None, Kind.BARRIER, NOTHING)
 
 
 def join(device: int = -1) -> int:
@@ -40,7 +41,7 @@ def join(device: int = -1) -> int:
     entry = group.interrupted_join
     is_again = entry is not None and entry.caller == caller
     if entry is None or not is_again:
-        entry = join_entry()
+        entry = join_entry(group)
     try:
         last: int = synchronize(entry) if is_again else run(entry)
     except HvdError:
@@ -55,8 +56,8 @@ def join(device: int = -1) -> int:
     return last
 
 
-def join_entry() -> Entry[int]:
+def join_entry(group: Group) -> Entry[int]:
     """Makes the entry of a `join`."""
-    entry = entry_of(group_of(global_process_set), "", Kind.JOIN, NOTHING)
+    entry = entry_of(group, "", Kind.JOIN, NOTHING)
     entry.rename(JOIN_NAME, is_cacheable=False)
     return entry

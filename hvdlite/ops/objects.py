@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError
 from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import group_of, synchronize
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.by_value import UNPICKLABLE, dump_by_value, loads
-from hvdlite.session import rank
+from hvdlite.ops.handles import synchronize
+from hvdlite.session import group_of
 
 _FAILED = -1  # sent instead of a length, so that the other ranks raise and do not wait for bytes that never come
 
@@ -35,15 +36,15 @@ def broadcast_object(
     Lambdas and local definitions need the package cloudpickle. Raises ValueError on the root for an
     object that cannot be pickled, or what its own methods raised, and then HorovodInternalError on the other ranks.
     """
-    data, is_own = broadcast_bytes(lambda: _dumps(obj), root_rank, name, process_set)
+    data, is_own = broadcast_bytes(group_of(process_set), lambda: _dumps(obj), root_rank, name)
     return obj if is_own else _loads(data)
 
 
 def broadcast_bytes(
+    group: Group,
     dumps: Callable[[], bytes],
     root_rank: int,
     name: str | None,
-    process_set: ProcessSet,
     and_then: Callable[[memoryview], None] = lambda _: None,
 ) -> tuple[memoryview, bool]:
     """Broadcasts the bytes that ``dumps`` returns on the root. Returns them, and whether this rank is the root.
@@ -51,7 +52,7 @@ def broadcast_bytes(
     ``and_then`` is called with them, and may go on with collectives. An interrupt does not keep it from that, so it may
     run in another thread.
     """
-    is_root, group = rank() == root_rank, group_of(process_set)
+    is_root = group.ranks[group.rank] == root_rank
     data, failure = _pickled(dumps) if is_root else (_NO_BYTES, None)
     first = arrays.broadcast_part("length", length := _length(data, failure), root_rank, name, group)
 
@@ -93,7 +94,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     if failure is not None:
         raise failure
     if _FAILED in lengths:
-        failed = [number for number, length in zip(process_set.ranks or (), lengths, strict=True) if length == _FAILED]
+        failed = [number for number, length in zip(group.ranks, lengths, strict=True) if length == _FAILED]
         raise HorovodInternalError(
             f"ranks {failed} could not pickle their objects for allgather_object; see their errors"
         )

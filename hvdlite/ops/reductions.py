@@ -5,19 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Entry, converted
-from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.rows import even_splits
 from hvdlite.ops.adapter import Compressor
-from hvdlite.ops.forms import asynchronous, blocking, drafted_by
-from hvdlite.ops.handles import GroupHandle, run
+from hvdlite.ops.handles import GroupHandle, synchronize
 from hvdlite.ops.numbers import Number, is_number
-from hvdlite.ops.submit import Calls, Reduction, index_in
+from hvdlite.ops.submit import Calls, Draft, Reduction, index_in
 from hvdlite.session import group_of
 from hvdlite.tensors.buffer import NotAnArray
 from hvdlite.tensors.dtypes import Average, Sum
@@ -26,30 +24,35 @@ T = TypeVar("T")
 
 
 class Reductions(Calls[T]):
-    """The collectives whose results are sums, averages, minima, maxima or products over the ranks.
+    """The drafts of collectives whose results are sums, averages, minima, maxima or products over the ranks.
 
     Shape, dtype and arguments are the same on all ranks. Integer averages and scaled integers are truncated toward
     zero; sums and products of integers wrap around, and averages do not. float16 and bfloat16 accumulate in float32.
     ``bool`` tensors take Sum and Max as *or*, Product and Min as *and*.
+
+    A draft takes ``compression`` where its blocking forms do.
     """
 
     # ---- allreduce
 
     def _allreduce(
         self,
+        group: Group,
         is_in_place: bool,
         tensor: T,
         average: bool | None = None,
         name: str | None = None,
+        compression: Compressor | None = None,
         op: int | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle[T]:
+    ) -> Entry[T]:
         if average is not None:
             op = _op_of(average, op)
         reduction = (Average if op is None else op, prescale_factor, postscale_factor)
-        return self._alike(group_of(process_set), _ALLREDUCE, is_in_place, reduction, 0, name, tensor)
+        if compression is None:
+            return self._alike(group, _ALLREDUCE, is_in_place, reduction, 0, name, tensor)
+        return compressed(compression, partial(self._alike, group, _ALLREDUCE, False, reduction, 0))(name, tensor)
 
     @overload
     def allreduce(
@@ -77,8 +80,7 @@ class Reductions(Calls[T]):
         process_set: ProcessSet = global_process_set,
     ) -> T: ...
 
-    @drafted_by(_allreduce, is_in_place=False)  # type: ignore[misc]  # T is a number here, too
-    def allreduce(
+    def allreduce(  # type: ignore[misc]  # T is a number here, too
         self,
         tensor: T,
         average: bool | None = None,
@@ -89,50 +91,21 @@ class Reductions(Calls[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Reduces ``tensor`` over all ranks into a new tensor; by default to the average.
+        """Reduces ``tensor`` over all ranks into a new tensor of its shape and dtype; by default to the average.
 
         The result is ``postscale_factor`` times the reduction of ``prescale_factor`` times each tensor. With
         ``compression`` the tensor travels in a smaller form. ``average`` is Horovod's deprecated form of ``op``.
+        A number is reduced, too, and its result is a number.
         """
-        sent, context = _compressed(compression, tensor)
-        handle = self._allreduce(False, sent, average, name, op, prescale_factor, postscale_factor, process_set)
-        return _decompressed(compression, run(handle), context)
-
-    @asynchronous(_allreduce, is_in_place=False)
-    def allreduce_async(self) -> None:
-        """Starts `allreduce` and returns its handle. The input must not change until the handle is done."""
-
-    @blocking(_allreduce, is_in_place=True)
-    def allreduce_(self) -> None:
-        """Like `allreduce`, in place. Returns ``tensor`` itself."""
-
-    @asynchronous(_allreduce, is_in_place=True)
-    def allreduce_async_(self) -> None:
-        """Starts `allreduce_` and returns its handle."""
-
-    # ---- grouped allreduce
+        group = group_of(process_set)
+        entry = self._allreduce(group, False, tensor, average, name, compression, op, prescale_factor, postscale_factor)
+        group.run(entry)
+        return synchronize(entry)
 
     def _grouped_allreduce(
         self,
+        group: Group,
         is_in_place: bool,
-        tensors: Sequence[T],
-        average: bool | None = None,
-        name: str | None = None,
-        op: int | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> GroupHandle[T]:
-        group = group_of(process_set)
-        if average is not None:
-            op = _op_of(average, op)
-        reduction = (Average if op is None else op, prescale_factor, postscale_factor)
-        draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
-        return self._many(group, Kind.ALLREDUCE, name, tensors, draft)
-
-    @drafted_by(_grouped_allreduce, is_in_place=False)
-    def grouped_allreduce(
-        self,
         tensors: Sequence[T],
         average: bool | None = None,
         name: str | None = None,
@@ -140,26 +113,13 @@ class Reductions(Calls[T]):
         op: int | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> list[T]:
+    ) -> GroupHandle[T]:
         """`allreduce` of several tensors, of any dtypes, that become ready on every rank together."""
-        pairs = [_compressed(compression, tensor) for tensor in tensors]
-        sent = [tensor for tensor, _ in pairs]
-        scales = (prescale_factor, postscale_factor)
-        results = run(self._grouped_allreduce(False, sent, average, name, op, *scales, process_set))
-        return [_decompressed(compression, *pair) for pair in zip(results, _contexts(pairs), strict=True)]
-
-    @asynchronous(_grouped_allreduce, is_in_place=False)
-    def grouped_allreduce_async(self) -> None:
-        """Starts `grouped_allreduce` and returns one handle for the list."""
-
-    @blocking(_grouped_allreduce, is_in_place=True)
-    def grouped_allreduce_(self) -> None:
-        """Like `grouped_allreduce`, in place. Returns the tensors themselves."""
-
-    @asynchronous(_grouped_allreduce, is_in_place=True)
-    def grouped_allreduce_async_(self) -> None:
-        """Starts `grouped_allreduce_` and returns one handle for the list."""
+        if average is not None:
+            op = _op_of(average, op)
+        reduction = (Average if op is None else op, prescale_factor, postscale_factor)
+        draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
+        return self._many(group, Kind.ALLREDUCE, name, tensors, compressed(compression, draft))
 
     def entries_of_allreduce(
         self, group: Group, is_in_place: bool, reduction: Reduction, name: str, tensors: Sequence[T]
@@ -168,78 +128,41 @@ class Reductions(Calls[T]):
         if len(tensors) == 1:
             return [self._alike(group, _ALLREDUCE, is_in_place, reduction, 0, name, tensors[0])]
         draft = partial(self._alike, group, _ALLREDUCE, is_in_place, reduction, 0)
-        return cast(Sequence[Entry[T]], self._many(group, Kind.ALLREDUCE, name, tensors, draft).handles)
+        return self._many(group, Kind.ALLREDUCE, name, tensors, draft).handles
 
     # ---- reducescatter
 
     def _reducescatter(
         self,
-        tensor: T,
-        name: str | None = None,
-        op: int = Average,
-        process_set: ProcessSet = global_process_set,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> Handle[T]:
-        reduction = (op, prescale_factor, postscale_factor)
-        return self._own_rows(group_of(process_set), reduction, name, tensor)
-
-    @drafted_by(_reducescatter)
-    def reducescatter(
-        self,
+        group: Group,
         tensor: T,
         name: str | None = None,
         compression: Compressor | None = None,
         op: int = Average,
-        process_set: ProcessSet = global_process_set,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
-    ) -> T:
+    ) -> Entry[T]:
         """Returns this rank's rows of the reduction of ``tensor`` over all ranks.
 
         Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
+        Scale factors and ``compression`` are those of `allreduce`.
         """
-        sent, context = _compressed(compression, tensor)
-        handle = self._reducescatter(sent, name, op, process_set, prescale_factor, postscale_factor)
-        return _decompressed(compression, run(handle), context)
-
-    @asynchronous(_reducescatter)
-    def reducescatter_async(self) -> None:
-        """Starts `reducescatter` and returns its handle."""
+        draft = partial(self._own_rows, group, (op, prescale_factor, postscale_factor))
+        return compressed(compression, draft)(name, tensor)
 
     def _grouped_reducescatter(
         self,
-        tensors: Sequence[T],
-        name: str | None = None,
-        op: int = Average,
-        process_set: ProcessSet = global_process_set,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> GroupHandle[T]:
-        group = group_of(process_set)
-        draft = partial(self._own_rows, group, (op, prescale_factor, postscale_factor))
-        return self._many(group, Kind.REDUCESCATTER, name, tensors, draft)
-
-    @drafted_by(_grouped_reducescatter)
-    def grouped_reducescatter(
-        self,
+        group: Group,
         tensors: Sequence[T],
         name: str | None = None,
         compression: Compressor | None = None,
         op: int = Average,
-        process_set: ProcessSet = global_process_set,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
-    ) -> list[T]:
+    ) -> GroupHandle[T]:
         """`reducescatter` of several tensors, of any dtypes, that become ready on every rank together."""
-        pairs = [_compressed(compression, tensor) for tensor in tensors]
-        sent = [tensor for tensor, _ in pairs]
-        results = run(self._grouped_reducescatter(sent, name, op, process_set, prescale_factor, postscale_factor))
-        return [_decompressed(compression, *pair) for pair in zip(results, _contexts(pairs), strict=True)]
-
-    @asynchronous(_grouped_reducescatter)
-    def grouped_reducescatter_async(self) -> None:
-        """Starts `grouped_reducescatter` and returns one handle for the list."""
+        draft = partial(self._own_rows, group, (op, prescale_factor, postscale_factor))
+        return self._many(group, Kind.REDUCESCATTER, name, tensors, compressed(compression, draft))
 
     def _own_rows(self, group: Group, reduction: Reduction, name: str | None, tensor: T, length: int = 0) -> Entry[T]:
         source, shape = self._rows_buffer(tensor, Kind.REDUCESCATTER)
@@ -251,34 +174,29 @@ class Reductions(Calls[T]):
 
     def _reduce(
         self,
+        group: Group,
         tensor: T,
         root_rank: int,
         name: str | None = None,
         op: int = Average,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle[T]:
-        group = group_of(process_set)
+    ) -> Entry[T]:
+        """Reduces ``tensor`` over all ranks, on ``root_rank``, as `allreduce` does; elsewhere, a tensor without rows.
+
+        ``root_rank`` is a rank's number in the job, also in a process set.
+        """
         root = index_in(group, root_rank, "root_rank")
         reduction = (op, prescale_factor, postscale_factor)
         try:
             source = self._adapter.buffer(tensor)
         except NotAnArray as refusal:
             scalar, convert = self._of_number(tensor, refusal)
-            entry = self._reduce(scalar, root_rank, name, *reduction, process_set)
-            return converted(cast(Entry[T], entry), convert)
+            entry = self._reduce(group, scalar, root_rank, name, *reduction)
+            return converted(entry, convert)
         _, _, shape, _, _ = source
         output, target = self._adapter.empty(shape if root == group.rank else (0, *shape[1:]), tensor)
         return self._entry_of(group, name, Kind.REDUCE, source, target, output, reduction, root)
-
-    @blocking(_reduce)
-    def reduce(self) -> None:
-        """Reduces ``tensor`` over all ranks, on ``root_rank``; elsewhere returns a tensor without rows."""
-
-    @asynchronous(_reduce)
-    def reduce_async(self) -> None:
-        """Starts `reduce` and returns its handle."""
 
 
 _ALLREDUCE = Kind.ALLREDUCE  # spares a submit the lookup of an Enum's member
@@ -291,25 +209,20 @@ def _op_of(average: bool, op: Any) -> int:
     return Average if average else Sum
 
 
-def _compressed(compression: Compressor | None, tensor: T) -> tuple[T, Any]:
+def compressed(compression: Compressor | None, draft: Draft[T]) -> Draft[T]:
+    """Returns a draft whose tensors travel in the form that ``compression`` makes of them. Numbers travel as they are.
+
+    Raises ValueError for what is no `Compressor`.
+    """
     if compression is None:
-        return tensor, None
-    if is_number(tensor):
-        return tensor, _AS_IT_WAS
+        return draft
     if not hasattr(compression, "compress"):
         raise ValueError(f"compression must be one of hvd.Compression or a class like them, not {compression!r:.60}")
-    return compression.compress(tensor)
 
+    def compressing(name: str | None, tensor: T, length: int = 0) -> Entry[T]:
+        if is_number(tensor):
+            return draft(name, tensor, length)
+        sent, context = compression.compress(tensor)
+        return converted(draft(name, sent, length), lambda reduced: compression.decompress(reduced, context))
 
-def _contexts(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-    return [context for _, context in pairs]
-
-
-def _decompressed(compression: Compressor | None, tensor: T, context: Any) -> T:
-    if compression is None or context is _AS_IT_WAS:
-        return tensor
-    return cast(T, compression.decompress(tensor, context))
-
-
-_AS_IT_WAS = object()
-"""The context of a number, which travels as it is."""
+    return compressing

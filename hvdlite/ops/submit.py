@@ -10,17 +10,19 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hvdlite.engine.batch import arithmetic
 from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError
 from hvdlite.negotiation.entry import Allocate, Entry, OnDevice, converted
+from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Request
 from hvdlite.negotiation.wire import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from hvdlite.ops.adapter import Adapter
 from hvdlite.ops.handles import GroupHandle
+from hvdlite.ops.table import FORMS
 from hvdlite.planes.base import DataPlane
 from hvdlite.tensors.buffer import Buffer, NotAnArray, holds
 from hvdlite.tensors.device import CPU, Device
@@ -44,9 +46,15 @@ T = TypeVar("T")
 Reduction = tuple[Any, float, float]
 """Operation, prescale and postscale, as the caller gave them. A plain tuple, because every submit makes one."""
 
-Draft = Callable[[str | None, T, int], Entry[T]]
-"""Makes the entry of one tensor under the user's name for it, or else one that is counted, given the number of tensors
-in its group, or 0."""
+
+class Draft(Protocol[T]):
+    """Makes the entry of one tensor."""
+
+    def __call__(self, name: str | None, tensor: T, length: int = 0, /) -> Entry[T]:
+        """Makes it under the user's ``name`` for it, or else under one that is counted.
+
+        ``length`` is the number of tensors in its group, or 0.
+        """
 
 
 class Calls(Generic[T]):
@@ -55,6 +63,17 @@ class Calls(Generic[T]):
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter
         self._entry_of: Callable[..., Entry[Any]] = entry_of if adapter.finish is None else self._entry_to_finish
+
+    def draft(self, form: str, group: Group, tensors: Any, **arguments: Any) -> Handle[Any] | GroupHandle[Any]:
+        """Returns the handle of ``form``, the name of a collective in the table, which is not submitted yet.
+
+        ``tensors`` are a list for a grouped form, and else one tensor. ``arguments`` are those of the form without
+        ``process_set``.
+        """
+        collective = FORMS[form].collective
+        flags = (False,) * collective.is_in_place
+        handle: Handle[Any] | GroupHandle[Any] = getattr(self, collective.draft)(group, *flags, tensors, **arguments)
+        return handle
 
     def _entry_to_finish(self, *args: Any, **kwargs: Any) -> Entry[T]:
         """`entry_of` for a front end that makes its tensors of what was received."""

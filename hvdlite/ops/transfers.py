@@ -9,10 +9,8 @@ from typing import Any, TypeVar, cast, overload
 from hvdlite.engine.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.negotiation.entry import Allocate, Entry
-from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.rows import even_splits
-from hvdlite.ops.forms import asynchronous, blocking, drafted_by
 from hvdlite.ops.handles import GroupHandle, run, synchronize_all
 from hvdlite.ops.submit import UNCHANGED, Calls, entry_of, index_in, named, whole_number
 from hvdlite.session import group_of
@@ -22,37 +20,20 @@ T = TypeVar("T")
 
 
 class Transfers(Calls[T]):
-    """The collectives that move rows unchanged. Rows are along the first dimension."""
+    """The drafts of collectives that move rows unchanged. Rows are along the first dimension."""
 
     # ---- allgather
 
-    def _allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle[T]:
-        return self._all_rows(group_of(process_set), name, tensor)
-
-    @blocking(_allgather)
-    def allgather(self) -> None:
+    def _allgather(self, group: Group, tensor: T, name: str | None = None) -> Entry[T]:
         """Returns the tensors of all ranks concatenated along the first dimension, in rank order.
 
         All dimensions but the first are the same on all ranks; the first may differ and be 0.
         """
+        return self._all_rows(group, name, tensor)
 
-    @asynchronous(_allgather)
-    def allgather_async(self) -> None:
-        """Starts `allgather` and returns its handle."""
-
-    def _grouped_allgather(
-        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> GroupHandle[T]:
-        group = group_of(process_set)
-        return self._many(group, Kind.ALLGATHER, name, tensors, partial(self._all_rows, group))
-
-    @blocking(_grouped_allgather)
-    def grouped_allgather(self) -> None:
+    def _grouped_allgather(self, group: Group, tensors: Sequence[T], name: str | None = None) -> GroupHandle[T]:
         """`allgather` of several tensors that become ready on every rank together."""
-
-    @asynchronous(_grouped_allgather)
-    def grouped_allgather_async(self) -> None:
-        """Starts `grouped_allgather` and returns one handle for the list."""
+        return self._many(group, Kind.ALLGATHER, name, tensors, partial(self._all_rows, group))
 
     def _all_rows(self, group: Group, name: str | None, tensor: T, length: int = 0) -> Entry[T]:
         source, _ = self._rows_buffer(tensor, Kind.ALLGATHER)
@@ -62,60 +43,29 @@ class Transfers(Calls[T]):
     # ---- broadcast
 
     def _broadcast(
-        self,
-        is_in_place: bool,
-        tensor: T,
-        root_rank: int,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle[T]:
-        group = group_of(process_set)
-        root = index_in(group, root_rank, "root_rank")
-        return self._alike(group, Kind.BROADCAST, is_in_place, UNCHANGED, root, name, tensor)
-
-    @blocking(_broadcast, is_in_place=False)
-    def broadcast(self) -> None:
+        self, group: Group, is_in_place: bool, tensor: T, root_rank: int, name: str | None = None
+    ) -> Entry[T]:
         """Returns the tensor of ``root_rank`` as a new tensor. Shape and dtype are the same on all ranks.
 
         ``root_rank`` is a rank's number in the job, also in a process set.
         """
-
-    @asynchronous(_broadcast, is_in_place=False)
-    def broadcast_async(self) -> None:
-        """Starts `broadcast` and returns its handle."""
-
-    @blocking(_broadcast, is_in_place=True)
-    def broadcast_(self) -> None:
-        """Like `broadcast`, in place. Returns ``tensor`` itself."""
-
-    @asynchronous(_broadcast, is_in_place=True)
-    def broadcast_async_(self) -> None:
-        """Starts `broadcast_` and returns its handle."""
+        root = index_in(group, root_rank, "root_rank")
+        return self._alike(group, Kind.BROADCAST, is_in_place, UNCHANGED, root, name, tensor)
 
     def _grouped_broadcast(
-        self,
-        tensors: Sequence[T],
-        root_rank: int,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
+        self, group: Group, tensors: Sequence[T], root_rank: int, name: str | None = None
     ) -> GroupHandle[T]:
-        group = group_of(process_set)
+        """`broadcast` of several tensors, of any dtypes, that become ready on every rank together."""
         root = index_in(group, root_rank, "root_rank")
         draft = partial(self._alike, group, Kind.BROADCAST, False, UNCHANGED, root)
         return self._many(group, Kind.BROADCAST, name, tensors, draft)
 
-    @blocking(_grouped_broadcast)
-    def grouped_broadcast(self) -> None:
-        """`broadcast` of several tensors, of any dtypes, that become ready on every rank together."""
-
-    def broadcast_all_(
-        self, named: Sequence[tuple[str, T]], root_rank: int, process_set: ProcessSet = global_process_set
-    ) -> list[T]:
+    def broadcast_all_(self, group: Group, named: Sequence[tuple[str, T]], root_rank: int) -> list[T]:
         """`broadcast_` of several tensors, each under its own name. An interrupt leaves all submitted or none.
 
         Raises ValueError for an invalid tensor or name; then none is submitted.
         """
-        group, entries = group_of(process_set), []
+        entries = []
         root = index_in(group, root_rank, "root_rank")
         for name, tensor in named:
             try:
@@ -127,10 +77,7 @@ class Transfers(Calls[T]):
 
     # ---- alltoall
 
-    def _alltoall(
-        self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle[tuple[T, T]]:
-        group = group_of(process_set)
+    def _alltoall(self, group: Group, tensor: T, splits: Any = None, name: str | None = None) -> Entry[tuple[T, T]]:
         (address, dtype, shape, owner, device), (rows, *_) = self._rows_buffer(tensor, Kind.ALLTOALL)
         if splits is None and rows % group.size:
             raise ValueError(
@@ -152,7 +99,6 @@ class Transfers(Calls[T]):
         self, tensor: T, splits: Any, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> tuple[T, T]: ...
 
-    @drafted_by(_alltoall)
     def alltoall(
         self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T | tuple[T, T]:
@@ -160,13 +106,10 @@ class Transfers(Calls[T]):
 
         ``splits`` are the rows for each rank, in order from the first row on; remaining rows are not sent. Without
         splits, rows are divided evenly. With splits, returns the tensor and the number of rows from each rank, int32.
+        The asynchronous form returns both always.
         """
-        output, received_splits = run(self._alltoall(tensor, splits, name, process_set))
+        output, received_splits = run(self._alltoall(group_of(process_set), tensor, splits, name))
         return output if splits is None else (output, received_splits)
-
-    @asynchronous(_alltoall)
-    def alltoall_async(self) -> None:
-        """Starts `alltoall` and returns its handle, whose result is always the pair."""
 
     def _allocator_of_pair(self, like: T) -> Allocate:
         def allocate(shape: tuple[int, ...], rows: tuple[int, ...]) -> tuple[tuple[Any, T], int]:
@@ -177,31 +120,21 @@ class Transfers(Calls[T]):
 
     # ---- one root
 
-    def _gather(
-        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle[T]:
-        group = group_of(process_set)
+    def _gather(self, group: Group, tensor: T, root_rank: int, name: str | None = None) -> Entry[T]:
+        """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
         root = index_in(group, root_rank, "root_rank")
         source, _ = self._rows_buffer(tensor, Kind.GATHER)
         return self._entry_of(group, name, Kind.GATHER, source, root=root, allocate=self._allocator(tensor))
 
-    @blocking(_gather)
-    def gather(self) -> None:
-        """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
-
-    @asynchronous(_gather)
-    def gather_async(self) -> None:
-        """Starts `gather` and returns its handle."""
-
     def _scatter(
-        self,
-        tensor: T,
-        root_rank: int,
-        splits: Any = None,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle[T]:
-        group = group_of(process_set)
+        self, group: Group, tensor: T, root_rank: int, splits: Any = None, name: str | None = None
+    ) -> Entry[T]:
+        """Returns this rank's rows of the tensor of ``root_rank``.
+
+        ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
+        come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
+        ``tensor`` count, and splits are ignored.
+        """
         root = index_in(group, root_rank, "root_rank")
         (address, dtype, shape, owner, device), (rows, *_) = self._rows_buffer(tensor, Kind.SCATTER)
         counts: tuple[int, ...] = ()
@@ -211,25 +144,13 @@ class Transfers(Calls[T]):
         allocate = self._allocator(tensor)
         return self._entry_of(group, name, Kind.SCATTER, source, root=root, allocate=allocate, splits=counts)
 
-    @blocking(_scatter)
-    def scatter(self) -> None:
-        """Returns this rank's rows of the tensor of ``root_rank``.
-
-        ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
-        come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
-        ``tensor`` count, and splits are ignored.
-        """
-
-    @asynchronous(_scatter)
-    def scatter_async(self) -> None:
-        """Starts `scatter` and returns its handle."""
-
     # ---- two ranks
 
-    def _send(
-        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Handle[None]:
-        group = group_of(process_set)
+    def _send(self, group: Group, tensor: T, rank: int, name: str | None = None) -> Entry[None]:
+        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
+
+        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
+        """
         peer = _peer(group, rank)
         try:
             source = self._adapter.buffer(tensor)
@@ -237,45 +158,11 @@ class Transfers(Calls[T]):
             source = self._adapter.buffer(self._of_number(tensor, refusal)[0])
         return _message(group, group.rank, peer, name, entry_of(group, "", Kind.SEND, source))
 
-    @blocking(_send)
-    def send(self) -> None:
-        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
-
-        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
-        """
-
-    @asynchronous(_send)
-    def send_async(self) -> None:
-        """Starts `send` and returns its handle, whose result is None."""
-
-    def _recv(
-        self,
-        is_in_place: bool,
-        tensor: T,
-        rank: int,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> Handle[T]:
-        group = group_of(process_set)
+    def _recv(self, group: Group, is_in_place: bool, tensor: T, rank: int, name: str | None = None) -> Entry[T]:
+        """Receives from ``rank``, which calls `send`, a new tensor with the shape and dtype of ``tensor``."""
         sender = _peer(group, rank)
         entry = self._alike(group, Kind.SEND, is_in_place, UNCHANGED, 0, "", tensor)
         return _message(group, sender, group.rank, name, entry)
-
-    @blocking(_recv, is_in_place=False)
-    def recv(self) -> None:
-        """Receives from ``rank``, which calls `send`, a new tensor with the shape and dtype of ``tensor``."""
-
-    @asynchronous(_recv, is_in_place=False)
-    def recv_async(self) -> None:
-        """Starts `recv` and returns its handle."""
-
-    @blocking(_recv, is_in_place=True)
-    def recv_(self) -> None:
-        """Like `recv`, in place. Returns ``tensor`` itself."""
-
-    @asynchronous(_recv, is_in_place=True)
-    def recv_async_(self) -> None:
-        """Starts `recv_` and returns its handle."""
 
     # ---- parts of calls (`hvdlite.ops.objects`)
 

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.errors import HvdError
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import objects
+from hvdlite.ops import ProcessSet, global_process_set, objects
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of
 from hvdlite.tensorflow.errors import in_both

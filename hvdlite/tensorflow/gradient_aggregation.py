@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops.adapter import Compressor
+from hvdlite.ops import Average, Compressor, ProcessSet, global_process_set
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.optimizer.passes import LocalGradientAggregationHelper
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
-from hvdlite.tensors.dtypes import Average
 from hvdlite.training.buckets import Groups
 
 

@@ -9,12 +9,11 @@ from typing import Any
 from hvdlite.horovod.basics import HorovodBasics as _HorovodBasics
 from hvdlite.horovod.checks import get_average_backwards_compatibility_fun as _get_average_function
 from hvdlite.horovod.checks import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: F401
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, Sum, global_process_set
 from hvdlite.public_names import __version__ as __version__
 from hvdlite.publish import publish as _publish
 from hvdlite.tensorflow import *  # noqa: F403 - whatever is public there
 from hvdlite.tensorflow import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
-from hvdlite.tensors.dtypes import Sum
 
 _basics = _HorovodBasics()
 handle_average_backwards_compatibility = _get_average_function(_basics)

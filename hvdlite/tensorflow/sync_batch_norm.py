@@ -7,10 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, Sum, global_process_set
 from hvdlite.tensorflow.collectives.names import are_counted
 from hvdlite.tensorflow.collectives.reductions import allreduce
-from hvdlite.tensors.dtypes import Sum
 from hvdlite.training.peers import group_with_peers
 
 

@@ -15,6 +15,7 @@ from hvdlite.torch.broadcasting import (
     broadcast_parameters as broadcast_parameters,
 )
 from hvdlite.torch.collectives.compiled import barrier as barrier
+from hvdlite.torch.collectives.forms import *
 from hvdlite.torch.collectives.operators import HAS_OPERATORS as _HAS_OPERATORS, register as _register
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async as sparse_allreduce_async
 from hvdlite.torch.collectives.tensors import collectives as _collectives
@@ -27,41 +28,6 @@ from hvdlite.torch.sync_batch_norm import (
     convert_sync_batchnorm as convert_sync_batchnorm,
 )
 from hvdlite.untraced import leave_out_all as _leave_out_all
-
-allgather = _collectives.allgather
-allgather_async = _collectives.allgather_async
-allreduce = _collectives.allreduce
-allreduce_ = _collectives.allreduce_
-allreduce_async = _collectives.allreduce_async
-allreduce_async_ = _collectives.allreduce_async_
-alltoall = _collectives.alltoall
-alltoall_async = _collectives.alltoall_async
-broadcast = _collectives.broadcast
-broadcast_ = _collectives.broadcast_
-broadcast_async = _collectives.broadcast_async
-broadcast_async_ = _collectives.broadcast_async_
-gather = _collectives.gather
-gather_async = _collectives.gather_async
-grouped_allgather = _collectives.grouped_allgather
-grouped_allgather_async = _collectives.grouped_allgather_async
-grouped_allreduce = _collectives.grouped_allreduce
-grouped_allreduce_ = _collectives.grouped_allreduce_
-grouped_allreduce_async = _collectives.grouped_allreduce_async
-grouped_allreduce_async_ = _collectives.grouped_allreduce_async_
-grouped_reducescatter = _collectives.grouped_reducescatter
-grouped_reducescatter_async = _collectives.grouped_reducescatter_async
-recv = _collectives.recv
-recv_ = _collectives.recv_
-recv_async = _collectives.recv_async
-recv_async_ = _collectives.recv_async_
-reduce = _collectives.reduce
-reduce_async = _collectives.reduce_async
-reducescatter = _collectives.reducescatter
-reducescatter_async = _collectives.reducescatter_async
-scatter = _collectives.scatter
-scatter_async = _collectives.scatter_async
-send = _collectives.send
-send_async = _collectives.send_async
 
 if _HAS_OPERATORS:
     _register(_collectives)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvdlite.compat import stands_for_horovod
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set, group_of
 from hvdlite.session import rank
 from hvdlite.torch.collectives.adapter import dense, expanded
 from hvdlite.torch.collectives.tensors import collectives
@@ -29,7 +29,7 @@ def broadcast_parameters(
     """
     if isinstance(params, (torch.Tensor, torch.nn.Module)):
         raise ValueError(f"expected a model's state_dict() or parameters, got a {type(params).__name__}")
-    broadcast_all(named(params, torch.Tensor), root_rank, process_set, collectives, _STORE)
+    broadcast_all(named(params, torch.Tensor), root_rank, group_of(process_set), collectives, _STORE)
 
 
 def broadcast_optimizer_state(
@@ -49,7 +49,8 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast the state of torch.optim.LBFGS; all ranks must start it without state")
     leaves_zeros = stands_for_horovod() and not optimizer.state_dict()["state"]
     state = optimizer.state_dict() if rank() == root_rank else None
-    optimizer.load_state_dict(broadcast_state(state, "optimizer_state", root_rank, process_set, collectives, _State()))
+    group = group_of(process_set)
+    optimizer.load_state_dict(broadcast_state(state, "optimizer_state", root_rank, group, collectives, _State()))
     if leaves_zeros:
         _zero_gradients(optimizer, model)
 

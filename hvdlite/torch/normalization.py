@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from hvdlite.members.process_set import ProcessSet
-from hvdlite.ops import synchronize
-from hvdlite.tensors.dtypes import Sum
+from hvdlite.ops import ProcessSet, Sum, synchronize
 from hvdlite.torch.collectives.tensors import collectives
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.torch.normalization import Moments, Normalize, moments_of_all
 from hvdlite.training.peers import group_with_peers
 

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from hvdlite.members.process_set import ProcessSet
-from hvdlite.ops import Collectives
+from hvdlite.ops import Collectives, Group
 from hvdlite.ops.objects import broadcast_bytes
-from hvdlite.session import rank
 
 V = TypeVar("V")
 """A front end's holder of a value: a variable, or a tensor itself."""
@@ -71,13 +69,13 @@ def named(params: Any, kind: type[V]) -> list[tuple[str, V]]:
 def broadcast_all(
     variables: Sequence[tuple[str, V]],
     root_rank: int,
-    process_set: ProcessSet,
+    group: Group,
     collectives: Collectives[T],
     store: Store[V, T],
 ) -> None:
     """Overwrites ``variables``, each under its name, with those of ``root_rank``."""
     read = [(name, store.read(variable)) for name, variable in variables]
-    received_all = collectives.broadcast_all_(read, root_rank, process_set)
+    received_all = collectives.broadcast_all_(group, read, root_rank)
     for (_, variable), received in zip(variables, received_all, strict=True):
         if received is not variable:
             store.write(variable, received)
@@ -87,12 +85,12 @@ def broadcast_state(
     state: Any,
     name: str,
     root_rank: int,
-    process_set: ProcessSet,
+    group: Group,
     collectives: Collectives[T],
     store: StateStore[V, T],
 ) -> Any:
     """Returns the ``state`` of ``root_rank``; that of other ranks is ignored. All but its variables must pickle."""
-    is_root = rank() == root_rank
+    is_root = group.ranks[group.rank] == root_rank
     variables: list[V] = []
 
     def broadcast_variables(data: memoryview) -> None:
@@ -101,9 +99,9 @@ def broadcast_state(
             if not is_root:
                 state = _load(data, variables, store)
             pairs = [(f"{name}.{index}", variable) for index, variable in enumerate(variables)]
-            broadcast_all(pairs, root_rank, process_set, collectives, store)
+            broadcast_all(pairs, root_rank, group, collectives, store)
 
-    broadcast_bytes(lambda: _dump(state, variables, store), root_rank, name, process_set, broadcast_variables)
+    broadcast_bytes(group, lambda: _dump(state, variables, store), root_rank, name, broadcast_variables)
     return state
 
 

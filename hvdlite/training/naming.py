@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from hvdlite.engine.group import Group
-from hvdlite.members.process_set import ProcessSet
-from hvdlite.session import current
+from hvdlite.ops import Group
 
 
 class Parameter(Protocol):
@@ -44,13 +42,13 @@ def names_of(by_place: Mapping[P, str], named_parameters: Iterable[tuple[str, An
     return {parameter: given[parameter] for parameter in by_place}
 
 
-def known_as(process_set: ProcessSet, kind: str, members: Iterable[tuple[str, P]]) -> list[tuple[str, P]]:
+def known_as(group: Group, kind: str, members: Iterable[tuple[str, P]]) -> list[tuple[str, P]]:
     """Pairs the members with their names on the wire: ``gradient.weight``, then ``gradient.weight#2``.
 
-    Optimizers may share parameters' names, so the uses of each are counted, from the time that the process set is
-    there. Ranks need only make the optimizers that share a name in the same order.
+    Optimizers may share parameters' names, so the uses of each are counted in each ``group``. Ranks need only make the
+    optimizers that share a name in the same order.
     """
-    uses = _uses.setdefault(current().group_of(process_set), Counter())
+    uses = _uses.setdefault(group, Counter())
     return [(_numbered(f"{kind}.{name}", uses), parameter) for name, parameter in members]
 
 

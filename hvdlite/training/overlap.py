@@ -29,11 +29,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from hvdlite.engine.group import Group
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
-from hvdlite.ops import group_of
+from hvdlite.ops import Group, Told, group_of
 from hvdlite.session import local_size, size
-from hvdlite.tensors.streams import Told
 from hvdlite.training.parameter_check import ParameterCheck
 from hvdlite.training.peers import group_with_peers
 from hvdlite.training.reduction import Flight, Reduction
@@ -349,7 +347,7 @@ class Overlap(Generic[T]):
                 if each.is_blank:
                     blank.append(index)
             bucket.sent, bucket.unchanged = sent, set()
-            bucket.flight = self._reduction.start(name, values, places, blank)
+            bucket.flight = self._reduction.start(group, name, values, places, blank)
             self._submitted.append(bucket)
         except ValueError as error:
             for gradient in sent:

@@ -29,16 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
-from hvdlite.engine.group import Group
 from hvdlite.errors import HvdError, Mismatch
 from hvdlite.log import logger
-from hvdlite.members.process_set import ProcessSet
-from hvdlite.negotiation.handle import Handle
-from hvdlite.ops import group_of, synchronize
+from hvdlite.ops import CPU, Group, Handle, ProcessSet, Sum, group_of, synchronize
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.session import current
-from hvdlite.tensors.device import CPU
-from hvdlite.tensors.dtypes import Sum
 from hvdlite.training.naming import P
 from hvdlite.training.slices import Checksum, Difference, MemoryOf, Slices
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.engine.group import Group
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import group_of
+from hvdlite.ops import Group, ProcessSet, global_process_set, group_of
 
 
 def group_with_peers(process_set: ProcessSet) -> Group | None:

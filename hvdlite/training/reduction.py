@@ -7,10 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
-from hvdlite.members.process_set import ProcessSet
-from hvdlite.negotiation.entry import Entry
-from hvdlite.ops import Collectives, Compressor, group_of
-from hvdlite.tensors.streams import Told
+from hvdlite.ops import Collectives, Compressor, Entry, Group, ProcessSet, Told
 
 T = TypeVar("T")
 
@@ -59,7 +56,7 @@ class Reduction(Generic[T]):
         self.how = (op, prescale, postscale)
 
     def start(
-        self, name: str, tensors: Sequence[T], places: Sequence[Any] = (), blank: Collection[int] = ()
+        self, group: Group, name: str, tensors: Sequence[T], places: Sequence[Any] = (), blank: Collection[int] = ()
     ) -> Flight[T]:
         """Starts the reduction of ``tensors`` under one name; of ``places``, each is for what travels for a tensor.
 
@@ -71,7 +68,6 @@ class Reduction(Generic[T]):
             packed, context = self.pack(tensor, place)
             sent.append(packed)
             contexts.append(context)
-        group = group_of(self.process_set)
         entries = self._collectives.entries_of_allreduce(group, self.is_in_place, self.how, name, sent)
         for index in blank:
             entries[index].is_blank = True

@@ -24,10 +24,8 @@ from typing import Final, Generic, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.engine.group import Group
-from hvdlite.members.ranges import named
+from hvdlite.ops import Buffer, Group, named_ranks
 from hvdlite.ops.memory import shared_empty
-from hvdlite.tensors.buffer import Buffer
 from hvdlite.training.naming import P
 
 TURNS: Final = 1000
@@ -110,9 +108,10 @@ class Slices(Generic[P]):
             if unlike:
                 names = dict.fromkeys(repr(each.name) for each in self._of_turn(turn))
                 ranks = self._ranks
+                others = named_ranks([ranks[rank] for rank in unlike])
                 text = (
                     f"ranks no longer have the same parameters: in step {step}, {' or '.join(names)} of "
-                    f"{named([ranks[rank] for rank in unlike])} is not that of rank {ranks[there[0]]}. Usual causes: "
+                    f"{others} is not that of rank {ranks[there[0]]}. Usual causes: "
                     "gradients changed between backward() and step() without optimizer.synchronize(), as by "
                     "grad.data.clamp_(); unequal learning rates or optimizer state; a step that some ranks skipped; "
                     "hosts with different CPUs or numbers of threads. Broadcast parameters and optimizer state to go "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 from collections.abc import Callable, Collection
@@ -13,9 +12,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite.ops import Collectives
 from hvdlite.torch.collectives.operators import HAS_OPERATORS
-from hvdlite.torch.collectives.tensors import TensorCollectives
 from tests.compiled.outcomes import shown
 from tests.compiled.tracing import probe
 from tests.frontends.scenarios import Scenarios, run
@@ -307,11 +304,3 @@ def test_a_graph_is_of_a_session() -> None:
         assert found[1] == found[2]
         assert "init" in found[1]
         assert found[3] == "torch.float32[1.0, 1.0, 1.0, 1.0]"
-
-
-def test_allreduce_passes_on_the_parameters_of_the_collective() -> None:
-    written = inspect.signature(TensorCollectives.allreduce_, follow_wrapped=False)
-    declared = inspect.signature(Collectives.allreduce_)
-    assert [(each.name, each.default) for each in written.parameters.values()] == [
-        (each.name, each.default) for each in declared.parameters.values()
-    ]

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.ops import Collectives, group_of
-from hvdlite.ops.adapter import Compressor
+from hvdlite.ops import Average, Buffer, Collectives, Compressor, NotAnArray, address_of, group_of, of_array
 from hvdlite.ops.arrays import collectives as arrays
 from hvdlite.ops.numbers import array_of, as_it_was
 from hvdlite.public_names import *  # noqa: F403 - a front end has these names
 from hvdlite.public_names import ProcessSet, Sum, global_process_set
-from hvdlite.tensors.buffer import Buffer, NotAnArray, address_of, of_array
-from hvdlite.tensors.dtypes import Average
 from hvdlite.training.broadcasting import broadcast_all, broadcast_state, named
 from hvdlite.training.buckets import Groups, in_buckets
 from hvdlite.training.compression import CastingCompressor, NoneCompressor
@@ -135,12 +132,12 @@ class _Variables:
 
 def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Gives ``variables`` the values of ``root_rank``."""
-    broadcast_all(named(variables, Variable), root_rank, process_set, arrays, _Variables())
+    broadcast_all(named(variables, Variable), root_rank, group_of(process_set), arrays, _Variables())
 
 
 def broadcast_anything(state: Any, root_rank: int) -> Any:
     """The state of ``root_rank``, with variables in it."""
-    return broadcast_state(state, "anything", root_rank, global_process_set, arrays, _Variables())
+    return broadcast_state(state, "anything", root_rank, group_of(global_process_set), arrays, _Variables())
 
 
 class DistributedTape:
@@ -156,14 +153,15 @@ class DistributedTape:
         by_place = {variable: f"noname.0.{place}" for place, (_, variable) in enumerate(named_variables)}
         names = names_of(by_place, named_variables)
         buckets = in_buckets(names, groups, Variable)
-        self._buckets = [known_as(global_process_set, "tape", bucket) for bucket in buckets]
+        self._buckets = [known_as(group_of(global_process_set), "tape", bucket) for bucket in buckets]
         self._reduction = Reduction(collectives, compression, op, 1.0, 1.0, global_process_set)
 
     def reduce(self, gradients: dict[Variable, Frozen]) -> dict[Variable, Frozen]:
         """The gradient of each variable over all ranks."""
-        with group_of(global_process_set).burst():
+        group = group_of(global_process_set)
+        with group.burst():
             flights = [
-                self._reduction.start(bucket[0][0], [gradients[variable] for _, variable in bucket])
+                self._reduction.start(group, bucket[0][0], [gradients[variable] for _, variable in bucket])
                 for bucket in self._buckets
             ]
         return {
@@ -214,7 +212,7 @@ class DistributedOptimizer:
         reduction = Reduction(collectives, NoneCompressor, op, 1.0, 1.0, global_process_set)
         self.overlap = Overlap(reduction, passes, check)
         self.gradients: dict[Variable, _OneGradient] = {}
-        for name, variable in known_as(global_process_set, "gradient", named_variables):
+        for name, variable in known_as(group_of(global_process_set), "gradient", named_variables):
             self.gradients[variable] = _OneGradient(name, variable)
             self.overlap.add([self.gradients[variable]], variable.value.numpy().nbytes)
         check.watch(named_variables, [(each.name, each.variable) for each in self.gradients.values()])

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from hvdlite.keras.callbacks.models import OfKeras3
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.ops.objects import allgather_object
 
 

@@ -9,7 +9,7 @@ import keras
 
 from hvdlite.keras.callbacks.models import OfKeras3
 from hvdlite.keras.values import broadcast_variables
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.ops.objects import allgather_object, broadcast_object
 
 

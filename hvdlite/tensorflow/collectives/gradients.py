@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from hvdlite.session import group_of, rank
+from hvdlite.ops import OP_NAMES, Average, Max, Min, Product, Sum, group_of
+from hvdlite.session import rank
 from hvdlite.tensorflow.collectives.names import suffixed
 from hvdlite.tensorflow.operation.calls import Call
 from hvdlite.tensorflow.operation.graphs import is_saving
 from hvdlite.tensorflow.operation.running import run
-from hvdlite.tensors.dtypes import OP_NAMES, Average, Max, Min, Product, Sum
 
 Rule = Callable[[Call, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
 

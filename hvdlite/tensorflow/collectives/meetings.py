@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvdlite import ops
 from hvdlite.errors import HvdError
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.session import known_session, local_rank, local_size, rank
 from hvdlite.tensorflow.errors import in_both
 from hvdlite.tensorflow.operation.calls import Call

@@ -8,14 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops.adapter import Compressor
-from hvdlite.session import group_of
+from hvdlite.ops import OP_NAMES, Average, Compressor, ProcessSet, Sum, global_process_set, group_of
 from hvdlite.tensorflow.autograph import converted
 from hvdlite.tensorflow.collectives.gradients import cross
 from hvdlite.tensorflow.collectives.names import name_of, suffixed
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
 
 
 def allreduce(

@@ -15,13 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.log import logger
-from hvdlite.ops import Collectives
+from hvdlite.ops import CPU, Buffer, Collectives, ElementType, element_type
 from hvdlite.tensorflow.errors import code_of
 from hvdlite.tensorflow.operation.calls import Tensors
 from hvdlite.tensorflow.operation.tickets import finish, start, whose_runs_are_over
-from hvdlite.tensors.buffer import Buffer
-from hvdlite.tensors.device import CPU
-from hvdlite.tensors.dtypes import ElementType, element_type
 
 _MAX_DIMENSIONS: Final = 16
 _AT_ONCE: Final = 16

@@ -9,13 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.negotiation.handle import Handle
-from hvdlite.ops import Collectives, GroupHandle
+from hvdlite.ops import Collectives, Group, GroupHandle, Handle, ProcessSet, global_process_set, group_of
 from hvdlite.ops.arrays import collectives
-from hvdlite.ops.forms import draft_of
 from hvdlite.ops.meeting import barrier_entry, join_entry
-from hvdlite.session import current, group_of
+from hvdlite.session import current
 
 
 class Tensors(NamedTuple):
@@ -67,11 +64,10 @@ class Call(NamedTuple):
         arguments = dict(self.arguments)
         if self.form == "alltoall" and len(tensors) > 1:
             arguments["splits"] = kind.numbers(tensors[1])
+        group = group_of(arguments.pop("process_set", global_process_set))
         if self.form in _MEETINGS:
-            return _MEETINGS[self.form](**arguments)
-        return draft_of(getattr(Collectives, self.form))(
-            kind.collectives, list(tensors) if self.is_grouped else tensors[0], **arguments
-        )
+            return _MEETINGS[self.form](group)
+        return kind.collectives.draft(self.form, group, list(tensors) if self.is_grouped else tensors[0], **arguments)
 
     def results(self, kind: Tensors, handle: Handle[Any] | GroupHandle[Any], found: Any) -> list[Any]:
         """Returns the results as a list, given the handle, which is done, and what `synchronize` has ``found``."""
@@ -86,7 +82,7 @@ class Call(NamedTuple):
         return listed
 
 
-_MEETINGS: Final[dict[str, Callable[..., Handle[Any]]]] = {"barrier": barrier_entry, "join": join_entry}
+_MEETINGS: Final[dict[str, Callable[[Group], Handle[Any]]]] = {"barrier": barrier_entry, "join": join_entry}
 
 
 def submit(handle: Handle[Any] | GroupHandle[Any]) -> None:

@@ -21,7 +21,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps, op_def_registry
 from tensorflow.python.ops import control_flow_util
 
-from hvdlite.members.process_set import ProcessSet
+from hvdlite.ops import ProcessSet
 from hvdlite.tensorflow.operation.calls import Call
 
 SCOPE: Final = "Hvdlite_"

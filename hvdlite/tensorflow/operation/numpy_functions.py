@@ -18,10 +18,10 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 from hvdlite.errors import Mismatch
+from hvdlite.ops import address_of
 from hvdlite.tensorflow.operation.calls import ARRAYS
 from hvdlite.tensorflow.operation.failing import failing
 from hvdlite.tensorflow.operation.tickets import finish, iterator_of, start, whose_runs_are_over
-from hvdlite.tensors.buffer import address_of
 
 _ALIGNMENT: Final = 64  # TensorFlow copies what is aligned to less
 _START: Final = "hvdlite_start"

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.errors import HvdError
-from hvdlite.members.process_set import ProcessSet
+from hvdlite.ops import ProcessSet
 from hvdlite.ops.handles import run as run_handle
 from hvdlite.tensorflow.errors import in_both, remember
 from hvdlite.tensorflow.operation.binding import DTYPES

@@ -25,8 +25,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.eager import context
 
 from hvdlite.log import logger
-from hvdlite.negotiation.handle import Handle
-from hvdlite.ops import GroupHandle, abandon, synchronize
+from hvdlite.ops import GroupHandle, Handle, abandon, synchronize
 from hvdlite.tensorflow.errors import in_both, remember
 from hvdlite.tensorflow.operation.calls import Call, Tensors, decoded, submit
 from hvdlite.tensorflow.operation.graphs import refuse_repeated

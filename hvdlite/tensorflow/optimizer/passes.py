@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.ops import ProcessSet, global_process_set
 from hvdlite.tensorflow.autograph import converted
 from hvdlite.tensorflow.operation.graphs import session_graph
 from hvdlite.tensorflow.optimizer.reduction import divided

@@ -9,12 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.engine.group import Group
-from hvdlite.members.process_set import ProcessSet
-from hvdlite.ops.adapter import Compressor
+from hvdlite.ops import OP_NAMES, Average, Compressor, Group, ProcessSet
 from hvdlite.tensorflow.collectives.reductions import allreduce, grouped_allreduce
 from hvdlite.tensorflow.operation.graphs import session_graph
-from hvdlite.tensors.dtypes import OP_NAMES, Average
 from hvdlite.training.buckets import Groups, in_buckets
 from hvdlite.training.explanations import ABSENT, explain
 from hvdlite.training.peers import group_with_peers

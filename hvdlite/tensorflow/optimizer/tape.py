@@ -6,11 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops.adapter import Compressor
+from hvdlite.ops import Average, Compressor, ProcessSet, global_process_set
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.optimizer.reduction import GradientReduction
-from hvdlite.tensors.dtypes import Average
 from hvdlite.training.buckets import Groups, merged
 
 

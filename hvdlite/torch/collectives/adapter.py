@@ -15,10 +15,8 @@ import torch
 from torch._functorch import pyfunctorch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hvdlite.ops import CPU, Buffer, DType, ElementType, NotAnArray, Opaque, added_as
 from hvdlite.ops.numbers import array_of
-from hvdlite.tensors.buffer import Buffer, NotAnArray
-from hvdlite.tensors.device import CPU
-from hvdlite.tensors.dtypes import DType, ElementType, Opaque, added_as
 from hvdlite.torch.collectives.gpus import memory_on_gpu
 
 _DTYPES = {getattr(torch, str(dtype)): dtype for dtype in DType}

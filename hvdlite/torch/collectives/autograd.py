@@ -22,9 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch.autograd.function import once_differentiable
 
-from hvdlite.negotiation.handle import Handle
-from hvdlite.ops import Collectives, GroupHandle, group_of
-from hvdlite.ops.forms import draft_of
+from hvdlite.ops import Collectives, GroupHandle, Handle, group_of
 from hvdlite.ops.handles import run
 from hvdlite.session import rank
 from hvdlite.torch.compression import NoneCompressor
@@ -91,7 +89,8 @@ def run_draft(
     collectives: Collectives[torch.Tensor], form: str, tensors: Any, **arguments: Any
 ) -> tuple[Handle | GroupHandle, Any]:
     """Runs a blocking form without gradient and compression. Returns its handle, and the handle's result."""
-    handle = draft_of(getattr(Collectives, form))(collectives, tensors, **arguments)
+    group = group_of(arguments.pop("process_set"))
+    handle = collectives.draft(form, group, tensors, **arguments)
     return handle, run(handle)
 
 

@@ -1,21 +1,22 @@
 """Blocking collectives for `torch.compile`: calls of the torch operators that `operators` registers.
 
-This is the only code of ours that dynamo traces. Each function here has the parameters of a collective and returns its
-result, or None for what a graph does not take: process sets, compression, ``average``, and arguments that are not
-plain. Then the graph ends, and the collective is called as it is.
+This is the only code of ours that dynamo traces. A form in a graph binds its arguments to the parameters of the eager
+form, and calls the operator for its kind of result. A graph does not take process sets, compression, ``average``, and
+arguments that are not plain. For these the graph ends, and the collective is called as it is.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import torch
 
 from hvdlite import ops, session
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.tensors.dtypes import Average
+from hvdlite.ops import Average, ProcessSet, global_process_set
+from hvdlite.ops.table import FORMS, Form, Result
 from hvdlite.torch.collectives.operators import AUTOMATIC_NAME_BYTES, HAS_OPERATORS, order
 from hvdlite.untraced import outside_of_graphs
 
@@ -24,155 +25,92 @@ Class = TypeVar("Class", bound=type)
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # from torch 2.3 on
 
 
-def allreduce(
-    tensor: Any,
-    average: Any = None,
-    name: Any = None,
-    compression: Any = None,
-    op: Any = None,
-    prescale_factor: Any = 1.0,
-    postscale_factor: Any = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    reduction = (Average if op is None else op, prescale_factor, postscale_factor)
-    if average is not None or compression is not None or not _are_plain([tensor], name, process_set, *reduction):
+def with_graphs(collectives: Class) -> Class:
+    """Returns the class itself, whose blocking forms are operators in graphs from now on."""
+    for name, form in FORMS.items() if HAS_OPERATORS else ():
+        is_agreed = form.collective.result is Result.AGREED
+        if form.is_blocking and form.collective.is_public and not (is_agreed and form.collective.is_grouped):
+            setattr(collectives, name, _with_graph(getattr(collectives, name), form))
+    return collectives
+
+
+def _with_graph(eager: Callable[..., Any], form: Form) -> Callable[..., Any]:
+    outside = outside_of_graphs(eager)
+    parameters = list(inspect.signature(eager).parameters.values())[1:]
+    names = tuple(each.name for each in parameters)
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    name, shapes_of, is_in_place = form.collective.name, _SHAPES.get(form.collective.result), form.is_in_place
+
+    @functools.wraps(eager)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_compiling():
+            return eager(self, *args, **kwargs)
+        given = _bound(names, defaults, args, kwargs)
+        if given is None:
+            result = None
+        elif shapes_of is None:
+            result = _exchanged(name, given)
+        elif is_in_place:
+            with torch.no_grad():
+                result = _overwritten(given, _run_here(name, given, shapes_of))
+        else:
+            result = _run_here(name, given, shapes_of)
+        return outside(self, *args, **kwargs) if result is None else result
+
+    return call
+
+
+def _bound(
+    names: Sequence[str], defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Returns the arguments by name; None if they do not fit the parameters, which the eager form then refuses."""
+    given = dict(zip(names, args))  # noqa: B905 - traced
+    if len(args) > len(names) or any(key in given or key not in names for key in kwargs):
         return None
-    return _reduced("allreduce", [tensor], name, *reduction)[0]
+    given = {**defaults, **given, **kwargs}
+    return given if len(given) == len(names) else None
 
 
-def allreduce_(tensor: Any, average: Any = None, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-    with torch.no_grad():
-        result = allreduce(tensor, average, name, None, *args, **kwargs)
-        return None if result is None else _overwritten(tensor, result)
-
-
-def grouped_allreduce(
-    tensors: Any,
-    average: Any = None,
-    name: Any = None,
-    compression: Any = None,
-    op: Any = None,
-    prescale_factor: Any = 1.0,
-    postscale_factor: Any = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    reduction = (Average if op is None else op, prescale_factor, postscale_factor)
-    if average is not None or compression is not None or not _are_plain(tensors, name, process_set, *reduction):
+def _run_here(name: str, given: Mapping[str, Any], shapes_of: Callable[[Any, Any], Any]) -> Any:
+    """Runs a collective whose result has a known shape. Returns None if a graph does not take it."""
+    tensors = given["tensors"] if "tensors" in given else [given["tensor"]]
+    if given.get("average") is not None or given.get("compression") is not None:
         return None
-    return _reduced("grouped_allreduce", tensors, name, *reduction)
-
-
-def grouped_allreduce_(tensors: Any, average: Any = None, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-    with torch.no_grad():
-        results = grouped_allreduce(tensors, average, name, None, *args, **kwargs)
-        if results is None:
-            return None
-        return [_overwritten(tensor, result) for tensor, result in zip(tensors, results)]  # noqa: B905 - traced
-
-
-def reducescatter(
-    tensor: Any,
-    name: Any = None,
-    compression: Any = None,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: Any = 1.0,
-    postscale_factor: Any = 1.0,
-) -> Any:
-    reduction = (op, prescale_factor, postscale_factor)
-    if compression is not None or not _are_plain([tensor], name, process_set, *reduction):
+    op = given.get("op", Average)
+    reduction = (Average if op is None else op, given.get("prescale_factor", 1.0), given.get("postscale_factor", 1.0))
+    rank = given.get("root_rank", given.get("rank", 0))
+    if not _are_plain(tensors, given["name"], given["process_set"], *reduction, rank):
         return None
-    shapes = _rows_of_this_rank([tensor])
-    return None if shapes is None else _known("reducescatter", [tensor], shapes, name, *reduction)[0]
-
-
-def grouped_reducescatter(
-    tensors: Any,
-    name: Any = None,
-    compression: Any = None,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: Any = 1.0,
-    postscale_factor: Any = 1.0,
-) -> Any:
-    reduction = (op, prescale_factor, postscale_factor)
-    if compression is not None or not _are_plain(tensors, name, process_set, *reduction):
+    shapes = shapes_of(tensors, rank)
+    if shapes is None:
         return None
-    shapes = _rows_of_this_rank(tensors)
-    return None if shapes is None else _known("grouped_reducescatter", tensors, shapes, name, *reduction)
+    results = _known(name, tensors, shapes, given["name"], *reduction, rank)
+    return results if "tensors" in given else results[0]
 
 
-def reduce(
-    tensor: Any,
-    root_rank: Any,
-    name: Any = None,
-    op: Any = Average,
-    prescale_factor: Any = 1.0,
-    postscale_factor: Any = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    reduction = (op, prescale_factor, postscale_factor)
-    group = _everyone()
-    if group is None or not _are_plain([tensor], name, process_set, *reduction, root_rank) or tensor.dim() == 0:
+def _exchanged(name: str, given: Mapping[str, Any]) -> Any:
+    """Runs a collective whose rows other ranks decide, as `_run_here` does."""
+    tensor, splits, rank = given["tensor"], given.get("splits"), given.get("root_rank", 0)
+    if not _are_plain([tensor], given["name"], given["process_set"], rank=rank):
         return None
-    shape = tensor.shape if root_rank == group.rank else (0, *tensor.shape[1:])
-    return _known("reduce", [tensor], [shape], name, *reduction, rank=root_rank)[0]
-
-
-def broadcast(tensor: Any, root_rank: Any, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    if not _are_plain([tensor], name, process_set, rank=root_rank):
+    if not (splits is None or isinstance(splits, list)):
         return None
-    return _known("broadcast", [tensor], [tensor.shape], name, rank=root_rank)[0]
-
-
-def broadcast_(tensor: Any, root_rank: Any, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    with torch.no_grad():
-        result = broadcast(tensor, root_rank, name, process_set)
-        return None if result is None else _overwritten(tensor, result)
-
-
-def send(tensor: Any, rank: Any, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    if not _are_plain([tensor], name, process_set, rank=rank):
+    if torch.is_grad_enabled() and tensor.requires_grad:  # inductor loses unknown sizes that go through a node
         return None
-    return _known("send", [tensor], [()], name, rank=rank)[0]
+    rows, received_splits = torch.ops.hvdlite.exchange(order, tensor, name, given["name"], rank, splits)
+    return (rows, received_splits) if name == "alltoall" and splits is not None else rows
 
 
-def recv(tensor: Any, rank: Any, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    if not _are_plain([tensor], name, process_set, rank=rank):
+def _overwritten(given: Mapping[str, Any], result: Any) -> Any:
+    """Copies the result into the input, and returns that."""
+    if result is None:
         return None
-    return _known("recv", [tensor], [tensor.shape], name, rank=rank)[0]
-
-
-def recv_(tensor: Any, rank: Any, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    with torch.no_grad():
-        result = recv(tensor, rank, name, process_set)
-        return None if result is None else _overwritten(tensor, result)
-
-
-def allgather(tensor: Any, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    pair = _exchanged("allgather", tensor, None, name, process_set)
-    return None if pair is None else pair[0]
-
-
-def alltoall(tensor: Any, splits: Any = None, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    pair = _exchanged("alltoall", tensor, splits, name, process_set)
-    return pair if splits is not None or pair is None else pair[0]
-
-
-def gather(tensor: Any, root_rank: Any, name: Any = None, process_set: ProcessSet = global_process_set) -> Any:
-    pair = _exchanged("gather", tensor, None, name, process_set, root_rank)
-    return None if pair is None else pair[0]
-
-
-def scatter(
-    tensor: Any,
-    root_rank: Any,
-    splits: Any = None,
-    name: Any = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    pair = _exchanged("scatter", tensor, splits, name, process_set, root_rank)
-    return None if pair is None else pair[0]
+    if "tensors" not in given:
+        given["tensor"].detach().copy_(result)
+        return given["tensor"]
+    for tensor, each in zip(given["tensors"], result):  # noqa: B905 - traced
+        tensor.detach().copy_(each)
+    return list(given["tensors"])
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -183,49 +121,6 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 barrier.__doc__ = ops.barrier.__doc__
-
-
-def with_graphs(collectives: Class) -> Class:
-    """Returns the class itself. For its methods dynamo traces the functions above of the same names."""
-    for name, form in list(globals().items()) if HAS_OPERATORS else ():
-        eager = getattr(collectives, name, None)
-        if eager is not None and getattr(form, "__module__", "") == __name__:
-            made = _with_graph(eager, form)
-            setattr(collectives, name, _allreduce_(eager, made) if form is allreduce_ else made)
-    return collectives
-
-
-def _with_graph(eager: Callable[..., Any], in_graph: Callable[..., Any]) -> Callable[..., Any]:
-    outside = outside_of_graphs(eager)
-
-    @functools.wraps(eager)
-    def form(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():
-            result = in_graph(*args, **kwargs)
-            return outside(self, *args, **kwargs) if result is None else result
-        return eager(self, *args, **kwargs)
-
-    return form
-
-
-def _allreduce_(eager: Callable[..., Any], with_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """Spells out the parameters, because passing on ``*args`` is a noticeable part of this shortest call."""
-
-    @functools.wraps(eager)
-    def form(
-        self: Any,
-        tensor: Any,
-        average: Any = None,
-        name: Any = None,
-        op: Any = None,
-        prescale_factor: Any = 1.0,
-        postscale_factor: Any = 1.0,
-        process_set: ProcessSet = global_process_set,
-    ) -> Any:
-        call = with_graph if _is_compiling() else eager
-        return call(self, tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-
-    return form
 
 
 # ---- what a graph takes
@@ -259,7 +154,7 @@ def _everyone() -> Any:
     return None if current is None else current.everyone
 
 
-def _rows_of_this_rank(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
+def _shapes_of_own_rows(tensors: Sequence[torch.Tensor], rank: Any) -> list[Any] | None:
     group = _everyone()
     if group is None or any(tensor.dim() == 0 for tensor in tensors):
         return None
@@ -270,16 +165,23 @@ def _share(rows: int, size: int, rank: int) -> int:
     return rows // size + (1 if rank < rows % size else 0)
 
 
-def _overwritten(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    tensor.detach().copy_(result)
-    return tensor
+def _shapes_on_root(tensors: Sequence[torch.Tensor], root: Any) -> list[Any] | None:
+    group = _everyone()
+    if group is None or any(tensor.dim() == 0 for tensor in tensors):
+        return None
+    return [tensor.shape if root == group.rank else (0, *tensor.shape[1:]) for tensor in tensors]
+
+
+_SHAPES: Final[Mapping[Result, Callable[[Any, Any], Any]]] = {
+    Result.ALIKE: lambda tensors, rank: [tensor.shape for tensor in tensors],
+    Result.OWN_ROWS: _shapes_of_own_rows,
+    Result.ALIKE_ON_ROOT: _shapes_on_root,
+    Result.NOTHING: lambda tensors, rank: [() for _ in tensors],
+}
+"""The shapes of the results for the given tensors and root or peer, if this rank knows them."""
 
 
 # ---- calls of the operators
-
-
-def _reduced(form: str, tensors: Any, name: Any, op: Any, prescale: Any, postscale: Any) -> Any:
-    return _known(form, tensors, [tensor.shape for tensor in tensors], name, op, prescale, postscale)
 
 
 def _known(
@@ -314,14 +216,6 @@ def _run(call: Any, shapes: Any, tensors: Any) -> tuple[list[torch.Tensor], torc
 def _receipt(name: str | None) -> torch.Tensor:
     """Makes a tensor that holds the name of a collective, given the user's name for it."""
     return torch.empty(AUTOMATIC_NAME_BYTES + 4 * len(name or ""), dtype=torch.uint8, device="cpu")
-
-
-def _exchanged(form: str, tensor: Any, splits: Any, name: Any, process_set: Any, rank: Any = 0) -> Any:
-    if not _are_plain([tensor], name, process_set, rank=rank) or not (splits is None or isinstance(splits, list)):
-        return None
-    if torch.is_grad_enabled() and tensor.requires_grad:  # inductor loses unknown sizes that go through a node
-        return None
-    return torch.ops.hvdlite.exchange(order, tensor, form, name, rank, splits)
 
 
 class _Known(torch.autograd.Function):

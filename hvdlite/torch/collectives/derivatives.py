@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from hvdlite.tensors.dtypes import OP_NAMES, Average, Max, Min, Product, Sum
+from hvdlite.ops import OP_NAMES, Average, Max, Min, Product, Sum
 from hvdlite.torch.collectives.autograd import Call, Rule, Tensors
 
 Gradients = Sequence[torch.Tensor | None]

@@ -12,7 +12,7 @@ import torch
 from hvdlite.cuda.context import Context
 from hvdlite.cuda.presence import KIND
 from hvdlite.cuda.streams import Stream
-from hvdlite.tensors.device import Device
+from hvdlite.ops import Device
 
 
 def memory_on_gpu(tensor: torch.Tensor) -> tuple[GpuMemory, Device]:

@@ -22,9 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from hvdlite.members.process_set import global_process_set
-from hvdlite.negotiation.handle import Handle
-from hvdlite.ops import Collectives, GroupHandle, barrier
+from hvdlite.ops import Collectives, GroupHandle, Handle, barrier, global_process_set
 from hvdlite.torch.collectives.autograd import Call, gradients_of, run_draft
 from hvdlite.torch.collectives.derivatives import RULES
 

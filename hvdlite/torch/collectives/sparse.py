@@ -15,14 +15,18 @@ from typing import cast
 import torch
 
 from hvdlite.errors import Mismatch
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.negotiation.entry import Entry
-from hvdlite.ops import Collectives, group_of, synchronize
-from hvdlite.ops.forms import draft_of
-from hvdlite.tensors.dtypes import OP_NAMES, Average, Sum
+from hvdlite.ops import (
+    OP_NAMES,
+    Average,
+    Entry,
+    Group,
+    ProcessSet,
+    Sum,
+    global_process_set,
+    group_of,
+    synchronize,
+)
 from hvdlite.torch.collectives.tensors import collectives
-
-_gather = draft_of(Collectives.allgather)
 
 
 def sparse_allreduce_async(
@@ -36,11 +40,11 @@ def sparse_allreduce_async(
     Returns a function that waits for it and gives the coalesced result, as `synchronize` does for other collectives.
     Raises ValueError for a tensor that is not sparse, and for operations other than Average and Sum.
     """
-    return start_sparse_allreduce(tensor, name, op, process_set)[1]
+    return start_sparse_allreduce(group_of(process_set), tensor, name, op)[1]
 
 
 def start_sparse_allreduce(
-    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, is_blank: bool = False
+    group: Group, tensor: torch.Tensor, name: str | None, op: int, is_blank: bool = False
 ) -> tuple[Entry[torch.Tensor], Callable[[], torch.Tensor]]:
     """As `sparse_allreduce_async`. Also returns the entry of the gather, which is blank if ``is_blank``."""
     if not (isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo):
@@ -48,8 +52,8 @@ def start_sparse_allreduce(
     if op not in (Average, Sum):
         raise ValueError(f"op {OP_NAMES.get(op, op)} of sparse tensors is not supported; use hvd.Average or hvd.Sum")
     shape, sparse_dim = tensor.shape, tensor.sparse_dim()
-    group = group_of(process_set)
-    handle = cast(Entry[torch.Tensor], _gather(collectives, _pack(tensor.detach().coalesce()), name, process_set))
+    packed = _pack(tensor.detach().coalesce())
+    handle = cast(Entry[torch.Tensor], collectives.draft("allgather", group, packed, name=name))
     handle.is_blank = is_blank
     group.submit(handle)
 

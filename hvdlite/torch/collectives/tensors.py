@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import Collectives
+from hvdlite.ops import Collectives, ProcessSet, global_process_set
 from hvdlite.torch.collectives.adapter import TensorAdapter
 from hvdlite.torch.collectives.autograd import differentiable
 from hvdlite.torch.collectives.compiled import with_graphs

@@ -42,7 +42,7 @@ class DeltaReducer:
     def watch(self, members: Sequence[Named]) -> None:
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
         if self._reduction.process_set.included():
-            self._buckets.append(known_as(self._reduction.process_set, "delta", members))
+            self._buckets.append(known_as(group_of(self._reduction.process_set), "delta", members))
             self._check.watch(members, self._buckets[-1])
 
     def starts(self) -> list[Start]:
@@ -89,8 +89,9 @@ class DeltaReducer:
         self._check.conclude()
 
     def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
-        with group_of(self._reduction.process_set).burst():
-            flights = [self._reduction.start(name, parameters) for name, parameters, _ in starts]
+        group = group_of(self._reduction.process_set)
+        with group.burst():
+            flights = [self._reduction.start(group, name, parameters) for name, parameters, _ in starts]
             if self._check.ready is not None:
                 self._check.submit()
         failures = []

@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.members.process_set import ProcessSet, global_process_set
-from hvdlite.ops import Compressor
+from hvdlite.ops import OP_NAMES, Adasum, Average, Compressor, ProcessSet, Sum, global_process_set
 from hvdlite.session import size
-from hvdlite.tensors.dtypes import OP_NAMES, Adasum, Average, Sum
 from hvdlite.torch.collectives.adapter import refuse_wrapped
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer.adasum import AdasumStep, DeltaReducer

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvdlite.compat import stands_for_horovod
-from hvdlite.tensors.buffer import Buffer
+from hvdlite.ops import Buffer, group_of
 from hvdlite.torch.collectives.adapter import TensorAdapter, expanded
 from hvdlite.torch.optimizer.ddp import refuse_ddp
 from hvdlite.torch.optimizer.names import Named
@@ -120,7 +120,7 @@ class GradientReducer(Overlap[torch.Tensor]):
         """Adds parameters that travel together, the same on all ranks. Does nothing outside the process set."""
         if not self._process_set.included():
             return
-        named = known_as(self._process_set, "gradient", members)
+        named = known_as(group_of(self._process_set), "gradient", members)
         self._check.watch(members, named)
         nbytes = sum(parameter.nbytes for _, parameter in members)
 

@@ -18,10 +18,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.members.process_set import ProcessSet
-from hvdlite.negotiation.entry import Entry
-from hvdlite.ops import Compressor
-from hvdlite.tensors.streams import Told
+from hvdlite.ops import Compressor, Entry, Group, ProcessSet, Told
 from hvdlite.torch.collectives.adapter import dense
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async, start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
@@ -46,11 +43,16 @@ class TensorReduction(Reduction[torch.Tensor]):
         self._densifies = densifies
 
     def start(
-        self, name: str, tensors: Sequence[torch.Tensor], places: Sequence[Any] = (), blank: Collection[int] = ()
+        self,
+        group: Group,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        places: Sequence[Any] = (),
+        blank: Collection[int] = (),
     ) -> Flight[torch.Tensor]:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo and not self._densifies:
-            return self._start_sparse(name, tensors[0], bool(blank))
-        return super().start(name, tensors, places, blank)
+            return self._start_sparse(group, name, tensors[0], bool(blank))
+        return super().start(group, name, tensors, places, blank)
 
     def start_alone(self, name: str, tensor: torch.Tensor) -> tuple[Any, Any]:
         """Starts the reduction of one tensor; returns its handle, and the context to decompress its result with."""
@@ -86,12 +88,12 @@ class TensorReduction(Reduction[torch.Tensor]):
         found: torch.Tensor = self.compression.decompress(reduced, context)
         return _collected(found, tensor.sparse_dim()) if tensor.layout is torch.sparse_coo else found
 
-    def _start_sparse(self, name: str, tensor: torch.Tensor, is_blank: bool) -> Flight[torch.Tensor]:
+    def _start_sparse(self, group: Group, name: str, tensor: torch.Tensor, is_blank: bool) -> Flight[torch.Tensor]:
         # The scale factors of an optimizer only say when to divide for the average: here, once after the sum.
         gathered = tensor.coalesce()
         values, context = self.compression.compress(gathered.values())
         sent = _with_values(gathered, values)
-        entry, reduce = start_sparse_allreduce(sent, name, self.op, self.process_set, is_blank)
+        entry, reduce = start_sparse_allreduce(group, sent, name, self.op, is_blank)
 
         def unpack(reduced: torch.Tensor) -> torch.Tensor:
             return _with_values(reduced, self.compression.decompress(reduced.values(), context))

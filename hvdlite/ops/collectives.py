@@ -1,0 +1,467 @@
+"""All forms of the collectives, for the tensors of one front end. `make forms` writes this file.
+
+Their names are those of `hvdlite.ops.table`, and each calls a draft of `Reductions` or `Transfers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from hvdlite.members.process_set import ProcessSet, global_process_set
+from hvdlite.negotiation.handle import Handle
+from hvdlite.ops.adapter import Compressor
+from hvdlite.ops.handles import GroupHandle, synchronize
+from hvdlite.ops.reductions import Reductions
+from hvdlite.ops.transfers import Transfers
+from hvdlite.session import group_of
+from hvdlite.tensors.dtypes import Average
+
+T = TypeVar("T")
+
+
+class Collectives(Reductions[T], Transfers[T]):
+    """All collectives for the tensors of one front end.
+
+    Every function takes a ``name`` that identifies the tensor on all ranks: without one, ranks must call functions of
+    the same kind in the same order. ``process_set`` names the ranks that take part, by default all. Asynchronous forms
+    return a handle for `poll` and `synchronize`, and forms that end in ``_`` write into their input. All raise
+    ValueError for invalid arguments, DuplicateName while a tensor of this name is in flight, and from
+    `synchronize` a HorovodInternalError if the collective did not happen: `Mismatch` when ranks disagree, `PeerLost`,
+    `Stalled`, `ShutDown`.
+    """
+
+    def allreduce_async(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle[T]:
+        """Starts `allreduce` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._allreduce(group, False, tensor, average, name, None, op, prescale_factor, postscale_factor)
+        group.submit(handle)
+        return handle
+
+    def allreduce_(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """Like `allreduce`, in place. Returns ``tensor`` itself."""
+        group = group_of(process_set)
+        handle = self._allreduce(group, True, tensor, average, name, None, op, prescale_factor, postscale_factor)
+        group.run(handle)
+        return synchronize(handle)
+
+    def allreduce_async_(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle[T]:
+        """Starts `allreduce_` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._allreduce(group, True, tensor, average, name, None, op, prescale_factor, postscale_factor)
+        group.submit(handle)
+        return handle
+
+    def grouped_allreduce(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> list[T]:
+        """`allreduce` of several tensors, of any dtypes, that become ready on every rank together."""
+        group = group_of(process_set)
+        handle = self._grouped_allreduce(
+            group, False, tensors, average, name, compression, op, prescale_factor, postscale_factor
+        )
+        group.run_all(handle.handles)
+        return synchronize(handle)
+
+    def grouped_allreduce_async(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> GroupHandle[T]:
+        """Starts `grouped_allreduce` and returns one handle. Inputs must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._grouped_allreduce(
+            group, False, tensors, average, name, None, op, prescale_factor, postscale_factor
+        )
+        group.submit_all(handle.handles)
+        return handle
+
+    def grouped_allreduce_(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> list[T]:
+        """Like `grouped_allreduce`, in place. Returns the tensors themselves."""
+        group = group_of(process_set)
+        handle = self._grouped_allreduce(
+            group, True, tensors, average, name, None, op, prescale_factor, postscale_factor
+        )
+        group.run_all(handle.handles)
+        return synchronize(handle)
+
+    def grouped_allreduce_async_(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> GroupHandle[T]:
+        """Starts `grouped_allreduce_` and returns one handle. Inputs must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._grouped_allreduce(
+            group, True, tensors, average, name, None, op, prescale_factor, postscale_factor
+        )
+        group.submit_all(handle.handles)
+        return handle
+
+    def reducescatter(
+        self,
+        tensor: T,
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> T:
+        """Returns this rank's rows of the reduction of ``tensor`` over all ranks.
+
+        Rows, along the first dimension, are divided evenly; where that does not come out, the first ranks get one more.
+        Scale factors and ``compression`` are those of `allreduce`.
+        """
+        group = group_of(process_set)
+        handle = self._reducescatter(group, tensor, name, compression, op, prescale_factor, postscale_factor)
+        group.run(handle)
+        return synchronize(handle)
+
+    def reducescatter_async(
+        self,
+        tensor: T,
+        name: str | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Handle[T]:
+        """Starts `reducescatter` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._reducescatter(group, tensor, name, None, op, prescale_factor, postscale_factor)
+        group.submit(handle)
+        return handle
+
+    def grouped_reducescatter(
+        self,
+        tensors: Sequence[T],
+        name: str | None = None,
+        compression: Compressor | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> list[T]:
+        """`reducescatter` of several tensors, of any dtypes, that become ready on every rank together."""
+        group = group_of(process_set)
+        handle = self._grouped_reducescatter(group, tensors, name, compression, op, prescale_factor, postscale_factor)
+        group.run_all(handle.handles)
+        return synchronize(handle)
+
+    def grouped_reducescatter_async(
+        self,
+        tensors: Sequence[T],
+        name: str | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> GroupHandle[T]:
+        """Starts `grouped_reducescatter` and returns one handle. Inputs must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._grouped_reducescatter(group, tensors, name, None, op, prescale_factor, postscale_factor)
+        group.submit_all(handle.handles)
+        return handle
+
+    def reduce(
+        self,
+        tensor: T,
+        root_rank: int,
+        name: str | None = None,
+        op: int = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """Reduces ``tensor`` over all ranks, on ``root_rank``, as `allreduce` does; elsewhere, a tensor without rows.
+
+        ``root_rank`` is a rank's number in the job, also in a process set.
+        """
+        group = group_of(process_set)
+        handle = self._reduce(group, tensor, root_rank, name, op, prescale_factor, postscale_factor)
+        group.run(handle)
+        return synchronize(handle)
+
+    def reduce_async(
+        self,
+        tensor: T,
+        root_rank: int,
+        name: str | None = None,
+        op: int = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle[T]:
+        """Starts `reduce` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._reduce(group, tensor, root_rank, name, op, prescale_factor, postscale_factor)
+        group.submit(handle)
+        return handle
+
+    def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+        """Returns the tensors of all ranks concatenated along the first dimension, in rank order.
+
+        All dimensions but the first are the same on all ranks; the first may differ and be 0.
+        """
+        group = group_of(process_set)
+        handle = self._allgather(group, tensor, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def allgather_async(
+        self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[T]:
+        """Starts `allgather` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._allgather(group, tensor, name)
+        group.submit(handle)
+        return handle
+
+    def grouped_allgather(
+        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> list[T]:
+        """`allgather` of several tensors that become ready on every rank together."""
+        group = group_of(process_set)
+        handle = self._grouped_allgather(group, tensors, name)
+        group.run_all(handle.handles)
+        return synchronize(handle)
+
+    def grouped_allgather_async(
+        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> GroupHandle[T]:
+        """Starts `grouped_allgather` and returns one handle. Inputs must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._grouped_allgather(group, tensors, name)
+        group.submit_all(handle.handles)
+        return handle
+
+    def broadcast(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """Returns the tensor of ``root_rank`` as a new tensor. Shape and dtype are the same on all ranks.
+
+        ``root_rank`` is a rank's number in the job, also in a process set.
+        """
+        group = group_of(process_set)
+        handle = self._broadcast(group, False, tensor, root_rank, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def broadcast_async(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[T]:
+        """Starts `broadcast` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._broadcast(group, False, tensor, root_rank, name)
+        group.submit(handle)
+        return handle
+
+    def broadcast_(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """Like `broadcast`, in place. Returns ``tensor`` itself."""
+        group = group_of(process_set)
+        handle = self._broadcast(group, True, tensor, root_rank, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def broadcast_async_(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[T]:
+        """Starts `broadcast_` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._broadcast(group, True, tensor, root_rank, name)
+        group.submit(handle)
+        return handle
+
+    def grouped_broadcast(
+        self,
+        tensors: Sequence[T],
+        root_rank: int,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> list[T]:
+        """`broadcast` of several tensors, of any dtypes, that become ready on every rank together."""
+        group = group_of(process_set)
+        handle = self._grouped_broadcast(group, tensors, root_rank, name)
+        group.run_all(handle.handles)
+        return synchronize(handle)
+
+    def grouped_broadcast_async(
+        self,
+        tensors: Sequence[T],
+        root_rank: int,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> GroupHandle[T]:
+        """Starts `grouped_broadcast` and returns one handle. Inputs must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._grouped_broadcast(group, tensors, root_rank, name)
+        group.submit_all(handle.handles)
+        return handle
+
+    def alltoall_async(
+        self, tensor: T, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[tuple[T, T]]:
+        """Starts `alltoall` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._alltoall(group, tensor, splits, name)
+        group.submit(handle)
+        return handle
+
+    def gather(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """Like `allgather`, on ``root_rank``; elsewhere a tensor without rows."""
+        group = group_of(process_set)
+        handle = self._gather(group, tensor, root_rank, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def gather_async(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[T]:
+        """Starts `gather` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._gather(group, tensor, root_rank, name)
+        group.submit(handle)
+        return handle
+
+    def scatter(
+        self,
+        tensor: T,
+        root_rank: int,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """Returns this rank's rows of the tensor of ``root_rank``.
+
+        ``splits`` on the root are the rows for each rank; without them rows are divided evenly, and where that does not
+        come out, the first ranks get one more. On other ranks only dtype and shape after the first dimension of
+        ``tensor`` count, and splits are ignored.
+        """
+        group = group_of(process_set)
+        handle = self._scatter(group, tensor, root_rank, splits, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def scatter_async(
+        self,
+        tensor: T,
+        root_rank: int,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> Handle[T]:
+        """Starts `scatter` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._scatter(group, tensor, root_rank, splits, name)
+        group.submit(handle)
+        return handle
+
+    def send(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
+        """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
+
+        Only these two ranks call anything. Without a name, the first send to a rank meets its first receive from here.
+        """
+        group = group_of(process_set)
+        handle = self._send(group, tensor, rank, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def send_async(
+        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[None]:
+        """Starts `send` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._send(group, tensor, rank, name)
+        group.submit(handle)
+        return handle
+
+    def recv(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+        """Receives from ``rank``, which calls `send`, a new tensor with the shape and dtype of ``tensor``."""
+        group = group_of(process_set)
+        handle = self._recv(group, False, tensor, rank, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def recv_async(
+        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[T]:
+        """Starts `recv` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._recv(group, False, tensor, rank, name)
+        group.submit(handle)
+        return handle
+
+    def recv_(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+        """Like `recv`, in place. Returns ``tensor`` itself."""
+        group = group_of(process_set)
+        handle = self._recv(group, True, tensor, rank, name)
+        group.run(handle)
+        return synchronize(handle)
+
+    def recv_async_(
+        self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Handle[T]:
+        """Starts `recv_` and returns its handle. The input must not change until it is done."""
+        group = group_of(process_set)
+        handle = self._recv(group, True, tensor, rank, name)
+        group.submit(handle)
+        return handle
