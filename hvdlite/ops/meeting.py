@@ -45,7 +45,8 @@ def join(device: int = -1) -> int:
     try:
         last: int = synchronize(entry) if is_again else run(entry)
     except HvdError:
-        group.interrupted_join = None
+        if is_again:  # that of another thread, which has joined, is still to be called again
+            group.interrupted_join = None
         raise
     except BaseException:
         if entry.caller or entry.is_done:  # else it was taken back, and this rank has not joined

@@ -193,6 +193,40 @@ def test_a_join_that_was_interrupted_is_called_again(is_over: bool) -> None:
         assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
 
 
+def _another_thread_joins() -> str:
+    hvd.init()
+    if hvd.rank() == 0:
+        raise_in_a_wait(Interrupt, 0.2)
+        with pytest.raises(Interrupt):
+            hvd.join()
+        refusals: list[str] = []
+        other = threading.Thread(target=lambda: refusals.append(_refusal_of_join()))
+        other.start()
+        other.join()
+        assert len(refusals) == 1
+        assert "this rank has joined" in refusals[0]
+        reached("refused")
+    else:
+        pause_at("late")
+    assert hvd.join() == 1
+    hvd.shutdown()
+    return "ok"
+
+
+def _refusal_of_join() -> str:
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.join()
+    return str(caught.value)
+
+
+def test_only_the_thread_whose_join_was_interrupted_calls_it_again() -> None:
+    """Another one is refused while this rank has joined, and leaves it to the first."""
+    with ProcessRanks(2, _another_thread_joins) as ranks:
+        ranks.wait_for("refused", 0)
+        ranks.release(1)
+        assert [outcome.result() for outcome in ranks.join()] == ["ok", "ok"]
+
+
 def _shut_down_in_a_handler(rounds: int) -> str:
     """The other rank goes on reducing, and hears of it."""
     for turn in range(rounds):
