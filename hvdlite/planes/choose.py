@@ -22,7 +22,7 @@ from hvdlite.planes.hierarchical import HierarchicalPlane, in_ring_order, lanes_
 from hvdlite.planes.local import LocalPlane
 from hvdlite.planes.neighbours import NeighbourPart
 from hvdlite.planes.ring.plane import RingPlane
-from hvdlite.planes.shm.part import ShmPart
+from hvdlite.planes.shm.part import ArenaPart, ShmPart
 from hvdlite.planes.zmq.plane import ZmqPlane
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings

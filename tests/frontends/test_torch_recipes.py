@@ -172,6 +172,8 @@ def a_gradient_scaler_without_synchronize_is_an_error_and_not_a_race() -> None:
         optimizer = sgd(model)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         scaler.scale(own_loss(model)).backward()
+        assert optimizer.param_groups[0]["lr"] == 0.1  # anybody else may read it meanwhile
+        torch.amp.GradScaler("cpu", enabled=False).unscale_(optimizer)  # which does nothing
         if hvd.size() == 1:
             use(scaler, optimizer)
             continue

@@ -5,7 +5,6 @@ A `GradientReducer` does the work during backward; `step` waits for it before th
 
 from __future__ import annotations
 
-import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -23,11 +22,10 @@ from hvdlite.torch.optimizer.ddp import refuse_ddp
 from hvdlite.torch.optimizer.gradients import GradientReducer
 from hvdlite.torch.optimizer.names import ParamGroup, group_names, horovod_names, names_by_place
 from hvdlite.torch.optimizer.reduction import TensorReduction
+from hvdlite.torch.optimizer.scaling import watch_scalers
 from hvdlite.torch.optimizer.wrapping import Closure, DistributedStep, positive_passes, wrap
 from hvdlite.training.buckets import Groups, in_buckets, merged
 from hvdlite.training.naming import names_of
-
-_GRAD_SCALERS = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
 
 
 class _GradientStep(DistributedStep):
@@ -36,23 +34,6 @@ class _GradientStep(DistributedStep):
     _reducer: GradientReducer
     _is_synchronized: bool
     _skips_synchronize: bool
-
-    @property
-    def param_groups(self) -> list[ParamGroup]:
-        """The parameter groups. A `GradScaler` that reads them while ranks reduce gets an AssertionError."""
-        if sys._getframe(1).f_globals.get("__name__") in _GRAD_SCALERS and self._reducer.is_reducing:
-            # It changes gradients without a trace in their versions, which `GradientReducer` compares.
-            raise AssertionError(
-                "a GradScaler was used while ranks are reducing the gradients of the last backward(); call "
-                "optimizer.synchronize() before scaler.unscale_() or scaler.step(), and the latter in "
-                "optimizer.skip_synchronize()"
-            )
-        groups: list[ParamGroup] = self.__dict__["param_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[ParamGroup]) -> None:
-        self.__dict__["param_groups"] = groups
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -253,3 +234,6 @@ def _check(optimizer: Any, op: int, predivide_factor: float, process_set: Proces
     size()  # raises before init
     if process_set.included() is None:
         raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set() first")
+
+
+watch_scalers(lambda optimizer: isinstance(optimizer, _GradientStep) and optimizer._reducer.is_reducing)
