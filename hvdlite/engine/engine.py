@@ -32,7 +32,7 @@ from hvdlite.log import logger
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
-from hvdlite.negotiation.messages import End, EndKind
+from hvdlite.negotiation.messages import End, EndKind, Tuning
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.wake import Wake
 from hvdlite.planes.base import Planes
@@ -159,6 +159,15 @@ class Engine:
             yield
         finally:
             self._watches.pop()
+
+    def tune(self, tuning: Tuning) -> None:
+        """Applies ``tuning`` on all ranks from the next run on. Raises ValueError unless this rank is the root."""
+        self._coordinator.tune(tuning)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """Returns what the root has chosen, if anything has run yet. Any thread may read it."""
+        return self._coordinator.tuning
 
     def statistics(self) -> Statistics:
         """Returns this rank's statistics of the group. Any thread may call it, at any time."""
