@@ -1,12 +1,12 @@
-"""A rank's part in the negotiation: sends new requests to the root, and queues agreed batches for the executor.
+"""A rank's part in the negotiation: submits what is new, and queues agreed batches for the executor.
 
-A *turn* takes what has come, submits, and on the root decides: there it also runs the negotiator, and cuts a batch as
-soon as at most one batch waits behind the running one, so that readiness accumulates, and fuses, exactly while bytes
-are moving. `Engine` says which thread runs a turn, and that one does at a time.
+A *turn* receives what has come, submits what is new here to the decider, and applies what the decider returns: it
+queues the batches of a run, and an end ends the group on this rank. `hvdlite.engine.deciders` says who decides, and
+`Engine` which thread takes a turn. One thread does at a time.
 
-The end of a group reaches every rank of it as one `End` message, whoever causes it; the first one counts. If a rank
-merely left, batches that were agreed before are still run, by all; if one was lost or failed, the plane is aborted.
-Ranks are counted within the group here; ends, and all that users read, have their numbers in the job.
+The end of a group reaches every rank of it as an `End`, whoever causes it; the first one counts. If a rank merely
+left, batches that were agreed before are still run, by all; if one was lost or failed, the plane is aborted. Ranks are
+counted within the group here. Ends, and all that users read, have their numbers in the job.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ import time
 from collections.abc import Callable
 
 from hvdlite.control.link import ControlLink, Left, Lost
+from hvdlite.engine.deciders import decider_of
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
 from hvdlite.errors import HvdError, Mismatch, PeerLost
 from hvdlite.launched_by.report import report
 from hvdlite.members.membership import Membership
-from hvdlite.negotiation.delays.arrival import UNKNOWN
-from hvdlite.negotiation.delays.stall import StallWatch
-from hvdlite.negotiation.delays.straggler import StragglerWatch
 from hvdlite.negotiation.end_messages import error_of, fate_of
-from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run
-from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Run, Tuning
 from hvdlite.negotiation.replica import Replica
-from hvdlite.negotiation.wire import Message, ProtocolError
-from hvdlite.observe.blackbox import Finding
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
 
@@ -54,9 +49,10 @@ class Coordinator:
         observer: Observer,
         on_end: Callable[[End], None],
     ) -> None:
-        self._rank = membership.rank
-        self._ranks = ranks = membership.ranks
-        self._hosts = hosts = [host.name for host in membership.hosts]
+        self._number = membership.number
+        self._ranks = membership.ranks
+        self._hosts = [host.name for host in membership.hosts]
+        self._host = self._hosts[membership.rank]
         self._on_end = on_end
         self._report = options.report
         self._link = link
@@ -64,76 +60,68 @@ class Coordinator:
         self._in_flight = in_flight
         self._executor = executor
         self._observer = observer
-        self._replica = Replica(self._rank, in_flight)
+        self._decider = decider_of(membership, options, link, observer)
+        self._replica = Replica(membership.rank, in_flight)
         self.known = self._replica.cache.known
-        self._negotiator = (
-            Negotiator(ranks, options.cache_capacity, options.fusion_threshold) if self._rank == 0 else None
-        )
-        self._hold_s = options.cycle_time / 1000
-        self._held_since: float | None = None
-        warn_s = 0.0 if options.stall_check_disable else options.stall_check_time_seconds
-        self._stall = StallWatch(warn_s, options.stall_shutdown_time_seconds)
-        self._next_stall_check: float | None = None
-        self._stragglers = StragglerWatch(ranks, hosts)
         self._gone: set[int] = set()  # by their numbers in the job
         self._end: End | None = None
         self.has_ended = threading.Event()
 
     def turn(self) -> None:
         """Takes a turn. Raises ProtocolError if the root or a peer sent an invalid message."""
-        if self._observer.on_turn is not None:
-            self._observer.on_turn()
+        observer, decider = self._observer, self._decider
+        if observer.on_turn is not None:
+            observer.on_turn()
         for item in self._link.receive():
             if isinstance(item, Lost):
                 self._lose(item)
             elif isinstance(item, Left):
                 self._gone.add(item.end.rank)
             else:
-                self._take(*item)
+                sender, message = item
+                if isinstance(message, End) and message.kind in ORDERLY:
+                    self._gone.add(message.rank)
+                decider.receive(sender, message, time.monotonic())
         if new := self._in_flight.take_new():
             ready = self._replica.submit(new)
-            self._observer.told_at = now = time.monotonic()
+            observer.told_at = now = time.monotonic()
             if self._in_flight.keeps_times:
                 for entry in new:
                     entry.told_at = now
-            if self._negotiator is None:
-                self._link.send(ready)
-            else:
-                self._hear(self._negotiator, 0, ready, now)
-        if self._negotiator is not None and self._end is None:
-            self._cut(self._negotiator)
-            self._check_stalls(self._negotiator)
+            decider.submit(ready, now)
+        self._apply_decisions()
 
     def leave(self, kind: EndKind) -> None:
         """Leaves the group, once. ``kind`` is one of `ORDERLY`."""
-        if self._ranks[self._rank] in self._gone:
-            return
-        self._gone.add(self._ranks[self._rank])
-        left = self._own_end(kind, "it left")
-        if self._end is not None:
-            self._announce(left)  # so that others do not take its closed links for a loss
-        else:
-            self.end(left)
+        if self._number not in self._gone:
+            self._gone.add(self._number)
+            # Also after the end, so that others do not take the closed links of this rank for a loss.
+            self._end_all(self._own_end(kind, "it left"))
 
     def fail(self, cause: str) -> None:
         """Ends the group for all its ranks because of a failure on this one."""
-        self._announce(self._own_end(EndKind.FAILED, cause))
+        self._end_all(self._own_end(EndKind.FAILED, cause))
 
     def batch_failed(self, error: HvdError) -> None:
         """Ends the group because of a batch on this rank, which may have noticed first that another one is lost."""
         if isinstance(error, PeerLost):
-            self._announce(End(EndKind.LOST, error.rank, error.host, error.cause))
+            self._end_all(End(EndKind.LOST, error.rank, error.host, error.cause))
         else:
             self.fail(str(error))
 
     def end(self, end: End) -> None:
         """Ends the group for all its ranks, unless it has ended, because of ``end``, which may be another group's."""
-        if self._end is not None:
-            return
-        if end.kind not in ORDERLY or self._negotiator is not None:
-            self._announce(end)
-        else:
-            self._link.send(end)  # the root's answer ends the group here: it knows which batches are still run
+        if self._end is None:
+            self._end_all(end)
+
+    def tune(self, tuning: Tuning) -> None:
+        """Applies ``tuning`` on all ranks from the next run on. Any thread of the root may call it."""
+        self._decider.tune(tuning)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """Returns what the root has chosen, if anything has run yet. Any thread may read it."""
+        return self._replica.tuning
 
     @property
     def ended_by(self) -> End | None:
@@ -142,109 +130,54 @@ class Coordinator:
 
     @property
     def has_agreed(self) -> bool:
-        """True if a turn would cut a batch, given room for one."""
-        return self._negotiator is not None and self._end is None and self._negotiator.has_agreed
+        """True if a turn would decide to run something, given room for a batch."""
+        return self._decider.has_agreed
 
     @property
     def next_timer(self) -> float | None:
         """Returns when a turn is due even if no message comes, on the monotonic clock."""
-        if self._held_since is None:
-            return self._next_stall_check
-        held_until = self._held_since + self._hold_s
-        return held_until if self._next_stall_check is None else min(held_until, self._next_stall_check)
-
-    def _take(self, sender: int, message: Message) -> None:
-        if isinstance(message, Run) and self._negotiator is None:
-            self._apply(message, time.monotonic())
-        elif isinstance(message, Ready) and self._negotiator is not None:
-            self._hear(self._negotiator, sender, message, time.monotonic())
-        elif isinstance(message, End):
-            if message.kind in ORDERLY:
-                self._gone.add(message.rank)
-            if self._negotiator is not None:
-                self._announce(message)
-            else:
-                self._finish(message)
-        else:
-            raise ProtocolError(f"rank {self._ranks[sender]} sent a message that is not its to send")
-
-    def _hear(self, negotiator: Negotiator, rank: int, ready: Ready, now: float) -> None:
-        if self._end is None:
-            was_last = negotiator.receive(rank, ready)
-            self._observer.heard(rank, was_last, now)
+        return self._decider.due
 
     # ---- batches
 
-    def _cut(self, negotiator: Negotiator) -> None:
-        if not negotiator.has_agreed or self._executor.backlog >= _MAX_BACKLOG:
-            return
+    def _apply_decisions(self) -> None:
         now = time.monotonic()
-        if self._hold_s > 0:
-            self._held_since = self._held_since or now
-            if now - self._held_since < self._hold_s:
-                return
-            self._held_since = None
-        run = negotiator.cut()
-        if run is not None:
-            self._link.send(run)
-            named = self._stragglers.ran(run.generation, negotiator.bits_cut, self._observer.arrival, now)
-            if named is not None:
-                self._observer.found(Finding("straggler", *named))
-            self._apply(run, now)
-            self._observer.decided()
+        for decision in self._decider.decisions(self._executor.backlog < _MAX_BACKLOG, now):
+            if isinstance(decision, End):
+                self._finish(decision)
+            elif self._end is None:  # what crosses an end that counts at once is not run
+                self._run(decision, now)
 
-    def _apply(self, run: Run, now: float) -> None:
+    def _run(self, run: Run, now: float) -> None:
+        observer = self._observer
         works, mismatches = self._replica.apply(run)
         if mismatches:
-            self._observer.refused()
+            observer.refused()
         for entry, reason in mismatches:
             self._in_flight.finish((entry,), Mismatch(reason))
-        observer = self._observer
         for work in works:
             work.arrival = observer.arrival
             work.told_at = observer.told_at
             work.agreed_at = now
             self._executor.put(work)
-
-    # ---- waiting for ranks
-
-    def _check_stalls(self, negotiator: Negotiator) -> None:
-        if self._stall.interval_s is None or not negotiator.is_waiting:
-            self._next_stall_check = None
-            return
-        now = time.monotonic()
-        if self._next_stall_check is None:  # most waits end at once, so only long ones are examined
-            self._next_stall_check = now + self._stall.interval_s
-        if now < self._next_stall_check:
-            return
-        self._next_stall_check = now + self._stall.interval_s
-        waiting = negotiator.waiting()
-        missing = {rank for wait in waiting.values() for rank in wait.missing}
-        self._observer.missing = self._ranks.index(missing.pop()) if len(missing) == 1 else UNKNOWN
-        report = self._stall.check(waiting, now)
-        if report.warning:
-            self._observer.found(Finding("stall", report.warning, report.facts))
-        if report.fatal:
-            late = report.fatal[0][0]
-            host = self._hosts[self._ranks.index(late)]
-            self._announce(End(EndKind.STALLED, late, host, "", report.waited_s, report.fatal))
+        observer.decided()
 
     # ---- the end
 
     def _lose(self, lost: Lost) -> None:
         rank = self._ranks[lost.rank]
         if rank not in self._gone:
-            self._announce(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
+            self._decider.end(End(EndKind.LOST, rank, self._hosts[lost.rank], lost.cause))
 
     def _own_end(self, kind: EndKind, cause: str) -> End:
-        return End(kind, self._ranks[self._rank], self._hosts[self._rank], cause)
+        return End(kind, self._number, self._host, cause)
 
-    def _announce(self, end: End) -> None:
-        """Ends the group on all other ranks and here."""
+    def _end_all(self, end: End) -> None:
+        """Ends the group on all ranks, and here even if that fails."""
         try:
-            self._link.send(end)  # first: who waits here may end the process as soon as it hears of it
+            self._decider.end(end)
         finally:
-            self._finish(end)
+            self._apply_decisions()
 
     def _finish(self, end: End) -> None:
         error = error_of(end)
@@ -256,7 +189,6 @@ class Coordinator:
         if self._end is not None:
             return
         self._end = end
-        self._held_since = self._next_stall_check = None
         self._in_flight.end(error)
         self._observer.refused()
         agreed = self._executor.entries()

@@ -45,7 +45,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle, Waiter
-from hvdlite.negotiation.messages import End, EndKind, Kind, Request
+from hvdlite.negotiation.messages import End, EndKind, Kind, Request, Tuning
 from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.net.wake import Wake
@@ -272,6 +272,15 @@ class Group:
             yield
         finally:
             self._watches.pop()
+
+    def tune(self, tuning: Tuning) -> None:
+        """Applies ``tuning`` on all ranks from the next run on. Raises ValueError unless this rank is the root."""
+        self._coordinator.tune(tuning)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """Returns what the root has chosen, if anything has run yet. Any thread may read it."""
+        return self._coordinator.tuning
 
     def statistics(self) -> Statistics:
         """Returns this rank's statistics of the group. Any thread may call it, at any time."""

@@ -134,16 +134,29 @@ class Gathered(NamedTuple):
     news: tuple[News, ...]
 
 
+class Tuning(NamedTuple):
+    """Quantities that the root chooses and may change while the group runs. They are the same on all ranks.
+
+    A batch of several tensors has at most ``fusion_threshold`` bytes. Agreed tensors are held back for ``hold_s``, so
+    that more of them fuse.
+    """
+
+    fusion_threshold: int
+    hold_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Run:
     """The root's decision: batches to run in this order, beginning with cache ``generation``.
 
-    ``blank_bits`` are the known tensors among them for which no rank had a value.
+    ``blank_bits`` are the known tensors among them for which no rank had a value. ``tuning`` applies from the first of
+    these batches on; None if it is as before.
     """
 
     generation: int
     batches: tuple[Batch, ...]
     blank_bits: int = 0
+    tuning: Tuning | None = None
 
     @property
     def bits(self) -> int:

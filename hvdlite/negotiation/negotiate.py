@@ -34,7 +34,7 @@ from hvdlite.negotiation.cache import Definition, Definitions, fuse_key, runs_wi
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.fuse import Agreed, fuse
 from hvdlite.negotiation.kinds import KINDS
-from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run
+from hvdlite.negotiation.messages import JOIN_NAME, Batch, Kind, Ready, Request, Response, Run, Tuning
 from hvdlite.negotiation.wire import ProtocolError
 
 
@@ -42,14 +42,16 @@ class Negotiator:
     """The root's state for a group. Feed it with `receive`, take decisions with `cut`.
 
     Ranks count within the group here; ``ranks`` are their numbers in the job, for messages to users.
-    ``bits_cut`` are the bits of the latest run, those of tensors that are remembered from it on among them.
+    ``bits_cut`` are the bits of the latest run, those of tensors that are remembered from it on among them. Any thread
+    may assign ``tuning``; the next run has it, and sends it to all ranks.
     """
 
-    def __init__(self, ranks: Sequence[int], cache_capacity: int, fusion_threshold: int) -> None:
+    def __init__(self, ranks: Sequence[int], cache_capacity: int, tuning: Tuning) -> None:
         self._ranks = ranks
         self._size = size = len(ranks)
         self._capacity = cache_capacity
-        self._threshold = fusion_threshold
+        self.tuning = tuning
+        self._sent_tuning: Tuning | None = None
         self._generation = 0
         self._definitions = Definitions(cache_capacity)
         self._retired: dict[int, Definitions] = {}
@@ -105,9 +107,12 @@ class Negotiator:
         """Returns batches of everything agreed so far, or None. The caller sends them to all ranks in this order."""
         if not self.has_agreed:
             return None
+        tuning = self.tuning  # another thread may assign it meanwhile
         batches = [Batch(0, tuple(self._errors))] if self._errors else []
-        batches += fuse(self._agreed_bits, self._definitions, self._agreed, self._threshold)
+        batches += fuse(self._agreed_bits, self._definitions, self._agreed, tuning.fusion_threshold)
         run = Run(self._generation, tuple(batches), self._agreed_bits & ~self._filled)
+        if tuning is not self._sent_tuning:
+            self._sent_tuning = run.tuning = tuning
         self._filled &= ~self._agreed_bits
         self.bits_cut = run.bits if self._agreed or self._errors else self._agreed_bits
         self._runs_cut += 1

@@ -14,7 +14,7 @@ from hvdlite.negotiation.bits import members, set_of
 from hvdlite.negotiation.cache import Cache
 from hvdlite.negotiation.delays.arrival import Arrival
 from hvdlite.negotiation.entry import Entry, of_joined
-from hvdlite.negotiation.messages import JOIN_NAME, Batch, Ready, Request, Response, Run
+from hvdlite.negotiation.messages import JOIN_NAME, Batch, Ready, Request, Response, Run, Tuning
 from hvdlite.negotiation.rows import Rows
 from hvdlite.negotiation.unnamed import Unnamed
 from hvdlite.negotiation.wire import ProtocolError
@@ -62,8 +62,9 @@ class InFlight(Protocol):
 class Replica:
     """The state of one rank.
 
-    ``cache`` is the same on all ranks, and ``by_bit`` has the entries that were submitted as bits and are not answered
-    yet; those in ``_blank_bits`` are blank on this rank.
+    ``cache`` and ``tuning``, which is None until the first run, are the same on all ranks after the same run.
+    ``by_bit`` has the entries that were submitted as bits and are not answered yet; those in ``_blank_bits`` are blank
+    on this rank.
     """
 
     def __init__(self, rank: int, in_flight: InFlight) -> None:
@@ -71,6 +72,7 @@ class Replica:
         self._in_flight = in_flight
         self._batches = 0
         self.cache = Cache()
+        self.tuning: Tuning | None = None
         self.by_bit: dict[int, Entry] = {}
         self._blank_bits = 0
 
@@ -101,6 +103,8 @@ class Replica:
 
         Raises ProtocolError if it names something that this rank did not submit.
         """
+        if run.tuning is not None:
+            self.tuning = run.tuning
         if self.cache.begin(run.generation):
             self.by_bit.clear()
             self._blank_bits = 0

@@ -4,8 +4,9 @@ Every frame begins with magic, version, type, its number, how many frames the se
 number. Then, by type::
 
     READY   generation u32, four lengths u32, bits, blank bits, blank requests, requests as JSON
-    RUN     generation u32, batches u32, length of blank bits u32, blank bits, then each batch: length of bits u32, of
-            responses u32, bits, responses as JSON
+    RUN     generation u32, batches u32, length of blank bits u32, number of tunings u8 (0 or 1), blank bits, the
+            tuning (fusion threshold u64, hold-off in seconds f64), then each batch: length of bits u32, of responses
+            u32, bits, responses as JSON
     END     JSON
     GATHERED  count u32, then each: ranks u32, length u32, the ranks as u32, what follows the header of a READY
 
@@ -18,6 +19,7 @@ lengths are compared with what is there, numbers with their ranges, and anything
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from enum import IntEnum
@@ -37,6 +39,7 @@ from hvdlite.negotiation.messages import (
     Request,
     Response,
     Run,
+    Tuning,
 )
 from hvdlite.tensors.device import MAX_KIND_CHARACTERS, MAX_ORDINAL, Device
 from hvdlite.tensors.dtypes import BY_NAME, MAX_DTYPE_CHARACTERS, MAX_ITEMSIZE, OP_NAMES, DType, ElementType, Opaque
@@ -47,10 +50,11 @@ MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 56
 MAX_BYTES = 8 * MAX_ELEMENTS
 
-_VERSION = 6
+_VERSION = 7
 _HEADER = struct.Struct("<2sBBQQQ")
 _READY = struct.Struct("<IIIII")
-_RUN = struct.Struct("<III")
+_RUN = struct.Struct("<IIIB")
+_TUNING = struct.Struct("<Qd")
 _LENGTHS = struct.Struct("<II")
 _COUNT = struct.Struct("<I")
 
@@ -101,12 +105,14 @@ def frame_of(header: Header, session: int, body: bytes) -> bytes:
 
 
 def body_of(message: Message) -> tuple[Type, bytes]:
-    """Encodes Encodes ``message`` without the header, which differs from peer to peer."""
+    """Encodes ``message`` without the header, which differs from peer to peer."""
     if isinstance(message, Ready):
         return Type.READY, _ready_body(message)
     if isinstance(message, Run):
         blank = _bytes_of(message.blank_bits)
-        parts = [_RUN.pack(message.generation, len(message.batches), len(blank)), blank]
+        parts = [_RUN.pack(message.generation, len(message.batches), len(blank), message.tuning is not None), blank]
+        if message.tuning is not None:
+            parts.append(_TUNING.pack(*message.tuning))
         for batch in message.batches:
             bits, responses = _bytes_of(batch.bits), _json_of(batch.responses)
             parts += (_LENGTHS.pack(len(bits), len(responses)), bits, responses)
@@ -185,10 +191,16 @@ def _decode_ready(frame: bytes, offset: int) -> Ready:
 
 
 def _decode_run(frame: bytes, offset: int) -> Run:
-    generation, count, blank_length = _RUN.unpack_from(frame, offset)
+    generation, count, blank_length, tunings = _RUN.unpack_from(frame, offset)
     offset += _RUN.size
     blank_bits = int.from_bytes(frame[offset : offset + blank_length], "little")
     offset += blank_length
+    tuning = None
+    if tunings:
+        _expect(tunings == 1, "RUN has more than one tuning")
+        tuning = Tuning(*_TUNING.unpack_from(frame, offset))
+        _expect(tuning.fusion_threshold <= MAX_BYTES and 0 <= tuning.hold_s < math.inf, "a tuning")
+        offset += _TUNING.size
     _expect(count <= len(frame), "RUN has more batches than bytes")
     batches = []
     for _ in range(count):
@@ -201,7 +213,7 @@ def _decode_run(frame: bytes, offset: int) -> Run:
         batches.append(Batch(bits, tuple(map(_response, responses))))
         offset = end
     _expect(offset == len(frame), "RUN has bytes after its last batch")
-    return Run(generation, tuple(batches), blank_bits)
+    return Run(generation, tuple(batches), blank_bits, tuning)
 
 
 def _decode_gathered(frame: bytes, offset: int) -> Gathered:

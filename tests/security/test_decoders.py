@@ -27,7 +27,7 @@ from hvdlite.launcher.stream.frames import (
     unpack_output,
 )
 from hvdlite.launcher.stream.hello import Hello
-from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, News, Ready, Response, Run
+from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, News, Ready, Response, Run, Tuning
 from hvdlite.negotiation.wire import (
     Header,
     Message,
@@ -57,6 +57,7 @@ MESSAGES: tuple[Message, ...] = (
     Run(
         3, (Batch(1 << 90, ()), Batch(0, (Response("weight", "", (1, 2), 4, REQUESTS[0]), Response("x", "no", (), -1))))
     ),
+    Run(0, (Batch(1, ()),), 1, Tuning(128 << 20, 0.005)),
     End(EndKind.STALLED, 2, "node7", "it hangs", 4.5, ((1, "loss"), (3, "weight"))),
 )
 REQUEST = {"epoch": 3, "round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "offer": {"host": "node7", "port": 40000}}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from hvdlite.negotiation.entry import Entry
-from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Ready, Request, Run
+from hvdlite.negotiation.messages import EMPTY_GROUP, Kind, Ready, Request, Run, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.replica import Replica
 from hvdlite.negotiation.unnamed import Unnamed
@@ -90,7 +90,7 @@ class Ranks:
     """
 
     def __init__(self, size: int, capacity: int = 64, threshold: int = 1 << 20) -> None:
-        self.negotiator = Negotiator(range(10, 10 + size), capacity, threshold)
+        self.negotiator = Negotiator(range(10, 10 + size), capacity, Tuning(threshold))
         self.leaves = [Leaf(rank) for rank in range(size)]
 
     def send_up(self, rank: int) -> int:

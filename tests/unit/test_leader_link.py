@@ -54,6 +54,7 @@ def tree() -> Iterator[Tree]:
 def _coordinator(link: LeaderLink, plane: Mock) -> Coordinator:
     in_flight, executor, observer = Mock(), Mock(), Mock()
     in_flight.take_new.return_value = in_flight.all.return_value = executor.entries.return_value = []
+    executor.backlog = 0
     return Coordinator(member(1, "abb"), Settings(), link, plane, in_flight, executor, observer, on_end=Mock())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvdlite.negotiation.agree import is_well_formed
-from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready
+from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import ProtocolError, encode
 from hvdlite.tensors.device import CPU, Device
@@ -35,14 +35,14 @@ def test_nothing_runs_before_the_last_rank_submits() -> None:
 
 
 def test_it_tells_who_was_the_last_of_all_ranks() -> None:
-    negotiator = Negotiator(range(3), 8, 1 << 20)
+    negotiator = Negotiator(range(3), 8, Tuning(1 << 20))
     for ready in (Ready(0, 0, (request("a"),)), Ready(0, 1, ())):
         assert [negotiator.receive(rank, ready) for rank in (1, 0, 2)] == [False, False, True]
         negotiator.cut()
 
 
 def test_nobody_is_the_last_where_not_all_take_part() -> None:
-    negotiator = Negotiator(range(3), 8, 1 << 20)
+    negotiator = Negotiator(range(3), 8, Tuning(1 << 20))
     message = Ready(0, 0, (request("m", kind=Kind.SEND, root=0, peer=1, cacheable=False),))
     assert [negotiator.receive(rank, message) for rank in (1, 0)] == [False, False]
     join = Ready(0, 0, (request(JOIN_NAME, kind=Kind.JOIN, cacheable=False),))
@@ -245,7 +245,7 @@ def test_names_that_the_user_did_not_give_are_not_remembered() -> None:
 )
 def test_what_no_correct_rank_sends_is_refused(ready: Ready) -> None:
     with pytest.raises(ProtocolError, match="rank 1"):
-        Negotiator(range(2), 8, 8).receive(1, ready)
+        Negotiator(range(2), 8, Tuning(8)).receive(1, ready)
 
 
 def test_a_tensor_is_blank_if_no_rank_has_a_value_for_it() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdlite.members.ranges import named
-from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request
+from hvdlite.negotiation.messages import JOIN_NAME, Kind, Ready, Request, Tuning
 from hvdlite.negotiation.negotiate import Negotiator
 from hvdlite.negotiation.wire import ProtocolError
 from hvdlite.tensors.dtypes import DType
@@ -173,11 +173,11 @@ def test_in_any_order_on_several_hosts(data: st.DataObject, sizes: list[int], re
 def test_what_cannot_be_an_empty_group_is_refused(change: dict[str, object]) -> None:
     (impossible,) = (each._replace(**change) for each in group("x", 0))
     with pytest.raises(ProtocolError, match="sent an invalid request for"):
-        Negotiator(range(2), 8, 8).receive(1, Ready(0, 0, (impossible,)))
+        Negotiator(range(2), 8, Tuning(8)).receive(1, Ready(0, 0, (impossible,)))
 
 
 @pytest.mark.parametrize("name", ["x", "x[2]", "x[-1]", "x[]", "x[1", "x1]", "x[\u00b2]", "[x]"])
 def test_what_cannot_be_in_a_group_is_refused(name: str) -> None:
     impossible: Request = request(name, group_length=2)
     with pytest.raises(ProtocolError, match="sent an invalid request for"):
-        Negotiator(range(2), 8, 8).receive(1, Ready(0, 0, (impossible,)))
+        Negotiator(range(2), 8, Tuning(8)).receive(1, Ready(0, 0, (impossible,)))

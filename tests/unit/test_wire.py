@@ -23,8 +23,9 @@ from hvdlite.negotiation.messages import (
     Request,
     Response,
     Run,
+    Tuning,
 )
-from hvdlite.negotiation.wire import Message, ProtocolError, Type, decode, encode
+from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError, Type, decode, encode
 from hvdlite.tensors.device import Device
 from hvdlite.tensors.dtypes import OP_NAMES, DType
 from tests.unit.replicas import request
@@ -66,11 +67,12 @@ READY = st.builds(
     st.lists(REQUESTS, max_size=3).map(tuple),
     BITS,
 )
+TUNINGS = st.builds(Tuning, st.integers(0, MAX_BYTES), st.floats(0, allow_infinity=False))
 NEWS = st.builds(News, st.lists(st.integers(0, 1 << 31), max_size=4).map(tuple), READY)
 MESSAGES = st.one_of(
     READY,
     st.builds(Gathered, st.lists(NEWS, max_size=3).map(tuple)),
-    st.builds(Run, st.integers(0, 99), st.lists(BATCHES, max_size=3).map(tuple), BITS),
+    st.builds(Run, st.integers(0, 99), st.lists(BATCHES, max_size=3).map(tuple), BITS, st.none() | TUNINGS),
     st.builds(
         End,
         st.sampled_from(sorted(set(EndKind) - UNSENT)),
@@ -129,6 +131,28 @@ def test_what_a_signals_handler_raises_meanwhile_is_not_taken_for_damage() -> No
             decode(frame, 0, 0)
     finally:
         sys.settrace(before)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [Tuning(MAX_BYTES + 1), Tuning(0, -1.0), Tuning(0, float("nan")), Tuning(0, float("inf"))],
+    ids=str,
+)
+def test_a_tuning_that_cannot_be_is_refused(tuning: Tuning) -> None:
+    with pytest.raises(ProtocolError, match="a tuning"):
+        decode(encode(Run(0, (), 0, tuning), 1, 2), 1, 2)
+
+
+def test_a_run_has_one_tuning_or_none_and_costs_nothing_without_it() -> None:
+    tuned, untuned = encode(Run(0, (), 0, Tuning(5, 1.0)), 1, 2), encode(Run(0, ()), 1, 2)
+    count_at = len(untuned) - 1
+    assert untuned[count_at] == 0
+    assert len(tuned) == len(untuned) + 16
+    for length in range(len(untuned), len(tuned)):
+        with pytest.raises(ProtocolError):
+            decode(tuned[:length], 1, 2)
+    with pytest.raises(ProtocolError, match="more than one tuning"):
+        decode(tuned[:count_at] + b"\2" + tuned[count_at + 1 :] * 2, 1, 2)
 
 
 @pytest.mark.parametrize(("number", "session"), [(2, 2), (0, 2), (1, 3)])

@@ -1,0 +1,216 @@
+"""Decides what the ranks of a group run.
+
+Each rank of a group has a *decider*, and the deciders of all ranks return the same runs in the same order. A turn gives
+its decider the messages of other ranks and what this rank submitted, and then takes the decisions. Today the root
+decides for all: its decider has the negotiator, and those of the other ranks send to it and receive from it. Ranks that
+agree without the root would be another decider: what this rank submits goes where all ranks can read it, any of them
+may decide, and `Decider.decisions` returns the decisions of all of them in their one order.
+
+The root decides as soon as the executor has room for a batch. So tensors accumulate, and fuse, while bytes are moving.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from hvdlite.control.link import ControlLink
+from hvdlite.engine.observer import Observer
+from hvdlite.members.membership import Membership
+from hvdlite.negotiation.delays.arrival import UNKNOWN
+from hvdlite.negotiation.delays.stall import StallWatch
+from hvdlite.negotiation.delays.straggler import StragglerWatch
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Ready, Run, Tuning
+from hvdlite.negotiation.negotiate import Negotiator
+from hvdlite.negotiation.wire import MAX_BYTES, Message, ProtocolError
+from hvdlite.observe.blackbox import Finding
+from hvdlite.settings import Settings
+
+Decision: TypeAlias = Run | End
+
+
+class Decider(ABC):
+    """One rank's part in the decisions of its group.
+
+    It has no thread and no clock: one thread calls it at a time, with ``now`` on the monotonic clock. Any thread may
+    call `tune` and read ``has_agreed`` and ``due``, the time at which `decisions` must be called even if nothing comes.
+    """
+
+    due: float | None = None
+
+    @property
+    def has_agreed(self) -> bool:
+        """True if `decisions` would return a run, given room for one."""
+        return False
+
+    @abstractmethod
+    def receive(self, sender: int, message: Message, now: float) -> None:
+        """Takes a message of the rank ``sender`` of the group. Raises ProtocolError if no correct rank sends it."""
+
+    @abstractmethod
+    def submit(self, ready: Ready, now: float) -> None:
+        """Publishes what this rank has submitted."""
+
+    @abstractmethod
+    def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
+        """Returns what was decided since the last call, in the order that all ranks have.
+
+        Without ``has_room`` for another batch, this rank decides nothing itself.
+        """
+
+    @abstractmethod
+    def end(self, end: End) -> None:
+        """Ends the group for all its ranks. An `ORDERLY` end is decided like a run; any other one counts at once.
+
+        A group may end several times: the first end counts, and later ones say which ranks have left.
+        """
+
+    @abstractmethod
+    def tune(self, tuning: Tuning) -> None:
+        """Applies ``tuning`` on all ranks from the next run on. Raises ValueError on a rank that may not decide so."""
+
+
+def decider_of(membership: Membership, options: Settings, link: ControlLink, observer: Observer) -> Decider:
+    """Returns the decider of this rank."""
+    if membership.rank == 0:
+        return RootDecider(membership, options, link, observer)
+    return RemoteDecider(membership, link)
+
+
+class RootDecider(Decider):
+    """Decides for all ranks of the group, and watches for ranks that are late."""
+
+    def __init__(self, membership: Membership, options: Settings, link: ControlLink, observer: Observer) -> None:
+        self._ranks = ranks = membership.ranks
+        self._hosts = hosts = [host.name for host in membership.hosts]
+        self._link = link
+        self._observer = observer
+        tuning = Tuning(min(options.fusion_threshold, MAX_BYTES), options.cycle_time / 1000)
+        self._negotiator = Negotiator(ranks, options.cache_capacity, tuning)
+        self._held_until: float | None = None
+        warn_s = 0.0 if options.stall_check_disable else options.stall_check_time_seconds
+        self._stall = StallWatch(warn_s, options.stall_shutdown_time_seconds)
+        self._next_stall_check: float | None = None
+        self._stragglers = StragglerWatch(ranks, hosts)
+        self._has_ended = False
+        self._ends: list[End] = []
+
+    @property
+    def has_agreed(self) -> bool:
+        return not self._has_ended and self._negotiator.has_agreed
+
+    def receive(self, sender: int, message: Message, now: float) -> None:
+        if isinstance(message, Ready):
+            if not self._has_ended:
+                was_last = self._negotiator.receive(sender, message)
+                self._observer.heard(sender, was_last, now)
+        elif isinstance(message, End):
+            self.end(message)
+        else:
+            raise _unexpected(self._ranks[sender])
+
+    def submit(self, ready: Ready, now: float) -> None:
+        self.receive(0, ready, now)
+
+    def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
+        decided: Sequence[Decision] = ()
+        if not self._has_ended:
+            negotiator = self._negotiator
+            if has_room and negotiator.has_agreed and not self._holds_back(now):
+                decided = self._cut(now)
+            if self._stall.interval_s is not None:
+                if negotiator.is_waiting:
+                    self._check_stalls(now)
+                else:
+                    self._next_stall_check = None
+            self.due = self._held_until
+            if self._next_stall_check is not None and (self.due is None or self._next_stall_check < self.due):
+                self.due = self._next_stall_check
+        if self._has_ended:
+            decided = [*decided, *self._ends]
+            self._ends.clear()
+            self.due = None
+        return decided
+
+    def end(self, end: End) -> None:
+        self._has_ended = True
+        self._ends.append(end)
+        self._link.send(end)  # before this rank ends: whoever waits here may then end the process
+
+    def tune(self, tuning: Tuning) -> None:
+        self._negotiator.tuning = tuning
+
+    def _holds_back(self, now: float) -> bool:
+        hold_s = self._negotiator.tuning.hold_s
+        if hold_s > 0 and self._held_until is None:
+            self._held_until = now + hold_s
+        if hold_s > 0 and self._held_until is not None and now < self._held_until:
+            return True
+        self._held_until = None
+        return False
+
+    def _cut(self, now: float) -> Sequence[Run]:
+        negotiator, observer = self._negotiator, self._observer
+        run = negotiator.cut()
+        if run is None:
+            return ()
+        self._link.send(run)
+        named = self._stragglers.ran(run.generation, negotiator.bits_cut, observer.arrival, now)
+        if named is not None:
+            observer.found(Finding("straggler", *named))
+        return (run,)
+
+    def _check_stalls(self, now: float) -> None:
+        interval_s = self._stall.interval_s
+        assert interval_s is not None
+        if self._next_stall_check is None:  # most waits end at once, so only long ones are examined
+            self._next_stall_check = now + interval_s
+        if now < self._next_stall_check:
+            return
+        self._next_stall_check = now + interval_s
+        waiting = self._negotiator.waiting()
+        missing = {rank for wait in waiting.values() for rank in wait.missing}
+        self._observer.missing = self._ranks.index(missing.pop()) if len(missing) == 1 else UNKNOWN
+        report = self._stall.check(waiting, now)
+        if report.warning:
+            self._observer.found(Finding("stall", report.warning, report.facts))
+        if report.fatal:
+            late = report.fatal[0][0]
+            host = self._hosts[self._ranks.index(late)]
+            self.end(End(EndKind.STALLED, late, host, "", report.waited_s, report.fatal))
+
+
+class RemoteDecider(Decider):
+    """Sends to the root what this rank submitted, and receives the root's decisions."""
+
+    def __init__(self, membership: Membership, link: ControlLink) -> None:
+        self._ranks = membership.ranks
+        self._link = link
+        self._decided: list[Decision] = []
+
+    def receive(self, sender: int, message: Message, now: float) -> None:
+        if not isinstance(message, (Run, End)):
+            raise _unexpected(self._ranks[sender])
+        self._decided.append(message)
+
+    def submit(self, ready: Ready, now: float) -> None:
+        self._link.send(ready)
+
+    def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
+        if not (decided := self._decided):
+            return ()
+        self._decided = []
+        return decided
+
+    def end(self, end: End) -> None:
+        if end.kind not in ORDERLY:
+            self._decided.append(end)
+        self._link.send(end)  # an orderly end counts when the root answers, which knows what is still run before it
+
+    def tune(self, tuning: Tuning) -> None:
+        raise ValueError(f"rank {self._ranks[0]} tunes this group, and no other rank")
+
+
+def _unexpected(rank: int) -> ProtocolError:
+    return ProtocolError(f"rank {rank} sent a message that is not its to send")
