@@ -1,8 +1,8 @@
 """Writes the black box of this rank (`hvdlite.observe.blackbox`), if an agent holds one for it.
 
-Each batch is one record, written where it ends, by one `struct.pack_into`. A thread notes once a second what the main
-thread does, its stack and what is in flight, and the gauges. It is the only thread of hvdlite that wakes by the clock,
-and it exists only where there is a black box. It also answers the agent that asks for stacks
+Each batch is one record, written where it ends, by one `struct.pack_into`. Once a second a thread notes the main
+thread's stack and what is in flight, and writes the quantities. It is the only thread of hvdlite that wakes by the
+clock, and it exists only where there is a black box. It also answers the agent that asks for stacks
 (`hvdlite.observe.stacks`).
 """
 
@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from hvdlite.engine.observer import Observer, State
+from hvdlite.metrics.table import BATCHES
 from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe.account import Account
@@ -31,8 +32,6 @@ from hvdlite.observe.blackbox import (
     FINDING_BYTES,
     FINDINGS,
     FINDINGS_AT,
-    GAUGE,
-    GAUGES_AT,
     HEAD,
     MARK,
     NAME_BYTES,
@@ -40,14 +39,16 @@ from hvdlite.observe.blackbox import (
     NOTE,
     NOTE_BYTES,
     NOTES_AT,
+    NUMBER,
+    QUANTITIES_AT,
     RECORD,
     RECORDS,
     RECORDS_AT,
     STACKS_AT,
     Finding,
-    Gauge,
     findings,
-    gauge,
+    quantities,
+    quantity,
 )
 from hvdlite.observe.blackbox import Phase as Phase
 from hvdlite.observe.calls import calls_of, without_ours
@@ -80,8 +81,7 @@ class Recorder:
         self._ranks: dict[int, Sequence[int]] = {}
         self._main = threading.main_thread().ident
         self._memory: Mapped | None = memory
-        earlier = {} if memory is None else {index: gauge(memory, index) for index in Gauge}
-        self.account = Account(time.monotonic(), earlier)
+        self.account = Account(time.monotonic(), {} if memory is None else quantities(memory))
         if memory is not None:
             if memory[: len(MARK)] == MARK:  # an earlier session's, whose records may have larger numbers
                 memory[NOTES_AT:STACKS_AT] = bytes(STACKS_AT - NOTES_AT)
@@ -119,7 +119,7 @@ class Recorder:
         return self._memory is not None
 
     def stop(self) -> None:
-        """Ends the thread, and brings the gauges up to date."""
+        """Ends the thread, and writes the quantities."""
         if self._memory is not None:
             self._is_closed.set()
             self._thread.join(_THREAD_S)
@@ -202,12 +202,12 @@ class Recorder:
     def _look_for_end(self, memory: mmap.mmap) -> None:
         now = time.monotonic()
         is_waiting = any(observer.state(now, 0).waiting_s > 0 for observer in self._observers.values())
-        if (found := self._lingering.look(now, gauge(memory, Gauge.BATCHES), is_waiting)) is not None:
+        if (found := self._lingering.look(now, quantity(memory, BATCHES), is_waiting)) is not None:
             self._publish(found)
 
     def _measure(self, memory: mmap.mmap) -> None:
-        for index, value in {**self.account.gauges(time.monotonic()), **self._interpreter.gauges()}.items():
-            GAUGE.pack_into(memory, GAUGES_AT + index * GAUGE.size, value)
+        for row, value in self.account.quantities(time.monotonic(), self._interpreter.quantities).items():
+            NUMBER.pack_into(memory, QUANTITIES_AT + row.slot * NUMBER.size, value)
 
     def _note(self, memory: mmap.mmap) -> None:
         number, now = next(self._notes), time.monotonic()

@@ -16,7 +16,7 @@ from hvdlite.launcher.job.stalls import Part, Stall, Stalls, read
 from hvdlite.launcher.screen.stacks import Looked, as_lines, looked
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.delays.stall import StallWatch
-from hvdlite.observe.blackbox import AWAKE_AT, GAUGE, HEAD, MARK, NBYTES, OFFER, OFFER_AT, Phase
+from hvdlite.observe.blackbox import AWAKE_AT, HEAD, MARK, NBYTES, NUMBER, OFFER, OFFER_AT, Phase
 
 _THREAD = {"name": "MainThread", "is_main": True, "state": "S", "syscall": "futex", "wchan": "futex_wait"}
 _CALLS = [["/usr/lib/python3.11/threading.py", 3, "wait"], ["/data/job/train.py", 7, "step"]]
@@ -203,7 +203,7 @@ def test_facts_that_say_nothing_are_ignored(facts: dict[str, Any]) -> None:
 def _box(awake_at: float, patience_s: float, phase: Phase) -> bytearray:
     memory = bytearray(NBYTES)
     HEAD.pack_into(memory, 0, MARK, 4711, 0, 2, phase)
-    GAUGE.pack_into(memory, AWAKE_AT, awake_at)
+    NUMBER.pack_into(memory, AWAKE_AT, awake_at)
     OFFER.pack_into(memory, OFFER_AT, 0, 0, 0, 0, patience_s)
     return memory
 

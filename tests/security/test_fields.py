@@ -53,10 +53,9 @@ from hvdlite.observe.blackbox import (
     NOTES_AT,
     STACKS,
     STACKS_AT,
-    Gauge,
     Phase,
 )
-from hvdlite.observe.times import spent
+from hvdlite.observe.times import spent_by
 from hvdlite.observe.untrusted import parse
 from hvdlite.planes.nccl.offers import _parsed as parsed_offer
 from hvdlite.rendezvous.server import read_request
@@ -181,7 +180,7 @@ def read_box(text: bytes) -> None:
         "findings": blackbox.findings(memory, 0),
         "stacks": stacks,
         "dump": dump,
-        "spent": spent(lambda gauge: blackbox.gauge(memory, Gauge(gauge)), 3.0),
+        "spent": spent_by(blackbox.quantities(memory), 3.0),
         "box": packed(0, memory),
     }
     unpack_message(pack_message(Kind.ANSWER, **answer)[5:])

@@ -10,7 +10,7 @@ import math
 from typing import Final
 
 from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import AWAKE_AT, GAUGE, HEAD, OFFER, OFFER_AT, Finding, Phase
+from hvdlite.observe.blackbox import AWAKE_AT, HEAD, NUMBER, OFFER, OFFER_AT, Finding, Phase
 
 _FINDER: Final = 0  # the rank that finds the others
 _MARGIN: Final = 1.1  # after which it would have found them
@@ -27,7 +27,7 @@ class Mute:
         """What is to be told of ``rank`` at ``now``, on the monotonic clock: again each time that its patience ends."""
         mark, *_, phase = HEAD.unpack_from(memory)
         patience_s = float(OFFER.unpack_from(memory, OFFER_AT)[-1])
-        awake_at = float(GAUGE.unpack_from(memory, AWAKE_AT)[0])
+        awake_at = float(NUMBER.unpack_from(memory, AWAKE_AT)[0])
         is_inside = mark == blackbox.MARK and phase == Phase.INSIDE and awake_at > 0
         limit_s = patience_s if rank == _FINDER else _MARGIN * patience_s + _MARGIN_S
         if not (is_inside and patience_s > 0 and now - awake_at >= limit_s):
