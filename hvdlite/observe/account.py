@@ -23,7 +23,9 @@ from hvdlite.observe.loading import loading
 from hvdlite.observe.times import describe, spent_by
 
 
-class _Group(NamedTuple):
+class WatchedGroup(NamedTuple):
+    """A group, and the numbers of its ranks in the job."""
+
     observer: Observer
     ranks: Sequence[int]
 
@@ -31,7 +33,8 @@ class _Group(NamedTuple):
 class Account:
     """The account of a session that begins ``now``, joins the job and leaves it. Times are on the monotonic clock.
 
-    ``earlier`` are the quantities of the sessions before, if there were any. Counters go on from there.
+    ``earlier`` are the quantities of the sessions before, if there were any. Counters go on from there. ``groups`` are
+    those of this session, by the number of their process set.
     """
 
     def __init__(self, now: float, earlier: Quantities) -> None:
@@ -39,7 +42,7 @@ class Account:
         self._earlier = {row: earlier.get(row, 0.0) for row in of_ranks() if row.is_counter}
         if joined_at := earlier.get(JOINED_AT, 0.0):
             self._earlier[EARLIER_S] += max(0.0, earlier[LEFT_AT] - joined_at)
-        self._groups: dict[int, _Group] = {}  # replaced, never modified, because it is read without a lock
+        self.groups: dict[int, WatchedGroup] = {}  # replaced, never modified, because it is read without a lock
         self._late_s: dict[int, float] = {}  # of groups that are no more, and of the sessions before
         if latest_s := earlier.get(LATEST_RANK_S, 0.0):
             self._late_s[int(earlier[LATEST_RANK])] = latest_s
@@ -50,8 +53,8 @@ class Account:
 
         ``ranks`` are the numbers of its ranks in the job.
         """
-        replaced = self._groups.get(number)
-        self._groups = {**self._groups, number: _Group(observer, ranks)}
+        replaced = self.groups.get(number)
+        self.groups = {**self.groups, number: WatchedGroup(observer, ranks)}
         if replaced is not None:
             for row, value in replaced.observer.quantities(now).items():
                 if row.is_counter:
@@ -69,7 +72,7 @@ class Account:
     def quantities(self, now: float, of_python: Callable[[], Quantities] = dict) -> Quantities:
         """The quantities of this rank at ``now``, with those that ``of_python`` returns."""
         loaded_s = loading.seconds(self._left_at or now) - self._loaded_s if self._joined_at else 0.0
-        groups, late_s = list(self._groups.values()), self._late_s.copy()
+        groups, late_s = list(self.groups.values()), self._late_s.copy()
         found = self._earlier.copy()
         for each in (*(group.observer.quantities(now) for group in groups), of_python(), {LOADING_S: loaded_s}):
             for row, value in each.items():
@@ -93,7 +96,7 @@ class Account:
         return describe([own], now - self._began_at, lambda rank: f"rank {rank} on {hosts[rank]}", len(hosts) - 1)
 
 
-def _add_late(late_s: dict[int, float], group: _Group, now: float) -> None:
+def _add_late(late_s: dict[int, float], group: WatchedGroup, now: float) -> None:
     """Adds for how long others waited for each rank, by its number in the job, added up over the others."""
     for rank, seconds in zip(group.ranks, group.observer.late_s(now), strict=True):
         late_s[rank] = late_s.get(rank, 0.0) + seconds * (len(group.ranks) - 1)

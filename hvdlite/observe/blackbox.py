@@ -209,6 +209,17 @@ def look(memory: Memory) -> BlackBox | None:
     return BlackBox(pid, rank, size, Phase(phase), noted_at, note, memory)
 
 
+def write_quantities(memory: mmap.mmap, quantities: Quantities) -> None:
+    """Writes the quantities of a rank."""
+    for row, value in quantities.items():
+        NUMBER.pack_into(memory, QUANTITIES_AT + row.slot * NUMBER.size, value)
+
+
+def write_text(memory: mmap.mmap, form: struct.Struct, at: int, number: int, text: bytes, *fields: float) -> None:
+    """Writes what `_text` reads."""
+    form.pack_into(memory, at, number, *fields, len(text), text, number)
+
+
 def _note(memory: Memory, slot: int) -> tuple[float, Mapping[str, Any]]:
     _, times, note = _text(memory, NOTE, NOTES_AT + slot * NOTE.size)
     return (times[0], note) if isinstance(note, dict) else (0.0, {})

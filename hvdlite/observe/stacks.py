@@ -27,7 +27,17 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, NUMBER, OFFER, OFFER_AT, STACKS, STACKS_AT, STACKS_BYTES
+from hvdlite.observe.blackbox import (
+    ASKED_AT,
+    AWAKE_AT,
+    NUMBER,
+    OFFER,
+    OFFER_AT,
+    STACKS,
+    STACKS_AT,
+    STACKS_BYTES,
+    write_text,
+)
 from hvdlite.observe.calls import Call, calls_of
 
 _MOST_THREADS: Final = 64
@@ -77,7 +87,7 @@ class Stacks:
         asked = int.from_bytes(self._memory[ASKED_AT : ASKED_AT + _QUESTION], "little")
         if asked > int.from_bytes(self._memory[STACKS_AT : STACKS_AT + _QUESTION], "little"):
             text = _all_stacks()
-            STACKS.pack_into(self._memory, STACKS_AT, asked, len(text), text, asked)
+            write_text(self._memory, STACKS, STACKS_AT, asked, text)
 
     def _note_awake(self) -> None:
         NUMBER.pack_into(self._memory, AWAKE_AT, time.monotonic())

@@ -15,7 +15,7 @@ from hvdlite.observe.times import Spent, spent_by
 from ..stream.frames import Kind, pack_message
 from .connections import Connections
 from .evidence import Evidence
-from .looking.mute import Mute
+from .looking.mute import Unresponsive
 from .packing import packed
 from .status import status_of
 from .workers import Worker, Workers
@@ -31,7 +31,7 @@ class Watch:
         self._workers, self._send = workers, send
         self._memories: dict[int, mmap.mmap] = {}  # by rank
         self._reported: dict[int, int] = {}  # by rank, the number of its latest finding
-        self._mute = Mute()
+        self._unresponsive = Unresponsive()
         self.evidence = Evidence()
         self._connections = Connections()
         self.keeps_boxes = False
@@ -60,7 +60,7 @@ class Watch:
                 self._report_findings(rank, memory)
             if now >= self._full_due:
                 for rank, memory in self._memories.items():
-                    if (finding := self._mute.look(rank, memory, now)) is not None:
+                    if (finding := self._unresponsive.look(rank, memory, now)) is not None:
                         self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
                 self.evidence.look(now)
                 self._connections.look(now)

@@ -82,7 +82,7 @@ def test_a_process_set_that_was_removed_counts_although_another_has_its_number(d
         account.watch(1, _waited_for(0.0, 3.0), (0, 1), 100.0)
     found = account.quantities(100.0)
     assert (found[LATEST_RANK], found[LATEST_RANK_S]) == (1.0, 9.0)
-    assert len(account._groups) == 2  # else a process that adds and removes sets grows
+    assert len(account.groups) == 2  # else a process that adds and removes sets grows
 
 
 def _waited_for(*late_s: float) -> Observer:
