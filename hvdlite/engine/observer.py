@@ -1,9 +1,8 @@
-"""Records of the latest batches of a group on this rank, of a fixed size each.
+"""What one group does on this rank: its quantities, what it is in the middle of, and the batches as they are done.
 
-The `Work` of a batch exists anyway, and is the record: a turn and the executor write the times into it on their way.
-It is published when it is done, and not changed again but for letting go of its entries. So a reader in any thread
-needs no lock and sees complete records only, and what it has missed it knows by their numbers, which are the same on
-all ranks. Rank 0 also knows when the news of each rank came, since all submit to it.
+A turn and the executor write times into the `Work` of a batch on their way, so a batch needs no record beside it.
+Subscribers get each `Work` when it is done, after which nothing of it changes but that it lets go of its entries.
+Rank 0 also knows when requests of each rank arrived, since all ranks send theirs to it.
 """
 
 from __future__ import annotations
@@ -11,53 +10,25 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from hvdlite.engine.inflight import InFlight
 from hvdlite.log import logger
-from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN, Arrival
+from hvdlite.metrics.table import BATCHES, IN_FLIGHT, MOVED_S, NBYTES, UNAGREED_S, WAITED_S, Quantities
+from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe.blackbox import Finding
 from hvdlite.planes.base import Planes
 
-CAPACITY: Final = 512  # records
-
-
-class BatchRecord(NamedTuple):
-    """One batch that is done, ``number`` from 1. Times are in seconds on this rank's monotonic clock.
-
-    The arrivals (see `Arrival`) are known on rank 0; elsewhere both ranks are UNKNOWN. This rank told at ``told_at``
-    what it had submitted, knew at ``agreed_at`` that the batch would run, and moved its bytes from ``moved_at`` to
-    ``done_at``. ``waited_s`` is for how long of the time since the batch before was done some thread did nothing but
-    wait for the group: what the batch cost the program. ``nbytes`` are those that this rank submitted.
-    """
-
-    number: int
-    tensors: int
-    nbytes: int
-    first_rank: int
-    first_at: float
-    last_rank: int
-    last_at: float
-    late_s: float
-    told_at: float
-    agreed_at: float
-    moved_at: float
-    done_at: float
-    waited_s: float
-
 
 class Statistics(NamedTuple):
-    """One group on this rank, since it was connected.
-
-    The bytes of ``batches``, which are done or have failed, moved for ``moved_s`` in all, and the program waited for
-    ``waited_s``. ``in_flight`` tensors are submitted and not done. ``planes`` has the name of the data plane for each
-    kind of device, and ``counters`` what all of them count.
+    """One group on this rank: some of its quantities, the name of the data plane for each kind of device, and what all
+    data planes count.
     """
 
     planes: Mapping[str, str]
@@ -68,28 +39,12 @@ class Statistics(NamedTuple):
     counters: Mapping[str, int]
 
 
-class Sums(NamedTuple):
-    """What one group on this rank has come to, since it was connected.
-
-    Some thread has done nothing but wait for ``waited_s``, with a wait that goes on; for ``unagreed_s`` of these its
-    batch was not agreed yet, so other ranks were late. ``late_s`` has for each rank of the group how long the others
-    waited for it (see `Arrival`), and is known on rank 0.
-    """
-
-    batches: int
-    moved_s: float
-    waited_s: float
-    unagreed_s: float
-    late_s: Sequence[float]
-
-
 class State(NamedTuple):
     """What one group on this rank is in the middle of.
 
-    ``in_flight`` tensors are submitted and not done, those of ``first``, with their kinds, for longest; some thread has
-    done nothing but wait for ``waiting_s``, and for 0 if none does, of which nothing was agreed for ``unagreed_s``.
-    ``missing`` is the one rank of the group without which nothing is, or UNKNOWN. If the group ``has_ended``, nothing
-    more is in flight.
+    ``in_flight`` tensors are submitted and not done, and ``first`` has kinds and names of the oldest. Some thread has
+    only waited for ``waiting_s``, or 0 if none waits, and for ``unagreed_s`` of that no batch was agreed. ``missing``
+    is the rank for which all others wait, or UNKNOWN. Nothing is in flight in a group that ``has_ended``.
     """
 
     in_flight: int
@@ -107,12 +62,14 @@ Subscriber = Callable[[Work], None]
 class Observer:
     """The observer of one group on this rank.
 
-    A turn keeps ``told_at``, when this rank last told what it had submitted, and reads ``arrival``, which is of what is
-    decided next, or None while nothing of that is known. ``agreed`` are the batches that were agreed and have not run,
-    which the executor keeps, and ``missing`` is the one rank without which nothing is agreed for long. ``leader_of``
-    has for each rank the one through which its news come. ``on_turn``, if it is there, is called at the beginning of
-    each turn, in its thread; it must not wait. ``on_finding`` takes what a turn found out about the job, and returns
-    whether somebody shows it to the user.
+    - ``told_at``: when this rank last sent what it had submitted. A turn writes it.
+    - ``arrival``: the arrivals of what is decided next, or None if nothing of it has arrived. A turn reads it.
+    - ``agreed``: the batches that were agreed and have not run. The executor keeps them.
+    - ``missing``: the rank for which all others wait, if there is one such rank and they have waited for long.
+    - ``on_turn``: called at the beginning of each turn, in its thread. It must not wait.
+    - ``on_finding``: called with what a turn found out about the job. Returns whether somebody shows it to the user.
+
+    ``leader_of`` has for each rank the rank through which its messages arrive.
     """
 
     def __init__(self, in_flight: InFlight, leader_of: Sequence[int]) -> None:
@@ -127,15 +84,13 @@ class Observer:
         self.agreed: Sequence[Work] = ()
         self.missing = UNKNOWN
         self._late_s = [0.0] * len(leader_of)
-        self._latest: deque[Work] = deque(maxlen=CAPACITY)
-        self._publish = self._latest.append
-        self._batches = 0
+        self._batches = self._nbytes = 0
         self._moved_s = self._waited_s = self._unagreed_s = self._done_at = 0.0
         self._subscribers: tuple[Subscriber, ...] = ()
         self._subscribing = threading.Lock()  # held to replace the tuple, not to read it
 
     def heard(self, rank: int, was_last: bool, now: float) -> None:
-        """Records, on rank 0, that news of ``rank`` came. ``was_last``: they completed a tensor of all other ranks."""
+        """Records, on rank 0, that requests of ``rank`` arrived; ``was_last``: some tensor lacked only those."""
         leader = self._leader_of[rank]
         if leader != self._leader:
             self._leader = leader
@@ -151,7 +106,7 @@ class Observer:
                 self.arrival = (first_rank, first_at, rank, now, late_s if late_s > 0 else 0.0)
 
     def decided(self) -> None:
-        """Records, on rank 0, that what was heard so far has led to a decision."""
+        """Records, on rank 0, that what has arrived so far has led to a decision."""
         arrival = self.arrival
         if arrival is not None:
             self._late_s[arrival[2]] += arrival[4]  # which is 0 where no rank is known
@@ -182,17 +137,17 @@ class Observer:
         work.tensors = len(work.entries)
         self._done_at = now
         self._batches += 1
+        self._nbytes += work.nbytes
         self._moved_s += now - work.moved_at
-        self._publish(work)
         if self._subscribers:
-            self._tell(work)
+            self._publish(work)
 
     def refused(self) -> None:
         """Records that entries fail without a batch, which somebody may have waited for. For turns, before they do."""
         waited_s, unagreed_s = self._wait(now := monotonic())
         self._waited_s += waited_s
         self._unagreed_s += unagreed_s
-        self._late_s, self.missing = self._late_so_far_s(now), UNKNOWN
+        self._late_s, self.missing = self.late_s(now), UNKNOWN
         self._done_at = now
 
     def _wait(self, now: float) -> tuple[float, float]:
@@ -206,19 +161,12 @@ class Observer:
             until = now
         return max(0.0, now - since), max(0.0, min(until, now) - since)
 
-    def _late_so_far_s(self, now: float) -> list[float]:
-        """How long others waited for each rank, and still wait for the one that is missing."""
-        late_s = self._late_s.copy()
-        if (missing := self.missing) >= 0:
-            late_s[missing] += max(0.0, now - self._heard_at)
-        return late_s
-
-    def _tell(self, work: Work) -> None:
+    def _publish(self, work: Work) -> None:
         for subscriber in self._subscribers:
             try:
                 subscriber(work)
             except Exception:
-                logger.exception("a subscriber to the batches of a group failed and hears of no more")
+                logger.exception("a subscriber to the batches of a group failed, and is not called again")
                 self.unsubscribe(subscriber)
 
     # ---- for any thread
@@ -237,10 +185,6 @@ class Observer:
         """Also lets entries and batches have the times that only a timeline needs, from now on."""
         self._in_flight.keeps_times = keeps
 
-    def latest(self, after: int = 0) -> list[BatchRecord]:
-        """Returns the records numbered above ``after`` that are still there, in the order of completion."""
-        return [_record(work) for work in self._latest.copy() if work.number > after]
-
     def state(self, now: float, most: int) -> State:
         """Returns the state at ``now``, on the monotonic clock, with at most that many of the tensors in flight."""
         entries = self._in_flight.all()
@@ -254,12 +198,25 @@ class Observer:
         """Returns what is submitted and not done, the first submitted first."""
         return self._in_flight.all()
 
-    def sums(self, now: float) -> Sums:
-        """Returns the sums at ``now``, on the monotonic clock. Cheap."""
+    def quantities(self, now: float) -> Quantities:
+        """Returns the quantities of the group at ``now``, on the monotonic clock, with a wait that goes on. Cheap."""
         waited_s, unagreed_s = self._waited_s, self._unagreed_s  # first: a wait that ends now is not counted twice
         going_s, unagreed_going_s = self._wait(now)
-        late_s = self._late_so_far_s(now)
-        return Sums(self._batches, self._moved_s, waited_s + going_s, unagreed_s + unagreed_going_s, late_s)
+        return {
+            BATCHES: self._batches,
+            MOVED_S: self._moved_s,
+            WAITED_S: waited_s + going_s,
+            UNAGREED_S: unagreed_s + unagreed_going_s,
+            NBYTES: self._nbytes,
+            IN_FLIGHT: len(self._in_flight.all()),
+        }
+
+    def late_s(self, now: float) -> list[float]:
+        """Returns how long others have waited for each rank of the group, also for one that is missing; on rank 0."""
+        late_s = self._late_s.copy()
+        if (missing := self.missing) >= 0:
+            late_s[missing] += max(0.0, now - self._heard_at)
+        return late_s
 
     def statistics(self, planes: Planes) -> Statistics:
         """Returns the numbers so far, each of them correct at some moment of the call."""
@@ -274,17 +231,3 @@ class Observer:
             len(self._in_flight.all()),
             counters,
         )
-
-
-def _record(work: Work) -> BatchRecord:
-    return BatchRecord(
-        work.number,
-        work.tensors,
-        work.nbytes,
-        *(work.arrival or NOT_KNOWN),
-        work.told_at,
-        work.agreed_at,
-        work.moved_at,
-        work.done_at,
-        work.waited_s,
-    )

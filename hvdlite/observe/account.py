@@ -1,55 +1,65 @@
-"""Where the time of this rank goes, in the numbers of its black box (`hvdlite.observe.blackbox.Gauge`).
+"""The quantities of a rank's session (`hvdlite.metrics.table`), and where its time goes.
 
-All of them are sums that others keep anyway, so an account costs nothing until it is asked.
+All of them are sums that others keep anyway, so an account costs nothing until it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hvdlite.engine.observer import Observer
-from hvdlite.observe.blackbox import Gauge
+from hvdlite.metrics.table import (
+    EARLIER_S,
+    JOINED_AT,
+    LATEST_RANK,
+    LATEST_RANK_S,
+    LEFT_AT,
+    LOADING_S,
+    Quantities,
+    of_ranks,
+)
 from hvdlite.observe.loading import loading
-from hvdlite.observe.times import Slowest, Stay, describe, spent
-
-_LASTING: Final = (Gauge.BATCHES, Gauge.MOVED_S, Gauge.WAITED_S, Gauge.UNAGREED_S, Gauge.LOADING_S, Gauge.EARLIER_S)
-"""Those that go on from one session of a process to the next."""
+from hvdlite.observe.times import describe, spent_by
 
 
-class _Group(NamedTuple):
+class WatchedGroup(NamedTuple):
+    """A group, and the numbers of its ranks in the job."""
+
     observer: Observer
     ranks: Sequence[int]
 
 
 class Account:
-    """The account of a session that begins ``now``, joins the job and leaves it.
+    """The account of a session that begins ``now``, joins the job and leaves it. Times are on the monotonic clock.
 
-    ``earlier`` are the gauges of the sessions before, if there were any. All times are on the monotonic clock.
+    ``earlier`` are the quantities of the sessions before, if there were any. Counters go on from there. ``groups`` are
+    those of this session, by the number of their process set.
     """
 
-    def __init__(self, now: float, earlier: Mapping[Gauge, float]) -> None:
+    def __init__(self, now: float, earlier: Quantities) -> None:
         self._began_at = now
-        self._earlier = {gauge: earlier.get(gauge, 0.0) for gauge in _LASTING}
-        if joined_at := earlier.get(Gauge.JOINED_AT, 0.0):
-            self._earlier[Gauge.EARLIER_S] += max(0.0, earlier[Gauge.LEFT_AT] - joined_at)
-        self._groups: dict[int, _Group] = {}  # replaced, never modified, because it is read without a lock
+        self._earlier = {row: earlier.get(row, 0.0) for row in of_ranks() if row.is_counter}
+        if joined_at := earlier.get(JOINED_AT, 0.0):
+            self._earlier[EARLIER_S] += max(0.0, earlier[LEFT_AT] - joined_at)
+        self.groups: dict[int, WatchedGroup] = {}  # replaced, never modified, because it is read without a lock
         self._late_s: dict[int, float] = {}  # of groups that are no more, and of the sessions before
-        if latest_s := earlier.get(Gauge.LATEST_RANK_S, 0.0):
-            self._late_s[int(earlier[Gauge.LATEST_RANK])] = latest_s
+        if latest_s := earlier.get(LATEST_RANK_S, 0.0):
+            self._late_s[int(earlier[LATEST_RANK])] = latest_s
         self._joined_at = self._left_at = self._loaded_s = 0.0
 
     def watch(self, number: int, observer: Observer, ranks: Sequence[int], now: float) -> None:
-        """Counts the group of the process set of this number too, which takes the place of an earlier one of its.
+        """Also counts the group of the process set ``number``, which may replace an earlier one of that number.
 
         ``ranks`` are the numbers of its ranks in the job.
         """
-        replaced = self._groups.get(number)
-        self._groups = {**self._groups, number: _Group(observer, ranks)}
+        replaced = self.groups.get(number)
+        self.groups = {**self.groups, number: WatchedGroup(observer, ranks)}
         if replaced is not None:
-            for gauge, value in _sums([replaced], now).items():
-                self._earlier[gauge] += value
-            self._late_s = _late_s([replaced], now, self._late_s)
+            for row, value in replaced.observer.quantities(now).items():
+                if row.is_counter:
+                    self._earlier[row] += value
+            _add_late(self._late_s, replaced, now)
 
     def join(self, now: float) -> None:
         """Notes that this rank has left `init`."""
@@ -59,19 +69,22 @@ class Account:
         """Notes that this rank begins to leave, once."""
         self._left_at = self._left_at or now
 
-    def gauges(self, now: float) -> dict[Gauge, float]:
-        """The numbers at ``now``."""
-        groups = list(self._groups.values())
-        late_s = _late_s(groups, now, self._late_s)
-        latest_rank = max(late_s, key=late_s.__getitem__, default=0)
+    def quantities(self, now: float, of_python: Callable[[], Quantities] = dict) -> Quantities:
+        """The quantities of this rank at ``now``, with those that ``of_python`` returns."""
         loaded_s = loading.seconds(self._left_at or now) - self._loaded_s if self._joined_at else 0.0
-        own = {**_sums(groups, now), Gauge.LOADING_S: loaded_s}
-        return {
-            **{gauge: value + own.get(gauge, 0.0) for gauge, value in self._earlier.items()},
-            Gauge.JOINED_AT: self._joined_at,
-            Gauge.LEFT_AT: self._left_at,
-            Gauge.LATEST_RANK: float(latest_rank),
-            Gauge.LATEST_RANK_S: late_s.get(latest_rank, 0.0),
+        groups, late_s = list(self.groups.values()), self._late_s.copy()
+        found = self._earlier.copy()
+        for each in (*(group.observer.quantities(now) for group in groups), of_python(), {LOADING_S: loaded_s}):
+            for row, value in each.items():
+                found[row] = found.get(row, 0.0) + value
+        for group in groups:
+            _add_late(late_s, group, now)
+        latest_rank = max(late_s, key=late_s.__getitem__, default=0)
+        return found | {
+            JOINED_AT: self._joined_at,
+            LEFT_AT: self._left_at,
+            LATEST_RANK: latest_rank,
+            LATEST_RANK_S: late_s.get(latest_rank, 0.0),
         }
 
     def describe(self, hosts: Sequence[str], now: float) -> str:
@@ -79,24 +92,11 @@ class Account:
 
         ``hosts`` are those of all ranks. Of this rank's waits it is assumed that all others wait as long.
         """
-        stay = Stay(spent(self.gauges(now).__getitem__, now))
-        return describe([stay], now - self._began_at, lambda rank: Slowest(rank, hosts[rank]), others=len(hosts) - 1)
+        own = spent_by(self.quantities(now), now)
+        return describe([own], now - self._began_at, lambda rank: f"rank {rank} on {hosts[rank]}", len(hosts) - 1)
 
 
-def _sums(groups: Iterable[_Group], now: float) -> dict[Gauge, float]:
-    sums = [group.observer.sums(now) for group in groups]
-    return {
-        Gauge.BATCHES: float(sum(each.batches for each in sums)),
-        Gauge.MOVED_S: sum(each.moved_s for each in sums),
-        Gauge.WAITED_S: sum(each.waited_s for each in sums),
-        Gauge.UNAGREED_S: sum(each.unagreed_s for each in sums),
-    }
-
-
-def _late_s(groups: Iterable[_Group], now: float, earlier: Mapping[int, float]) -> dict[int, float]:
-    """For how long others waited for each rank, by its number in the job, added up over them and to ``earlier``."""
-    late_s = dict(earlier)
-    for observer, ranks in groups:
-        for rank, seconds in zip(ranks, observer.sums(now).late_s, strict=True):
-            late_s[rank] = late_s.get(rank, 0.0) + seconds * (len(ranks) - 1)
-    return late_s
+def _add_late(late_s: dict[int, float], group: WatchedGroup, now: float) -> None:
+    """Adds for how long others waited for each rank, by its number in the job, added up over the others."""
+    for rank, seconds in zip(group.ranks, group.observer.late_s(now), strict=True):
+        late_s[rank] = late_s.get(rank, 0.0) + seconds * (len(group.ranks) - 1)

@@ -1,10 +1,10 @@
 """The black box of a rank: memory that outlives the rank, however that ends, because its agent holds it too.
 
 The rank maps it and writes (`hvdlite.observe.recorder`); the agent reads it while the rank runs, and when it has ended.
-It has a head, gauges, the latest findings, two notes of what the rank was doing, of which the later counts, the latest
-`RECORDS` batches, and the stacks of the rank's threads (`hvdlite.observe.stacks`). A rank may be killed in the middle
-of a write: findings, notes, records and stacks have their number at both ends, and those whose ends differ are left
-out. The reader trusts nothing: it checks what it decodes, and caps it.
+It has a head, the rank's quantities (`hvdlite.metrics.table`), its latest findings, two notes of what the rank was
+doing, of which the later counts, its latest `RECORDS` batches, and stacks of its threads (`hvdlite.observe.stacks`).
+A rank may be killed in the middle of a write. So findings, notes, records and stacks have their number at both ends,
+and those whose ends differ are left out. The reader trusts nothing: it checks what it decodes, and caps it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from hvdlite.metrics.table import Quantities, Quantity, of_ranks
 from hvdlite.observe.untrusted import parse
 
 RECORDS: Final = 4096
@@ -28,7 +29,7 @@ NAME_BYTES: Final = 64
 NOTE_BYTES: Final = 6 << 10
 FINDINGS: Final = 4
 FINDING_BYTES: Final = 16 << 10
-MOST_GAUGES: Final = 64
+MOST_QUANTITIES: Final = 64
 STACKS_BYTES: Final = 128 << 10
 DUMP_BYTES: Final = 512 << 10
 
@@ -36,26 +37,26 @@ HEAD: Final = struct.Struct("<8sIIIi")
 """A mark of the format, and the process: its pid, its rank, the size of the job, and its `Phase`."""
 OFFER: Final = struct.Struct("<iiIQf")
 """A signal on which the rank dumps its stacks, or 0; the native id of the thread that takes it; the descriptor of this
-memory in the rank, to which it writes; Python's number for the main thread; for how long others wait for the rank
-before somebody is told, in seconds, and 0 if for ever."""
+memory in the rank, to which it writes; Python's number for the main thread; for how many seconds others wait for the
+rank before that is reported, and 0 if it never is."""
 NOTE: Final = struct.Struct(f"<QdI{NOTE_BYTES}sQ")
 """Number, time, and the length and bytes of a text: the JSON of an object."""
 FINDING: Final = struct.Struct(f"<QI{FINDING_BYTES}sQ")
 """Number, and the length and bytes of a text: the JSON of the fields of a `Finding`."""
 RECORD: Final = struct.Struct(f"<QIQIQdddddidB{NAME_BYTES}sQ")
 """Those of `Record`, between twice its index."""
-GAUGE: Final = struct.Struct("<d")
+NUMBER: Final = struct.Struct("<d")
 STACKS: Final = struct.Struct(f"<QI{STACKS_BYTES}sQ")
 """Number of the question that it answers, and the length and bytes of a text: JSON, see `hvdlite.observe.stacks`."""
 
 MARK: Final = b"hvdbox 4"
 AWAKE_AT: Final = 24
-"""When the recorder was last awake, on the host's monotonic clock, like a gauge; 0 if it has ended."""
+"""When the recorder was last awake, on the host's monotonic clock, as a `NUMBER`; 0 if it has ended."""
 OFFER_AT: Final = 32
 ASKED_AT: Final = 56
 """The number of the latest question for stacks, the only thing that the agent writes."""
-GAUGES_AT: Final = 64
-FINDINGS_AT: Final = GAUGES_AT + MOST_GAUGES * GAUGE.size
+QUANTITIES_AT: Final = 64
+FINDINGS_AT: Final = QUANTITIES_AT + MOST_QUANTITIES * NUMBER.size
 NOTES_AT: Final = FINDINGS_AT + FINDINGS * FINDING.size
 RECORDS_AT: Final = NOTES_AT + 2 * NOTE.size
 STACKS_AT: Final = RECORDS_AT + RECORDS * RECORD.size
@@ -81,35 +82,8 @@ class Phase(IntEnum):
     INSIDE = 2
 
 
-class Gauge(IntEnum):
-    """The index of each number that a rank keeps up to date: counts, and sums of seconds, of all its sessions.
-
-    Of WAITED_S, which some thread did nothing but wait for other ranks, its batch was not agreed for UNAGREED_S. The
-    training loop waited for data for LOADING_S. The latest session lasted from JOINED_AT to LEFT_AT, which is 0 until
-    then, on the monotonic clock of the host, and those before for EARLIER_S. The root of a group knows which rank the
-    others waited for longest, and for how long, added up over all of them.
-
-    Of this session only, the garbage collector ran for COLLECTED_S, and a thread that slept GIL_SLEEPS times was late
-    by GIL_LATE_S because it waited for the GIL.
-    """
-
-    BATCHES = 0
-    MOVED_S = 1
-    WAITED_S = 2
-    UNAGREED_S = 3
-    LOADING_S = 4
-    JOINED_AT = 5
-    LEFT_AT = 6
-    EARLIER_S = 7
-    LATEST_RANK = 8
-    LATEST_RANK_S = 9
-    COLLECTED_S = 10
-    GIL_LATE_S = 11
-    GIL_SLEEPS = 12
-
-
 class Finding(NamedTuple):
-    """What a rank found out about the job. ``facts`` are those that are said in ``text``, as values of JSON."""
+    """What a rank found out about the job. ``facts`` are those in ``text``, as values of JSON."""
 
     kind: str
     text: str
@@ -119,9 +93,9 @@ class Finding(NamedTuple):
 class Record(NamedTuple):
     """A batch that is done. ``position`` counts those of all groups of this rank from 0.
 
-    ``group`` is the number of a process set, ``number`` that of the batch in its group. ``kind`` is the number of the
-    collective (`hvdlite.negotiation.messages.Kind`), ``name`` that of its first tensor. ``nbytes`` and the times are
-    those of `hvdlite.engine.observer.BatchRecord`; ``last_rank`` is below 0 where it is not known.
+    ``group`` is the number of a process set, and ``number`` counts the batches of that group. ``kind`` is the number of
+    the collective (`hvdlite.negotiation.messages.Kind`), and ``name`` is the first tensor's. See
+    `hvdlite.negotiation.replica.Work` for ``nbytes`` and the times. ``last_rank`` is below 0 where it is not known.
     """
 
     position: int
@@ -181,33 +155,29 @@ def newest(memory: Memory) -> Iterator[Record]:
 def findings(memory: Memory, after: int) -> list[tuple[int, Finding]]:
     """Returns those findings in ``memory``, of NBYTES, whose number is above ``after``, in their order."""
     found = []
-    for slot in range(FINDINGS):
-        (number,) = _INDEX.unpack_from(memory, FINDINGS_AT + slot * FINDING.size)
-        if number > after:
-            _, length, text, again = FINDING.unpack_from(memory, FINDINGS_AT + slot * FINDING.size)
-            if number == again and length <= FINDING_BYTES:
-                with suppress(ValueError):
-                    told = parse(text[:length])
-                    if isinstance(told, list) and [type(each) for each in told] == [str, str, dict]:
-                        found.append((number, Finding(*told)))
+    for at in range(FINDINGS_AT, NOTES_AT, FINDING.size):
+        if _INDEX.unpack_from(memory, at)[0] > after:  # the rest is long, and read only if it is new
+            number, _, fields = _text(memory, FINDING, at)
+            if isinstance(fields, list) and [type(each) for each in fields] == [str, str, dict]:
+                found.append((number, Finding(*fields)))
     return sorted(found)
 
 
-def gauge(memory: Memory, index: Gauge) -> float:
-    """Returns one number of ``memory``, of NBYTES; 0 if it is not finite."""
-    value = float(GAUGE.unpack_from(memory, GAUGES_AT + index * GAUGE.size)[0])
+def quantity(memory: Memory, row: Quantity) -> float:
+    """Returns the value of ``row`` in ``memory``, of NBYTES; 0 if it is not finite."""
+    value = float(NUMBER.unpack_from(memory, QUANTITIES_AT + row.slot * NUMBER.size)[0])
     return value if math.isfinite(value) else 0.0
+
+
+def quantities(memory: Memory) -> Quantities:
+    """Returns what the rank last wrote of its quantities to ``memory``, of NBYTES."""
+    return {row: quantity(memory, row) for row in of_ranks()}
 
 
 def stacks(memory: Memory, asked: int) -> Mapping[str, Any] | None:
     """Returns the answer in ``memory``, of NBYTES, to the question ``asked`` or a later one; None if there is none."""
-    if (number := _INDEX.unpack_from(memory, STACKS_AT)[0]) >= asked:
-        _, length, text, again = STACKS.unpack_from(memory, STACKS_AT)
-        if number == again and length <= STACKS_BYTES:
-            with suppress(ValueError):
-                answer = parse(text[:length])
-                return answer if isinstance(answer, dict) else None
-    return None
+    number, _, answer = _text(memory, STACKS, STACKS_AT)
+    return answer if number >= asked and isinstance(answer, dict) else None
 
 
 def make() -> int:
@@ -239,14 +209,29 @@ def look(memory: Memory) -> BlackBox | None:
     return BlackBox(pid, rank, size, Phase(phase), noted_at, note, memory)
 
 
+def write_quantities(memory: mmap.mmap, quantities: Quantities) -> None:
+    """Writes the quantities of a rank."""
+    for row, value in quantities.items():
+        NUMBER.pack_into(memory, QUANTITIES_AT + row.slot * NUMBER.size, value)
+
+
+def write_text(memory: mmap.mmap, form: struct.Struct, at: int, number: int, text: bytes, *fields: float) -> None:
+    """Writes what `_text` reads."""
+    form.pack_into(memory, at, number, *fields, len(text), text, number)
+
+
 def _note(memory: Memory, slot: int) -> tuple[float, Mapping[str, Any]]:
-    number, at, length, text, again = NOTE.unpack_from(memory, NOTES_AT + slot * NOTE.size)
-    if number == again != 0 and length <= NOTE_BYTES:
+    _, times, note = _text(memory, NOTE, NOTES_AT + slot * NOTE.size)
+    return (times[0], note) if isinstance(note, dict) else (0.0, {})
+
+
+def _text(memory: Memory, form: struct.Struct, at: int) -> tuple[int, list[Any], Any]:
+    """Returns the number at ``at``, the fields between it and the length, and the value of the text or None."""
+    number, *fields, length, text, again = form.unpack_from(memory, at)
+    if number == again != 0 and length <= len(text):
         with suppress(ValueError):
-            note = parse(text[:length])
-            if isinstance(note, dict):
-                return at, note
-    return 0.0, {}
+            return number, fields, parse(text[:length])
+    return 0, fields, None
 
 
 def _record(memory: Memory, slot: int) -> Record | None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
-from hvdlite.observe.blackbox import Gauge
+from hvdlite.metrics.table import COLLECTED_S, GIL_LATE_S, GIL_SLEEPS, Quantities
 
 _NANO: Final = 1e-9
 
@@ -45,13 +45,9 @@ class Interpreter:
         self._sleeps += 1
         return False
 
-    def gauges(self) -> Mapping[Gauge, float]:
-        """The numbers by now."""
-        return {
-            Gauge.COLLECTED_S: self._collected_s,
-            Gauge.GIL_LATE_S: self._late_s,
-            Gauge.GIL_SLEEPS: float(self._sleeps),
-        }
+    def quantities(self) -> Quantities:
+        """The quantities of this rank's Python by now."""
+        return {COLLECTED_S: self._collected_s, GIL_LATE_S: self._late_s, GIL_SLEEPS: self._sleeps}
 
     def close(self) -> None:
         """Stops counting."""

@@ -1,8 +1,8 @@
 """Writes the black box of this rank (`hvdlite.observe.blackbox`), if an agent holds one for it.
 
-Each batch is one record, written where it ends, by one `struct.pack_into`. A thread notes once a second what the main
-thread does, its stack and what is in flight, and the gauges. It is the only thread of hvdlite that wakes by the clock,
-and it exists only where there is a black box. It also answers the agent that asks for stacks
+Each batch is one record, written where it ends, by one `struct.pack_into`. Once a second a thread notes the main
+thread's stack and what is in flight, and writes the quantities. It is the only thread of hvdlite that wakes by the
+clock, and it exists only where there is a black box. It also answers the agent that asks for stacks
 (`hvdlite.observe.stacks`).
 """
 
@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from hvdlite.engine.observer import Observer, State
+from hvdlite.metrics.table import BATCHES
 from hvdlite.negotiation.delays.arrival import NOT_KNOWN, UNKNOWN
 from hvdlite.negotiation.replica import Work
 from hvdlite.observe.account import Account
@@ -31,8 +32,6 @@ from hvdlite.observe.blackbox import (
     FINDING_BYTES,
     FINDINGS,
     FINDINGS_AT,
-    GAUGE,
-    GAUGES_AT,
     HEAD,
     MARK,
     NAME_BYTES,
@@ -45,9 +44,11 @@ from hvdlite.observe.blackbox import (
     RECORDS_AT,
     STACKS_AT,
     Finding,
-    Gauge,
     findings,
-    gauge,
+    quantities,
+    quantity,
+    write_quantities,
+    write_text,
 )
 from hvdlite.observe.blackbox import Phase as Phase
 from hvdlite.observe.calls import calls_of, without_ours
@@ -68,7 +69,7 @@ _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Recorder:
-    """Records the batches of the groups that it is told to `watch`, until it is closed; without memory, nothing."""
+    """Records the batches of the groups that it watches, until it is closed; without memory, nothing."""
 
     def __init__(self, memory: Mapped | None, rank: int, size: int, patience_s: float = 0.0) -> None:
         """Takes over ``memory``, of NBYTES. Others wait for this rank for ``patience_s`` before that is reported."""
@@ -76,17 +77,14 @@ class Recorder:
         self._place = (rank, size)
         self._indices = itertools.count(1)
         self._notes = itertools.count(1)
-        self._observers: dict[int, Observer] = {}
-        self._ranks: dict[int, Sequence[int]] = {}
         self._main = threading.main_thread().ident
         self._memory: Mapped | None = memory
-        earlier = {} if memory is None else {index: gauge(memory, index) for index in Gauge}
-        self.account = Account(time.monotonic(), earlier)
+        self.account = Account(time.monotonic(), {} if memory is None else quantities(memory))
         if memory is not None:
             if memory[: len(MARK)] == MARK:  # an earlier session's, whose records may have larger numbers
                 memory[NOTES_AT:STACKS_AT] = bytes(STACKS_AT - NOTES_AT)
-            told = (number for number, _ in findings(memory, 0))  # an agent counts them for the life of the process
-            self._findings = itertools.count(1 + max(told, default=0))
+            earlier = (number for number, _ in findings(memory, 0))  # an agent counts them for the life of the process
+            self._findings = itertools.count(1 + max(earlier, default=0))
             self.enter(Phase.JOINING)
             self._interpreter = Interpreter()
             self._lingering = Lingering(patience_s)
@@ -108,8 +106,6 @@ class Recorder:
         """Records the batches of a group, ``ranks`` of the process set of this number, from now on."""
         self.account.watch(number, observer, ranks, time.monotonic())
         if self._memory is not None:
-            self._ranks[number] = tuple(ranks)
-            self._observers = {**self._observers, number: observer}
             observer.subscribe(partial(self._record, number))
             observer.on_finding = self._publish
 
@@ -119,7 +115,7 @@ class Recorder:
         return self._memory is not None
 
     def stop(self) -> None:
-        """Ends the thread, and brings the gauges up to date."""
+        """Ends the thread, and writes the quantities."""
         if self._memory is not None:
             self._is_closed.set()
             self._thread.join(_THREAD_S)
@@ -184,7 +180,7 @@ class Recorder:
         if memory is None or len(text) > FINDING_BYTES:
             return False
         number = next(self._findings)
-        FINDING.pack_into(memory, FINDINGS_AT + number % FINDINGS * FINDING.size, number, len(text), text, number)
+        write_text(memory, FINDING, FINDINGS_AT + number % FINDINGS * FINDING.size, number, text)
         return True
 
     def _serve(self, memory: Mapped) -> None:
@@ -201,19 +197,18 @@ class Recorder:
 
     def _look_for_end(self, memory: mmap.mmap) -> None:
         now = time.monotonic()
-        is_waiting = any(observer.state(now, 0).waiting_s > 0 for observer in self._observers.values())
-        if (found := self._lingering.look(now, gauge(memory, Gauge.BATCHES), is_waiting)) is not None:
+        is_waiting = any(group.observer.state(now, 0).waiting_s > 0 for group in self.account.groups.values())
+        if (found := self._lingering.look(now, quantity(memory, BATCHES), is_waiting)) is not None:
             self._publish(found)
 
     def _measure(self, memory: mmap.mmap) -> None:
-        for index, value in {**self.account.gauges(time.monotonic()), **self._interpreter.gauges()}.items():
-            GAUGE.pack_into(memory, GAUGES_AT + index * GAUGE.size, value)
+        write_quantities(memory, self.account.quantities(time.monotonic(), self._interpreter.quantities))
 
     def _note(self, memory: mmap.mmap) -> None:
-        number, now = next(self._notes), time.monotonic()
-        states = {group: observer.state(now, _MOST_IN_FLIGHT) for group, observer in self._observers.items()}
+        number, now, watched = next(self._notes), time.monotonic(), self.account.groups
+        states = {group: each.observer.state(now, _MOST_IN_FLIGHT) for group, each in watched.items()}
         if _EVERYONE in states and states[_EVERYONE].has_ended:
-            return  # the note before says what was in flight
+            return  # the note before has what was in flight
         note = {
             "in_flight": sum(state.in_flight for state in states.values()),
             "names": (names := [_cut(name) for state in states.values() for _, name in state.first][:_MOST_NAMES]),
@@ -221,7 +216,7 @@ class Recorder:
             "unagreed_s": max((state.unagreed_s for state in states.values()), default=0.0),
             "missing": states[_EVERYONE].missing if _EVERYONE in states else UNKNOWN,
             "stack": (stack := _stack(sys._current_frames().get(self._main or 0))),
-            "groups": (groups := {group: self._listed(group, state) for group, state in states.items()}),
+            "groups": (groups := {group: _listed(group, watched[group].ranks, states[group]) for group in states}),
             "threads": (alive := threads()),
             "ours": _OURS if len(_OURS) <= _MOST_OF_FOLDER else "",
         }
@@ -229,20 +224,23 @@ class Recorder:
         while len(text) > NOTE_BYTES:  # of long names and paths; without all these lists it fits
             _shorten(groups, stack, names, alive)
             text = json.dumps(note).encode()
-        at = NOTES_AT + number % 2 * NOTE.size
-        NOTE.pack_into(memory, at, number, now, len(text), text, number)
+        write_text(memory, NOTE, NOTES_AT + number % 2 * NOTE.size, number, text, now)
 
-    def _listed(self, group: int, state: State) -> tuple[Sequence[int], int, list[tuple[int, str]]]:
-        """The ranks of a group, how many tensors are in flight there, and the kinds and names of the first of them."""
-        ranks = () if group == _EVERYONE else self._ranks[group]
-        return ranks, state.in_flight, [(kind, _cut(name)) for kind, name in state.first]
+
+_Listed = tuple[Sequence[int], int, list[tuple[int, str]]]
+"""The ranks of a group, how many tensors are in flight there, and the kinds and names of the first of them."""
+
+
+def _listed(group: int, ranks: Sequence[int], state: State) -> _Listed:
+    first = [(int(kind), _cut(name)) for kind, name in state.first]
+    return () if group == _EVERYONE else tuple(ranks), state.in_flight, first
 
 
 def _cut(name: str) -> str:
     return name[:_MOST_CHARACTERS]
 
 
-def _shorten(groups: dict[int, tuple[Sequence[int], int, list[tuple[int, str]]]], *others: list[Any]) -> None:
+def _shorten(groups: dict[int, _Listed], *others: list[Any]) -> None:
     """Leaves out what is missed least: of the groups, and then of the first of the others that is not empty."""
     _, _, longest = max(groups.values(), key=lambda listed: len(listed[2]), default=((), 0, []))
     if longest:

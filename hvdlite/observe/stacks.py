@@ -27,14 +27,24 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, GAUGE, OFFER, OFFER_AT, STACKS, STACKS_AT, STACKS_BYTES
+from hvdlite.observe.blackbox import (
+    ASKED_AT,
+    AWAKE_AT,
+    NUMBER,
+    OFFER,
+    OFFER_AT,
+    STACKS,
+    STACKS_AT,
+    STACKS_BYTES,
+    write_text,
+)
 from hvdlite.observe.calls import Call, calls_of
 
 _MOST_THREADS: Final = 64
 _MOST_FRAMES: Final = 40
 _MOST_NAMED: Final = 24  # threads in a note, which is short
 _NAME: Final = 24
-_NUMBER: Final = ctypes.sizeof(ctypes.c_uint64)
+_QUESTION: Final = ctypes.sizeof(ctypes.c_uint64)
 _ACTION_BYTES: Final = 256  # of struct sigaction, and more; it begins with the handler
 
 _FILE: Final = 300  # characters
@@ -64,7 +74,7 @@ class Stacks:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._offer(0)
-        GAUGE.pack_into(self._memory, AWAKE_AT, 0.0)
+        NUMBER.pack_into(self._memory, AWAKE_AT, 0.0)
         if self._is_ours():  # else to unregister would undo what the program has done
             faulthandler.unregister(self._signum)
 
@@ -74,13 +84,13 @@ class Stacks:
         if self._signum and not self._is_ours():
             self._signum = 0
             self._offer(0)
-        asked = int.from_bytes(self._memory[ASKED_AT : ASKED_AT + _NUMBER], "little")
-        if asked > int.from_bytes(self._memory[STACKS_AT : STACKS_AT + _NUMBER], "little"):
+        asked = int.from_bytes(self._memory[ASKED_AT : ASKED_AT + _QUESTION], "little")
+        if asked > int.from_bytes(self._memory[STACKS_AT : STACKS_AT + _QUESTION], "little"):
             text = _all_stacks()
-            STACKS.pack_into(self._memory, STACKS_AT, asked, len(text), text, asked)
+            write_text(self._memory, STACKS, STACKS_AT, asked, text)
 
     def _note_awake(self) -> None:
-        GAUGE.pack_into(self._memory, AWAKE_AT, time.monotonic())
+        NUMBER.pack_into(self._memory, AWAKE_AT, time.monotonic())
 
     def _is_ours(self) -> bool:
         return self._signum != 0 and _handler_of(self._signum) == self._handler

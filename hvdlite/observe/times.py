@@ -1,22 +1,82 @@
-"""Where the time of a job went, in one line, from the gauges of its ranks (`hvdlite.observe.blackbox`).
+"""Where time went: how a rank's time divides into computing, waiting and the rest. Everybody who shows it asks here.
 
 All time of a rank, from the begin of the job to its end, is of one class. It starts until `init` has returned, and it
 ends from `shutdown` on. In between it waits for others until its batch is agreed, waits for the bytes of a batch that
-is, or loads data; the rest it computes. A share is the mean over the ranks.
+is, or loads data; the rest it computes.
+
+The observer adds up these waits as they happen, and `add_up` does the same for batches that were recorded. `spent`
+makes the seconds of each class of such sums, and `divide` divides a time by them. The line at the end of a job,
+``hvdrun top`` and ``hvdrun timeline`` show the result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
 
-from hvdlite.observe.blackbox import Gauge
+from hvdlite.metrics.table import (
+    BATCHES,
+    EARLIER_S,
+    JOINED_AT,
+    LATEST_RANK,
+    LATEST_RANK_S,
+    LEFT_AT,
+    LOADING_S,
+    MOVED_S,
+    NBYTES,
+    UNAGREED_S,
+    WAITED_S,
+    Quantities,
+)
 
 LEAST_S: Final = 2.0  # of a job that is worth a line
-MOST_S: Final = 1e9  # of anything that is told of a rank
+MOST_S: Final = 1e9  # of any time of a rank that is believed
 _LEAST_CAUSED: Final = 2 / 3  # of the waiting, by a rank that is named: of two ranks, one always causes half of it
 _LEAST_WAITING: Final = 0.05  # of the time; the causes of less are chance
+
+
+class Batch(Protocol):
+    """A batch that was recorded; see `hvdlite.negotiation.replica.Work`. ``last_rank`` is below 0 if not known."""
+
+    @property
+    def group(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def agreed_at(self) -> float: ...
+    @property
+    def moved_at(self) -> float: ...
+    @property
+    def done_at(self) -> float: ...
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def last_rank(self) -> int: ...
+    @property
+    def late_s(self) -> float: ...
+
+
+def add_up(batches: Iterable[Batch]) -> tuple[Quantities, dict[int, list[float]]]:
+    """Adds up the batches of one rank.
+
+    Returns their sums, and for each rank that was late the seconds of each time that the others waited for it, as far
+    as this rank knows them.
+    """
+    sums: Quantities = dict.fromkeys((BATCHES, MOVED_S, WAITED_S, UNAGREED_S, NBYTES), 0.0)
+    late_s: dict[int, list[float]] = {}
+    decisions: set[tuple[int, float]] = set()
+    for batch in batches:
+        sums[BATCHES] += 1
+        sums[NBYTES] += batch.nbytes
+        sums[MOVED_S] += batch.done_at - batch.moved_at
+        sums[WAITED_S] += batch.waited_s
+        sums[UNAGREED_S] += max(0.0, batch.waited_s - (batch.done_at - batch.agreed_at))
+        decision = batch.group, batch.agreed_at  # one decision may be about several batches
+        if batch.last_rank >= 0 and batch.late_s > 0 and decision not in decisions:
+            decisions.add(decision)
+            late_s.setdefault(batch.last_rank, []).append(batch.late_s)
+    return sums, late_s
 
 
 class Spent(NamedTuple):
@@ -37,96 +97,77 @@ class Spent(NamedTuple):
     latest_rank_s: float
 
 
-class Stay(NamedTuple):
-    """A rank that ended ``before_end_s`` before the job did."""
+class Classes(NamedTuple):
+    """A time, divided."""
 
-    spent: Spent
-    before_end_s: float = 0.0
-
-
-class Slowest(NamedTuple):
-    """The rank for which the others waited."""
-
-    rank: int
-    host: str
-    cause: str = ""
+    compute_s: float
+    waiting_s: float
+    moving_s: float
+    loading_s: float
+    starting_s: float
+    ending_s: float
 
 
-def spent(gauge: Callable[[Gauge], float], ended_at: float) -> Spent:
-    """What the rank with these gauges had spent when it ended. Whatever the gauges are, all numbers are sensible."""
-    joined_at, left_at = gauge(Gauge.JOINED_AT), gauge(Gauge.LEFT_AT)
-    latest_s = (left_at or ended_at) - joined_at if joined_at > 0 else 0.0
-    waiting_s = gauge(Gauge.UNAGREED_S)
-    numbers = (
-        gauge(Gauge.BATCHES),
-        gauge(Gauge.EARLIER_S) + max(0.0, latest_s),
-        ended_at - left_at if left_at > 0 else 0.0,
-        waiting_s,
-        gauge(Gauge.WAITED_S) - waiting_s,
-        gauge(Gauge.LOADING_S),
-        gauge(Gauge.LATEST_RANK),
-        gauge(Gauge.LATEST_RANK_S),
-    )
+def spent(quantities: Quantities, inside_s: float, ending_s: float = 0.0) -> Spent:
+    """What a rank with these quantities spent in ``inside_s``. Whatever they are, all numbers are sensible."""
+    waiting_s = quantities[UNAGREED_S]
+    moving_s = quantities[WAITED_S] - waiting_s
+    more = (quantities.get(row, 0.0) for row in (LOADING_S, LATEST_RANK, LATEST_RANK_S))
+    numbers = (quantities[BATCHES], inside_s, ending_s, waiting_s, moving_s, *more)
     return Spent(*(min(max(number, 0.0), MOST_S) for number in numbers))
 
 
-def _latest(stays: Sequence[Stay], waited_s: float) -> int | None:
-    """The rank that caused most of the ``waited_s`` of all ranks, if there is one."""
-    late_s: dict[int, float] = {}
-    for rank, seconds in ((int(stay.spent.latest_rank), stay.spent.latest_rank_s) for stay in stays):
-        late_s[rank] = late_s.get(rank, 0.0) + seconds
-    rank = max(late_s, key=late_s.__getitem__)
-    return rank if late_s[rank] >= _LEAST_CAUSED * waited_s else None
+def spent_by(quantities: Quantities, ended_at: float) -> Spent:
+    """What a rank with these quantities had spent in all when it ended, on the monotonic clock of its host."""
+    joined_at, left_at = quantities[JOINED_AT], quantities[LEFT_AT]
+    latest_s = (left_at or ended_at) - joined_at if joined_at > 0 else 0.0
+    inside_s = quantities[EARLIER_S] + max(0.0, latest_s)
+    return spent(quantities, inside_s, ended_at - left_at if left_at > 0 else 0.0)
 
 
-def describe(stays: Sequence[Stay], wall_s: float, slowest: Callable[[int], Slowest], others: int) -> str:
-    """The line about a job of ``wall_s``; empty if that was short, or no collective ran.
-
-    ``slowest`` tells more of a rank. Each of the ``stays`` stands for as many waiting ranks as there are ``others``:
-    for one if all ranks are there, and for none if a rank is alone.
-    """
-    if not others:  # a rank alone waits for nobody
-        stays = [stay._replace(spent=_alone(stay.spent)) for stay in stays]
-    if wall_s < LEAST_S or not any(stay.spent.batches for stay in stays):
-        return ""
-    classes = _shares(stays, wall_s)
-    named = None
-    if classes["waiting"] >= _LEAST_WAITING:
-        named = _latest(stays, others * sum(stay.spent.waiting_s for stay in stays))
-    whom = f"rank {named}" if named is not None else "each other"
-    shown = ", ".join(
-        f"{name.replace('waiting', f'waiting for {whom}')} {percent} %"
-        for name, percent in zip(classes, _percentages(list(classes.values())), strict=True)
-        if percent
-    )
-    line = f"time {wall_s:.{0 if wall_s >= 10 else 1}f} s: {shown}"
-    if named is not None:
-        rank, host, cause = slowest(named)
-        line += f"; slowest rank {rank} on {host}{f' ({cause})' if cause else ''}"
-    return line
-
-
-def _alone(spent: Spent) -> Spent:
-    return spent._replace(waiting_s=0.0, moving_s=spent.waiting_s + spent.moving_s)
-
-
-def _shares(stays: Sequence[Stay], wall_s: float) -> dict[str, float]:
-    names = ("compute", "waiting", "communication not hidden", "data loading", "starting", "ending")
-    sums = [0.0] * len(names)
-    for each in (_classes(stay, wall_s) for stay in stays):
-        sums = [total + seconds for total, seconds in zip(sums, each, strict=True)]
-    return {name: total / wall_s / len(stays) for name, total in zip(names, sums, strict=True)}
-
-
-def _classes(stay: Stay, wall_s: float) -> tuple[float, ...]:
-    """Divides ``wall_s`` into the seconds of each class."""
-    inside_s = min(stay.spent.inside_s, wall_s)
-    ending_s = min(max(0.0, stay.before_end_s) + stay.spent.ending_s, wall_s - inside_s)
-    blocked = stay.spent.waiting_s, stay.spent.moving_s, stay.spent.loading_s
+def divide(wall_s: float, spent: Spent) -> Classes:
+    """Divides ``wall_s`` into what the rank did in it. The classes add up to ``wall_s``."""
+    inside_s = min(spent.inside_s, wall_s)
+    ending_s = min(spent.ending_s, wall_s - inside_s)
+    blocked = spent.waiting_s, spent.moving_s, spent.loading_s
     excess = max(1.0, sum(blocked) / inside_s if inside_s else 1.0)  # several threads may have waited at once
     waiting_s, moving_s, loading_s = (seconds / excess if inside_s else 0.0 for seconds in blocked)
     compute_s = max(0.0, inside_s - waiting_s - moving_s - loading_s)
-    return compute_s, waiting_s, moving_s, loading_s, wall_s - inside_s - ending_s, ending_s
+    return Classes(compute_s, waiting_s, moving_s, loading_s, wall_s - inside_s - ending_s, ending_s)
+
+
+def describe(ranks: Sequence[Spent], wall_s: float, describe_rank: Callable[[int], str], others: int) -> str:
+    """The line about a job of ``wall_s``; empty if that was short, or no collective ran. A share is a mean over ranks.
+
+    Each of ``ranks`` stands for as many waiting ranks as there are ``others``: for one if all ranks are there, and for
+    none if a rank is alone.
+    """
+    if not others:  # a rank alone waits for nobody
+        ranks = [each._replace(waiting_s=0.0, moving_s=each.waiting_s + each.moving_s) for each in ranks]
+    if wall_s < LEAST_S or not any(each.batches for each in ranks):
+        return ""
+    divided = [divide(wall_s, each) for each in ranks]
+    seconds = [sum(of_class) for of_class in zip(*divided, strict=True)]
+    whole_s = wall_s * len(ranks)
+    named = None
+    if sum(each.waiting_s for each in divided) >= _LEAST_WAITING * whole_s:
+        named = _latest(ranks, others * sum(each.waiting_s for each in ranks))
+    whom = "each other" if named is None else f"rank {named}"
+    names = ("compute", f"waiting for {whom}", "communication not hidden", "data loading", "starting", "ending")
+    percentages = _percentages([each / whole_s for each in seconds])
+    shown = ", ".join(f"{name} {percent} %" for name, percent in zip(names, percentages, strict=True) if percent)
+    slowest = "" if named is None else f"; slowest {describe_rank(named)}"
+    return f"time {wall_s:.{0 if wall_s >= 10 else 1}f} s: {shown}{slowest}"
+
+
+def _latest(ranks: Sequence[Spent], waited_s: float) -> int | None:
+    """The rank that caused most of the ``waited_s`` of all ranks, if there is one."""
+    late_s: dict[int, float] = {}
+    for each in ranks:
+        rank = int(each.latest_rank)
+        late_s[rank] = late_s.get(rank, 0.0) + each.latest_rank_s
+    rank = max(late_s, key=late_s.__getitem__)
+    return rank if late_s[rank] >= _LEAST_CAUSED * waited_s else None
 
 
 def _percentages(shares: Sequence[float]) -> list[int]:

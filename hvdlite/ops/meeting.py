@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from hvdlite.engine.group import Group
 from hvdlite.errors import HvdError
 from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.engine.group import Group
 from hvdlite.errors import HorovodInternalError
 from hvdlite.groups.group import Group
 from hvdlite.members.process_set import ProcessSet, global_process_set

@@ -12,22 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from hvdlite.metrics.table import Reader, by_name, of_ranks, read_by
 from hvdlite.net.proc import stat_of
 from hvdlite.observe import blackbox, cgroups
-from hvdlite.observe.blackbox import Gauge, Memory
+from hvdlite.observe.blackbox import Memory
 from hvdlite.observe.counters import HostCounters, ProcessCounters, Sums, processors_of, steal_of
 
 from .workers import Worker
 
 _LOOKS: Final = 16  # a second apart
-_GAUGES: Final = {
-    "waited_s": Gauge.WAITED_S,
-    "loading_s": Gauge.LOADING_S,
-    "collected_s": Gauge.COLLECTED_S,
-    "gil_late_s": Gauge.GIL_LATE_S,
-    "gil_sleeps": Gauge.GIL_SLEEPS,
-}
-_OF_HOST: Final = ("swapped_in", "timeouts", "resent")
 _NO_SUMS: Final = ("is_stopped", "processor")
 
 
@@ -65,7 +58,7 @@ class _Watched:
         sums["stopped_s"] = self._stopped_s
         for name in _NO_SUMS:
             del sums[name]
-        return sums | {name: blackbox.gauge(self._memory, index) for name, index in _GAUGES.items()}
+        return sums | by_name({row: blackbox.quantity(self._memory, row) for row in of_ranks() if row.is_counter})
 
     def _find(self) -> None:
         box = blackbox.look(self._memory)
@@ -127,7 +120,8 @@ class Evidence:
 
 def _of_host(pid: int, root: Path, grown: Sums, before: Sums, after: Sums) -> dict[str, Any]:
     """The limits of process ``pid``; and its part of what its host counted, which is added to what has ``grown``."""
-    grown |= {name: after[name] - before[name] for name in _OF_HOST if name in after and name in before}
+    names = [row.name for row in read_by(Reader.HOST)]
+    grown |= {name: after[name] - before[name] for name in names if name in after and name in before}
     processors = processors_of(pid, root)
     stolen = steal_of(before, processors), steal_of(after, processors)
     if stolen[0] is not None and stolen[1] is not None:

@@ -11,16 +11,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeGuard, cast
 
+from hvdlite.metrics.table import by_name
 from hvdlite.net.proc import memory_of, stat_of
 from hvdlite.observe import blackbox
 from hvdlite.observe.blackbox import Phase, Record
+from hvdlite.observe.times import MOST_S, add_up
 
 _WINDOW_S: Final = 10.0
 _SHORTEST_S: Final = 0.5
 _LONGEST_S: Final = 60.0  # of a window that waits for a name to come again
 _MOST_RECORDS: Final = 512
 _MOST_NAMES: Final = 2
-_MOST_S: Final = 1e9  # of a wait
 _WORLD: Final = 0  # the number of the group of all ranks
 
 
@@ -36,7 +37,7 @@ def status_of(rank: int, worker: int, memory: blackbox.Memory | None, now: float
         found |= {"state": stat.state, "cpu_s": stat.cpu_s, "memory_bytes": memory_of(found["pid"])}
     if box is None:
         return found
-    found["phase"] = box.phase.name
+    found |= {"phase": box.phase.name, "quantities": by_name(blackbox.quantities(box.memory))}
     if box.phase is Phase.INSIDE:
         last = box.last()
         found |= _in_flight(box, last, now)
@@ -47,10 +48,10 @@ def status_of(rank: int, worker: int, memory: blackbox.Memory | None, now: float
 
 
 def rates(records: Iterable[Record], now: float) -> dict[str, Any]:
-    """What became of the latest batches, of which ``records`` has the last first; empty if there are too few.
+    """Adds up the latest batches, of which ``records`` has the last first; empty if there are too few.
 
-    In the last ``span_s`` the program did nothing but wait for them for ``held_s``, of which ``others_s`` were before
-    all ranks had submitted them. Where it is known, ``late_s`` has for how long all others had waited for which rank.
+    The quantities are those of the last ``span_s``. Where it is known, ``late_s`` has for how long all others had
+    waited for which rank.
     """
     window: list[Record] = []
     times: dict[str, list[float]] = {}  # of the batches that begin with each name
@@ -67,20 +68,14 @@ def rates(records: Iterable[Record], now: float) -> dict[str, Any]:
         return {}
     counted = window[:-1]  # each covers the time since the one before
     most = max(times.values(), key=len)
-    late_s: dict[int, float] = {}
-    for record in counted:
-        if record.group == _WORLD and record.last_rank >= 0:
-            late_s[record.last_rank] = late_s.get(record.last_rank, 0.0) + max(0.0, record.late_s)
+    sums, _ = add_up(counted)
+    _, late_s = add_up(record for record in counted if record.group == _WORLD)
     return {
+        **by_name(sums),
         "span_s": now - window[-1].done_at,
-        "batches": len(counted),
-        "nbytes": sum(record.nbytes for record in counted),
-        "moved_s": sum(record.done_at - record.moved_at for record in counted),
-        "held_s": sum(record.waited_s for record in counted),
-        "others_s": sum(max(0.0, record.waited_s - (record.done_at - record.agreed_at)) for record in counted),
         "steps": len(most) - 1,
         "steps_per_s": _per_s(most, now) if len(most) > 1 else None,
-        "late_s": list(late_s.items()),
+        "late_s": [(rank, sum(each)) for rank, each in late_s.items()],
     }
 
 
@@ -114,4 +109,4 @@ def _in_flight(box: blackbox.BlackBox, last: Record | None, now: float) -> dict[
 
 
 def _is_time(value: object) -> TypeGuard[float]:
-    return type(value) in (int, float) and 0 <= cast(float, value) < _MOST_S
+    return type(value) in (int, float) and 0 <= cast(float, value) < MOST_S

@@ -1,4 +1,4 @@
-"""Looks into the black boxes of the running workers, and tells hvdrun what the ranks found out."""
+"""Looks into the black boxes of the running workers, and sends hvdrun what the ranks found out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import mmap
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 from hvdlite.observe import blackbox
-from hvdlite.observe.times import Spent, spent
+from hvdlite.observe.times import Spent, spent_by
 
 from ..stream.frames import Kind, pack_message
 from .connections import Connections
 from .evidence import Evidence
-from .looking.mute import Mute
+from .looking.mute import Unresponsive
 from .packing import packed
 from .status import status_of
 from .workers import Worker, Workers
@@ -31,8 +30,8 @@ class Watch:
     def __init__(self, workers: Workers, send: Callable[[bytes], None]) -> None:
         self._workers, self._send = workers, send
         self._memories: dict[int, mmap.mmap] = {}  # by rank
-        self._told: dict[int, int] = {}  # by rank, the number of its latest finding
-        self._mute = Mute()
+        self._reported: dict[int, int] = {}  # by rank, the number of its latest finding
+        self._unresponsive = Unresponsive()
         self.evidence = Evidence()
         self._connections = Connections()
         self.keeps_boxes = False
@@ -57,11 +56,11 @@ class Watch:
     def tick(self, now: float) -> None:
         """Looks, if it is time."""
         if self.due is not None and now >= self.due:
-            for rank in self._memories:
-                self._look(rank)
+            for rank, memory in self._memories.items():
+                self._report_findings(rank, memory)
             if now >= self._full_due:
                 for rank, memory in self._memories.items():
-                    if (finding := self._mute.look(rank, memory, now)) is not None:
+                    if (finding := self._unresponsive.look(rank, memory, now)) is not None:
                         self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
                 self.evidence.look(now)
                 self._connections.look(now)
@@ -73,23 +72,21 @@ class Watch:
 
         Neither is known without a black box.
         """
-        told, is_alone = None, False
-        if (memory := self._memories.get(worker.rank)) is not None:
-            self._look(worker.rank)
-            told = spent(partial(blackbox.gauge, memory), now)
-            if (
-                last := next(blackbox.newest(memory), None)
-            ) is not None:  # which a rank that was killed has not counted
-                told = told._replace(batches=max(told.batches, last.position + 1.0))
+        spent, is_alone = None, False
+        if (memory := self._memories.pop(worker.rank, None)) is not None:
+            self._report_findings(worker.rank, memory)
+            spent = spent_by(blackbox.quantities(memory), now)
+            last = next(blackbox.newest(memory), None)
+            if last is not None:  # which a rank that was killed has not counted
+                spent = spent._replace(batches=max(spent.batches, last.position + 1.0))
             self.evidence.end(worker.rank)
             is_alone = self._connections.end(worker.rank, now)
             if self.keeps_boxes and (box := packed(worker.rank, memory)):
                 self._send(pack_message(Kind.BOX, **box))
-            del self._memories[worker.rank]
             memory.close()
         if not self._memories:
             self.due = None
-        return told, is_alone
+        return spent, is_alone
 
     def status(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What the workers of ``ranks`` are doing that have not ended. For any thread."""
@@ -111,7 +108,7 @@ class Watch:
                     found.append(box)
         return found
 
-    def _look(self, rank: int) -> None:
-        for number, finding in blackbox.findings(self._memories[rank], self._told.get(rank, 0)):
-            self._told[rank] = number
+    def _report_findings(self, rank: int, memory: mmap.mmap) -> None:
+        for number, finding in blackbox.findings(memory, self._reported.get(rank, 0)):
+            self._reported[rank] = number
             self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from statistics import median_low
 from typing import Any, Final, NamedTuple
 
+from hvdlite.metrics.table import TABLE
+
 from ..agents.fields import count, field, figure, improper
 
 _ENOUGH: Final = 0.4
@@ -23,7 +25,6 @@ _SOME_READS: Final = 5.0  # per second
 _MOST_STRAIN: Final = 3.0
 _LEAST_S: Final = 0.1  # between two looks, which are a second apart
 _MOST_RANKS: Final = 1 << 16
-_MOST_SUMS: Final = 64
 
 
 class Window(NamedTuple):
@@ -58,10 +59,11 @@ def windows(answer: object, host: str, ranks: frozenset[int]) -> dict[int, Windo
     found = {}
     for row in answer:
         rank, over_s, sums = count(row, "rank"), figure(row, "over_s"), field(row, "sums", dict)
-        if rank not in ranks or over_s < _LEAST_S or len(sums) > _MOST_SUMS:
+        if rank not in ranks or over_s < _LEAST_S:
             raise improper("rank")
         # A process that began anew counts from 0.
-        rates = {str(name): max(0.0, _number(value)) / over_s for name, value in sums.items()}
+        known = (counter.name for counter in TABLE if counter.name in sums)
+        rates = {name: max(0.0, _number(sums[name])) / over_s for name in known}
         found[rank] = Window(host, over_s, rates, _limit(row, "cores"), _limit(row, "memory"))
     return found
 

@@ -1,10 +1,10 @@
-"""Collects where the time of each rank went, and says at the end of the job where the time of all went."""
+"""Collects where the time of each rank went, for the line at the end of the job about all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hvdlite.observe.times import MOST_S, Slowest, Spent, Stay, describe
+from hvdlite.observe.times import MOST_S, Spent, describe
 
 from ..stream.frames import FrameError
 
@@ -12,7 +12,7 @@ from ..stream.frames import FrameError
 class Times:
     """The times of a job that began at ``began``, on the monotonic clock of hvdrun. ``hosts`` are those of its ranks.
 
-    ``cause_of`` says in a few words what held up a slow rank, and nothing where that is not known.
+    ``cause_of`` returns in a few words why a rank was slow, and an empty text if that is not known.
     """
 
     def __init__(self, hosts: Mapping[int, str], began: float, cause_of: Callable[[int], str]) -> None:
@@ -20,7 +20,10 @@ class Times:
         self._ended: dict[int, tuple[Spent, float]] = {}
 
     def ended(self, rank: int, told: object, at: float, now: float) -> None:
-        """Rank ``rank`` ended at ``at``. Its agent told what it had spent. Raises FrameError if that is nothing."""
+        """Rank ``rank`` ended at ``at``; ``told`` is what its agent sent about its time, or None.
+
+        Raises FrameError if ``told`` is something else.
+        """
         if told is not None:
             spent = _spent(told)
             if int(spent.latest_rank) not in self._hosts:  # whatever a rank may write
@@ -33,15 +36,16 @@ class Times:
 
     def line(self, now: float) -> str:
         """The line about a job that ends ``now``; empty if there is nothing to say."""
-        stays = [Stay(spent, now - at) for spent, at in self._ended.values()]
-        return describe(stays, now - self._began, self._slowest, others=min(1, len(self._hosts) - 1))
+        ranks = [spent._replace(ending_s=spent.ending_s + now - at) for spent, at in self._ended.values()]
+        return describe(ranks, now - self._began, self._describe, others=min(1, len(self._hosts) - 1))
 
-    def _slowest(self, rank: int) -> Slowest:
-        return Slowest(rank, self._hosts[rank], self._cause_of(rank))
+    def _describe(self, rank: int) -> str:
+        cause = self._cause_of(rank)
+        return f"rank {rank} on {self._hosts[rank]}{f' ({cause})' if cause else ''}"
 
 
 def _spent(told: object) -> Spent:
-    """What an agent told, which runs on another machine and may send anything."""
+    """Reads what an agent sent, which runs on another machine and may send anything."""
     if not isinstance(told, list) or len(told) != len(Spent._fields):
         raise FrameError("a rank's times are missing")
     if not all(type(each) in (int, float) and 0 <= each <= MOST_S for each in told):

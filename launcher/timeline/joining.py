@@ -1,9 +1,9 @@
 """Joins the timelines of ranks that each wrote a file by the clock of its own host. Pure.
 
-What two hosts do in one batch bounds how their clocks differ, as question and answer do: nobody knows a decision of a
-group's first rank before it is made, nor is it made before all have told what they have; and where bytes go from each
-rank to each, nobody is done before all have begun. Each batch gives such a pair of bounds, and the closest ones of a
-minute count, as clocks drift. Where no batch says anything, the clocks of the world do.
+What two hosts do in one batch bounds the offset of their clocks, as a question and its answer do. A rank knows a
+decision of the group's first rank only after it was made, and it was made only after all ranks had sent what they have.
+Where bytes go from each rank to each, no rank is done before all have begun. So each batch gives a lower and an upper
+bound. The closest bounds of each minute count, as clocks drift. Without any bounds, the wall clocks of the hosts count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Clock:
 
 
 def _nearest(shift: float, low: float, high: float) -> float:
-    """Returns what of the bounds is nearest to ``shift``, or their middle if the clocks drifted between them."""
+    """Returns what within the bounds is nearest to ``shift``; their middle if the clocks have drifted."""
     return (low + high) / 2 if low > high else min(max(shift, low), high)
 
 
@@ -76,7 +76,7 @@ def _windows(ours: Sequence[RankTrace], theirs: Sequence[RankTrace]) -> dict[int
 
 
 def _bounds(one: RankTrace, other: RankTrace) -> Iterator[tuple[float, float, float]]:
-    """Yields, at times of ``other``, between what lies that which added to them makes them those of ``one``."""
+    """Of each batch of both ranks, yields a time on ``other``'s clock and the bounds of the offset to ``one``'s clock."""
     deciders = _deciders(one), _deciders(other)
     for key, theirs in other.batches.items():
         ours = one.batches.get(key)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from hvdlite.members.ranges import named
+from hvdlite.metrics.table import MOVED_S
+from hvdlite.observe.times import Classes, add_up, divide, spent
 
-from .trace import Batch, RankTrace, first_us
+from .trace import RankTrace, first_us
 
 _SLOWEST: Final = 10
 _MOST_UNFINISHED: Final = 20
@@ -18,18 +20,16 @@ _US: Final = 1e6
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds of one rank: bytes moved, the program waited meanwhile and otherwise, others waited for this rank."""
+    """What one rank did while batches ran, and for how long others waited for it, each time that it was late."""
 
-    moved_s: float = 0.0
-    waited_moving_s: float = 0.0
-    waited_for_others_s: float = 0.0
-    late_s: float = 0.0
-    times_last: int = 0
+    moved_s: float
+    spent: Classes
+    late_s: list[float] = field(default_factory=list)
 
     @property
     def hidden(self) -> float:
         """The share of moving during which the program did something else than wait."""
-        return 1 - self.waited_moving_s / self.moved_s if self.moved_s else 1.0
+        return max(0.0, 1 - self.spent.moving_s / self.moved_s) if self.moved_s else 1.0
 
 
 @dataclass(slots=True)
@@ -50,17 +50,15 @@ def duration_s(traces: Sequence[RankTrace]) -> float:
 
 def waits(traces: Sequence[RankTrace]) -> dict[int, Waits]:
     """Returns the waits by rank."""
-    found = {trace.rank: Waits() for trace in traces}
+    whole_s, late_s = duration_s(traces), dict[int, list[float]]()
+    found = {}
     for trace in traces:
-        own = found[trace.rank]
-        for batch in trace.batches.values():
-            moved_s, waited_s = _moved_s(batch), batch.args.get("waited_us", 0.0) / _US
-            own.moved_s += moved_s
-            own.waited_moving_s += min(moved_s, waited_s)
-            own.waited_for_others_s += max(0.0, waited_s - moved_s)
-            if (last := found.get(batch.args.get("last_rank", -1))) and batch.args["late_us"] > 0:
-                last.late_s += batch.args["late_us"] / _US
-                last.times_last += 1
+        sums, late = add_up(trace.batches.values())
+        found[trace.rank] = Waits(sums[MOVED_S], divide(whole_s, spent(sums, whole_s)))
+        for rank, seconds in late.items():
+            late_s.setdefault(rank, []).extend(seconds)
+    for rank in found.keys() & late_s.keys():
+        found[rank].late_s = late_s[rank]
     return found
 
 
@@ -74,7 +72,7 @@ def slowest(traces: Sequence[RankTrace]) -> list[tuple[str, Slowness]]:
                 tensor = found.setdefault(key, Slowness(_described(dtype, shape)))
                 tensor.runs += 1
                 tensor.negotiated_s += (negotiated_us or 0.0) / _US
-                tensor.moved_s += _moved_s(batch)
+                tensor.moved_s += batch.done_at - batch.moved_at
     return sorted(found.items(), key=lambda item: -item[1].negotiated_s - item[1].moved_s)[:_SLOWEST]
 
 
@@ -91,7 +89,7 @@ def describe(traces: Sequence[RankTrace]) -> Iterator[str]:
     yield from _unfinished(traces)
     by_rank = waits(traces)
     moved_s = sum(each.moved_s for each in by_rank.values())
-    hidden_s = moved_s - sum(each.waited_moving_s for each in by_rank.values())
+    hidden_s = sum(each.hidden * each.moved_s for each in by_rank.values())
     if moved_s:
         yield f"communication took {moved_s / len(traces):.3f} s a rank; {hidden_s / moved_s:.0%} of it was hidden"
     yield ""
@@ -99,8 +97,8 @@ def describe(traces: Sequence[RankTrace]) -> Iterator[str]:
     for trace in traces:
         own = by_rank[trace.rank]
         yield (
-            f"{trace.rank:>4}  {own.moved_s:>7.3f} s  {own.hidden:>6.0%}  {own.waited_moving_s:>11.3f} s  "
-            f"{own.waited_for_others_s:>15.3f} s  {own.times_last:>8}  {own.late_s:>5.3f} s  {trace.host}"
+            f"{trace.rank:>4}  {own.moved_s:>7.3f} s  {own.hidden:>6.0%}  {own.spent.moving_s:>11.3f} s  "
+            f"{own.spent.waiting_s:>15.3f} s  {len(own.late_s):>8}  {sum(own.late_s):>5.3f} s  {trace.host}"
         )
     yield ""
     yield "negotiated       moved    runs  slowest tensors, mean of all runs on all ranks"
@@ -135,8 +133,3 @@ def _unfinished(traces: Sequence[RankTrace]) -> Iterator[str]:
 
 def _described(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
-
-
-def _moved_s(batch: Batch) -> float:
-    begin, end = batch.spans.get("move", (0.0, 0.0))
-    return (end - begin) / _US

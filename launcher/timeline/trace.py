@@ -11,6 +11,7 @@ from typing import Any, Final
 
 Event = dict[str, Any]
 LANES: Final = ("queue", "negotiate", "wait", "move", "finish")
+_US: Final = 1e6
 
 
 class NoTimeline(ValueError):
@@ -19,11 +20,47 @@ class NoTimeline(ValueError):
 
 @dataclass(slots=True)
 class Batch:
-    """The spans of one batch on one rank, by lane: begin and end in µs. ``args`` are those of the span in *move*."""
+    """The spans of one batch of the process set ``group`` on one rank, by lane: begin and end in µs.
 
+    ``args`` are those of the span in *move*. The rest is as in `hvdlite.observe.times.Batch`.
+    """
+
+    group: int
     name: str = ""
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     args: Event = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.args.get("bytes", 0))
+
+    @property
+    def agreed_at(self) -> float:
+        return self.spans.get("wait", self._moving)[0] / _US
+
+    @property
+    def moved_at(self) -> float:
+        return self._moving[0] / _US
+
+    @property
+    def done_at(self) -> float:
+        return self._moving[1] / _US
+
+    @property
+    def waited_s(self) -> float:
+        return float(self.args.get("waited_us", 0.0)) / _US
+
+    @property
+    def last_rank(self) -> int:
+        return int(self.args.get("last_rank", -1))
+
+    @property
+    def late_s(self) -> float:
+        return float(self.args.get("late_us", 0.0)) / _US
+
+    @property
+    def _moving(self) -> tuple[float, float]:
+        return self.spans.get("move", (0.0, 0.0))
 
 
 @dataclass(slots=True)
@@ -95,7 +132,8 @@ def ranks_of(events: list[Event]) -> list[RankTrace]:
             trace.waits.pop(event["id"], None)
         elif event["ph"] == "X":
             begin, args = float(event["ts"]), event["args"]
-            batch = trace.batches.setdefault((int(args["set"]), int(args["batch"])), Batch())
+            number = int(args["set"])
+            batch = trace.batches.setdefault((number, int(args["batch"])), Batch(number))
             batch.spans[event["cat"]] = begin, begin + float(event["dur"])
             if event["cat"] == "move":
                 batch.name, batch.args = str(event["name"]), args

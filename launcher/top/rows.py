@@ -1,14 +1,18 @@
-"""What `hvdrun top` shows of each rank, from the answers of agents, which may say anything (`..agent.status`)."""
+"""What `hvdrun top` shows of each rank, from the answers of agents, which may contain anything (`..agent.status`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
-from ..agents.fields import count, field, figure, improper, printable, shown, text
+from hvdlite.metrics.table import BATCHES, MOVED_S, NBYTES, UNAGREED_S, WAITED_S, Over, Quantities, of_ranks
+from hvdlite.observe.times import divide, spent
+
+from ..agents.fields import count, figure, improper, printable, shown, text
+from ..agents.fields import field as checked
 from ..monitor.client import Client
 
 _WORTH_A_WORD_S: Final = 1.0  # of waiting
@@ -23,9 +27,10 @@ _STATES: Final = {"T": "stopped", "t": "held by a debugger", "Z": "ended"}
 class Row:
     """One rank. What is not known is None.
 
-    ``waits`` is the part of the time in which the program did nothing but wait for collectives, and ``for_others`` that
-    in which not all ranks had come yet. For ``late_s`` in each step, or each batch if steps are not known, all others
+    ``waits`` is the part of the time in which the program only waited for collectives, and ``for_others`` the part in
+    which not all ranks had come yet. For ``late_s`` in each step, or each batch if steps are not known, all others
     waited for this rank: ``late`` of the time. ``cpu`` counts cores. ``idle_s`` ago the ``last`` collective was done.
+    ``quantities`` are those of `hvdlite.metrics.table`, by name, since the rank's first session began.
     """
 
     rank: int
@@ -43,13 +48,15 @@ class Row:
     memory_bytes: int | None = None
     last: str = ""
     idle_s: float | None = None
+    quantities: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """A job at one moment, its ranks in their order. ``slowest`` is the rank for which the others wait, if any.
 
-    ``found`` is what was found out about the job ``found_ago_s`` ago, empty if that is nothing.
+    ``found`` is what was found out about the job ``found_ago_s`` ago, empty if that is nothing. ``quantities`` are the
+    values of all ranks, combined as the table says.
     """
 
     pid: int
@@ -59,6 +66,7 @@ class View:
     found_ago_s: float
     rows: Sequence[Row]
     slowest: int | None
+    quantities: Mapping[str, float]
 
     @property
     def steps_per_s(self) -> float | None:
@@ -101,15 +109,15 @@ class Viewer:
                 if "error" in line:
                     problems[host] = text(line, "error")
                 else:
-                    answers |= {count(rank, "rank"): rank for rank in field(line, "answer", list)}
+                    answers |= {count(rank, "rank"): rank for rank in checked(line, "answer", list)}
             except ValueError as error:
                 problems[host] = str(error)
-        alive = set(field(job, "alive", list))
+        alive = set(checked(job, "alive", list))
         late: dict[int, _Late] = {}
         with suppress(ValueError):
             late = _late(answers.get(0))
         rows = []
-        for host, ranks in field(job, "hosts", dict).items():
+        for host, ranks in checked(job, "hosts", dict).items():
             for rank in ranks:
                 row = Row(rank, host, state=problems.get(host, "") if rank in alive else "ended")
                 if rank in answers:
@@ -121,53 +129,49 @@ class Viewer:
         rows.sort(key=lambda row: row.rank)
         latest = max(rows, key=lambda row: row.late, default=None)
         slowest = latest.rank if latest is not None and latest.late > _MARKED else None
-        command = " ".join(shown(word) for word in field(job, "command", list))
-        found = printable(field(job, "found", str))
-        found_ago_s = figure(job, "found_ago_s")
-        return View(count(job, "pid"), command, figure(job, "ran_s"), found, found_ago_s, rows, slowest)
-
-    def _row(self, rank: int, host: str, told: Mapping[str, Any], late: _Late) -> Row:
-        rates = _rates(told)
-        now, pid = figure(told, "at"), count(told, "pid")
-        state = _STATES.get(text(told, "state"), "") if "state" in told else ""
-        phase = text(told, "phase") if "phase" in told else ""
-        steps_per_s = waits = for_others = bytes_per_s = late_s = None
-        last, idle_s = "", None
-        if rates:
-            span_s = figure(rates, "span_s")
-            if rates.get("steps_per_s") is not None:
-                steps_per_s = figure(rates, "steps_per_s")
-            waiting_s = figure(told, "waiting_s")
-            waits = min(1.0, (figure(rates, "held_s") + waiting_s) / span_s)
-            for_others = min(waits, (figure(rates, "others_s") + figure(told, "unagreed_s")) / span_s)
-            bytes_per_s = count(rates, "nbytes") / span_s
-            late_s = late.each_s
-        if phase == "INSIDE":
-            if (waiting_s := figure(told, "waiting_s")) >= _WORTH_A_WORD_S:
-                names = ", ".join(map(repr, map(shown, field(told, "names", list))))
-                state = state or f"waits {waiting_s:.0f} s{f' for {names}' if names else ''}"
-            if "last" in told:
-                done = field(told, "last", dict)
-                tensors = count(done, "tensors")
-                last = f"{text(done, 'name')}{f' +{tensors - 1}' if tensors > 1 else ''}"
-                idle_s = max(0.0, now - figure(done, "at"))
-        return Row(
-            rank,
-            host,
-            pid,
-            state or _PHASES.get(phase, "" if phase else "before init()"),
-            steps_per_s,
-            waits,
-            for_others,
-            bytes_per_s,
-            late_s,
-            late.share,
-            count(told, "in_flight") if phase == "INSIDE" else None,
-            self._cores(rank, pid, now, figure(told, "cpu_s")) if "cpu_s" in told else None,
-            count(told, "memory_bytes") if "memory_bytes" in told else None,
-            last,
-            idle_s,
+        return View(
+            count(job, "pid"),
+            " ".join(shown(word) for word in checked(job, "command", list)),
+            figure(job, "ran_s"),
+            printable(checked(job, "found", str)),
+            figure(job, "found_ago_s"),
+            rows,
+            slowest,
+            _of_all([row.quantities for row in rows]),
         )
+
+    def _row(self, rank: int, host: str, answer: Mapping[str, Any], late: _Late) -> Row:
+        now, pid = figure(answer, "at"), count(answer, "pid")
+        state = _STATES.get(text(answer, "state"), "") if "state" in answer else ""
+        phase = text(answer, "phase") if "phase" in answer else ""
+        found: dict[str, Any] = {"late": late.share, "quantities": _quantities(answer)}
+        if rates := _rates(answer):
+            span_s = figure(rates, "span_s")
+            sums = _sums(rates)
+            sums[WAITED_S] += figure(answer, "waiting_s")  # a wait that goes on
+            sums[UNAGREED_S] += figure(answer, "unagreed_s")
+            seconds = divide(span_s, spent(sums, span_s))
+            found["waits"] = (seconds.waiting_s + seconds.moving_s) / span_s
+            found["for_others"] = seconds.waiting_s / span_s
+            found["bytes_per_s"] = sums[NBYTES] / span_s
+            found["late_s"] = late.each_s
+            if rates.get("steps_per_s") is not None:
+                found["steps_per_s"] = figure(rates, "steps_per_s")
+        if phase == "INSIDE":
+            found["in_flight"] = count(answer, "in_flight")
+            if (waiting_s := figure(answer, "waiting_s")) >= _WORTH_A_WORD_S:
+                names = ", ".join(map(repr, map(shown, checked(answer, "names", list))))
+                state = state or f"waits {waiting_s:.0f} s{f' for {names}' if names else ''}"
+            if "last" in answer:
+                done = checked(answer, "last", dict)
+                tensors = count(done, "tensors")
+                found["last"] = f"{text(done, 'name')}{f' +{tensors - 1}' if tensors > 1 else ''}"
+                found["idle_s"] = max(0.0, now - figure(done, "at"))
+        if "cpu_s" in answer:
+            found["cpu"] = self._cores(rank, pid, now, figure(answer, "cpu_s"))
+        if "memory_bytes" in answer:
+            found["memory_bytes"] = count(answer, "memory_bytes")
+        return Row(rank, host, pid, state or _PHASES.get(phase, "" if phase else "before init()"), **found)
 
     def _cores(self, rank: int, pid: int, now: float, cpu_s: float) -> float | None:
         before = self._used.get(rank)
@@ -180,32 +184,44 @@ class Viewer:
         return cores
 
 
-def _rates(told: Mapping[str, Any]) -> Mapping[str, Any]:
+def _quantities(answer: Mapping[str, Any]) -> dict[str, float]:
+    values = checked(answer, "quantities", dict) if "quantities" in answer else {}
+    return {row.name: figure(values, row.name) for row in of_ranks() if row.name in values}
+
+
+def _of_all(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The quantities of the job."""
+    found = {}
+    for row in of_ranks():
+        values = [each[row.name] for each in ranks if row.name in each]
+        if values and row.over_ranks is not Over.NONE:
+            found[row.name] = row.over_ranks.combine(values)
+    return found
+
+
+def _rates(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """The sums of a rank and the time that they are of; empty if that is too short, or there are none."""
-    rates = field(told, "rates", dict) if told.get("rates") else {}
+    rates = checked(answer, "rates", dict) if answer.get("rates") else {}
     return rates if rates and figure(rates, "span_s") >= _SHORTEST_S else {}
 
 
-def _late(told: object) -> dict[int, _Late]:
+def _sums(rates: Mapping[str, Any]) -> Quantities:
+    return {row: figure(rates, row.name) for row in (BATCHES, MOVED_S, WAITED_S, UNAGREED_S, NBYTES)}
+
+
+def _late(answer: object) -> dict[int, _Late]:
     """How late each rank is, as rank 0 knows it: in each step, or each batch if steps are not known."""
     late_s: dict[int, float] = {}
-    if not isinstance(told, dict) or not (rates := _rates(told)):
+    if not isinstance(answer, dict) or not (rates := _rates(answer)):
         return {}
-    listed, span_s = field(rates, "late_s", list), figure(rates, "span_s")
+    listed, span_s = checked(rates, "late_s", list), figure(rates, "span_s")
     if len(listed) > _MOST_LATE:
         raise improper("late_s")
-    times = _steps(rates) or count(rates, "batches")
+    times = count(rates, "steps") or round(_sums(rates)[BATCHES])
     for entry in listed:
         if isinstance(entry, list) and [type(each) for each in entry] == [int, float] and isfinite(entry[1]):
             late_s[entry[0]] = max(0.0, entry[1])
-    if type(missing := told.get("missing")) is int:  # a wait that goes on, in one more step
-        late_s[missing] = late_s.get(missing, 0.0) + figure(told, "unagreed_s")
+    if type(missing := answer.get("missing")) is int:  # a wait that goes on, in one more step
+        late_s[missing] = late_s.get(missing, 0.0) + figure(answer, "unagreed_s")
         times += 1
     return {rank: _Late(min(1.0, seconds / span_s), seconds / max(times, 1)) for rank, seconds in late_s.items()}
-
-
-def _steps(rates: Mapping[str, Any]) -> int:
-    """The steps that were counted; 0 if they are not known. Their rate is no measure, as it falls in a pause."""
-    if "steps" in rates:
-        return count(rates, "steps")
-    return round(figure(rates, "steps_per_s") * figure(rates, "span_s")) if rates.get("steps_per_s") else 0

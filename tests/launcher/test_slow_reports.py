@@ -61,7 +61,9 @@ def test_it_is_said_with_its_cause_once_all_agents_have_answered() -> None:
     job = Job()
     job.find()
     now = time.monotonic()
-    assert [asked[:2] for asked in job.a.asked + job.b.asked] == [("evidence", {"seconds": 4.0})] * 2
+    assert [asked[:2] for asked in job.a.asked + job.b.asked] == [
+        ("evidence", {"ranks": [rank], "seconds": 4.0}) for rank in (0, 1)
+    ]
     job.a.answer([row(0, loading_s=0.1)])
     job.reports.tick(now)
     assert job.screen.lines == []

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.launcher.agent.looking.mute import Mute
+from hvdlite.launcher.agent.looking.mute import Unresponsive
 from hvdlite.launcher.agents.link import AgentLink, Question
-from hvdlite.launcher.job.mutes import Mutes
-from hvdlite.launcher.job.stalls import Part, Stall, Stalls, read
+from hvdlite.launcher.job import reports as module
+from hvdlite.launcher.job.reports import Reports
+from hvdlite.launcher.job.stalls import read
+from hvdlite.launcher.screen.screen import Screen
 from hvdlite.launcher.screen.stacks import Looked, as_lines, looked
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.delays.stall import StallWatch
-from hvdlite.observe.blackbox import AWAKE_AT, GAUGE, HEAD, MARK, NBYTES, OFFER, OFFER_AT, Phase
+from hvdlite.observe.blackbox import AWAKE_AT, HEAD, MARK, NBYTES, NUMBER, OFFER, OFFER_AT, Phase
 
 _THREAD = {"name": "MainThread", "is_main": True, "state": "S", "syscall": "futex", "wchan": "futex_wait"}
 _CALLS = [["/usr/lib/python3.11/threading.py", 3, "wait"], ["/data/job/train.py", 7, "step"]]
@@ -135,7 +137,7 @@ def test_the_facts_of_the_watch_are_understood() -> None:
     watch.check(waiting, 0.0)
     stall = read(json.loads(json.dumps(watch.check(waiting, 10.0).facts)), 4)
     assert stall is not None
-    assert [(part.names, part.count, part.missing, part.present) for part in stall.parts] == [
+    assert [(part.names, part.count, part.ranks, part.present) for part in stall.parts] == [
         (("a", "a2"), 2, (1, 2, 3), (0,)),
         (("b",), 1, (0,), (1, 2, 3)),
     ]
@@ -158,62 +160,86 @@ class _Asked:
         return question
 
 
-_MUTE = {"seconds": 12.0, "patience_s": 10.0}
+_UNRESPONSIVE = {"seconds": 12.0, "patience_s": 10.0}
+_STALL = {"seconds": 10, "waits": [{"names": ["a"], "count": 1, "missing": [[0, 0]], "present": []}], "circle": []}
 
 
-def _said(facts: dict[str, Any], *statuses: object, blamed: bool = False) -> list[str]:
-    said: list[str] = []
-    link = cast(AgentLink, _Asked(*statuses))
-    stalls = Stalls(lambda *lines: said.extend(lines), dict.fromkeys(range(3), link))
-    if blamed:
-        stalls.report(Stall(10.0, (Part(("a",), 1, (0,), (1, 2)),), ()), 95.0)
-        stalls.close()
-        said.clear()
-    mutes = Mutes(stalls, {link: frozenset(range(3))})
-    for now in (100.0, 110.0):  # its agent tells of it again and again
-        mutes.begin(0, {**facts, "seconds": facts.get("seconds", 0) + now - 100.0}, now)
-        mutes.tick(now)
-        stalls.tick(now)
-    return said
+class _Said:
+    """What hvdrun says if the agent of three ranks finds again and again that rank 0 is unresponsive."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[str] = []
+        self._now = 100.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self._now)
+
+    def message(self, *lines: str) -> None:
+        self.lines += lines
+
+    def after(self, facts: dict[str, Any], *statuses: object, is_named: bool = False) -> list[str]:
+        link = cast(AgentLink, _Asked(*statuses))
+        reports = Reports(cast(Screen, self), {link: frozenset(range(3))})
+        if is_named:
+            reports.found(link, 0, ["stall", "", _STALL])
+            reports.close()
+            self.lines.clear()
+        for seconds in (0.0, 10.0):
+            self._now = 100.0 + seconds
+            grown = {**facts, "seconds": facts.get("seconds", 0) + seconds}
+            reports.found(link, 0, ["unresponsive", "no Python of rank 0 has run", grown])
+            reports.tick(self._now)
+        return self.lines
 
 
-def test_a_rank_that_runs_no_python_is_named_once_if_others_wait() -> None:
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> _Said:
+    return _Said(monkeypatch)
+
+
+def test_a_rank_that_runs_no_python_is_named_once_if_others_wait(said: _Said) -> None:
     waits = {"rank": 1, "waiting_s": 11.0, "names": ["a"]}
-    said = _said(_MUTE, waits, {"rank": 2, "waiting_s": 1.0, "names": ["b"]}, {"rank": 0, "waiting_s": 99.0})
-    assert [line for line in said if "no Python of rank 0 on node7 runs; rank 1 wait" in line] == said[:1]
+    others = {"rank": 2, "waiting_s": 1.0, "names": ["b"]}, {"rank": 0, "waiting_s": 99.0, "names": []}
+    lines = said.after(_UNRESPONSIVE, waits, *others)
+    assert [line for line in lines if "no Python of rank 0 on node7 runs; rank 1 wait for 'a'" in line] == lines[:1]
 
 
 @pytest.mark.parametrize(
     "status",
-    [None, {"rank": 1}, {"rank": 1, "waiting_s": 9.0}, {"rank": 9, "waiting_s": 90.0}, {"waiting_s": 11.0}, []],
+    [
+        None,
+        {"rank": 1},
+        {"rank": 1, "waiting_s": 9.0, "names": ["a"]},
+        {"rank": 9, "waiting_s": 90.0, "names": ["a"]},
+        {"waiting_s": 11.0, "names": ["a"]},
+        [],
+    ],
 )
-def test_a_rank_for_which_nobody_waits_is_not_named(status: object) -> None:
-    assert _said(_MUTE, status) == []
+def test_a_rank_for_which_nobody_waits_is_not_named(said: _Said, status: object) -> None:
+    assert said.after(_UNRESPONSIVE, status) == []
 
 
-def test_a_rank_that_was_named_is_not_named_again() -> None:
-    assert _said(_MUTE, {"rank": 1, "waiting_s": 11.0, "names": ["a"]}, blamed=True) == []
+def test_a_rank_that_was_named_is_not_named_again(said: _Said) -> None:
+    assert said.after(_UNRESPONSIVE, {"rank": 1, "waiting_s": 11.0, "names": ["a"]}, is_named=True) == []
 
 
 @pytest.mark.parametrize("facts", [{}, {"seconds": 12.0}, {"seconds": -1.0, "patience_s": 10.0}])
-def test_facts_that_say_nothing_are_ignored(facts: dict[str, Any]) -> None:
-    assert _said(facts, {"rank": 1, "waiting_s": 1e6, "names": ["a"]}) == []
+def test_facts_that_say_nothing_are_ignored(said: _Said, facts: dict[str, Any]) -> None:
+    assert said.after(facts, {"rank": 1, "waiting_s": 1e6, "names": ["a"]}) == []
 
 
 def _box(awake_at: float, patience_s: float, phase: Phase) -> bytearray:
     memory = bytearray(NBYTES)
     HEAD.pack_into(memory, 0, MARK, 4711, 0, 2, phase)
-    GAUGE.pack_into(memory, AWAKE_AT, awake_at)
+    NUMBER.pack_into(memory, AWAKE_AT, awake_at)
     OFFER.pack_into(memory, OFFER_AT, 0, 0, 0, 0, patience_s)
     return memory
 
 
 def test_an_agent_tells_of_a_rank_that_does_not_wake_and_again() -> None:
-    mute, box = Mute(), bytes(_box(100.0, 10.0, Phase.INSIDE))
-    told = [now for now in range(100, 145) if mute.look(0, box, float(now)) is not None]
+    unresponsive, box = Unresponsive(), bytes(_box(100.0, 10.0, Phase.INSIDE))
+    told = [now for now in range(100, 145) if unresponsive.look(0, box, float(now)) is not None]
     assert told == [110, 120, 130, 140]
-    assert mute.look(0, bytes(_box(145.0, 10.0, Phase.INSIDE)), 145.0) is None
-    assert [now for now in range(100, 125) if mute.look(1, box, float(now)) is not None] == [113, 123]
+    assert unresponsive.look(0, bytes(_box(145.0, 10.0, Phase.INSIDE)), 145.0) is None
+    assert [now for now in range(100, 125) if unresponsive.look(1, box, float(now)) is not None] == [113, 123]
 
 
 @pytest.mark.parametrize(
@@ -230,4 +256,4 @@ def test_an_agent_tells_of_a_rank_that_does_not_wake_and_again() -> None:
     ],
 )
 def test_of_other_ranks_it_tells_nothing(box: bytes) -> None:
-    assert Mute().look(0, box, 1e6) is None
+    assert Unresponsive().look(0, box, 1e6) is None

@@ -5,17 +5,44 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite.engine.observer import BatchRecord, Observer, Statistics
-from hvdlite.negotiation.delays.arrival import UNKNOWN
+from hvdlite.engine.observer import Observer, Statistics
+from hvdlite.negotiation.delays.arrival import Arrival
+from hvdlite.negotiation.replica import Work
 from hvdlite.session import current
 from tests.harness import process_ranks
 
 _COUNTED = (10, 11, 12)
+
+
+class BatchRecord(NamedTuple):
+    """What is checked of a batch."""
+
+    number: int
+    tensors: int
+    nbytes: int
+    arrival: Arrival | None
+    told_at: float
+    agreed_at: float
+    moved_at: float
+    done_at: float
+    waited_s: float
+
+
+def _records_of(observer: Observer) -> list[BatchRecord]:
+    """Gets a record of each batch from now on."""
+    found: list[BatchRecord] = []
+
+    def add(work: Work) -> None:
+        found.append(BatchRecord(*(getattr(work, name) for name in BatchRecord._fields)))
+
+    observer.subscribe(add)
+    return found
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -33,12 +60,12 @@ def _take_turns(folder: str) -> tuple[list[BatchRecord], list[BatchRecord]]:
     hvd.init()
     rank, array, observer = hvd.rank(), np.ones(1000, np.float32), current().everyone.observer
     hvd.allreduce_(array, name="x")
-    begin = observer.latest()[-1].number
+    records = _records_of(observer)
     for _ in range(3):
         if rank == 0:
             _until_heard(observer, 1)
         hvd.allreduce_(array, name="x")
-    middle = observer.latest()[-1].number
+    middle = len(records)
     for step in range(3):
         heard = Path(folder, str(step))
         if rank == 0:
@@ -49,9 +76,8 @@ def _take_turns(folder: str) -> tuple[list[BatchRecord], list[BatchRecord]]:
         else:
             _until(heard.exists)
             hvd.allreduce_(array, name="x")
-    records = observer.latest(after=begin)
     hvd.shutdown()
-    return records[: middle - begin], records[middle - begin :]
+    return records[:middle], records[middle:]
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
@@ -64,11 +90,12 @@ def test_rank_0_knows_who_came_last_and_all_ranks_number_batches_alike(hosts: st
         assert len(of_root) == 3
         assert [record.number for record in of_root] == [record.number for record in of_other]
         for record in of_root:
-            assert (record.first_rank, record.last_rank) == (1 - last, last)
-            assert record.late_s == record.last_at - record.first_at > 0
-            assert record.first_at < record.last_at <= record.agreed_at
-        for record in of_other:
-            assert (record.first_rank, record.last_rank, record.late_s) == (UNKNOWN, UNKNOWN, 0.0)
+            assert record.arrival is not None
+            first_rank, first_at, last_rank, last_at, late_s = record.arrival
+            assert (first_rank, last_rank) == (1 - last, last)
+            assert late_s == last_at - first_at > 0
+            assert first_at < last_at <= record.agreed_at
+        assert [record.arrival for record in of_other] == [None] * 3
         for record in of_root + of_other:
             assert (record.tensors, record.nbytes) == (1, 4000)
             assert record.told_at <= record.agreed_at <= record.moved_at < record.done_at
@@ -80,23 +107,23 @@ def _count() -> tuple[Statistics, Statistics, Statistics, list[BatchRecord], lis
     hvd.init(process_sets=[members])
     group = current().everyone
     hvd.barrier()
-    before = group.statistics()
+    before, records = group.statistics(), _records_of(group.engine.observer)
     arrays = [np.ones(count, np.float64) for count in _COUNTED]
     handles = [hvd.allreduce_async_(array, name=str(number)) for number, array in enumerate(arrays)]
     for handle in handles:
         hvd.synchronize(handle)
-    after, records = group.statistics(), group.observer.latest(after=before.batches)
-    number = group.observer.latest()[-1].number
+    after, counted = group.statistics(), records.copy()
+    records.clear()
     for _ in range(20):
         hvd.allreduce_(arrays[0], name="waited for")
-    waited = [record.waited_s for record in group.observer.latest(after=number)]
-    number += len(waited)
+    waited = [record.waited_s for record in records]
+    records.clear()
     for _ in range(3):
         handle = hvd.allreduce_async_(arrays[0], name="polled")
         while not hvd.poll(handle):  # nobody waits for it
             threading.Event().wait(0.001)
         hvd.synchronize(handle)
-    polled = [record.waited_s for record in group.observer.latest(after=number)]
+    polled = [record.waited_s for record in records]
     if members.included():
         hvd.allreduce_(arrays[2], name="in the set", process_set=members)
         of_set = current().group_of(members).statistics()
@@ -104,7 +131,7 @@ def _count() -> tuple[Statistics, Statistics, Statistics, list[BatchRecord], lis
         of_set = before
     hvd.barrier()
     hvd.shutdown()
-    return before, after, of_set, records, waited, polled
+    return before, after, of_set, counted, waited, polled
 
 
 def test_statistics_are_those_of_one_group() -> None:

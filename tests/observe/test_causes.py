@@ -132,7 +132,6 @@ GOOD: dict[str, Any] = {"rank": 3, "over_s": 4.0, "sums": {}, "cores": None, "me
         [{**GOOD, "sums": [1]}],
         [{**GOOD, "sums": {"run_s": "1"}}],
         [{**GOOD, "sums": {"run_s": float("inf")}}],
-        [{**GOOD, "sums": {str(number): 1.0 for number in range(65)}}],
         [{**GOOD, "cores": "many"}],
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 
 from hvdlite.launcher.agent.evidence import Evidence
 from hvdlite.launcher.job.causes import Cause, explain, windows
-from hvdlite.observe.blackbox import GAUGE, GAUGES_AT, NBYTES, Gauge
+from hvdlite.metrics.table import WAITED_S
+from hvdlite.observe.blackbox import NBYTES, NUMBER, QUANTITIES_AT
 
 _TICKS = 100  # a second, as Linux counts for programs
 
@@ -59,7 +60,7 @@ class Host:
 
     def second(self, run_s: float) -> None:
         self.seconds += 1
-        GAUGE.pack_into(self.memory, GAUGES_AT + Gauge.WAITED_S * GAUGE.size, self.seconds * (1 - run_s))
+        NUMBER.pack_into(self.memory, QUANTITIES_AT + WAITED_S.slot * NUMBER.size, self.seconds * (1 - run_s))
         self.write(self.seconds * run_s)
         self.evidence.look(100.0 + self.seconds)
 

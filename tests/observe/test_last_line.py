@@ -187,6 +187,7 @@ _KILLED = """
 import os, signal, threading, time
 import numpy as np
 import hvdlite as hvd
+from hvdlite.metrics.table import WAITED_S
 from hvdlite.observe import blackbox
 from hvdlite.settings import Settings
 
@@ -194,7 +195,7 @@ def die():
     place = int(Settings.read().blackbox.partition(":")[0])
     while True:
         memory = os.pread(place, blackbox.NBYTES, 0)
-        if blackbox.gauge(memory, blackbox.Gauge.WAITED_S) >= 2.0:
+        if blackbox.quantity(memory, WAITED_S) >= 2.0:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdlite.errors import CannotStart, HorovodInternalError
-from hvdlite.launcher.agent.looking.mute import Mute
+from hvdlite.launcher.agent.looking.mute import Unresponsive
 from hvdlite.launcher.agent.looking.stacks import _parsed, _parsed_dump
 from hvdlite.launcher.agent.machine import describe_machine
 from hvdlite.launcher.agent.network.interfaces import describe_network
@@ -27,7 +27,7 @@ from hvdlite.launcher.agent.workers import Worker
 from hvdlite.launcher.blackbox.boxes import unpacked
 from hvdlite.launcher.doctor.facts import parse_machine, parse_software
 from hvdlite.launcher.job.causes import Window, explain, windows
-from hvdlite.launcher.job.mutes import _waits
+from hvdlite.launcher.job.reports import _waits
 from hvdlite.launcher.job.stalls import read as read_stall
 from hvdlite.launcher.job.timeline import check_events
 from hvdlite.launcher.monitor.caller import read as read_question
@@ -53,10 +53,9 @@ from hvdlite.observe.blackbox import (
     NOTES_AT,
     STACKS,
     STACKS_AT,
-    Gauge,
     Phase,
 )
-from hvdlite.observe.times import spent
+from hvdlite.observe.times import spent_by
 from hvdlite.observe.untrusted import parse
 from hvdlite.planes.nccl.offers import _parsed as parsed_offer
 from hvdlite.rendezvous.server import read_request
@@ -177,11 +176,11 @@ def read_box(text: bytes) -> None:
     dump = _parsed_dump(memory[DUMP_AT:].decode(errors="replace"), box.note.get("threads"), {})
     answer = {
         "status": status_of(0, 1, memory, 2.0),
-        "mute": Mute().look(0, memory, 100.0),
+        "unresponsive": Unresponsive().look(0, memory, 100.0),
         "findings": blackbox.findings(memory, 0),
         "stacks": stacks,
         "dump": dump,
-        "spent": spent(lambda gauge: blackbox.gauge(memory, Gauge(gauge)), 3.0),
+        "spent": spent_by(blackbox.quantities(memory), 3.0),
         "box": packed(0, memory),
     }
     unpack_message(pack_message(Kind.ANSWER, **answer)[5:])
@@ -305,7 +304,7 @@ READERS: Mapping[str, Reader] = {
     "answers about what ranks do": Reader(
         [[STATUS]], lambda text: Viewer(cast(Any, Answered(parse(text)))).look(), ValueError
     ),
-    "answers about who waits": Reader([[STATUS]], lambda text: _waits(parse(text), frozenset({0}), 1.0), ValueError),
+    "answers about who waits": Reader([[STATUS]], lambda text: list(_waits(parse(text), 1.0)), ValueError),
     "answers with stacks": Reader(
         [{"pid": 1, "command": "python", "state": "S", "way": "asked", "threads": [THREAD], "children": [STATUS]}],
         read_stacks,

@@ -6,9 +6,17 @@ import pytest
 
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
+from hvdlite.metrics.table import (
+    EARLIER_S,
+    JOINED_AT,
+    LATEST_RANK,
+    LATEST_RANK_S,
+    LEFT_AT,
+    LOADING_S,
+    Quantities,
+)
 from hvdlite.observe import account as module
 from hvdlite.observe.account import Account
-from hvdlite.observe.blackbox import Gauge
 
 
 class Data:
@@ -31,40 +39,40 @@ def data(monkeypatch: pytest.MonkeyPatch) -> Data:
 def test_only_data_that_is_loaded_in_the_session_counts(data: Data) -> None:
     account = Account(5.0, {})
     data.loaded_s = 5.0
-    assert account.gauges(10.0)[Gauge.LOADING_S] == 0.0
+    assert account.quantities(10.0)[LOADING_S] == 0.0
     account.join(10.0)
     data.loaded_s = 7.0
-    assert account.gauges(20.0)[Gauge.LOADING_S] == 2.0
+    assert account.quantities(20.0)[LOADING_S] == 2.0
 
 
 def test_the_sessions_of_a_process_add_up(data: Data) -> None:
-    earlier: dict[Gauge, float] = {}
+    earlier: Quantities = {}
     for begun in (10.0, 50.0, 100.0):
         account = Account(begun - 1.0, earlier)
         account.join(begun)
         data.loaded_s += 1.0
         account.leave(begun + 20.0)
         account.leave(begun + 21.0)  # again, at exit
-        earlier = account.gauges(begun + 30.0)
-    assert (earlier[Gauge.JOINED_AT], earlier[Gauge.LEFT_AT], earlier[Gauge.EARLIER_S]) == (100.0, 120.0, 40.0)
-    assert earlier[Gauge.LOADING_S] == 3.0
+        earlier = account.quantities(begun + 30.0)
+    assert (earlier[JOINED_AT], earlier[LEFT_AT], earlier[EARLIER_S]) == (100.0, 120.0, 40.0)
+    assert earlier[LOADING_S] == 3.0
 
 
 def test_the_latest_rank_is_the_one_for_which_most_was_waited(data: Data) -> None:
     account = Account(5.0, {})
     account.watch(0, _waited_for(0.0, 1.0, 0.0, 2.0), (0, 1, 2, 3), 100.0)
     account.watch(1, _waited_for(5.0, 0.0), (1, 3), 100.0)
-    gauges = account.gauges(100.0)
-    assert (gauges[Gauge.LATEST_RANK], gauges[Gauge.LATEST_RANK_S]) == (1.0, 8.0)  # by three others, and by one
+    found = account.quantities(100.0)
+    assert (found[LATEST_RANK], found[LATEST_RANK_S]) == (1.0, 8.0)  # by three others, and by one
 
 
 def test_the_latest_rank_of_earlier_sessions_counts(data: Data) -> None:
-    earlier: dict[Gauge, float] = {}
+    earlier: Quantities = {}
     for _ in range(2):
         account = Account(5.0, earlier)
         account.watch(0, _waited_for(0.0, 7.0), (0, 1), 100.0)
-        earlier = account.gauges(100.0)
-    assert (earlier[Gauge.LATEST_RANK], earlier[Gauge.LATEST_RANK_S]) == (1.0, 14.0)
+        earlier = account.quantities(100.0)
+    assert (earlier[LATEST_RANK], earlier[LATEST_RANK_S]) == (1.0, 14.0)
 
 
 def test_a_process_set_that_was_removed_counts_although_another_has_its_number(data: Data) -> None:
@@ -72,9 +80,9 @@ def test_a_process_set_that_was_removed_counts_although_another_has_its_number(d
     account.watch(0, _waited_for(0.0, 0.0, 2.0), (0, 1, 2), 100.0)
     for _ in range(3):
         account.watch(1, _waited_for(0.0, 3.0), (0, 1), 100.0)
-    gauges = account.gauges(100.0)
-    assert (gauges[Gauge.LATEST_RANK], gauges[Gauge.LATEST_RANK_S]) == (1.0, 9.0)
-    assert len(account._groups) == 2  # else a process that adds and removes sets grows
+    found = account.quantities(100.0)
+    assert (found[LATEST_RANK], found[LATEST_RANK_S]) == (1.0, 9.0)
+    assert len(account.groups) == 2  # else a process that adds and removes sets grows
 
 
 def _waited_for(*late_s: float) -> Observer:

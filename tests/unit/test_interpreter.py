@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.observe.blackbox import Gauge
+from hvdlite.metrics.table import COLLECTED_S, GIL_LATE_S, GIL_SLEEPS
 from hvdlite.observe.interpreter import Interpreter
 from tests.harness.patience import until
 
@@ -25,14 +25,14 @@ def interpreter() -> Iterator[Interpreter]:
 def test_collections_are_counted_until_it_is_closed(interpreter: Interpreter) -> None:
     kept = [[number] for number in range(100_000)]
     gc.collect()
-    collected_s = interpreter.gauges()[Gauge.COLLECTED_S]
+    collected_s = interpreter.quantities()[COLLECTED_S]
     assert collected_s > 0
     gc.collect()
-    assert interpreter.gauges()[Gauge.COLLECTED_S] > collected_s
+    assert interpreter.quantities()[COLLECTED_S] > collected_s
     interpreter.close()
-    collected_s = interpreter.gauges()[Gauge.COLLECTED_S]
+    collected_s = interpreter.quantities()[COLLECTED_S]
     gc.collect()
-    assert interpreter.gauges()[Gauge.COLLECTED_S] == collected_s
+    assert interpreter.quantities()[COLLECTED_S] == collected_s
     interpreter.close()
     assert len(kept) == 100_000
 
@@ -60,8 +60,8 @@ def test_a_thread_that_computes_in_python_makes_others_wait_for_the_gil(interpre
         def late_s() -> float:
             for _ in range(10):
                 assert not interpreter.sleep(0.001, threading.Event())
-            gauges = interpreter.gauges()
-            return gauges[Gauge.GIL_LATE_S] / gauges[Gauge.GIL_SLEEPS]
+            found = interpreter.quantities()
+            return found[GIL_LATE_S] / found[GIL_SLEEPS]
 
         until(lambda: late_s() > _SWITCH_S / 4)
     finally:
@@ -73,4 +73,4 @@ def test_a_sleep_ends_at_once_when_it_is_closed(interpreter: Interpreter) -> Non
     closed = threading.Event()
     closed.set()
     assert interpreter.sleep(3600.0, closed)
-    assert interpreter.gauges()[Gauge.GIL_SLEEPS] == 0
+    assert interpreter.quantities()[GIL_SLEEPS] == 0

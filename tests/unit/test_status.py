@@ -58,8 +58,8 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert found["span_s"] == pytest.approx(10.0, abs=0.2)
     assert found["steps_per_s"] == pytest.approx(10.0)
     assert found["nbytes"] / found["span_s"] == pytest.approx(20_000, rel=0.02)
-    assert found["held_s"] / found["span_s"] == pytest.approx(0.5, rel=0.02)
-    assert found["others_s"] / found["span_s"] == pytest.approx(0.4, rel=0.02)
+    assert found["waited_s"] / found["span_s"] == pytest.approx(0.5, rel=0.02)
+    assert found["unagreed_s"] / found["span_s"] == pytest.approx(0.4, rel=0.02)
     ((rank, late_s),) = found["late_s"]
     assert (rank, late_s / found["span_s"]) == (2, pytest.approx(0.05, rel=0.02))
 
@@ -137,8 +137,8 @@ class _Answers(Client):
 
 
 def _told(rank: int, **more: Any) -> dict[str, Any]:
-    rates = {"span_s": 10.0, "batches": 100, "nbytes": 10**9, "moved_s": 1.0, "held_s": 3.0, "others_s": 2.0}
-    rates |= {"steps_per_s": 5.0, "late_s": [[2, 4.0], [99, 1.0], ["x"], [1, float("nan")]]}
+    rates = {"span_s": 10.0, "batches": 100, "nbytes": 10**9, "moved_s": 1.0, "waited_s": 3.0, "unagreed_s": 2.0}
+    rates |= {"steps": 50, "steps_per_s": 5.0, "late_s": [[2, 4.0], [99, 1.0], ["x"], [1, float("nan")]]}
     told = {"rank": rank, "pid": 7, "at": 50.0, "state": "S", "cpu_s": 1.0, "memory_bytes": 2_000_000, "rates": rates}
     told |= {"phase": "INSIDE", "in_flight": 4, "waiting_s": 0.0, "unagreed_s": 0.0, "names": []}
     return {**told, "last": {"name": "grad", "tensors": 3, "number": 9, "at": 49.5}, **more}

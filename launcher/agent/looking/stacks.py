@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from hvdlite.net.proc import has_signal, status_of
 from hvdlite.observe import blackbox
-from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, DUMP_AT, GAUGE, NBYTES, OFFER, OFFER_AT
+from hvdlite.observe.blackbox import ASKED_AT, AWAKE_AT, DUMP_AT, NBYTES, NUMBER, OFFER, OFFER_AT
 from hvdlite.scope import Scope
 
 from .proc import is_below
@@ -68,7 +68,7 @@ class Box:
     @property
     def awake_at(self) -> float:
         """When the rank's recorder was last awake, on the monotonic clock; 0 if it was not yet."""
-        at = float(GAUGE.unpack_from(self._memory, AWAKE_AT)[0])
+        at = float(NUMBER.unpack_from(self._memory, AWAKE_AT)[0])
         return at if math.isfinite(at) else 0.0
 
     def answer(self) -> list[Stack] | None:

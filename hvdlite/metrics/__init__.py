@@ -1,0 +1,1 @@
+"""The numbers that hvdlite keeps about a job while it runs."""
