@@ -107,7 +107,7 @@ def _count() -> tuple[Statistics, Statistics, Statistics, list[BatchRecord], lis
     hvd.init(process_sets=[members])
     group = current().everyone
     hvd.barrier()
-    before, records = group.statistics(), _records_of(group.engine.observer)
+    before, records = group.statistics(), _records_of(group.observer)
     arrays = [np.ones(count, np.float64) for count in _COUNTED]
     handles = [hvd.allreduce_async_(array, name=str(number)) for number, array in enumerate(arrays)]
     for handle in handles:

@@ -52,7 +52,7 @@ def tuned_steps() -> tuple[list[int], list[tuple[int, int]], int, Tuning]:
 
     with patch.object(Replica, "apply", logged):
         for tuning in (None, *TUNINGS):
-            tuner = threading.Thread(target=group.engine.tune, args=(tuning,))
+            tuner = threading.Thread(target=group.tune, args=(tuning,))
             if tuning is not None and hvd.rank() == 0:
                 tuner.start()  # it tunes at some moment of this step
                 step()
@@ -63,7 +63,7 @@ def tuned_steps() -> tuple[list[int], list[tuple[int, int]], int, Tuning]:
                 step()
     own = Settings.read().fusion_threshold
     hvd.shutdown()
-    return sizes, thresholds, own, group.engine.tuning
+    return sizes, thresholds, own, group.tuning
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
