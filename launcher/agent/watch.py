@@ -13,7 +13,7 @@ from typing import Any, Final
 from hvdlite.observe import blackbox
 from hvdlite.observe.times import Spent, spent
 
-from ..stream.frames import Kind, pack_message
+from ..stream.messages import Box, Found, encode
 from .connections import Connections
 from .evidence import Evidence
 from .looking.mute import Mute
@@ -62,7 +62,7 @@ class Watch:
             if now >= self._full_due:
                 for rank, memory in self._memories.items():
                     if (finding := self._mute.look(rank, memory, now)) is not None:
-                        self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
+                        self._send(encode(Found(rank, finding)))
                 self.evidence.look(now)
                 self._connections.look(now)
                 self._full_due = now + _FULL_PERIOD_S
@@ -84,7 +84,7 @@ class Watch:
             self.evidence.end(worker.rank)
             is_alone = self._connections.end(worker.rank, now)
             if self.keeps_boxes and (box := packed(worker.rank, memory)):
-                self._send(pack_message(Kind.BOX, **box))
+                self._send(encode(Box(**box)))
             del self._memories[worker.rank]
             memory.close()
         if not self._memories:
@@ -114,4 +114,4 @@ class Watch:
     def _look(self, rank: int) -> None:
         for number, finding in blackbox.findings(self._memories[rank], self._told.get(rank, 0)):
             self._told[rank] = number
-            self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
+            self._send(encode(Found(rank, finding)))

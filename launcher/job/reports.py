@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from hvdlite.observe.blackbox import FINDING_BYTES, Finding
+from hvdlite.observe.blackbox import Finding
 
 from ..agents.fields import count, field, figure, printable
 from ..agents.link import AgentLink
 from ..screen.screen import Screen
-from ..stream.frames import FrameError
 from .causes import Window, explain, windows
 from .inquiry import Inquiry
 from .mutes import Mutes
@@ -68,9 +67,8 @@ class Reports:
         times = [*(inquiry.until for _, inquiry in self._open), self._stalls.deadline, self._mutes.deadline]
         return min((when for when in times if when is not None), default=None)
 
-    def found(self, link: AgentLink, rank: int, told: object) -> None:
-        """Rank ``rank``, of the agent ``link``, found something. Raises FrameError if ``told`` is no finding."""
-        finding = _finding(told)
+    def found(self, link: AgentLink, rank: int, finding: Finding) -> None:
+        """Rank ``rank``, of the agent ``link``, found something."""
         if (slow := _Slow.of(finding)) is not None and len(self._open) < _MOST_OPEN:
             seconds = min(max(slow.since_s, _WINDOW_S[0]), _WINDOW_S[1])
             until = time.monotonic() + _PATIENCE_S
@@ -123,13 +121,3 @@ class Reports:
     def _say(self, said: str) -> None:
         self.latest, self.latest_at = said, time.monotonic()
         self._screen.message(f"hvdrun: {said}")
-
-
-def _finding(told: object) -> Finding:
-    """What an agent told, which runs on another machine and may send anything."""
-    if not isinstance(told, list) or [type(each) for each in told] != [str, str, dict]:
-        raise FrameError("a finding is missing")
-    finding = Finding(*told)
-    if len(finding.text) > FINDING_BYTES:
-        raise FrameError(f"a finding has {len(finding.text)} characters")
-    return finding._replace(text=printable(" ".join(finding.text.split())))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hvdlite.observe.times import MOST_S, Slowest, Spent, Stay, describe
-
-from ..stream.frames import FrameError
+from hvdlite.observe.times import Slowest, Spent, Stay, describe
 
 
 class Times:
@@ -19,10 +17,9 @@ class Times:
         self._hosts, self._began, self._cause_of = hosts, began, cause_of
         self._ended: dict[int, tuple[Spent, float]] = {}
 
-    def ended(self, rank: int, told: object, at: float, now: float) -> None:
-        """Rank ``rank`` ended at ``at``. Its agent told what it had spent. Raises FrameError if that is nothing."""
-        if told is not None:
-            spent = _spent(told)
+    def ended(self, rank: int, spent: Spent | None, at: float, now: float) -> None:
+        """Rank ``rank`` ended at ``at``; ``spent`` is None if its agent does not know it."""
+        if spent is not None:
             if int(spent.latest_rank) not in self._hosts:  # whatever a rank may write
                 spent = spent._replace(latest_rank_s=0.0)
             self._ended[rank] = spent, at if self._began <= at <= now else now
@@ -38,12 +35,3 @@ class Times:
 
     def _slowest(self, rank: int) -> Slowest:
         return Slowest(rank, self._hosts[rank], self._cause_of(rank))
-
-
-def _spent(told: object) -> Spent:
-    """What an agent told, which runs on another machine and may send anything."""
-    if not isinstance(told, list) or len(told) != len(Spent._fields):
-        raise FrameError("a rank's times are missing")
-    if not all(type(each) in (int, float) and 0 <= each <= MOST_S for each in told):
-        raise FrameError("a rank's times are no times")
-    return Spent(*told)
