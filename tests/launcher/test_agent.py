@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -103,6 +104,17 @@ def test_the_agent_loads_nothing_but_the_standard_library() -> None:
         maps = Path(f"/proc/{running.pid}/maps").read_text()
         assert "site-packages" not in maps
         assert psutil.Process(running.pid).memory_info().rss < 30 << 20
+
+
+def test_ranks_have_the_limit_of_descriptors_that_the_agent_was_started_with() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (own := min(hard, 1000) - 1, hard))
+    try:
+        with agent() as running:
+            running.start("ulimit -Sn; ulimit -Hn")
+            assert running.next(Stdout).data.split() == [str(own).encode(), str(hard).encode()]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_deaths_of_ranks_are_told_in_their_order(tmp_path: Path) -> None:
