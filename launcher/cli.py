@@ -92,6 +92,8 @@ def hvdrun(
 ) -> int:
     """Starts COMMAND as a job of N processes that train together."""
     if installs_horovodrun is not None:
+        if command:
+            raise click.UsageError("--install-horovodrun and --uninstall-horovodrun take no command; leave it out.")
         _print(install() if installs_horovodrun else uninstall())
         return 0
     outcome = resolve(read_config(job.config_file) if job.config_file is not None else (), typed_flags(flags))

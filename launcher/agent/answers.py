@@ -20,6 +20,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..stream.fields import MOST_CHARACTERS
+from ..stream.messages import Answer, Ask
+
 if TYPE_CHECKING:
     from .archive import Archive
     from .network.probe import Prober
@@ -127,34 +130,34 @@ class Answerer:
 
     def __init__(self, more: Mapping[str, Callable[[Fields], Any]]) -> None:
         self._table = {**ANSWERS, **more}
-        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._readable, self._written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
         return self._readable
 
-    def begin(self, question: Fields, prepared: Callable[[], Any] | None = None) -> None:
-        """Starts to answer ``{"id", "what", ...}``, by ``prepared`` or the table. Raises KeyError if a field lacks."""
-        number, what = question["id"], question["what"]
-        arguments = (number, what, question, prepared)
-        threading.Thread(target=self._answer, args=arguments, name=f"answer {what}", daemon=True).start()
+    def begin(self, question: Ask, prepared: Callable[[], Any] | None = None) -> None:
+        """Starts to answer ``question``, by ``prepared`` or the table."""
+        arguments, name = (question, prepared), f"answer {question.what:.40}"
+        threading.Thread(target=self._answer, args=arguments, name=name, daemon=True).start()
 
-    def finished(self) -> Iterator[dict[str, Any]]:
-        """The fields of the answers that are ready."""
+    def finished(self) -> Iterator[Answer]:
+        """The answers that are ready."""
         os.read(self._readable, 4096)
         while not self._answers.empty():
             yield self._answers.get()
 
-    def _answer(self, number: int, what: str, question: Fields, prepared: Callable[[], Any] | None) -> None:
+    def _answer(self, question: Ask, prepared: Callable[[], Any] | None) -> None:
+        answer, error = None, ""
         try:
-            if prepared is None and what not in self._table:
-                raise ValueError(f"this agent has no answer to {what!r}")
-            answer = {"id": number, "answer": prepared() if prepared else self._table[what](question)}
-        except KeyError as error:
-            answer = {"id": number, "error": f"the question {what!r} lacks {error}"}
-        except (OSError, ValueError) as error:
-            answer = {"id": number, "error": str(error)}
-        except Exception as error:  # each question is answered, or hvdrun waits
-            answer = {"id": number, "error": f"the agent failed: {error!r:.200}"}
-        self._answers.put(answer)
+            if prepared is None and question.what not in self._table:
+                raise ValueError(f"this agent has no answer to {question.what!r}")
+            answer = prepared() if prepared else self._table[question.what](question.fields)
+        except KeyError as lack:
+            error = f"the question {question.what!r} lacks {lack}"
+        except (OSError, ValueError) as problem:
+            error = str(problem) or repr(problem)
+        except Exception as failure:  # each question is answered, or hvdrun waits
+            error = f"the agent failed: {failure!r:.200}"
+        self._answers.put(Answer(question.id, answer, error[:MOST_CHARACTERS]))
         os.write(self._written, b"\0")

@@ -6,8 +6,8 @@ import os
 from functools import partial
 from typing import Final
 
-from ..stream.frames import pack_output
 from ..stream.loop import Loop
+from ..stream.messages import encode
 from ..stream.outbox import Outbox
 from .workers import Worker, Workers
 
@@ -56,5 +56,5 @@ class Outputs:
                 os.close(pipe)
                 del worker.pipes[pipe]
                 return
-            self._outbox.send(pack_output(worker.pipes[pipe], worker.rank, data))
+            self._outbox.send(encode(worker.pipes[pipe](worker.rank, data)))
             limit -= len(data)

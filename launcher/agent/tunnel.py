@@ -21,8 +21,8 @@ from typing import Final
 
 from hvdlite.net.entrance import UNIX, Entrance, peer_of
 
-from ..stream.frames import NUMBERS, Kind, pack_message, pack_output
 from ..stream.loop import WRITE, Loop
+from ..stream.messages import Close, Data, Open
 from ..stream.sink import Sink
 
 MAX_CHANNELS: Final = 4096
@@ -37,9 +37,9 @@ class _Channel:
 
 
 class Tunnel:
-    """One end. ``send`` sends frames to the other end; a channel that either end closes is closed at both."""
+    """One end. ``send`` sends messages to the other; a channel that either end closes is closed at both."""
 
-    def __init__(self, loop: Loop, send: Callable[[bytes], None]) -> None:
+    def __init__(self, loop: Loop, send: Callable[[Open | Data | Close], None]) -> None:
         self._loop, self._send = loop, send
         self._channels: dict[int, _Channel] = {}
         self._entrances: list[Entrance] = []
@@ -54,10 +54,10 @@ class Tunnel:
 
     def open(self, channel: int, name: str | None) -> None:
         """Connects ``channel`` to the abstract socket ``name``; without one, or if that fails, closes it."""
-        is_new = channel in NUMBERS and channel not in self._channels
-        connection = None if name is None or not is_new or len(self._channels) >= MAX_CHANNELS else _connect(name)
+        is_refused = name is None or channel in self._channels or len(self._channels) >= MAX_CHANNELS
+        connection = None if name is None or is_refused else _connect(name)
         if connection is None or not self._add(channel, connection):
-            self._send(pack_message(Kind.CLOSE, channel=channel))
+            self._send(Close(channel))
             if connection is not None:
                 connection.close()
 
@@ -97,7 +97,7 @@ class Tunnel:
             return
         channel = next(self._numbers)
         if len(self._channels) < MAX_CHANNELS and self._add(channel, connection):
-            self._send(pack_message(Kind.OPEN, channel=channel, service=service))
+            self._send(Open(channel, service))
         else:
             connection.close()
 
@@ -120,7 +120,7 @@ class Tunnel:
         except OSError:
             data = b""
         if data:
-            self._send(pack_output(Kind.DATA, channel, data))
+            self._send(Data(channel, data))
         else:
             self._break(channel)
 
@@ -139,7 +139,7 @@ class Tunnel:
 
     def _break(self, channel: int) -> None:
         self.close(channel)
-        self._send(pack_message(Kind.CLOSE, channel=channel))
+        self._send(Close(channel))
 
 
 def _connect(name: str) -> socket.socket | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from hvdlite.observe import blackbox
 from hvdlite.observe.times import Spent, spent_by
 
-from ..stream.frames import Kind, pack_message
+from ..stream.messages import Box, Found, encode
 from .connections import Connections
 from .evidence import Evidence
 from .looking.mute import Unresponsive
@@ -61,7 +61,7 @@ class Watch:
             if now >= self._full_due:
                 for rank, memory in self._memories.items():
                     if (finding := self._unresponsive.look(rank, memory, now)) is not None:
-                        self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
+                        self._send(encode(Found(rank, finding)))
                 self.evidence.look(now)
                 self._connections.look(now)
                 self._full_due = now + _FULL_PERIOD_S
@@ -82,7 +82,7 @@ class Watch:
             self.evidence.end(worker.rank)
             is_alone = self._connections.end(worker.rank, now)
             if self.keeps_boxes and (box := packed(worker.rank, memory)):
-                self._send(pack_message(Kind.BOX, **box))
+                self._send(encode(Box(**box)))
             memory.close()
         if not self._memories:
             self.due = None
@@ -111,4 +111,4 @@ class Watch:
     def _report_findings(self, rank: int, memory: mmap.mmap) -> None:
         for number, finding in blackbox.findings(memory, self._reported.get(rank, 0)):
             self._reported[rank] = number
-            self._send(pack_message(Kind.FOUND, rank=rank, finding=finding))
+            self._send(encode(Found(rank, finding)))

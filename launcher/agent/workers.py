@@ -16,17 +16,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from hvdlite.observe import blackbox
 from hvdlite.observe.untrusted import parse
 
-from ..stream.frames import Kind
+from ..stream.fields import MOST_CHARACTERS
+from ..stream.messages import Stderr, Stdout, blame
 from .feed import Feed
 from .processes import Process, become_worker, ignores, processes, raise_limit_of_descriptors, signal_group
 
 _REPORT_BYTES: Final = 64 << 10
-_MOST_CHARACTERS: Final = 4096  # of what a rank reports; hvdrun takes more from an agent
 _STOPPED_S: Final = 2.5  # as in a session (HVDLITE_PEER_TIMEOUT): one that goes on sooner is not worth a word
 
 _ASKING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -42,16 +42,17 @@ _ADVICE: Final = {
 
 @dataclass(slots=True)
 class Worker:
-    """One rank's process. ``pipes`` maps its open pipes to its output streams; ``report`` is the third pipe.
-    ``blackbox`` is the descriptor of its black box, if there is one.
+    """One rank's process.
 
-    ``feed`` writes to its stdin, if that is a pipe. ``tell_stop_at`` is when to report that it is stopped, which it has
-    been since ``stopped_at``, and for ``stopped_s`` before, on the monotonic clock.
+    ``pipes`` maps its open pipes to the messages that carry what it writes; ``report`` is the third pipe. ``blackbox``
+    is the descriptor of its black box, if there is one. ``feed`` writes to its stdin, if that is a pipe.
+    ``tell_stop_at`` is when to report that it is stopped, which it has been since ``stopped_at``, and for ``stopped_s``
+    before, on the monotonic clock.
     """
 
     rank: int
     process: subprocess.Popen[bytes]
-    pipes: dict[int, Kind]
+    pipes: dict[int, type[Stdout | Stderr]]
     report: int
     blackbox: int | None = None
     pidfd: int | None = None
@@ -72,13 +73,14 @@ class Worker:
         """For how long it has been stopped by ``now``, in all."""
         return self.stopped_s + (0.0 if self.stopped_at is None else now - self.stopped_at)
 
-    def read_report(self) -> list[object] | None:
-        """The culprit and its fate, as the rank told last, or None; closes the pipe. Call it once, after the end."""
+    def read_report(self) -> tuple[int, str] | None:
+        """The culprit and its fate, as the rank reported last, or None; closes the pipe. Call it once, after the end.
+
+        The rank may have written anything.
+        """
         with open(self.report, "rb", buffering=0) as pipe, suppress(ValueError):
-            *_, last = (pipe.read(_REPORT_BYTES) or b"").splitlines()  # none: it never told
-            told = parse(last)
-            if isinstance(told, list) and [type(each) for each in told] == [int, str]:
-                return [told[0], told[1][:_MOST_CHARACTERS]]
+            *_, last = (pipe.read(_REPORT_BYTES) or b"").splitlines()  # ValueError: it has reported nothing
+            return cast(tuple[int, str], blame(parse(last)))
         return None
 
     def read_blackbox(self, ended_at: float) -> list[str]:
@@ -100,8 +102,8 @@ class Worker:
 def explain(error: OSError | ValueError) -> str:
     """The reason why a worker could not be started, with advice if there is any."""
     if not isinstance(error, OSError):
-        return str(error)
-    what = f": {error.filename}" if error.filename else ""
+        return str(error)[:MOST_CHARACTERS]
+    what = f": {error.filename}"[: MOST_CHARACTERS // 2] if error.filename else ""
     advice = f"; {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
     return f"{error.strerror}{what}{advice}"
 
@@ -152,7 +154,7 @@ class Workers:
             raise
         for end in (written_stdout, written_stderr, written_report):
             os.close(end)
-        worker = Worker(rank, process, {stdout: Kind.STDOUT, stderr: Kind.STDERR}, report, box)
+        worker = Worker(rank, process, {stdout: Stdout, stderr: Stderr}, report, box)
         self._by_pid[process.pid] = worker
         with suppress(OSError):  # a kernel without pidfd (before 5.3) still tells of each death by SIGCHLD
             worker.pidfd = os.pidfd_open(process.pid)

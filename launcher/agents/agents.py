@@ -22,9 +22,9 @@ from hvdlite.scope import Scope
 
 from ..hosts import Host
 from ..spawners import SshOptions
-from ..stream.frames import Kind
 from ..stream.hello import Hello
 from ..stream.loop import Loop
+from ..stream.messages import FromAgent, Signalled
 from .fields import printable
 from .link import AgentLink, Listener, Question
 from .ways import ProcessWay, Way
@@ -46,24 +46,17 @@ class Agents:
     def __init__(self, options: SshOptions, say: Callable[[str], None], ways: Mapping[str, Way] | None = None) -> None:
         self.loop = Loop()
         self._say = say
-        self._said: dict[AgentLink, list[str]] = {}  # before the hello of the agent, and not shown yet
-        self._say_at: float | None = None  # when that is shown
-        self._listener = Listener(_ignore_frame, self._hear, _ignore_end, _end_by_signal)
+        self._early: dict[AgentLink, list[str]] = {}  # lines from before the hello of the agent, not shown yet
+        self._early_timer = self.loop.at(None, self._show_early)
         self.links: dict[str, AgentLink] = {}
         self.failures: dict[str, str] = {}
         self._options = options
         self._ways = ways or {}
 
-    def attend(
-        self,
-        frame: Callable[[AgentLink, Kind, bytes], None],
-        line: Callable[[AgentLink, str], None],
-        end: Callable[[AgentLink], None],
-        signal: Callable[[AgentLink, int], None],
-    ) -> None:
-        """Passes everything to these listeners from now on, as `Listener` has them."""
-        self._listener.frame, self._listener.line, self._listener.end = frame, line, end
-        self._listener.signal = signal
+    def attend(self, listener: Listener) -> None:
+        """Passes everything to ``listener`` from now on."""
+        for link in self.links.values():
+            link.listener = listener
 
     @property
     def hellos(self) -> dict[str, Hello]:
@@ -83,30 +76,26 @@ class Agents:
         order = [host.name for host in waiting]
         shaking: set[AgentLink] = set()
         own = Hello.describe()
+        listener = Listener(_end_by_signal, self._take_line, _ignore_end)
         while waiting or shaking:
             while waiting and len(shaking) < MAX_HANDSHAKES:
                 host = waiting.popleft()
                 try:
                     way = self._ways.get(host.name) or ProcessWay(host, self._options)
-                    link = AgentLink(host, way, self.loop, self._listener)
+                    link = AgentLink(host, way, self.loop, listener)
                 except CannotStart as error:
                     self.failures[host.name] = error.reason
                     continue
                 self.links[host.name] = link
                 shaking.add(link)
             if shaking:
-                until = min(link.started for link in shaking) + HELLO_S
-                self.loop.turn(Scope(until if self._say_at is None else min(until, self._say_at)).left_s)
+                self.loop.turn(min(link.started for link in shaking) + HELLO_S)
             for link in tuple(shaking):
                 if (reason := _outcome(link, own)) is not None:
                     shaking.discard(link)
                     if reason:
                         self._give_up(link, reason)
-                    self._pass_on(link, reason)
-            if self._say_at is not None and time.monotonic() >= self._say_at:
-                self._say_at = None
-                for link in tuple(self._said):
-                    self._pass_on(link)
+                    self._show_lines(link, reason)
         self.links = {name: self.links[name] for name in order if name in self.links}
 
     def ask(self, what: str, questions: Mapping[str, Mapping[str, Any]], timeout_s: float = ANSWER_S) -> dict[str, Any]:
@@ -145,18 +134,22 @@ class Agents:
 
     def _wait_for(self, questions: Sequence[Question], scope: Scope) -> None:
         while not all(question.is_done for question in questions) and not scope.is_over:
-            self.loop.turn(scope.left_s)
+            self.loop.turn(scope.deadline)
 
-    def _hear(self, link: AgentLink, line: str) -> None:
+    def _take_line(self, link: AgentLink, line: str) -> None:
         """Shows a line of ssh or a login script; early lines are held back, since they may explain a failure."""
-        self._said.setdefault(link, []).append(line)
+        self._early.setdefault(link, []).append(line)
         if link.hello is not None:
-            self._pass_on(link)
-        elif self._say_at is None:
-            self._say_at = time.monotonic() + _REASON_S
+            self._show_lines(link)
+        elif not self._early_timer.is_set:
+            self._early_timer.move(time.monotonic() + _REASON_S)
 
-    def _pass_on(self, link: AgentLink, reason: str = "") -> None:
-        for line in self._said.pop(link, ()):
+    def _show_early(self) -> None:
+        for link in tuple(self._early):
+            self._show_lines(link)
+
+    def _show_lines(self, link: AgentLink, reason: str = "") -> None:
+        for line in self._early.pop(link, ()):
             if line.strip().rstrip(".") not in reason:
                 self._say(f"{link.host}: {line}")
 
@@ -178,13 +171,10 @@ def _outcome(link: AgentLink, own: Hello) -> str | None:
     return None
 
 
-def _ignore_frame(link: AgentLink, kind: Kind, payload: bytes) -> None:
-    """Ignores frames: no rank has been started."""
-
-
-def _end_by_signal(link: AgentLink, signum: int) -> None:
-    """Raises CannotStart with the exit code of ``signum``: no rank has been started."""
-    raise CannotStart(link.host, f"it got {signal.Signals(signum).name}.", 128 + signum)
+def _end_by_signal(link: AgentLink, message: FromAgent) -> None:
+    """Raises CannotStart with the exit code of a signal, and ignores the rest: no rank has been started."""
+    if isinstance(message, Signalled):
+        raise CannotStart(link.host, f"it got {signal.Signals(message.signum).name}.", 128 + message.signum)
 
 
 def _ignore_end(link: AgentLink) -> None:

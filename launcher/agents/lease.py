@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..stream.frames import Kind
+from ..stream import messages
 from .link import AgentLink
 
 LEASE_S: Final = 7.0  # with the grace time for the workers all is over within 10 s
@@ -48,4 +48,4 @@ class Lease:
 
     def _grant(self, now: float, for_s: float | None) -> None:
         for link in self._links:
-            link.send(Kind.LEASE, sent=now, for_s=for_s)
+            link.send(messages.Lease(now, for_s))

@@ -23,7 +23,7 @@ from typing import IO, Final
 
 from hvdlite.errors import CannotStart, LaunchError
 
-from ..stream.frames import Kind
+from ..stream.messages import Files
 from .agents import Agents
 
 MAX_BYTES: Final = 256 << 20
@@ -113,10 +113,11 @@ def _send(agents: Agents, hosts: Sequence[str], archive: IO[bytes]) -> None:
                 raise CannotStart(host, f"{link.explain()}.")
             if not link.waiting_bytes and sent[host] < size:
                 piece = os.pread(archive.fileno(), _PIECE_BYTES, sent[host])
-                link.send_bytes(Kind.FILES, piece)
+                link.send(Files(piece))
                 sent[host] += len(piece)
                 moved_at = time.monotonic()
-        agents.loop.turn(0 if any(not agents.links[host].waiting_bytes for host in behind) else 1.0)
+        has_room = any(not agents.links[host].waiting_bytes for host in behind)
+        agents.loop.turn(time.monotonic() + (0.0 if has_room else 1.0))
         if sum(agents.links[host].waiting_bytes for host in behind) < waiting:
             moved_at = time.monotonic()
         if time.monotonic() > moved_at + _STALL_S:

@@ -15,6 +15,7 @@ import errno
 import os
 import signal
 import stat
+import time
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -43,7 +44,8 @@ class Input:
         self._descriptor = _open_anew(descriptor)
         self._is_terminal = os.isatty(descriptor)
         self._is_open = True
-        self.deadline: float | None = None  # when `tick` looks again, while hvdrun is in the background
+        self._is_behind = False  # hvdrun was in the background when it last looked
+        self._next_look = loop.at(None, self._look)
 
     @property
     def is_over(self) -> bool:
@@ -67,18 +69,20 @@ class Input:
         self._room.pop(rank, None)
         self._watch_or_pause()
 
-    def tick(self, now: float) -> None:
-        """Resumes reading if hvdrun is in the foreground again."""
-        if self.deadline is not None and now >= self.deadline:
-            self.deadline = None if _is_in_foreground(self._descriptor) else now + _LOOK_S
-            self._watch_or_pause()
-
     def close(self) -> None:
         """Reads no more."""
         if self._is_open:
-            self._is_open, self.deadline = False, None
+            self._is_open = False
+            self._next_look.move(None)
             self._loop.unwatch(self._descriptor)
             os.close(self._descriptor)
+
+    def _look(self) -> None:
+        """Resumes reading if hvdrun is in the foreground again."""
+        self._is_behind = not _is_in_foreground(self._descriptor)
+        if self._is_behind:
+            self._next_look.move(time.monotonic() + _LOOK_S)
+        self._watch_or_pause()
 
     def _watch_or_pause(self) -> None:
         """Reads when there is input, pauses, or stops for good."""
@@ -86,7 +90,7 @@ class Input:
             return
         if not self._room:
             self.close()
-        elif self.deadline is not None or not min(self._room.values()):
+        elif self._is_behind or not min(self._room.values()):
             self._loop.unwatch(self._descriptor)
         else:
             try:
@@ -105,7 +109,8 @@ class Input:
             return
         except OSError as error:
             if error.errno == errno.EIO and _has_foreground(self._descriptor):
-                self.deadline = 0.0  # it was in the background, whatever it is now
+                self._is_behind = True  # whatever it is now
+                self._next_look.move(time.monotonic())
                 self._watch_or_pause()
                 return
             data = b""  # such as a terminal that is gone, or what was not opened for reading

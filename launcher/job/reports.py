@@ -18,12 +18,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from hvdlite.observe.blackbox import FINDING_BYTES, Finding
+from hvdlite.observe.blackbox import Finding
 
 from ..agents.fields import count, field, figure, printable
 from ..agents.link import AgentLink
 from ..screen.screen import Screen
-from ..stream.frames import FrameError
 from .causes import Window, explain, windows
 from .inquiry import Survey, Surveys
 from .stalls import MOST_ASKED, Missing, Stall, StallReport, name_of, read, read_lingering
@@ -68,9 +67,9 @@ class Reports:
         """When an agent has had its time to answer, on the monotonic clock."""
         return self._surveys.deadline
 
-    def found(self, link: AgentLink, rank: int, told: object) -> None:
-        """Rank ``rank``, of the agent ``link``, found something. Raises FrameError if ``told`` is no finding."""
-        finding, now = _finding(told), time.monotonic()
+    def found(self, link: AgentLink, rank: int, finding: Finding) -> None:
+        """Rank ``rank``, of the agent ``link``, found something."""
+        now = time.monotonic()
         if finding.kind == "unresponsive":
             self._find_waiting(rank, finding.facts, now)
         elif finding.kind == "lingers":
@@ -168,13 +167,3 @@ def _waits(answer: object, at_least_s: float) -> Iterator[tuple[int, list[str]]]
             rank, names = count(status, "rank"), field(status, "names", list)
             if figure(status, "waiting_s") >= at_least_s:
                 yield rank, [name_of(name) for name in names[:_MOST_NAMES]]
-
-
-def _finding(told: object) -> Finding:
-    """Reads what an agent sent, which runs on another machine and may send anything."""
-    if not isinstance(told, list) or [type(each) for each in told] != [str, str, dict]:
-        raise FrameError("a finding is missing")
-    finding = Finding(*told)
-    if len(finding.text) > FINDING_BYTES:
-        raise FrameError(f"a finding has {len(finding.text)} characters")
-    return finding._replace(text=printable(" ".join(finding.text.split())))

@@ -7,18 +7,17 @@ A job is in one of six phases, and goes on from each of the first four to CLOSIN
                                                                         2nd signal: KILLING
     CLOSING ──all agents have ended, or time is up──> FINISHED
 
-The first failure in time decides the exit code; later ones are its consequences. News of an earlier failure may arrive
-later: then its time decides, or the rank that was heard first names the culprit. Nothing that ranks do after a signal
-to hvdrun is a failure.
+A policy decides whether the failure of a rank ends the job. The first failure in time that does decides the exit code;
+later ones are its consequences. The report of an earlier failure may arrive later: then its time decides, or the rank
+that was reported first names the culprit. Nothing that ranks do after a signal to hvdrun is a failure.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 INTERRUPT_GRACE_S: Final = 5.0  # between SIGINT and SIGTERM
 GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL, if the user wants no other
@@ -37,23 +36,20 @@ class Phase(Enum):
     FINISHED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(NamedTuple):
     """Action: send ``signum`` to every process of every worker."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Action: tell every agent to end what its workers left behind: SIGTERM after ``patience_s``, then SIGKILL."""
+class Close(NamedTuple):
+    """Action: have every agent end what its workers left behind: SIGTERM after ``patience_s``, then SIGKILL."""
 
     patience_s: float = 0.0
     grace_s: float = GRACE_S
 
 
-@dataclass(frozen=True, slots=True)
-class Destroy:
+class Destroy(NamedTuple):
     """Action: kill the agent of ``host`` and whatever is known of its workers; it does not answer."""
 
     host: str
@@ -62,8 +58,7 @@ class Destroy:
 Action = Signal | Close | Destroy
 
 
-@dataclass(frozen=True, slots=True)
-class Culprit:
+class Culprit(NamedTuple):
     """The rank because of which another one failed, in the other's words; ``fate`` is empty if it merely left."""
 
     rank: int
@@ -71,8 +66,26 @@ class Culprit:
     fate: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Exit(NamedTuple):
+    """Rank ``rank``, process ``pid``, ended at ``time``, which may be ``uncertain_s`` off either way.
+
+    A negative ``code`` is a signal, that of the kernel if ``is_oom``. ``ended_by`` is the rank because of which the
+    session of this one had ended, and the fate of that rank. ``agent`` describes an agent that had given up and was
+    ending its ranks. ``last`` are lines about what the rank did before.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    time: float
+    uncertain_s: float = 0.0
+    is_oom: bool = False
+    ended_by: tuple[int, str] | None = None
+    agent: str = ""
+    last: tuple[str, ...] = ()
+
+
+class Failure(NamedTuple):
     """The reason of a failed job. ``code`` is as in a shell; ``signum`` is None unless a signal ended the rank."""
 
     rank: int
@@ -101,6 +114,20 @@ class Failure:
         return self.time + self.uncertain_s < other.time - other.uncertain_s
 
 
+class Policy(Protocol):
+    """What the failure of a rank means to the job."""
+
+    def ends_job(self, failure: Failure, others: frozenset[int]) -> bool:
+        """True if the ``others``, which have not ended, have to end because of this failure."""
+
+
+class EndAll:
+    """Every failure ends the job: the ranks of a job that is not elastic need each other."""
+
+    def ends_job(self, failure: Failure, others: frozenset[int]) -> bool:
+        return True
+
+
 class Supervisor:
     """The state of one job. Every event takes ``now`` (monotonic, seconds) and returns the actions it calls for.
 
@@ -108,8 +135,10 @@ class Supervisor:
     Invariant: a deadline is set in every phase but FINISHED, and but RUNNING once all ranks have started.
     """
 
-    def __init__(self, host_by_rank: Mapping[int, str], now: float, grace_s: float = GRACE_S) -> None:
-        self._grace_s = grace_s
+    def __init__(
+        self, host_by_rank: Mapping[int, str], now: float, grace_s: float = GRACE_S, policy: Policy | None = None
+    ) -> None:
+        self._grace_s, self._policy = grace_s, policy or EndAll()
         self._host_by_rank = dict(host_by_rank)
         self._alive = set(host_by_rank)
         self._awaited = set(host_by_rank)  # the ranks that have not started
@@ -138,25 +167,9 @@ class Supervisor:
         if not self._awaited and self.phase is Phase.RUNNING:
             self.deadline = None
 
-    def exited(
-        self,
-        rank: int,
-        pid: int,
-        code: int,
-        time: float,
-        now: float,
-        *,
-        is_oom: bool = False,
-        uncertain_s: float = 0.0,
-        ended_by: tuple[int, str] | None = None,
-        agent: str = "",
-        last: tuple[str, ...] = (),
-    ) -> list[Action]:
-        """Rank ``rank`` ended at ``time``; a negative ``code`` is a signal, that of the kernel if ``is_oom``.
-
-        ``ended_by`` is the rank because of which its session had ended, and what became of that. ``agent`` describes
-        an agent that had given up and was ending its ranks. ``last`` says what the rank did before.
-        """
+    def exited(self, exit: Exit, now: float) -> list[Action]:
+        """A rank has ended."""
+        rank, pid, code, time, uncertain_s, is_oom, ended_by, agent, last = exit
         signum = -code if code < 0 else None
         shown = code if signum is None else 128 + signum
         how = f"ended with code {code}" if signum is None else f"was ended by signal {signum} ({_name(signum)})"
@@ -166,8 +179,7 @@ class Supervisor:
             shown, signum, how = shown or 128 + signal.SIGTERM, None, f"was ended by its agent, {agent}"
         if shown == 0:
             self.done.add(rank)
-        culprit = self._culprit(rank, ended_by)
-        host = self._host_by_rank[rank]
+        culprit, host = self._culprit(rank, ended_by), self._host_by_rank[rank]
         return self._ended(Failure(rank, host, pid, shown, signum, time, how, is_oom, uncertain_s, culprit, last), now)
 
     def not_started(self, rank: int, reason: str, now: float) -> list[Action]:
@@ -224,8 +236,9 @@ class Supervisor:
         actions: list[Action] = []
         if end.code != 0:
             if self.phase is Phase.RUNNING:
-                self.failure = end
-                actions += self._terminate(now)
+                if self._policy.ends_job(end, self.alive):
+                    self.failure = end
+                    actions += self._terminate(now)
             elif self.failure is not None and self._is_rather_the_cause(end, self.failure):
                 self.failure = end
         if not self._alive:
@@ -243,8 +256,8 @@ class Supervisor:
     def _is_rather_the_cause(self, end: Failure, known: Failure) -> bool:
         if (end.culprit is None) == (known.culprit is None):
             return end.is_surely_before(known)
-        # What ends because of the first failure's SIGTERM, or SIGKILL, is no cause; and that nothing is heard of a rank
-        # says less than those who lost it, and has no exit code.
+        # What ends because of the first failure's SIGTERM, or SIGKILL, is no cause. Silence of a rank says less than
+        # those who lost it, and has no exit code.
         is_own = end.signum != signal.SIGTERM and (end.signum != signal.SIGKILL or self.phase is not Phase.KILLING)
         is_seen = end.pid is not None
         return known.culprit is not None and known.culprit.rank == end.rank and is_own and is_seen

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hvdlite.observe.times import MOST_S, Spent, describe
-
-from ..stream.frames import FrameError
+from hvdlite.observe.times import Spent, describe
 
 
 class Times:
@@ -19,13 +17,9 @@ class Times:
         self._hosts, self._began, self._cause_of = hosts, began, cause_of
         self._ended: dict[int, tuple[Spent, float]] = {}
 
-    def ended(self, rank: int, told: object, at: float, now: float) -> None:
-        """Rank ``rank`` ended at ``at``; ``told`` is what its agent sent about its time, or None.
-
-        Raises FrameError if ``told`` is something else.
-        """
-        if told is not None:
-            spent = _spent(told)
+    def ended(self, rank: int, spent: Spent | None, at: float, now: float) -> None:
+        """Rank ``rank`` ended at ``at``; ``spent`` is None if its agent does not know it."""
+        if spent is not None:
             if int(spent.latest_rank) not in self._hosts:  # whatever a rank may write
                 spent = spent._replace(latest_rank_s=0.0)
             self._ended[rank] = spent, at if self._began <= at <= now else now
@@ -42,12 +36,3 @@ class Times:
     def _describe(self, rank: int) -> str:
         cause = self._cause_of(rank)
         return f"rank {rank} on {self._hosts[rank]}{f' ({cause})' if cause else ''}"
-
-
-def _spent(told: object) -> Spent:
-    """Reads what an agent sent, which runs on another machine and may send anything."""
-    if not isinstance(told, list) or len(told) != len(Spent._fields):
-        raise FrameError("a rank's times are missing")
-    if not all(type(each) in (int, float) and 0 <= each <= MOST_S for each in told):
-        raise FrameError("a rank's times are no times")
-    return Spent(*told)

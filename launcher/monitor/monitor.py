@@ -44,7 +44,7 @@ class _Open:
 class Monitor:
     """Listens in turns of ``loop``, until it is closed. ``job`` describes the job; ``ranks`` are those of each link.
 
-    To be called between turns: `tick`, also at `deadline`.
+    To be called when an agent has answered, or is gone: `tick`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Monitor:
     ) -> None:
         self._loop, self._ranks, self._job = loop, ranks, job
         self._callers: dict[Caller, _Open] = {}
+        self._timer = loop.at(None, lambda: self.tick(time.monotonic()))
         self._folder = -1
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}.sock"
         self._entrance: Entrance | None = None
@@ -73,6 +74,7 @@ class Monitor:
                 caller.close()
             if caller.is_gone:
                 del self._callers[caller]
+        self._timer.move(self.deadline)
 
     def close(self, code: int | None = None) -> None:
         """Hangs up, after word of the job's exit code, if it has ended, and leaves nothing behind."""
@@ -90,6 +92,7 @@ class Monitor:
                 caller.say(ended=code)
             caller.close()
         self._callers.clear()
+        self._timer.move(None)
 
     def _listen(self) -> Entrance:
         for _ in range(_ATTEMPTS):
@@ -106,10 +109,13 @@ class Monitor:
         sock = self._entrance.accept() if self._entrance is not None else None
         if sock is None:
             return
+        now = time.monotonic()
+        self.tick(now)  # which forgets those who are gone
         if len(self._callers) >= _MOST_CALLERS:
             sock.close()
             return
-        self._callers[Caller(self._loop, sock, self._ask)] = _Open([], time.monotonic() + ANSWER_S)
+        self._callers[Caller(self._loop, sock, self._ask)] = _Open([], now + ANSWER_S)
+        self._timer.move(self.deadline)
 
     def _ask(self, caller: Caller, asked: Asked) -> None:
         waiting = self._callers[caller]

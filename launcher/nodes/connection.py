@@ -14,17 +14,17 @@ from hvdlite.errors import CannotStart
 from hvdlite.net.poll import comes
 from hvdlite.scope import Scope
 
-from ..agents.fields import field, printable
 from ..endings import NODE_BROKE, NODE_LEFT
-from ..stream.frames import FrameError, unpack_message
+from ..stream.fields import MOST_CHARACTERS, parse_fields, read
+from ..stream.frames import FrameError
 from ..stream.loop import Loop
+from ..stream.messages import Signalled
 from ..stream.outbox import Outbox
-from .records import Channel, Introduction, Record
+from .records import Channel, Introduction, Reason, Record
 
 _LAST_WRITE_S: Final = 0.5
 _FAREWELL_S: Final = 5.0  # for a node to end, whose agent has been told to
 _EARLY_BYTES: Final = 1 << 20  # what an agent may send before it is asked anything
-_MOST_CHARACTERS: Final = 1000  # of a reason
 _ABORTS: Final = struct.pack("ii", 1, 0)  # as SO_LINGER: what was not sent is dropped, and the node told at once
 
 
@@ -69,7 +69,7 @@ class NodeConnection:
                 self._obey(kind, payload)
         except ConnectionError as error:
             self._end(f"{NODE_BROKE}: {error}" if str(error) else NODE_LEFT)
-        except ValueError as error:  # a FrameError, or a field that is not what it has to be
+        except FrameError as error:
             self._end(f"hvdrun there sent an invalid message: {error}")
 
     # ---- as a way to the agent
@@ -105,7 +105,7 @@ class NodeConnection:
         """Tells the node, once, how the job ended: ``text`` says why it was not started."""
         if not self._is_concluded:
             self._is_concluded = True
-            self._write(self._channel.seal(Record.OVER, code=code, text=text))
+            self._write(self._channel.seal(Record.OVER, code=code, text=text[:MOST_CHARACTERS]))
 
     def hang_up(self) -> None:
         if not self._is_hung_up:
@@ -162,9 +162,9 @@ class NodeConnection:
             if not self._stream_has_ended:
                 self._receive(payload)
         elif kind is Record.END:
-            self._end_stream(printable(field(unpack_message(payload), "reason", str)[:_MOST_CHARACTERS]))
+            self._end_stream(read(Reason, parse_fields(payload)).reason)
         elif kind is Record.SIGNAL:
-            self._signalled(field(unpack_message(payload), "signum", int))
+            self._signalled(read(Signalled, parse_fields(payload)).signum)
         elif kind is Record.PING:
             self._write(self._channel.seal(Record.PING))
         else:

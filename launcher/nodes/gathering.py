@@ -34,7 +34,8 @@ from hvdlite.scope import Scope
 from ..agents.fields import printable, shown
 from ..endings import Ending, ending_of
 from ..hosts import Host, is_local, is_own_address
-from ..stream.frames import FrameError, unpack_message
+from ..stream.fields import parse_fields, read
+from ..stream.frames import FrameError
 from ..stream.hello import Hello
 from .connection import NodeConnection, farewell
 from .place import NodePlace
@@ -171,7 +172,7 @@ class Gathering:
         """Lets the node in, or returns why not. What its user has to correct on all nodes ends the wait for others."""
         address = channel.sock.getpeername()[0].removeprefix("::ffff:")
         try:
-            introduction = Introduction.parse(payload)
+            introduction = read(Introduction, parse_fields(payload))
         except FrameError:
             return self._give_up(f"the node at {address}", self._misfit(payload))
         who = f"node {introduction.node} ({_hostname(introduction)}, {address})"
@@ -200,7 +201,7 @@ class Gathering:
     def _misfit(self, payload: bytes) -> str:
         fields: dict[str, Any] = {}
         with suppress(FrameError):
-            fields = unpack_message(payload)
+            fields = parse_fields(payload)
         hello = fields.get("hello")
         version = shown(hello.get("version"))[:40] if isinstance(hello, dict) else "unknown"
         return f"it has hvdlite {version}, and node 0 has {self._own.version}; install the same version on both"

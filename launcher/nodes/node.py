@@ -23,17 +23,18 @@ from hvdlite.net.listening import endpoint
 from hvdlite.net.poll import ENDED, comes
 from hvdlite.scope import Scope
 
-from ..agents.fields import field, integer, printable
 from ..agents.ways import ProcessWay
 from ..hosts import Host
 from ..spawners import SshOptions
-from ..stream.frames import FrameError, FrameReader, Kind, unpack_message
+from ..stream.fields import MOST_CHARACTERS, parse_fields, read
+from ..stream.frames import FrameError
 from ..stream.hello import Hello
 from ..stream.loop import Loop
+from ..stream.messages import Decoder, Start
 from ..stream.outbox import Outbox
-from ..stream.signals import caught
+from ..stream.signals import ANNOUNCING, ENDING, caught
 from .place import NodePlace
-from .records import Channel, Introduction, Record, key_of
+from .records import Channel, Introduction, Over, Reason, Record, Welcome, key_of
 
 _ATTEMPT_S: Final = 5.0
 _BETWEEN_ATTEMPTS_S: Final = 0.5
@@ -43,8 +44,6 @@ _PING_S: Final = 2.0
 _SILENCE_S: Final = 10.0  # of node 0, which answers pings
 _LOOK_S: Final = 1.0  # how soon an end is noticed that nobody reads, because something else takes no more
 _AGENT_S: Final = 10.0  # for the agent to end, which kills what it started after two
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Say = Callable[[str], None]
 
@@ -154,12 +153,12 @@ def _introduce(channel: Channel, introduction: Introduction, place: NodePlace) -
         channel.sock.sendall(channel.seal(Record.INTRODUCTION, **introduction.fields()))
         while comes(channel.sock, select.POLLIN, scope.left_s):
             for kind, payload in channel.receive():
-                fields = unpack_message(payload)
+                fields = parse_fields(payload)
                 if kind is Record.REFUSAL:
-                    reason = _line(field(fields, "reason", str))
+                    reason = read(Reason, fields).reason
                     raise LaunchError(f"node 0 at {place.master} says of this node: {reason}")
                 if kind is Record.WELCOME:
-                    return _line(field(fields, "host", str))
+                    return read(Welcome, fields).host
                 raise FrameError(f"a record of kind {kind.name}")
         problem = f"it did not answer within {_ANSWER_S:g} s"
     except (OSError, ValueError) as error:
@@ -177,7 +176,7 @@ class _Node:
     def __init__(self, channel: Channel, place: NodePlace, host: str, timeout_s: float, say: Say) -> None:
         self._channel, self._place, self._host, self._say = channel, place, host, say
         self._timeout_s = timeout_s
-        self._frames: FrameReader | None = FrameReader()  # for the agent, up to START
+        self._decoder: Decoder | None = Decoder()  # of what the agent is sent, up to Start
         self._loop = Loop()
         self._writer = channel.sock.dup()
         self._up = Outbox(self._loop, self._writer.fileno(), "node 0", self._hold_agent)
@@ -185,7 +184,7 @@ class _Node:
         self._agent_has_ended = False
         self._signalled = 0
         self._takes_no_more = False  # the agent
-        self._outcome: tuple[int, str] | None = None  # the job's exit code, and why it was not started
+        self._outcome: Over | None = None
         self._lost = ""  # why node 0 is gone, in a sentence
         self._ping_at = time.monotonic()
         self._asked_at: float | None = None  # when node 0 was sent a ping, and nothing has come since
@@ -194,7 +193,7 @@ class _Node:
         self._agent.attach(self._loop, self._from_agent, self._say, self._hold_node_0, _ignore_signal)
         self._loop.watch(self._channel.sock.fileno(), self._from_node_0)
         try:
-            with caught(_SIGNALS) as signals:
+            with caught((*ENDING, *ANNOUNCING)) as signals:
                 self._loop.watch(signals, lambda: self._take_signals(signals))
                 self._obey(self._channel.rest())
                 while not (self._lost or (self._agent_has_ended and self._outcome)):
@@ -244,7 +243,7 @@ class _Node:
         """How long node 0 may leave a ping without an answer; None if it is not asked."""
         if self._agent_has_ended:
             return _SILENCE_S
-        return None if self._frames is None or self._takes_no_more else self._timeout_s
+        return None if self._decoder is None or self._takes_no_more else self._timeout_s
 
     def _seconds_to_act(self) -> float | None:
         look_s = _LOOK_S if self._up.is_full or self._takes_no_more else None
@@ -258,8 +257,8 @@ class _Node:
         self._obey(self._channel.receive())
 
     def _look_for_start(self, data: bytes) -> None:
-        if self._frames is not None and Kind.START in [kind for kind, _ in self._frames.feed(data)]:
-            self._frames = None
+        if self._decoder is not None and any(isinstance(each, Start) for each in self._decoder.feed(data)):
+            self._decoder = None
 
     def _obey(self, records: Iterator[tuple[Record, bytes]]) -> None:
         try:
@@ -270,13 +269,12 @@ class _Node:
                 elif kind is Record.END:
                     self._agent.hang_up()
                 elif kind is Record.OVER:
-                    message = unpack_message(payload)
-                    self._outcome = integer(message, "code", 0, 255), _line(field(message, "text", str))
+                    self._outcome = read(Over, parse_fields(payload))
                 elif kind is not Record.PING:
                     raise FrameError(f"a record of kind {kind.name}")
         except ConnectionError as error:
             self._lose(f"the connection broke: {error}" if str(error) else "it ended without a word")
-        except ValueError as error:  # a FrameError, or a field that is not what it has to be
+        except FrameError as error:
             self._lose(f"it sent an invalid message: {error}")
 
     def _lose(self, why: str) -> None:
@@ -295,13 +293,13 @@ class _Node:
         self._agent_has_ended = True
         self._agent.hang_up()
         reason = self._agent.explain() if self._agent.wait(_AGENT_S) else "its agent does not end"
-        self._up.send(self._channel.seal(Record.END, reason=reason))
+        self._up.send(self._channel.seal(Record.END, reason=reason[:MOST_CHARACTERS]))
         self._asked_at = None
 
     def _take_signals(self, signals: int) -> None:
         for signum in os.read(signals, 64):
             self._up.send(self._channel.seal(Record.SIGNAL, signum=signum))
-            if signum not in _ENDING:
+            if signum not in ENDING:
                 continue
             self._signalled += 1
             if self._signalled == 1:
@@ -341,7 +339,3 @@ class _JobNotStarted(LaunchError):
 
 def _ignore_signal(signum: int) -> None:
     """Nobody sends one: the agent is on this host."""
-
-
-def _line(text: str) -> str:
-    return printable(" ".join(text.split()))

@@ -6,20 +6,20 @@ connection carries the stream between hvdrun and the agent that the other node r
 hvdruns.
 """
 
-from __future__ import annotations
+# Without the __future__ import of annotations: `fields.read` takes the checks from the evaluated ones.
 
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from hvdlite.net.sealed import KEYS_BYTES, Sealer
 from hvdlite.net.sockets import prepare
 from hvdlite.rendezvous.job import Job
 
-from ..stream.frames import FrameError, unpack_message
+from ..stream.fields import exactly, integer, line, read
+from ..stream.frames import FrameError
 from ..stream.hello import Hello
 
 MAX_BYTES: Final = 256 << 10  # of a record
@@ -30,14 +30,14 @@ _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  #
 class Record(IntEnum):
     """The kinds of records."""
 
-    INTRODUCTION = 1  # up: {"node", "nodes", "slots", "hello"}
-    WELCOME = 2  # down: {"host"}, the name of node 0
-    REFUSAL = 3  # down: {"reason"}
+    INTRODUCTION = 1  # up
+    WELCOME = 2  # down
+    REFUSAL = 3  # down
     STREAM = 4  # both: bytes between hvdrun and the agent
-    END = 5  # both: {"reason"}, the stream in this direction has ended
-    SIGNAL = 6  # up: {"signum"}, which hvdrun got there
-    OVER = 7  # down: {"code", "text"}, the exit code of the job, and why it did not start
-    PING = 8  # up, and down in answer: {}
+    END = 5  # both: the stream in this direction has ended
+    SIGNAL = 6  # up: `messages.Signalled`, which hvdrun got there
+    OVER = 7  # down
+    PING = 8  # up, and down in answer: no fields
 
 
 def key_of(secret: str) -> bytes:
@@ -45,26 +45,39 @@ def key_of(secret: str) -> bytes:
     return Job("nodes", secret).key("nodes")
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
+Line = Annotated[str, line()]
+_Count = Annotated[int, integer(0, 1 << 63)]
+
+
+class Introduction(NamedTuple):
     """Who calls: node ``node`` of ``nodes``, which takes ``slots`` ranks, 0 if its user has not said."""
 
-    node: int
-    nodes: int
-    slots: int
-    hello: Hello
-
-    @classmethod
-    def parse(cls, payload: bytes) -> Introduction:
-        """Raises FrameError if it is malformed, or of a version of hvdlite with other fields."""
-        fields = unpack_message(payload)
-        hello, numbers = fields.get("hello"), [fields.get(name) for name in ("node", "nodes", "slots")]
-        if not isinstance(hello, dict) or not all(type(number) is int and number >= 0 for number in numbers):
-            raise FrameError("the introduction of a node is malformed")
-        return cls(fields["node"], fields["nodes"], fields["slots"], Hello.parse(hello))
+    node: _Count
+    nodes: _Count
+    slots: _Count
+    hello: Annotated[Hello, lambda value: read(Hello, exactly(dict)(value))]
 
     def fields(self) -> dict[str, Any]:
-        return {"node": self.node, "nodes": self.nodes, "slots": self.slots, "hello": self.hello.fields()}
+        return {**self._asdict(), "hello": self.hello._asdict()}
+
+
+class Welcome(NamedTuple):
+    """Node 0, on ``host``, lets the node in."""
+
+    host: Line
+
+
+class Reason(NamedTuple):
+    """Why a node is refused, or why a stream has ended."""
+
+    reason: Line
+
+
+class Over(NamedTuple):
+    """The exit code of the job, and why it did not start."""
+
+    code: Annotated[int, integer(0, 255)]
+    text: Line
 
 
 class Channel:

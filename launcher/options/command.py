@@ -50,7 +50,12 @@ class LaunchCommand(click.Command):
     ) -> click.Context:
         """The context of the command that ``args`` select."""
         if args and args[0] == "help" and not shutil.which("help"):
-            args = [*(word for word in args[1:2] if word in self.subcommands), "--help"]
+            if args[1:] and args[1] not in self.subcommands:
+                near = get_close_matches(args[1], self.subcommands, 1)
+                raise click.UsageError(
+                    f"there is no command {args[1]!r}{f'; did you mean {near[0]}?' if near else '.'}"
+                )
+            args = [*args[1:2], "--help"]
         if args and (command := self.subcommands.get(args[0])) is not None:
             extra = {"help_option_names": ["-h", "--help"], **extra}
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)

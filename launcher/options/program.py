@@ -25,7 +25,7 @@ _SLOTS: Final = re.compile(r"[^/\s]+:\d+(?:,.*)?")
 _HOST: Final = re.compile(r"[A-Za-z0-9][\w.-]*,?")
 _COUNT: Final = re.compile(r"(?:-np?|--num-proc)(?:=?(?P<count>\d+|auto))?")
 _OF_SHELL: Final = re.compile(r"[|&;<>$`*()]|^\w+=")  # what only a shell understands
-_NEARLY: Final = 0.8
+_NEARLY: Final = 0.75
 
 
 def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: Mapping[str, str]) -> None:
@@ -40,7 +40,8 @@ def check_meaning(command: Sequence[str], path: str, hosts: str | None, others: 
     if hosts is not None and (more := _more_hosts(hosts, command, path)):
         whole = ",".join(word.strip(",") for word in (hosts, *more))
         raise click.UsageError(f"the hosts of -H are one word, with commas and no spaces: -H {whole}.")
-    for near in get_close_matches(program, others, 1, _NEARLY):
+    exchanged = [name for name in others if sorted(name) == sorted(program)]  # two letters of a short name
+    for near in exchanged or get_close_matches(program, others, 1, _NEARLY):
         is_exact = near == program and not others[near].startswith("hvdrun -")
         meant = f"write hvdrun's own command first: {others[near]}." if is_exact else f"did you mean {others[near]}?"
         raise click.UsageError(f"there is no program {program!r} to start; {meant}")
@@ -61,9 +62,9 @@ def check_command(
     _check_folder()
     if not hosts or any(is_local(host.name) for host in hosts):
         _check_program(command, path)
+        if not hosts and not is_counted:
+            _check_order(command)
         check_target(command, environment)
-    if not hosts and not is_counted:
-        _check_order(command)
 
 
 def _check_folder() -> None:

@@ -4,16 +4,15 @@ Ranks of one job talk to each other in formats that may change from version to v
 version of hvdlite, the same ABI of its native library and the same minor version of Python.
 """
 
-from __future__ import annotations
+# Without the __future__ import of annotations: `fields.read` takes the checks from the evaluated ones.
 
 import os
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from hvdlite.cuda.presence import MAX_GPUS, as_cuda_reads
 from hvdlite.errors import HorovodInternalError
@@ -22,35 +21,43 @@ from hvdlite.net.hostid import kernel_host_id
 from hvdlite.net.proc import memory
 from hvdlite.version import NATIVE_ABI, __version__
 
-from .frames import FrameError
+from .fields import integer, text
 
-PROTOCOL: Final = 5  # of the frames between hvdrun and agents
-_MAX_TEXT: Final = 4096  # the names of MAX_GPUS fit
+PROTOCOL: Final = 6  # of the messages between hvdrun and agents
+_ANY: Final = 1 << 63
 _GPU_FILES: Final = Path("/dev"), "nvidia[0-9]*"
 
+_Text = Annotated[str, text(4096)]  # the names of MAX_GPUS fit
+_Count = Annotated[int, integer(0, _ANY)]
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+
+def _gpus(value: Any) -> Any:
+    if type(value) is not str or ",".join(as_cuda_reads(value)) != value:
+        raise ValueError
+    return value
+
+
+class Hello(NamedTuple):
     """One host as its agent sees it.
 
     ``machine`` is the same for two names of one host. ``cores`` counts those that the agent may use, and ``gpus`` are
     the GPUs that it sees, as CUDA_VISIBLE_DEVICES lists them.
     """
 
-    protocol: int
-    version: str
-    native_abi: int
-    python: str
-    executable: str
-    folder: str
-    hostname: str
-    machine: str
-    cores: int
-    gpus: str
-    free_memory_bytes: int
+    protocol: _Count
+    version: _Text
+    native_abi: _Count
+    python: _Text
+    executable: _Text
+    folder: _Text
+    hostname: _Text
+    machine: _Text
+    cores: Annotated[int, integer(1, MAX_RANKS)]
+    gpus: Annotated[str, _gpus]
+    free_memory_bytes: _Count
 
     @classmethod
-    def describe(cls) -> Hello:
+    def describe(cls) -> Self:
         """This host."""
         return cls(
             protocol=PROTOCOL,
@@ -66,24 +73,7 @@ class Hello:
             free_memory_bytes=_free_memory_bytes(),
         )
 
-    @classmethod
-    def parse(cls, fields: dict[str, Any]) -> Hello:
-        """Parses another agent's message. Raises FrameError for fields that are missing or of the wrong type."""
-        kinds = {name: {"int": int, "str": str}[str(kind)] for name, kind in cls.__annotations__.items()}
-        for name, kind in kinds.items():
-            value = fields.get(name)
-            if type(value) is not kind or (isinstance(value, str) and len(value) > _MAX_TEXT):
-                raise FrameError(f"the agent's hello has no valid {name!r}")
-        if not 1 <= fields["cores"] <= MAX_RANKS:
-            raise FrameError("the agent's hello has no valid 'cores'")
-        if ",".join(as_cuda_reads(fields["gpus"])) != fields["gpus"]:
-            raise FrameError("the agent's hello has no valid 'gpus'")
-        return cls(**{name: fields[name] for name in kinds})
-
-    def fields(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def misfit(self, own: Hello) -> str:
+    def misfit(self, own: Self) -> str:
         """The reason why a job of ``own`` cannot have ranks on this host; empty if it can."""
         if (self.protocol, self.version, self.native_abi) != (own.protocol, own.version, own.native_abi):
             return (
@@ -101,7 +91,7 @@ class Hello:
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """Returns the GPUs that a process with this environment sees, by the names that CUDA_VISIBLE_DEVICES has for them.
 
-    Those of that variable, else all that the kernel shows here, but no more than 64.
+    They are those of that variable, else all that the kernel shows here, but no more than 64.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:

@@ -1,20 +1,55 @@
-"""An event loop: each descriptor has one function that is called when it is ready."""
+"""An event loop: each descriptor has a function that is called when it is ready, and each timer one for its time.
+
+It asks epoll, not poll as `hvdlite.net.poll` does in ranks: epoll reports descriptors in the order in which they became
+ready, which is the order in which ranks died. A forked child would share it; neither hvdrun nor an agent forks itself.
+"""
 
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 
 
+class Timer:
+    """Calls a function once, in the first turn of a loop that lasts until its time, which may be moved."""
+
+    __slots__ = ("_call", "_timers", "when")
+
+    def __init__(self, timers: set[Timer], call: Callable[[], None]) -> None:
+        self._timers, self._call = timers, call
+        self.when = inf
+
+    @property
+    def is_set(self) -> bool:
+        """True if it has a time."""
+        return self in self._timers
+
+    def move(self, when: float | None) -> None:
+        """Moves the time to ``when``, on the monotonic clock; None: there is none for now."""
+        self.when = inf if when is None else when
+        if when is None:
+            self._timers.discard(self)
+        else:
+            self._timers.add(self)
+
+    def fire(self) -> None:
+        """Its time has come."""
+        self.move(None)
+        self._call()
+
+
 class Loop:
-    """Calls functions of descriptors. A descriptor is watched for reading or writing; duplicate it for both."""
+    """Calls functions of descriptors and timers. A descriptor is watched for one thing; duplicate it for both."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self._timers: set[Timer] = set()  # those that have a time; a loop has a dozen at most
 
     def watch(self, descriptor: int, react: Callable[[], None], events: int = READ) -> None:
         """Has ``react`` called when ``descriptor`` is ready; does nothing if it is watched already."""
@@ -26,12 +61,25 @@ class Loop:
         if descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
 
-    def turn(self, timeout_s: float | None) -> None:
-        """Waits until a descriptor is ready, at most ``timeout_s``, and calls the functions of all that are."""
-        for key, _ in self._selector.select(timeout_s):
+    def at(self, when: float | None, call: Callable[[], None]) -> Timer:
+        """Has ``call`` called at ``when``, on the monotonic clock, or once the timer is moved to a time."""
+        timer = Timer(self._timers, call)
+        timer.move(when)
+        return timer
+
+    def turn(self, until: float | None = None) -> None:
+        """Waits until a descriptor is ready or a timer is due, or until ``until``, and calls the functions of all."""
+        wake_at = min((timer.when for timer in self._timers), default=inf)
+        if until is not None:
+            wake_at = min(wake_at, until)
+        for key, _ in self._selector.select(None if wake_at == inf else max(0.0, wake_at - time.monotonic())):
             # An earlier one of this turn may have closed it, and may even have opened another of the same number.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
+        now = time.monotonic()
+        for timer in sorted(self._timers, key=lambda timer: timer.when):
+            if timer.when <= now:  # an earlier one may have moved it
+                timer.fire()
 
     def close(self) -> None:
         self._selector.close()

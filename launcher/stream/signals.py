@@ -6,6 +6,12 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
+
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a job to end."""
+ANNOUNCING: Final = (signal.SIGUSR1, signal.SIGUSR2)
+"""Those by which a scheduler announces that it will take the hosts away; they are meant for the ranks."""
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,23 +12,34 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
 
 from hvdlite.launcher.agent.feed import WINDOW_BYTES
 from hvdlite.launcher.spawners.boot import boot_here
-from hvdlite.launcher.stream.frames import (
-    GREETING,
-    FrameReader,
-    Kind,
-    pack_message,
-    pack_output,
-    unpack_message,
-    unpack_output,
+from hvdlite.launcher.stream import messages
+from hvdlite.launcher.stream.frames import GREETING
+from hvdlite.launcher.stream.messages import (
+    Alive,
+    Answer,
+    Ask,
+    End,
+    Exited,
+    Input,
+    Lease,
+    Signal,
+    Started,
+    Stdout,
+    Taken,
+    WorkerStart,
 )
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import read_until
+from tests.launcher.samples import START
+
+M = TypeVar("M")
 
 
 class Agent:
@@ -35,35 +47,34 @@ class Agent:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self._reader = FrameReader()
-        self._frames: list[tuple[Kind, bytes]] = []
+        self._decoder = messages.Decoder()
+        self._messages: list[messages.Message] = []
         assert process.stdout is not None
         assert process.stdout.read(len(GREETING)) == GREETING
         (agent,) = psutil.Process(process.pid).children()  # the process that was started is its guard
         self.pid = agent.pid
 
-    def send(self, kind: Kind, **fields: object) -> None:
+    def send(self, message: messages.Message) -> None:
+        self.send_bytes(messages.encode(message))
+
+    def send_bytes(self, data: bytes) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(pack_message(kind, **fields))
+        self.process.stdin.write(data)
 
-    def start(self, *programs: str) -> None:
-        workers = [{"rank": rank, "environment": {"PROGRAM": program}} for rank, program in enumerate(programs)]
-        command = ["sh", "-c", 'eval "$PROGRAM"']
-        environment = {"PATH": os.environ["PATH"]}
-        self.send(
-            Kind.START, cwd="/", command=command, environment=environment, inherits=False, listen={}, workers=workers
-        )
+    def start(self, *programs: str, reads: bool = False) -> None:
+        workers = tuple(WorkerStart(rank, {"PROGRAM": program}, reads) for rank, program in enumerate(programs))
+        self.send(START._replace(workers=workers))
 
-    def next(self, kind: Kind) -> bytes:
-        """The payload of the next frame of ``kind``; frames of other kinds stay for later."""
+    def next(self, kind: type[M]) -> M:
+        """The next message of ``kind``; messages of other kinds stay for later."""
         assert self.process.stdout is not None
         while True:
-            for index, (found, payload) in enumerate(self._frames):
-                if found is kind:
-                    del self._frames[index]
-                    return payload
+            for index, message in enumerate(self._messages):
+                if isinstance(message, kind):
+                    del self._messages[index]
+                    return message
             piece = read_until(self.process.stdout.fileno(), lambda found: found != b"")
-            self._frames += self._reader.feed(piece)
+            self._messages += self._decoder.feed(piece)
 
 
 def wait_for_zombie(pid: int) -> None:
@@ -89,10 +100,21 @@ def agent(stderr: int | None = None) -> Iterator[Agent]:
 def test_the_agent_loads_nothing_but_the_standard_library() -> None:
     with agent() as running:
         running.start("sleep 600")
-        running.next(Kind.STARTED)
+        running.next(Started)
         maps = Path(f"/proc/{running.pid}/maps").read_text()
         assert "site-packages" not in maps
         assert psutil.Process(running.pid).memory_info().rss < 30 << 20
+
+
+def test_ranks_have_the_limit_of_descriptors_that_the_agent_was_started_with() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (own := min(hard, 1000) - 1, hard))
+    try:
+        with agent() as running:
+            running.start("ulimit -Sn; ulimit -Hn")
+            assert running.next(Stdout).data.split() == [str(own).encode(), str(hard).encode()]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_deaths_of_ranks_are_told_in_their_order(tmp_path: Path) -> None:
@@ -101,161 +123,164 @@ def test_the_deaths_of_ranks_are_told_in_their_order(tmp_path: Path) -> None:
         os.mkfifo(door)
     with agent() as running:
         running.start(*(f"echo ready; read word < {door}; exit 1{rank}" for rank, door in enumerate(doors)))
-        pids = [unpack_message(running.next(Kind.STARTED))["pid"] for _ in doors]
-        assert [unpack_output(running.next(Kind.STDOUT))[1] for _ in doors] == [b"ready\n"] * 3
+        pids = [running.next(Started).pid for _ in doors]
+        assert [running.next(Stdout).data for _ in doors] == [b"ready\n"] * 3
         os.kill(running.pid, signal.SIGSTOP)
         for rank in (2, 0, 1):
             doors[rank].write_text("go\n")
             wait_for_zombie(pids[rank])
         os.kill(running.pid, signal.SIGCONT)
-        exits = [unpack_message(running.next(Kind.EXITED)) for _ in doors]
-    assert [end["code"] for end in exits] == [12, 10, 11]
+        exits = [running.next(Exited) for _ in doors]
+    assert [end.code for end in exits] == [12, 10, 11]
 
 
 def test_an_agent_that_is_not_read_stops_reading_and_loses_nothing() -> None:
     total = 12 << 20
     with agent() as running:
         running.start(f"head -c {total} /dev/zero")
-        pid = unpack_message(running.next(Kind.STARTED))["pid"]
+        pid = running.next(Started).pid
         # The worker is blocked in its write as soon as the agent holds what it may.
         assert psutil.Process(pid).is_running()
         found = 0
         while found < total:
             assert psutil.Process(running.pid).memory_info().rss < 40 << 20
-            found += len(unpack_output(running.next(Kind.STDOUT))[1])
+            found += len(running.next(Stdout).data)
         assert found == total
-        assert unpack_message(running.next(Kind.EXITED))["code"] == 0
+        assert running.next(Exited).code == 0
 
 
 def test_what_is_no_frame_ends_the_agent_and_its_workers() -> None:
     with agent() as running:
         running.start("sleep 600")
-        pid = unpack_message(running.next(Kind.STARTED))["pid"]
-        assert running.process.stdin is not None
-        running.process.stdin.write(b"GET / HTTP/1.1\r\n\r\n")
-        assert unpack_message(running.next(Kind.EXITED))["code"] == -signal.SIGTERM
+        pid = running.next(Started).pid
+        running.send_bytes(b"GET / HTTP/1.1\r\n\r\n")
+        assert running.next(Exited).code == -signal.SIGTERM
         assert running.process.wait(PATIENCE_S) == 0
         assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
+    "message",
     [
-        (Kind.LEASE, {"for_s": [], "sent": 1.0}),
-        (Kind.SIGNAL, {"signum": "9", "everyone": False}),
-        (Kind.SIGNAL, {"signum": 10**30, "everyone": False}),
-        (Kind.END, {"grace_s": None}),
-        (Kind.ASK, {"id": 1}),
-        (Kind.ASK, {"id": 1, "what": "stacks", "ranks": 5, "more": []}),
-        (Kind.START, {"inherits": False, "listen": [], "workers": []}),
-        (Kind.START, {"inherits": False, "listen": {}, "workers": [1]}),
+        Lease(1.0, []),  # type: ignore[arg-type]
+        Signal("9", everyone=False),  # type: ignore[arg-type]
+        Signal(10**30, everyone=False),
+        End(0.0, None),  # type: ignore[arg-type]
+        Ask(1, "stacks", []),  # type: ignore[arg-type]
+        START._replace(listen=[]),
+        START._replace(workers=[1]),
+        Started(0, 1),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_malformed_frame_ends_the_agent_and_its_workers_by_a_sentence(kind: Kind, fields: dict[str, object]) -> None:
+def test_a_malformed_message_ends_the_agent_and_its_workers_by_a_sentence(message: messages.Message) -> None:
     with agent(stderr=subprocess.PIPE) as running:
         running.start("sleep 600")
-        pid = unpack_message(running.next(Kind.STARTED))["pid"]
-        running.send(kind, **fields)
+        pid = running.next(Started).pid
+        running.send(message)
         assert running.process.stderr is not None
-        told = running.process.stderr.read().decode()
-        assert told.startswith("hvdlite agent: hvdrun sent an invalid message (")
-        assert told.count("\n") == 1
+        said = running.process.stderr.read().decode()
+        assert said.startswith("hvdlite agent: hvdrun sent an invalid message (the message ")
+        assert said.count("\n") == 1
         assert not psutil.pid_exists(pid)
 
 
 def test_questions_are_answered_each_by_its_number() -> None:
     with agent() as running:
-        running.send(Kind.ASK, id=1, what="is_folder", path="/")
-        running.send(Kind.ASK, id=2, what="is_folder", path="/nowhere")
-        running.send(Kind.ASK, id=3, what="is_folder")
-        running.send(Kind.ASK, id=4, what="the weather")
-        answers = [unpack_message(running.next(Kind.ANSWER)) for _ in range(4)]
-    assert sorted(answers, key=lambda answer: int(answer["id"])) == [
-        {"id": 1, "answer": True},
-        {"id": 2, "answer": False},
-        {"id": 3, "error": "the question 'is_folder' lacks 'path'"},
-        {"id": 4, "error": "this agent has no answer to 'the weather'"},
+        running.send(Ask(1, "is_folder", {"path": "/"}))
+        running.send(Ask(2, "is_folder", {"path": "/nowhere"}))
+        running.send(Ask(3, "is_folder", {}))
+        running.send(Ask(4, "the weather", {}))
+        answers = [running.next(Answer) for _ in range(4)]
+    assert sorted(answers) == [
+        Answer(1, True, ""),
+        Answer(2, False, ""),
+        Answer(3, None, "the question 'is_folder' lacks 'path'"),
+        Answer(4, None, "this agent has no answer to 'the weather'"),
     ]
+
+
+def test_a_question_with_improper_fields_is_answered_with_an_error() -> None:
+    with agent() as running:
+        running.send(Ask(1, "stacks", {"ranks": 5, "more": []}))
+        assert running.next(Answer).error.startswith("the agent failed: TypeError(")
 
 
 def test_ports_that_frameworks_may_have_are_the_last_free_ones_of_the_range() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, agent() as running:
         port = taken.getsockname()[1]
         for number, ports in enumerate(([port, port], [port - 50, port], None)):
-            running.send(Kind.ASK, id=number, what="free_ports", address="127.0.0.1", ports=ports, count=3)
-        answers = {answer.pop("id"): answer for answer in (unpack_message(running.next(Kind.ANSWER)) for _ in range(3))}
-    assert answers[0] == {"error": f"no port of 127.0.0.1 is free from {port} to {port}"}
-    assert len(set(answers[1]["answer"])) == 3
-    assert all(port - 50 <= each < port for each in answers[1]["answer"])
-    assert len({0, port, *answers[2]["answer"]}) == 5
+            running.send(Ask(number, "free_ports", {"address": "127.0.0.1", "ports": ports, "count": 3}))
+        answers = dict(sorted((answer.id, answer) for answer in (running.next(Answer) for _ in range(3))))
+    assert answers[0].error == f"no port of 127.0.0.1 is free from {port} to {port}"
+    assert len(set(answers[1].answer)) == 3
+    assert all(port - 50 <= each < port for each in answers[1].answer)
+    assert len({0, port, *answers[2].answer}) == 5
 
 
 def test_an_agent_whose_lease_runs_out_ends_its_workers() -> None:
     with agent() as running:
         running.start("trap '' TERM; echo up; while :; do sleep 600; done")
-        running.next(Kind.STDOUT)
-        running.send(Kind.LEASE, sent=1.5, for_s=0.2)
-        assert unpack_message(running.next(Kind.LEASE))["sent"] == 1.5
-        ended = unpack_message(running.next(Kind.EXITED))
-        assert (ended["code"], ended["agent"]) == (-signal.SIGKILL, "which heard nothing from hvdrun for 0.2 s")
+        running.next(Stdout)
+        running.send(Lease(1.5, 0.2))
+        assert running.next(Alive).sent == 1.5
+        ended = running.next(Exited)
+        assert (ended.code, ended.agent) == (-signal.SIGKILL, "which received nothing from hvdrun for 0.2 s")
         assert running.process.wait(PATIENCE_S) == 0
+
+
+def test_a_lease_without_end_replaces_one_that_ends() -> None:
+    with agent() as running:
+        running.start("echo up; sleep 1; exit 3")
+        running.next(Stdout)
+        for for_s in (0.2, None):
+            running.send(Lease(1.5, for_s))
+        ended = running.next(Exited)
+        assert (ended.code, ended.agent) == (3, "")
 
 
 def test_a_signal_for_the_ranks_passes_by_what_they_started() -> None:
     child = "trap 'echo child; exit 1' USR1; echo up; while :; do sleep 0.05; done"
     with agent() as running:
         running.start(f"trap 'echo rank; kill -TERM $!; wait; exit 4' USR1; sh -c \"{child}\" & while :; do wait; done")
-        assert unpack_output(running.next(Kind.STDOUT))[1] == b"up\n"
-        running.send(Kind.SIGNAL, signum=signal.SIGUSR1, everyone=False)
-        assert unpack_output(running.next(Kind.STDOUT))[1] == b"rank\n"
-        assert unpack_message(running.next(Kind.EXITED))["code"] == 4
+        assert running.next(Stdout).data == b"up\n"
+        running.send(Signal(signal.SIGUSR1, everyone=False))
+        assert running.next(Stdout).data == b"rank\n"
+        assert running.next(Exited).code == 4
 
 
 def test_workers_of_another_host_inherit_what_the_agent_has() -> None:
     with agent() as running:
-        workers = [{"rank": 0, "environment": {"OF_RANK": "0"}}]
-        command = ["sh", "-c", "echo $OF_AGENT $OF_JOB $OF_RANK $PATH $NONE"]
-        environment = {"OF_JOB": "j", "OF_AGENT": "replaced"}
-        running.send(
-            Kind.START, cwd="/", command=command, environment=environment, inherits=True, listen={}, workers=workers,
+        start = START._replace(
+            command=("sh", "-c", "echo $OF_AGENT $OF_JOB $OF_RANK $PATH $NONE"),
+            environment={"OF_JOB": "j", "OF_AGENT": "replaced"},
             appended={"PATH": "/last", "NONE": "/only"},
-        )  # fmt: skip
-        told = f"replaced j 0 {os.environ['PATH']}:/last /only\n"
-        assert unpack_output(running.next(Kind.STDOUT))[1] == told.encode()
-        assert unpack_message(running.next(Kind.EXITED))["code"] == 0
+            inherits=True,
+            workers=(WorkerStart(0, {"OF_RANK": "0"}, reads=False),),
+        )
+        running.send(start)
+        assert running.next(Stdout).data == f"replaced j 0 {os.environ['PATH']}:/last /only\n".encode()
+        assert running.next(Exited).code == 0
 
 
-def test_stdin_goes_no_further_than_the_pipe_of_a_rank_and_every_byte_is_told() -> None:
-    program = "head -c 1000 > /dev/null; read line; sleep 600"
+def test_stdin_goes_no_further_than_the_pipe_of_a_rank_and_every_byte_is_reported() -> None:
     with agent() as running:
-        workers = [{"rank": 0, "environment": {}, "stdin": True}]
-        running.send(
-            Kind.START, cwd="/", command=["sh", "-c", program], environment={"PATH": os.environ["PATH"]},
-            inherits=False, listen={}, workers=workers
-        )  # fmt: skip
-        assert running.process.stdin is not None
-        running.process.stdin.write(pack_output(Kind.STDIN, 0, b"x" * WINDOW_BYTES))
+        running.start("head -c 1000 > /dev/null; read line; sleep 600", reads=True)
+        running.send(Input(0, b"x" * WINDOW_BYTES))
         taken = 0
         while taken < WINDOW_BYTES // 4:
-            taken += unpack_message(running.next(Kind.TAKEN))["count"]
-        running.process.stdin.write(pack_output(Kind.STDIN, 0, b""))
-        running.send(Kind.ASK, id=1, what="clock")
-        running.next(Kind.ANSWER)  # the agent goes on while the pipe is full
+            taken += running.next(Taken).nbytes or 0
+        running.send(Input(0, b""))
+        running.send(Ask(1, "clock", {}))
+        running.next(Answer)  # the agent goes on while the pipe is full
         assert taken < WINDOW_BYTES
-        running.send(Kind.END, patience_s=0.0, grace_s=0.0)
-        assert unpack_message(running.next(Kind.EXITED))["code"] < 0
+        running.send(End(0.0, 0.0))
+        assert running.next(Exited).code < 0
 
 
-def test_a_rank_that_closed_its_stdin_is_told_of() -> None:
+def test_a_rank_that_closed_its_stdin_is_reported() -> None:
     with agent() as running:
-        workers = [{"rank": 0, "environment": {}, "stdin": True}]
-        command = ["sh", "-c", "exec <&-; echo closed; sleep 600"]
-        environment = {"PATH": os.environ["PATH"]}
-        running.send(
-            Kind.START, cwd="/", command=command, environment=environment, inherits=False, listen={}, workers=workers
-        )
-        running.next(Kind.STDOUT)
-        assert running.process.stdin is not None
-        running.process.stdin.write(pack_output(Kind.STDIN, 0, b"x"))
-        assert unpack_message(running.next(Kind.TAKEN)) == {"rank": 0, "count": None}
+        running.start("exec <&-; echo closed; sleep 600", reads=True)
+        running.next(Stdout)
+        running.send(Input(0, b"x"))
+        assert running.next(Taken) == (0, None)

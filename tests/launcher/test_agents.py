@@ -16,6 +16,8 @@ from hvdlite.launcher.agents.agents import Agents
 from hvdlite.launcher.agents.link import AgentLink
 from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.spawners import SshOptions
+from hvdlite.launcher.stream.frames import GREETING
+from hvdlite.launcher.stream.messages import Hello, encode
 from tests.harness.patience import PATIENCE_S
 from tests.launcher.hvdrun import still_alive
 
@@ -72,6 +74,25 @@ def test_those_that_fail_are_named_and_the_others_stay(agents: Agents, said: lis
     assert list(agents.links) == ["a", "noisy"]
     assert {host: reason[:3] for host, reason in agents.failures.items()} == {"refused": "ssh", "denied": "me@"}
     assert "noisy: noisy will be down on Sunday" in said
+    assert not [line for line in said if line.startswith(("refused", "denied"))]  # it is the reason already
+
+
+def test_a_line_of_ssh_is_shown_although_the_agent_has_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(touched := tmp_path / "touched")
+    (tmp_path / "hello").write_bytes(GREETING + encode(Hello.describe()))
+    (ssh := tmp_path / "ssh").touch(0o755)
+    ssh.write_text(
+        f"#!/bin/sh\necho Touch your key >&2\nread -r _ < '{touched}'\ncat '{tmp_path}/hello'\nexec cat > /dev/null\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with (
+        touched.open("r+b", buffering=0) as key,
+        Agents(SshOptions(), lambda line: os.writev(key.fileno(), [line.encode(), b"\n"])) as opened,
+    ):
+        opened.connect(parse_hosts("a"))
+        assert list(opened.links) == ["a"]
 
 
 def test_the_first_that_fails_ends_a_connect_and_the_others_are_named_too(agents: Agents) -> None:

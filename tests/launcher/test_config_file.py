@@ -49,7 +49,7 @@ SETTINGS = {
     "LOG_HIDE_TIME": "1",
 }
 BAD = {
-    "parms:\n  a: 1\n": "line 2: parms.a is not known; did you mean params? the file has controller, params, ",
+    "parms:\n  a: 1\n": "line 1: parms is not known; did you mean params? the file has controller, params, ",
     "params:\n  cycle_time: 1\n": "line 2: params.cycle_time is not known; did you mean cycle_time_ms? params has ",
     "params: 3\n": "line 1: params holds keys of its own; params has ",
     "np: 4\n": "line 1: np is not known",
@@ -60,7 +60,7 @@ BAD = {
     "controller: mpi\n": "line 1: controller: mpi is refused: hvdrun starts the ranks itself",
     "controller: nccl\n": "line 1: controller='nccl' must be one of gloo, mpi",
     "logging:\n  with_timestamp: 1\n  hide_timestamp: 1\n": "contradict each other",
-    "params: [\n": "line 1: a list is not understood",
+    "params: [\n": "line 1: 'params: [' is not 'key: value'",
 }
 
 

@@ -6,42 +6,64 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.launcher.stream.frames import (
-    FrameError,
-    FrameReader,
-    Kind,
-    pack,
-    pack_message,
-    pack_output,
-    unpack_message,
-    unpack_output,
+from hvdlite.launcher.stream.frames import FrameError, FrameReader, pack
+from hvdlite.launcher.stream.messages import (
+    KINDS,
+    Decoder,
+    Exited,
+    Files,
+    Found,
+    Hello,
+    Stderr,
+    WorkerStart,
+    decode,
+    encode,
 )
+from hvdlite.observe.blackbox import Finding
+from tests.launcher.samples import EXITED, KIND_OF, START
 
 
-@given(st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=50))), st.integers(min_value=1, max_value=40))
-def test_frames_survive_any_cut(frames: list[tuple[Kind, bytes]], piece: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.binary(max_size=50))), st.integers(min_value=1, max_value=40)
+)
+def test_frames_survive_any_cut(frames: list[tuple[int, bytes]], piece: int) -> None:
     data = b"".join(pack(kind, payload) for kind, payload in frames)
-    reader = FrameReader()
+    reader = FrameReader(KINDS)
     found = [frame for start in range(0, len(data), piece) for frame in reader.feed(data[start : start + piece])]
     assert found == frames
 
 
-def test_messages_and_output() -> None:
-    ((kind, payload),) = FrameReader().feed(pack_message(Kind.EXITED, rank=3, code=-9))
-    assert (kind, unpack_message(payload)) == (Kind.EXITED, {"rank": 3, "code": -9})
-    ((kind, payload),) = FrameReader().feed(pack_output(Kind.STDERR, 7, b"\x00\xff\n"))
-    assert (kind, *unpack_output(payload)) == (Kind.STDERR, 7, b"\x00\xff\n")
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello.describe(),
+        START._replace(workers=(WorkerStart(0, {"A": "\udcff"}, reads=True),)),
+        EXITED,
+        Stderr(7, b"\x00\xff\n"),
+        Files(b"x"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_encoded_comes_out(message: Hello) -> None:
+    assert list(Decoder().feed(encode(message))) == [message]
 
 
 @pytest.mark.parametrize("header", [b"\xff\xff\xff\xff\x06", b"\x00\x00\x00\x01\x63", b"HTTP/1.1 200 OK"])
 def test_what_is_no_frame_is_refused_at_its_header(header: bytes) -> None:
     with pytest.raises(FrameError, match="not a frame"):
-        list(FrameReader().feed(header))
+        list(FrameReader(KINDS).feed(header))
 
 
 def test_payloads_that_hold_nothing_sensible() -> None:
-    for payload in (b"{", b"[1]", b"\xff"):
+    for payload in (b"{", b"[1]", b"\xff", b"{}"):
         with pytest.raises(FrameError):
-            unpack_message(payload)
+            decode(KIND_OF[Exited], payload)
     with pytest.raises(FrameError, match="too short"):
-        unpack_output(b"abc")
+        decode(KIND_OF[Stderr], b"abc")
+
+
+def test_a_text_for_the_user_becomes_one_printable_line() -> None:
+    (message,) = Decoder().feed(encode(EXITED._replace(agent="which\n got \33[2J", last=("a\tb",))))
+    assert message == EXITED._replace(agent="which got ?[2J", last=("a b",))
+    (found,) = Decoder().feed(encode(Found(0, Finding("other", "red \33[31m and\nmore\7", {}))))
+    assert found == Found(0, Finding("other", "red ?[31m and more?", {}))

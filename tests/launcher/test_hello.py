@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hvdlite.launcher.stream import hello
+from hvdlite.launcher.stream.fields import read
 from hvdlite.launcher.stream.frames import FrameError
 from hvdlite.launcher.stream.hello import Hello, visible_gpus
 
@@ -21,15 +21,15 @@ MANY = ",".join(
 
 
 def test_a_hello_passes_through_a_frame_unchanged() -> None:
-    assert Hello.parse(OWN.fields()) == OWN
+    assert read(Hello, OWN._asdict()) == OWN
     assert OWN.cores == len(os.sched_getaffinity(0))
     assert OWN.free_memory_bytes > 0
 
 
 def test_a_host_like_this_one_fits() -> None:
-    other = replace(OWN, hostname="other", cores=1, executable="/other/python", folder="/other")
+    other = OWN._replace(hostname="other", cores=1, executable="/other/python", folder="/other")
     major, minor, _ = OWN.python.split(".")
-    assert replace(other, python=f"{major}.{minor}.99").misfit(OWN) == ""
+    assert other._replace(python=f"{major}.{minor}.99").misfit(OWN) == ""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_host_like_this_one_fits() -> None:
     ],
 )
 def test_what_does_not_fit_names_both_sides(difference: dict[str, Any], message: str) -> None:
-    misfit = replace(OWN, **difference).misfit(OWN)
+    misfit = OWN._replace(**difference).misfit(OWN)
     assert message in misfit
     assert "and this host has" in misfit
     assert "\n" not in misfit
@@ -78,7 +78,7 @@ def test_gpus_are_those_that_cuda_would_see(
         (tmp_path / name).touch()
     monkeypatch.setattr(hello, "_GPU_FILES", (tmp_path, "nvidia[0-9]*"))
     assert visible_gpus({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}) == seen
-    assert Hello.parse(OWN.fields() | {"gpus": ",".join(seen)}).gpus == ",".join(seen)
+    assert read(Hello, OWN._asdict() | {"gpus": ",".join(seen)}).gpus == ",".join(seen)
 
 
 def test_no_host_has_more_gpus_than_its_hello_can_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +111,4 @@ def test_no_host_has_more_gpus_than_its_hello_can_name(tmp_path: Path, monkeypat
 def test_a_hello_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(FrameError, match=f"no valid '{name}'"):
-        Hello.parse(OWN.fields() | wrong)
+        read(Hello, OWN._asdict() | wrong)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from hvdlite.launcher.agents.lease import LEASE_S, SILENCE_S, Lease
 from hvdlite.launcher.agents.link import AgentLink, Clock
-from hvdlite.launcher.stream.frames import Kind
+from hvdlite.launcher.stream.messages import Lease as Grant
 
 
 class Agent:
@@ -16,9 +16,8 @@ class Agent:
         self.heard, self.is_over = 0.0, False
         self.granted: list[float | None] = []
 
-    def send(self, kind: Kind, sent: float, for_s: float | None) -> None:
-        assert kind is Kind.LEASE
-        self.granted.append(for_s)
+    def send(self, message: Grant) -> None:
+        self.granted.append(message.for_s)
 
 
 def lease_of(*agents: Agent) -> Lease:

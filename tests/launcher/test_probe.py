@@ -173,3 +173,9 @@ def test_a_listener_ends_at_the_end_of_its_lifetime(listening: Prober) -> None:
     listening._listener._thread.join(PATIENCE_S)
     assert not listening._listener._thread.is_alive()
     assert dial(port) == {"problem": "refused"}
+
+
+def test_an_address_to_which_no_route_leads_is_no_silent_one() -> None:
+    everybody = {"host": 7, "address": "255.255.255.255", "port": 9}  # no TCP connection can go there
+    answer = Prober().dial({"token": TOKEN, "targets": [everybody], "timeout_s": PATIENCE_S})
+    assert answer == {"results": [{"problem": "no route"}]}

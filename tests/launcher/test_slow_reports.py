@@ -9,10 +9,11 @@ import pytest
 
 from hvdlite.launcher.agents.link import Question
 from hvdlite.launcher.job.reports import Reports
+from hvdlite.observe.blackbox import Finding
 
 SAID = "rank 1 on b makes all others wait, 120 ms of each step (30% of the time, for 4 s), between gradients"
 FACTS = {"said": SAID, "rank": 1, "host": "b", "share": 0.3, "since_s": 4.0}
-FOUND = ["straggler", f"{SAID}. Look at the load", FACTS]
+FOUND = Finding("straggler", f"{SAID}. Look at the load", FACTS)
 
 
 class Screen:
@@ -52,7 +53,7 @@ class Job:
         screen: Any = self.screen
         self.reports = Reports(screen, ranks)
 
-    def find(self, found: Any = FOUND) -> None:
+    def find(self, found: Finding = FOUND) -> None:
         link: Any = self.a
         self.reports.found(link, 0, found)
 
@@ -120,15 +121,9 @@ def test_an_agent_that_answers_nonsense_costs_only_its_evidence() -> None:
 @pytest.mark.parametrize("facts", [{}, {**FACTS, "share": "much"}, {**FACTS, "said": None}, {**FACTS, "rank": -1}])
 def test_a_finding_without_its_facts_is_said_as_it_is(facts: dict[str, Any]) -> None:
     job = Job()
-    job.find([*FOUND[:2], facts])
+    job.find(FOUND._replace(facts=facts))
     assert job.a.asked == []
-    assert job.screen.lines == [f"hvdrun: {FOUND[1]}"]
-
-
-def test_a_finding_of_a_stranger_writes_no_control_characters() -> None:
-    job = Job()
-    job.find(["other", "red \x1b[31m and\nmore\x07", {}])
-    assert job.screen.lines == ["hvdrun: red ?[31m and more?"]
+    assert job.screen.lines == [f"hvdrun: {FOUND.text}"]
 
 
 def test_many_findings_at_once_do_not_make_many_questions() -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from hvdlite.launcher.agent.tunnel import Tunnel, tunnelled
-from hvdlite.launcher.stream.frames import FrameReader, Kind, unpack_message, unpack_output
 from hvdlite.launcher.stream.loop import Loop
+from hvdlite.launcher.stream.messages import Close, Data, Open
 from tests.harness.patience import PATIENCE_S
 
 NOBODY = 65534
@@ -33,7 +33,7 @@ class Ends:
         deadline = time.monotonic() + PATIENCE_S
         while not is_done():
             assert time.monotonic() < deadline
-            self.loop.turn(0.01)
+            self.loop.turn(time.monotonic() + 0.01)
 
     def connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
@@ -79,19 +79,17 @@ def ends() -> Iterator[Ends]:
     server.listen()
     server.setblocking(False)
 
-    def deliver(to: Tunnel, frames: bytes) -> None:
-        for kind, payload in FrameReader().feed(frames):
-            if kind is Kind.DATA:
-                to.deliver(*unpack_output(payload))
-            elif kind is Kind.OPEN:
-                message = unpack_message(payload)
-                to.open(message["channel"], services.get(message["service"]))
-            else:
-                assert kind is Kind.CLOSE
-                to.close(unpack_message(payload)["channel"])
+    def deliver(to: Tunnel, message: Data | Open | Close) -> None:
+        match message:
+            case Data(channel, data):
+                to.deliver(channel, data)
+            case Open(channel, service):
+                to.open(channel, services.get(service))
+            case Close(channel):
+                to.close(channel)
 
-    agent = Tunnel(loop, lambda frames: deliver(hvdrun, frames))
-    hvdrun = Tunnel(loop, lambda frames: deliver(agent, frames))
+    agent = Tunnel(loop, lambda message: deliver(hvdrun, message))
+    hvdrun = Tunnel(loop, lambda message: deliver(agent, message))
     name = f"hvdlite-test-{secrets.token_hex(8)}"
     agent.listen(name, "meeting")
     yield Ends(loop, agent, hvdrun, services, name, server)
@@ -156,7 +154,7 @@ def test_a_held_tunnel_reads_nothing_until_it_goes_on(ends: Ends) -> None:
         ends.agent.hold(True)
         client.send(b"later")
         for _ in range(5):
-            ends.loop.turn(0.01)
+            ends.loop.turn(time.monotonic() + 0.01)
         with pytest.raises(BlockingIOError):
             service.recv(1)
         ends.agent.hold(False)

@@ -19,10 +19,12 @@ from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.job.execute import _Execution
 from hvdlite.launcher.job.plan import Resources, make_plan, place_ranks
 from hvdlite.launcher.screen.screen import Screen
-from hvdlite.launcher.stream.frames import GREETING, Kind, pack, pack_message
+from hvdlite.launcher.stream import messages
+from hvdlite.launcher.stream.frames import GREETING, pack
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.launcher.stream.loop import Loop
 from hvdlite.rendezvous.job import Job
+from tests.launcher.samples import KIND_OF
 from tests.security.damage import WAIT, deformed, fuzzed
 
 
@@ -56,16 +58,15 @@ class Hvdrun:
     def __init__(self) -> None:
         self.loop, self.wire = Loop(), Wire()
         self._null = os.open("/dev/null", os.O_RDWR)
-        listener = Listener(lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None)
+        listener = Listener(lambda *_: None, lambda *_: None, lambda *_: None)
         self.link = AgentLink(Host("far"), cast(Any, self.wire), self.loop, listener)
         agents = cast(Agents, SimpleNamespace(links={"far": self.link}, loop=self.loop, close=lambda: None))
         here = {"far": Resources(2)}
         plan = make_plan(["true"], place_ranks((Host("far", 2),), None, here, None), here, {}, Job.create(), ports=[5])
         self._screen = Screen(self._null, self._null, {}, has_timestamps=False)
         self._execution = _Execution(plan, agents, self._screen, None, (), 5.0, False, None, lambda: False)
-        listener.frame, listener.end = self._execution._receive, self._execution._lose
-        listener.signal = self._execution._take_signal_of
-        self.wire.receive(GREETING + pack_message(Kind.HELLO, **Hello.describe().fields()))
+        self.link.listener = Listener(self._execution._receive, lambda *_: None, self._execution._lose)
+        self.wire.receive(GREETING + messages.encode(Hello.describe()))
         self.question = self.link.ask("status", ranks=[0, 1])
 
     def close(self) -> None:
@@ -75,18 +76,18 @@ class Hvdrun:
         self.loop.close()
         os.close(self._null)
 
-    def hear(self, kind: Kind, payload: bytes) -> None:
-        self.wire.receive(pack(kind, payload))
+    def receive(self, kind: type[messages.Message], payload: bytes) -> None:
+        self.wire.receive(pack(KIND_OF[kind], payload))
         for now in (time.monotonic(), time.monotonic() + 60):
             self._execution._reports.tick(now)
         json.dumps(self._execution._job())
         assert bool(self.link.problem) == self.link.is_over
 
 
-FRAMES: Mapping[Kind, list[Any]] = {
-    Kind.STARTED: [{"rank": 0, "pid": 7}],
-    Kind.FAILED: [{"rank": 0, "reason": "no such file"}],
-    Kind.EXITED: [
+FRAMES: Mapping[type[messages.Message], list[Any]] = {
+    messages.Started: [{"rank": 0, "pid": 7}],
+    messages.Failed: [{"rank": 0, "reason": "no such file"}],
+    messages.Exited: [
         {
             "rank": 1,
             "pid": 7,
@@ -101,15 +102,18 @@ FRAMES: Mapping[Kind, list[Any]] = {
         }
         for code, spent in ((0, [1.0] * 8), (-9, None))
     ],
-    Kind.HELLO: [Hello.describe().fields()],
-    Kind.ANSWER: [{"id": 1, "answer": [{"rank": 0, "pid": 7}]}, {"id": 1, "error": "it is too late"}],
-    Kind.LEASE: [{"sent": 1.5, "time": 2.5}],
-    Kind.OPEN: [{"channel": 3, "service": "HVDLITE_RENDEZVOUS"}],
-    Kind.CLOSE: [{"channel": 3}],
-    Kind.SIGNAL: [{"signum": 10}],
-    Kind.TAKEN: [{"rank": 0, "count": 9}, {"rank": 0, "count": None}],
-    Kind.STOPPED: [{"rank": 0, "pid": 7}],
-    Kind.FOUND: [
+    messages.Hello: [Hello.describe()._asdict()],
+    messages.Answer: [
+        {"id": 1, "answer": [{"rank": 0, "pid": 7}], "error": ""},
+        {"id": 1, "answer": None, "error": "it is too late"},
+    ],
+    messages.Alive: [{"sent": 1.5, "time": 2.5}],
+    messages.Open: [{"channel": 3, "service": "HVDLITE_RENDEZVOUS"}],
+    messages.Close: [{"channel": 3}],
+    messages.Signalled: [{"signum": 10}],
+    messages.Taken: [{"rank": 0, "nbytes": 9}, {"rank": 0, "nbytes": None}],
+    messages.Stopped: [{"rank": 0, "pid": 7}],
+    messages.Found: [
         {
             "rank": 0,
             "finding": ["stall", "it waits", {"seconds": 9.0, "waits": [WAIT], "circle": [[0, "a"], [1, "b"]]}],
@@ -117,27 +121,27 @@ FRAMES: Mapping[Kind, list[Any]] = {
         {"rank": 0, "finding": ["mute", "no Python", {"seconds": 9.0, "patience_s": 5.0}]},
         {"rank": 0, "finding": ["straggler", "slow", {"rank": 1, "share": 0.5, "since_s": 9.0, "said": "rank 1"}]},
     ],
-    Kind.BOX: [{"rank": 0, "at": 1.5, "epoch_s": -2.5, "box": "AAAA"}],
+    messages.Box: [{"rank": 0, "at": 1.5, "epoch_s": -2.5, "box": "AAAA"}],
 }
 
 
 @fuzzed
 @given(data=st.data())
-@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: str(kind.name))
-def test_a_frame_of_an_agent_is_taken_or_ends_that_agent(kind: Kind, data: st.DataObject) -> None:
+@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: str(kind.__name__))
+def test_a_frame_of_an_agent_is_taken_or_ends_that_agent(kind: type[messages.Message], data: st.DataObject) -> None:
     hvdrun = Hvdrun()
     try:
-        hvdrun.hear(kind, data.draw(deformed(FRAMES[kind])))
+        hvdrun.receive(kind, data.draw(deformed(FRAMES[kind])))
     finally:
         hvdrun.close()
 
 
-@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: str(kind.name))
-def test_a_frame_of_an_honest_agent_is_taken(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: str(kind.__name__))
+def test_a_frame_of_an_honest_agent_is_taken(kind: type[messages.Message]) -> None:
     for valid in FRAMES[kind]:
         hvdrun = Hvdrun()
         try:
-            hvdrun.hear(kind, json.dumps(valid).encode())
+            hvdrun.receive(kind, json.dumps(valid).encode())
             assert hvdrun.link.problem == ""
         finally:
             hvdrun.close()

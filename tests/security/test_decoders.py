@@ -6,7 +6,6 @@ import json
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import asdict
 from typing import NamedTuple
 
 import psutil
@@ -17,15 +16,9 @@ from hvdlite.control.delivery import Delivery
 from hvdlite.control.frames import FrameSocket
 from hvdlite.launcher.agent.network.interfaces import describe_network
 from hvdlite.launcher.network.candidates import Network
-from hvdlite.launcher.stream.frames import (
-    FrameError,
-    FrameReader,
-    Kind,
-    pack_message,
-    pack_output,
-    unpack_message,
-    unpack_output,
-)
+from hvdlite.launcher.stream import messages
+from hvdlite.launcher.stream.fields import parse_fields, read
+from hvdlite.launcher.stream.frames import FrameError
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.negotiation.messages import Batch, End, EndKind, Gathered, News, Ready, Response, Run, Tuning
 from hvdlite.negotiation.wire import (
@@ -41,6 +34,7 @@ from hvdlite.negotiation.wire import (
 )
 from hvdlite.net.handshake import Callee, Caller, Refused
 from hvdlite.rendezvous.server import read_request
+from tests.launcher.samples import EXITED
 from tests.security.damage import damaged
 from tests.unit.replicas import request
 
@@ -101,8 +95,7 @@ def read_packets(packet: bytes) -> None:
 
 
 def read_launcher_frames(data: bytes) -> None:
-    for kind, payload in FrameReader().feed(data):
-        unpack_output(payload) if kind in (Kind.STDOUT, Kind.DATA) else unpack_message(payload)
+    list(messages.Decoder().feed(data))
 
 
 def read_handshake(message: bytes) -> None:
@@ -134,31 +127,20 @@ DECODERS = {
     "offers": Decoder([json.dumps(REQUEST).encode()], read_request, ValueError),
     "frames of agents": Decoder(
         [
-            pack_message(
-                Kind.EXITED,
-                rank=3,
-                pid=7,
-                code=-9,
-                time=1.5,
-                is_oom=False,
-                ended_by=[1, "it was stopped"],
-                agent="",
-                last=[],
-                spent=[9.0] * 8,
-            ),
-            pack_message(Kind.ANSWER, id=4, answer={"ports": {"10.0.0.1": 40000}, "problems": {}}),
-            pack_output(Kind.STDOUT, 3, b"epoch 1\n") + pack_message(Kind.CLOSE, channel=2),
+            messages.encode(EXITED),
+            messages.encode(messages.Answer(4, {"ports": {"10.0.0.1": 40000}, "problems": {}}, "")),
+            messages.encode(messages.Stdout(3, b"epoch 1\n")) + messages.encode(messages.Close(2)),
         ],
         read_launcher_frames,
         FrameError,
     ),
     "hellos of agents": Decoder(
-        [json.dumps(asdict(Hello.describe())).encode()],
-        lambda payload: Hello.parse(unpack_message(payload)),
+        [json.dumps(Hello.describe()._asdict()).encode()],
+        lambda payload: read(Hello, parse_fields(payload)),
         FrameError,
     ),
     "networks of hosts": Decoder(
-        [json.dumps(describe_network()).encode()], lambda payload: Network.parse(unpack_message(payload)), ValueError
+        [json.dumps(describe_network()).encode()], lambda payload: Network.parse(parse_fields(payload)), ValueError
     ),
 }
 

@@ -37,7 +37,9 @@ from hvdlite.launcher.nodes.connection import NodeConnection
 from hvdlite.launcher.nodes.node import _Node
 from hvdlite.launcher.nodes.records import Channel, Introduction, Record
 from hvdlite.launcher.screen.stacks import as_lines, looked
-from hvdlite.launcher.stream.frames import FrameError, Kind, pack_message, unpack_message
+from hvdlite.launcher.stream import messages
+from hvdlite.launcher.stream.fields import parse_fields, read
+from hvdlite.launcher.stream.frames import FrameError
 from hvdlite.launcher.stream.hello import Hello
 from hvdlite.launcher.stream.loop import Loop
 from hvdlite.launcher.top.rows import Viewer
@@ -59,6 +61,7 @@ from hvdlite.observe.times import spent_by
 from hvdlite.observe.untrusted import parse
 from hvdlite.planes.nccl.offers import _parsed as parsed_offer
 from hvdlite.rendezvous.server import read_request
+from tests.launcher.samples import EXITED
 from tests.security.damage import WAIT, deformed, fuzzed
 
 NODE = Introduction(1, 2, 1, Hello.describe())
@@ -166,7 +169,7 @@ def memory_with(text: bytes) -> bytearray:
 
 
 def read_box(text: bytes) -> None:
-    """The agent reads the box, and what it tells hvdrun of it can be sent."""
+    """The agent reads the box, and what it sends hvdrun of it can be sent."""
     memory = bytes(memory_with(text[: 6 << 10]))
     box = blackbox.look(memory)
     assert box is not None
@@ -183,7 +186,7 @@ def read_box(text: bytes) -> None:
         "spent": spent_by(blackbox.quantities(memory), 3.0),
         "box": packed(0, memory),
     }
-    unpack_message(pack_message(Kind.ANSWER, **answer)[5:])
+    list(messages.Decoder().feed(messages.encode(messages.Answer(1, answer, ""))))
 
 
 def read_report(text: bytes) -> None:
@@ -192,8 +195,7 @@ def read_report(text: bytes) -> None:
     with open(written, "wb", buffering=0) as pipe:
         pipe.write(text[: 32 << 10])
     told = Worker(0, cast(Any, None), {}, read).read_report()
-    pack_message(Kind.EXITED, ended_by=told)
-    assert told is None or [type(each) for each in told] == [int, str]
+    list(messages.Decoder().feed(messages.encode(EXITED._replace(ended_by=told))))
 
 
 # ---- answers of agents
@@ -235,7 +237,9 @@ READERS: Mapping[str, Reader] = {
         ValueError,
     ),
     "introductions of nodes": Reader(
-        [{"node": 1, "nodes": 2, "slots": 1, "hello": Hello.describe().fields()}], Introduction.parse, FrameError
+        [{"node": 1, "nodes": 2, "slots": 1, "hello": Hello.describe()._asdict()}],
+        lambda payload: read(Introduction, parse_fields(payload)),
+        FrameError,
     ),
     "ends of streams of nodes": Reader([{"reason": "it ended"}], read_of_node(Record.END)),
     "signals of nodes": Reader([{"signum": 15}], read_of_node(Record.SIGNAL)),

@@ -14,8 +14,8 @@ import pytest
 
 from hvdlite.launcher.nodes.connection import NodeConnection
 from hvdlite.launcher.nodes.records import Channel, Introduction, Record, key_of
-from hvdlite.launcher.stream.frames import Kind, pack
 from hvdlite.launcher.stream.hello import Hello
+from hvdlite.launcher.stream.messages import Files, encode
 from hvdlite.net.calls import shake_hands
 from hvdlite.net.handshake import Caller
 from hvdlite.scope import Scope
@@ -54,7 +54,7 @@ def call(port: int, key: str = KEY) -> Channel:
 
 
 def introduction(**fields: object) -> dict[str, object]:
-    return {"node": 1, "nodes": 2, "slots": 1, "hello": Hello.describe().fields(), **fields}
+    return {"node": 1, "nodes": 2, "slots": 1, "hello": Hello.describe()._asdict(), **fields}
 
 
 def answer(channel: Channel) -> tuple[Record, dict[str, str]] | None:
@@ -206,4 +206,4 @@ def welcome(second: Node, channel: Channel) -> psutil.Process:
 
 def send_without_end(channel: Channel) -> None:
     while True:
-        channel.sock.sendall(b"".join(channel.seal_stream(pack(Kind.FILES, bytes(1 << 20)))))
+        channel.sock.sendall(b"".join(channel.seal_stream(encode(Files(bytes(1 << 20))))))

@@ -12,6 +12,7 @@ import pytest
 
 from hvdlite.launcher.agent.answers import Answerer
 from hvdlite.launcher.agent.looking.stacks import _parsed, _parsed_dump
+from hvdlite.launcher.stream.messages import Ask
 from tests.harness.patience import PATIENCE_S
 
 
@@ -30,11 +31,11 @@ def test_an_answer_that_fails_is_an_error(error: type[Exception]) -> None:
         raise error("no such luck")
 
     answerer = Answerer({"try": fail})
-    answerer.begin({"id": 7, "what": "try"})
+    answerer.begin(Ask(7, "try", {}))
     try:
         assert select.select([answerer], [], [], PATIENCE_S)[0]
         (answer,) = answerer.finished()
     finally:
         os.close(answerer._readable)
         os.close(answerer._written)
-    assert answer == {"id": 7, "error": f"the agent failed: {error.__name__}('no such luck')"}
+    assert answer == (7, None, f"the agent failed: {error.__name__}('no such luck')")

@@ -6,14 +6,15 @@ import os
 import resource
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from hvdlite.launcher.agent.tunnel import Tunnel
-from hvdlite.launcher.stream.frames import FrameReader, Kind
 from hvdlite.launcher.stream.loop import Loop
+from hvdlite.launcher.stream.messages import Open
 from hvdlite.net.entrance import Entrance, peer_of
 from hvdlite.net.listening import listen
 from hvdlite.net.local_listener import LocalListener, say_hello
@@ -48,20 +49,20 @@ def through_a_door() -> int:
 
 def through_a_tunnel() -> int:
     """The agent's end opens a channel, and hvdrun's connects it to the service."""
-    said: list[bytes] = []
+    said: list[object] = []
     with closing(Loop()) as loop, socket.socket(socket.AF_UNIX) as caller, socket.socket(socket.AF_UNIX) as service:
         near, far, agents, services = Tunnel(loop, said.append), Tunnel(loop, said.append), a_name(), a_name()
         service.bind("\0" + services)
         service.listen()
         near.listen(agents, "service")
         caller.connect("\0" + agents)
-        loop.turn(10)
+        loop.turn(time.monotonic() + 10)
         far.open(0, services)
         with service.accept()[0] as link:
             uid = peer_of(link).uid
         near.shut()
         far.shut()
-    assert [kind for frame in said for kind, _ in FrameReader().feed(frame)] == [Kind.OPEN]
+    assert [type(message) for message in said] == [Open]
     return uid
 
 
