@@ -119,7 +119,9 @@ def _with_moments_fixed(
     """Returns the gradients of input, weight and bias on this rank as if the moments were constant."""
     if input.numel() == 0:  # torch divides by the number of elements here
         return torch.zeros_like(input), torch.zeros_like(scale), torch.zeros_like(scale)
+    # CUDA takes the moments from the second pair if the input has two dimensions or its channels are last.
+    inverse = (variance + eps).rsqrt()
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.native_batch_norm_backward(
-        gradient, input, scale, mean, variance, None, None, False, eps, [True, True, True]
+        gradient, input, scale, mean, variance, mean, inverse, False, eps, [True, True, True]
     )
     return result

@@ -11,7 +11,7 @@ from hvdlite.compat import install_as_horovod
 from tests.harness.forkserver import TORCH
 from tests.harness.scenarios import Report, Scenarios, launch_ranks, run
 
-__all__ = ["AsHorovod", "Report", "Scenarios", "assert_close", "launch", "run"]
+__all__ = ["AsHorovod", "Report", "Scenarios", "assert_close", "launch", "run", "seeded"]
 
 
 class AsHorovod(Scenarios):
@@ -29,6 +29,11 @@ def launch(ranks: int, module: str) -> Report:
     A job of one runs here, without a process to start.
     """
     return run(module) if ranks == 1 else launch_ranks(ranks, module, server=TORCH)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Makes random numbers where tensors are made: CUDA's own on a GPU, and those of CPUs for fakes."""
+    return torch.Generator(torch.get_default_device() if torch.backends.cuda.is_built() else "cpu").manual_seed(seed)
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None) -> None:

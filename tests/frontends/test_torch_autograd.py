@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close
+from tests.frontends.scenarios import Report, Scenarios, assert_close, seeded
 
 scenario = Scenarios(ranks=[1, 2, 3])
 
 
 def data(rank: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1 + rank), dtype=torch.float64)
+    return torch.randn(*shape, generator=seeded(1 + rank), dtype=torch.float64)
 
 
 def own_input(*shape: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close
+from tests.frontends.scenarios import Report, Scenarios, assert_close, seeded
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -27,7 +27,7 @@ scenario = Scenarios(ranks=[1, 2, 3, 4])
 
 def sample(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Small whole numbers that any rank can compute for any other: sums and products of four of them fit in int8."""
-    values = torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(rank))
+    values = torch.randint(0, 4, shape, generator=seeded(rank))
     return (values if dtype in (torch.uint8, torch.bool) else values - 2).to(dtype)
 
 

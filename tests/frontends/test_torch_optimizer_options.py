@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close
+from tests.frontends.scenarios import Report, Scenarios, assert_close, seeded
 
 STEPS = 10
 BATCH = 4
@@ -54,7 +54,7 @@ def compare(
 ) -> None:
     """Trains on ``ranks``, by default all, and on one process with their batches."""
     members = range(hvd.size()) if ranks is None else ranks
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     words = torch.randint(0, WORDS, (STEPS, hvd.size(), BATCH, 3), generator=generator)
     targets = torch.randn(STEPS, hvd.size(), BATCH, 2, generator=generator)
     alone, shared = embedding_model(), embedding_model(is_sparse)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios
+from tests.frontends.scenarios import Report, Scenarios, seeded
 
 OPTIMIZERS = {
     name: kind
@@ -28,7 +28,7 @@ def model_of(name: str) -> nn.Module:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     for _ in range(steps):
         optimizer.zero_grad()
         is_embedding = isinstance(model, nn.Embedding)

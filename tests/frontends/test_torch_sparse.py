@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close
+from tests.frontends.scenarios import Report, Scenarios, assert_close, seeded
 
 DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 scenario = Scenarios(ranks=[1, 3])
@@ -17,7 +17,7 @@ scenario = Scenarios(ranks=[1, 3])
 
 def sparse(rank: int, shape: tuple[int, ...], sparse_dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """``rank`` elements, some of them with the same indices, whose values are small whole numbers."""
-    generator = torch.Generator().manual_seed(rank)
+    generator = seeded(rank)
     indices = torch.stack([torch.randint(0, size, (rank,), generator=generator) for size in shape[:sparse_dim]])
     values = torch.randint(1, 5, (rank, *shape[sparse_dim:]), generator=generator).to(dtype)
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from tests.frontends.scenarios import Report, Scenarios, assert_close
+from tests.frontends.scenarios import Report, Scenarios, assert_close, seeded
 
 FEATURES = 3
 TORCH_LAYERS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -19,14 +19,14 @@ scenario = Scenarios(ranks=[1, 2, 4])
 
 def batch(rank: int, rows: int, dimensions: int, dtype: torch.dtype) -> torch.Tensor:
     shape = (rows, FEATURES, *range(2, dimensions))
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(rank)) * 2 + 5 + rank % 10).to(dtype)
+    return (torch.randn(shape, generator=seeded(rank)) * 2 + 5 + rank % 10).to(dtype)
 
 
 def layers(dimensions: int, dtype: torch.dtype, process_set: hvd.ProcessSet, **options: Any) -> tuple[Any, Any]:
     """Torch's layer in double precision and ours, with the same weights, which are not ones and zeros."""
     whole = TORCH_LAYERS[dimensions](FEATURES, **options)
     for index, parameter in enumerate(whole.parameters()):
-        nn.init.uniform_(parameter, 0.5 + index, 1.5 + index, generator=torch.Generator().manual_seed(index))
+        nn.init.uniform_(parameter, 0.5 + index, 1.5 + index, generator=seeded(index))
     own = hvd.SyncBatchNorm(FEATURES, process_set=process_set, **options)
     own.load_state_dict(whole.state_dict())
     return whole.double(), own.to(dtype)
@@ -39,6 +39,7 @@ def compare(
     parameters_dtype: torch.dtype | None = None,
     tolerance: float = 1e-9,
     process_set: hvd.ProcessSet = hvd.global_process_set,
+    memory_format: torch.memory_format = torch.contiguous_format,
     **options: Any,
 ) -> None:
     """Three steps of training and one of evaluation; ``rows`` are the sizes of the ranks' batches."""
@@ -56,7 +57,7 @@ def compare(
 
         expected = whole(torch.cat(list(inputs.values())).double())
         (expected * torch.cat(list(weights.values())).double()).sum().backward()
-        result = own(mine)
+        result = own(mine.contiguous(memory_format=memory_format))
         (result * weights[hvd.rank()]).sum().backward()
 
         place = ranks.index(hvd.rank())
@@ -74,6 +75,13 @@ def compare(
 def inputs_of_2_to_5_dimensions() -> None:
     for dimensions in TORCH_LAYERS:
         compare(dimensions)
+
+
+@scenario
+def inputs_whose_channels_are_last() -> None:
+    for dimensions, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        compare(dimensions, memory_format=memory_format)
+        compare(dimensions, dtype=torch.float32, tolerance=2e-4, memory_format=memory_format)
 
 
 @scenario

@@ -53,7 +53,7 @@ def fake_torch(loaded_fakes: Fakes, pytestconfig: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def torch_ranks(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
     """A process that has a PyTorch with GPUs, of the machine or fakes, from which ranks are forked."""
-    modules = ["hvdlite.torch", "pytest", "tests.harness.dynamo", "sklearn.datasets"]
+    modules = ["hvdlite.torch", "pytest", "tests.harness.dynamo"]
     with pytest.MonkeyPatch.context() as patch:
         if not IS_MACHINE:
             modules.insert(0, "tests.gpu.torch_fake.preload")

@@ -76,6 +76,12 @@ def test_a_stage_ends_at_its_limit_with_all_of_its_processes(tmp_path: Path) -> 
     os.close(kept)
 
 
+def test_a_stage_that_is_ended_says_what_it_has_found(tmp_path: Path) -> None:
+    program = "import time\ntry:\n    time.sleep(1e6)\nexcept KeyboardInterrupt:\n    print('two of three failed')"
+    assert not Run(tmp_path, {}).run([Stage("slow", 2, [_python(program)])])
+    assert "two of three failed" in (tmp_path / "slow.log").read_text().splitlines()
+
+
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     assert not Run(tmp_path, {}, budget_s=0).run([Stage("late", 60, [_python("pass")])])
     assert _told(tmp_path) == ["late NOT RUN: no time left"]

@@ -44,9 +44,21 @@ def everyones(factor: float = 1.0) -> float:
 
 
 @scenario
+def what_waits_for_streams_when_it_is_first_used_is_used_before_one_is_held() -> None:
+    """NCCL connects ranks, and CUDA loads kernels. Both wait for all streams of a GPU, held ones too."""
+    for count in (5, 1000):
+        mine = torch.full((count,), hvd.rank() + 1.0)
+        assert hvd.allreduce(mine, op=hvd.Sum).tolist() == [everyones()] * count
+        assert hvd.allgather(mine).sum().item() == everyones(count)
+    means = hvd.grouped_allreduce([torch.full((4,), hvd.rank() + 1.0) for _ in range(8)])
+    assert all(torch.allclose(each, torch.full((4,), everyones() / hvd.size())) for each in means)
+
+
+@scenario
 def a_collective_begins_after_what_its_stream_was_given_and_nobody_waits() -> None:
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         source, target, copied = torch.full((5,), hvd.rank() + 1.0), torch.zeros(5), torch.zeros(5)
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             with held(stream):
                 target.copy_(source)
@@ -86,7 +98,8 @@ def a_result_whose_size_others_decide_takes_no_memory_that_a_stream_still_uses()
     source = torch.full((rows * hvd.size(),), 7.0)
     with held(busy):
         copied.copy_(torch.empty(rows * hvd.size()).copy_(source))  # and its memory is free for this stream
-        with torch.cuda.stream(torch.cuda.Stream()) as other:
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(other):
             handle = hvd.allgather_async(mine)
             until(lambda: hvd.poll(handle))  # so that it runs in a thread of hvdlite's, where that stream is current
             gathered = hvd.synchronize(handle)
@@ -102,6 +115,7 @@ def nor_any_of_the_streams_that_pytorch_gives_out_in_turns() -> None:
     streams = {stream.cuda_stream: stream for stream in (torch.cuda.Stream() for _ in range(64))}
     for stream in streams.values():
         copied = torch.zeros(rows * hvd.size())
+        stream.wait_stream(torch.cuda.current_stream())
         with held(stream):
             with torch.cuda.stream(stream):
                 copied.copy_(torch.empty(rows * hvd.size()).copy_(source))  # and its memory is free for this stream
@@ -353,6 +367,7 @@ def the_state_of_an_optimizer_is_made_on_the_gpu_of_each_rank() -> None:
     if hvd.rank() == 0:
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
+    torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):  # whose order is not that of any other
         hvd.broadcast_optimizer_state(optimizer, 0)
         momentum = [state["momentum_buffer"] for state in optimizer.state.values()]

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdlite import session
@@ -35,8 +36,9 @@ def main() -> int:
     server.set_inheritable(False)
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    if len(os.listdir("/proc/self/task")) > 1:
-        raise RuntimeError(f"{sys.argv[2:]} start threads when they are imported; a fork would have none of them")
+    threads = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1:
+        raise RuntimeError(f"importing {sys.argv[2:]} starts threads ({threads}); a fork would have none of them")
     gc.collect()
     gc.freeze()  # a fork's final collection would touch every object and so copy all of this memory
     while True:

@@ -15,7 +15,8 @@ from hvdlite.tensors.dtypes import ElementType
 Piece = tuple[int, int]
 """An address and a number of bytes."""
 
-# Not measured on a GPU yet. A bench may change them, on all ranks alike: with TENSOR_US = 0 nothing is packed.
+# Guesses until ranks with a GPU each are measured. A bench may change them, on all ranks alike: with TENSOR_US = 0
+# nothing is packed.
 TENSOR_US = 3.0
 """What each further tensor of a group costs: its call, and NCCL's work for it on the host and on the GPU."""
 PACK_US = 50.0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -16,6 +19,7 @@ ENVIRONMENT: Final = {
 }
 _SHARES: Final = (2, 30)  # the first NCCL that takes several ranks on one GPU
 _gates: list[Any] = []  # in pinned memory, which streams may still read
+_HELD_S: Final = 15.0  # the longest hold: what waits for the stream fails then, and does not hang
 
 
 def share_gpus(local_rank: int, local_size: int) -> str:
@@ -46,7 +50,18 @@ def held_by_memory(stream: Any) -> Iterator[None]:
     wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2  # until the memory is at least the value
     wait.argtypes = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint
     assert wait(stream.cuda_stream, gate.data_ptr(), 1, 0) == 0
+    waiting: list[str] = []
+
+    def end() -> None:
+        waiting.extend("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
+        gate.fill_(1)
+
+    timer = threading.Timer(_HELD_S, end)
+    timer.start()
     try:
         yield
     finally:
+        timer.cancel()
+        timer.join()
         gate.fill_(1)
+    assert not waiting, "\n\n".join(["a thread of these waits for a stream that is held", *waiting])

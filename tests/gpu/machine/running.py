@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[3]
 _SOURCES: Final = ("hvdlite", "launcher", "native", "tests/gpu", "tests/frontends", "tests/harness", "examples")
 _LAST_LINES: Final = 15  # of the log of a stage that fails
+_WORDS_S: Final = 5.0  # for the last words of a stage that is interrupted
 
 
 class Stage(NamedTuple):
@@ -98,6 +99,7 @@ class Run:
                 try:
                     code = process.wait(max(0.0, end - time.monotonic()))
                 except subprocess.TimeoutExpired:
+                    _interrupt(process)
                     return f"FAILED: not done after {stage.limit_s:g} s or the time that was left,"
                 finally:
                     _kill(process)
@@ -118,6 +120,13 @@ class Run:
 
     def _key_of(self, stage: Stage) -> str:
         return f"{self._key} {stage}"
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Lets the command say what it has found until now, as pytest does."""
+    process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_WORDS_S)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -33,11 +33,11 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
 
     every = [
         Stage("facts", 60, [(sys.executable, "-m", "tests.gpu.machine.facts")]),
-        Stage("collectives", 90, [(*_TESTS, "tests/gpu/test_torch_sizes.py")]),
-        Stage("streams", 90, [(*_TESTS, "tests/gpu/test_torch.py")]),
+        Stage("collectives", 150, [(*_TESTS, "tests/gpu/test_torch_sizes.py")]),
+        Stage("streams", 120, [(*_TESTS, "tests/gpu/test_torch.py")]),
         Stage("lost", 120, [(*_TESTS, "tests/gpu/test_torch_lost.py")]),
         *(
-            Stage(f"bandwidth{which}", 100, [bench(f"bandwidth{which}", "--sizes", some, *_OF_SIZE.get(which, ()))])
+            Stage(f"bandwidth{which}", 70, [bench(f"bandwidth{which}", "--sizes", some, *_OF_SIZE.get(which, ()))])
             for which, some in sizes
         ),
         Stage("calls", 60, [bench("calls", "--many", *many)]),
@@ -66,7 +66,7 @@ def stages(folder: Path, is_tiny: bool) -> list[Stage]:
         ),
         Stage(
             "staged",
-            90,
+            70,
             [bench("staged", "--sizes", "1K,64K" if is_tiny else "64K,1M,16M,128M")],
             {"HVDLITE_GPU_PLANE": "staged"},
         ),

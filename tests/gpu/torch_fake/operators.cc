@@ -133,6 +133,14 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+// CUDA's needs the moments that were saved, even those that CPUs' does not read.
+void batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const int save_mean = 5;
+  const auto& mean = (*stack)[stack->size() - op.schema().arguments().size() + save_mean];
+  TORCH_CHECK(mean.isTensor() && mean.toTensor().defined(), "save_mean should always be defined");
+  run_on_host(op, stack);
+}
+
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                  std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::OptionalDeviceGuard guard(device);
@@ -200,6 +208,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("view", &view);
   library.impl("as_strided", &as_strided);
   library.impl("_reshape_alias", &reshape_alias);
+  library.impl("native_batch_norm_backward", torch::CppFunction::makeFromBoxedFunction<&batch_norm_backward>());
 }
 
 TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {  // those that have a kernel for all other layouts
