@@ -20,7 +20,7 @@ from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
 
 PAGE = ROOT / "docs/horovod.md"
-SAME = ROOT / "tests/house/same_as_horovod.txt"
+NAMES = ROOT / "tests/house/horovod_names.txt"
 _NAME = r"(?P<name>[^`(]+)(?P<call>\((?P<parameters>[^`)]*)\))?"
 _ROW = re.compile(rf"\| `{_NAME}` \| (?P<verdict>[\w ]+) \|.*\|")
 _VERDICTS = {"same", "differs", "not there"}
@@ -70,7 +70,15 @@ class Row(NamedTuple):
 
 
 def _rows() -> Iterator[Row]:
-    """The rows of the page, then the names that it only lists as the same."""
+    """The names of Horovod's, each with the verdict of its row on the page: without a row it is the same."""
+    rows = {(row.section, row.name): row for row in _rows_of_the_page()}
+    for section, match in _names():
+        row = rows.pop((section, match["name"]), Row(section, match["name"], None, "same"))
+        yield row._replace(parameters=_parameters(match))
+    yield from rows.values()
+
+
+def _rows_of_the_page() -> Iterator[Row]:
     section = ""
     for line in PAGE.read_text().splitlines():
         if heading := re.fullmatch(r"## `(.+)`", line):
@@ -78,19 +86,22 @@ def _rows() -> Iterator[Row]:
         elif line.startswith("| `"):
             match = _ROW.fullmatch(line)
             assert match, line
-            yield _row(section, match, match["verdict"])
-    for line in SAME.read_text().splitlines():
+            yield Row(section, match["name"], _parameters(match), match["verdict"])
+
+
+def _names() -> Iterator[tuple[str, re.Match[str]]]:
+    section = ""
+    for line in NAMES.read_text().splitlines():
         if heading := re.fullmatch(r"\[(.+)\]", line):
             section = heading[1]
         elif line and not line.startswith("#"):
             match = re.fullmatch(_NAME, line)
             assert match, line
-            yield _row(section, match, "same")
+            yield section, match
 
 
-def _row(section: str, match: re.Match[str], verdict: str) -> Row:
-    parameters = [name for name in re.split(r",\s*", match["parameters"] or "") if name]
-    return Row(section, match["name"], parameters if match["call"] else None, verdict)
+def _parameters(match: re.Match[str]) -> list[str] | None:
+    return [name for name in re.split(r",\s*", match["parameters"] or "") if name] if match["call"] else None
 
 
 ROWS = list(_rows())
