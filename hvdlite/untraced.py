@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar, cast
 _PACKAGE: Final = __name__.partition(".")[0]
 _FOLDER: Final = os.path.dirname(__file__) + "/"  # as code objects have it, with links
 _TRACED: Final = f"{_FOLDER}torch/collectives/compiled.py"  # which is written for dynamo
-_REASON: Final = "hvdlite's own code runs outside of graphs; see its docs/compile.md"
+_REASON: Final = "hvdlite's own code runs outside of graphs; see its docs/pytorch.md"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -173,7 +173,7 @@ def what_ends_a_graph_says_so() -> None:
         "an object": lambda x: hvd.broadcast_object(1) * x,
     }
     for name, function in breaking.items():
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"see its docs/compile.md"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"see its docs/pytorch.md"):
             compiled(function)(vector())
         assert shown(compiled(function, fullgraph=False)(vector())) == shown(function(vector())), name
     for each in sets:

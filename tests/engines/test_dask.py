@@ -46,7 +46,7 @@ def test_dask(name: str) -> None:
     assert errors()[name] == "", errors()[name]
 
 
-@pytest.mark.parametrize("block", runnable_blocks(ROOT / "docs/dask.md", framework="dask"), ids=str)
+@pytest.mark.parametrize("block", runnable_blocks(ROOT / "docs/clusters.md", framework="dask"), ids=str)
 def test_page(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(block.text)

@@ -240,7 +240,7 @@ def test_scripts_of_horovod_find_hvdlite_in_the_ranks(cluster: rays.RayCluster) 
     assert elastic.startswith("hvdlite's jobs keep their ranks, so there is no ElasticRayExecutor; use horovod.ray")
 
 
-@pytest.mark.parametrize("block", list(runnable_blocks(ROOT / "docs/ray.md", framework="ray")), ids=str)
+@pytest.mark.parametrize("block", list(runnable_blocks(ROOT / "docs/clusters.md", framework="ray")), ids=str)
 def test_the_block_of_the_page_runs(cluster: rays.RayCluster, block: Block, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(block.text)

@@ -207,7 +207,7 @@ def test_without_pyspark_it_says_what_to_install() -> None:
     assert "ImportError: hvdlite.spark.run() needs PySpark; install it: pip install 'hvdlite[spark]'" in ended.stderr
 
 
-@pytest.mark.parametrize("block", list(runnable_blocks(ROOT / "docs/spark.md", framework="spark")), ids=str)
+@pytest.mark.parametrize("block", list(runnable_blocks(ROOT / "docs/clusters.md", framework="spark")), ids=str)
 def test_the_block_of_the_page_runs(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(block.text)

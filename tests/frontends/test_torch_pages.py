@@ -48,7 +48,3 @@ for page in [ROOT / path for path in files(".md")]:
 
 def test_torch_pages(report: Report, name: str) -> None:
     assert report[name] == ""
-
-
-def test_there_are_recipes() -> None:
-    assert len(scenario.names) > 10

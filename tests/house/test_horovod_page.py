@@ -20,7 +20,9 @@ from tests.harness.patience import PATIENCE_S
 from tests.house.tree import ROOT
 
 PAGE = ROOT / "docs/horovod.md"
-_ROW = re.compile(r"\| `(?P<name>[^`(]+)(?P<call>\((?P<parameters>[^`)]*)\))?` \| (?P<verdict>[\w ]+) \|.*\|")
+NAMES = ROOT / "tests/house/horovod_names.txt"
+_NAME = r"(?P<name>[^`(]+)(?P<call>\((?P<parameters>[^`)]*)\))?"
+_ROW = re.compile(rf"\| `{_NAME}` \| (?P<verdict>[\w ]+) \|.*\|")
 _VERDICTS = {"same", "differs", "not there"}
 
 # Prints, for each name, None if it does not exist, else the names of its parameters, [] where it has no signature.
@@ -68,6 +70,15 @@ class Row(NamedTuple):
 
 
 def _rows() -> Iterator[Row]:
+    """The names of Horovod's, each with the verdict of its row on the page: without a row it is the same."""
+    rows = {(row.section, row.name): row for row in _rows_of_the_page()}
+    for section, match in _names():
+        row = rows.pop((section, match["name"]), Row(section, match["name"], None, "same"))
+        yield row._replace(parameters=_parameters(match))
+    yield from rows.values()
+
+
+def _rows_of_the_page() -> Iterator[Row]:
     section = ""
     for line in PAGE.read_text().splitlines():
         if heading := re.fullmatch(r"## `(.+)`", line):
@@ -75,8 +86,22 @@ def _rows() -> Iterator[Row]:
         elif line.startswith("| `"):
             match = _ROW.fullmatch(line)
             assert match, line
-            parameters = [name for name in re.split(r",\s*", match["parameters"] or "") if name]
-            yield Row(section, match["name"], parameters if match["call"] else None, match["verdict"])
+            yield Row(section, match["name"], _parameters(match), match["verdict"])
+
+
+def _names() -> Iterator[tuple[str, re.Match[str]]]:
+    section = ""
+    for line in NAMES.read_text().splitlines():
+        if heading := re.fullmatch(r"\[(.+)\]", line):
+            section = heading[1]
+        elif line and not line.startswith("#"):
+            match = re.fullmatch(_NAME, line)
+            assert match, line
+            yield section, match
+
+
+def _parameters(match: re.Match[str]) -> list[str] | None:
+    return [name for name in re.split(r",\s*", match["parameters"] or "") if name] if match["call"] else None
 
 
 ROWS = list(_rows())
@@ -126,7 +151,9 @@ def test_the_page_is_complete() -> None:
     assert len(ROWS) > 150
     assert {row.verdict for row in ROWS} == _VERDICTS
     assert len({str(row) for row in ROWS}) == len(ROWS)
-    page = set(re.findall(r"\w+", PAGE.read_text()))
+    text = PAGE.read_text()
+    assert [row.name for row in ROWS if f"`{row.name}`" not in text and f"`{row.name}(" not in text] == []
+    page = set(re.findall(r"\w+", text))
     assert {name for name in hvdlite.torch.__all__ if not name.startswith("__")} - page - _OWN == set()
     assert {name for spec in table() for name in spec.variables if name.startswith("HOROVOD_")} <= page
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from benchmarks.table import PAGE, Circumstances, render
+from benchmarks.table import Circumstances, render
 from hvdlite.bench.report import Row
 
 NOW = Circumstances("2026-11-22", "A Processor", 2, 1.96, "on a Sunday")
@@ -40,11 +38,3 @@ def test_the_last_section_of_the_page_is_made_anew() -> None:
         "| 2 | training step, 164 ms without communication | **195 ms** |  | 257 ms |  |  |",
     ]
     assert render(page, rows, NOW) == page
-
-
-def test_the_page_has_a_table_that_was_generated() -> None:
-    page = PAGE.read_text()
-    _, _, table = page.partition("## The table\n")
-    assert re.search(r"`make bench-table` on \d{4}-\d\d-\d\d", table)
-    assert len(re.findall(r"^\| \d+ \|", table, re.MULTILINE)) > 5
-    assert "\n## " not in table

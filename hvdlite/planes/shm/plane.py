@@ -27,7 +27,7 @@ from hvdlite.settings import Settings
 from hvdlite.tensors.buffer import Matrix, Spans
 from hvdlite.tensors.dtypes import DType
 
-# docs/experiments.md has the measurements behind these.
+# benchmarks/log.md has the measurements behind these.
 _CHUNK_BYTES = 256 << 10
 _CHUNK_BYTES_OVERSUBSCRIBED = 512 << 10
 _SEGMENT_LIMIT_BYTES = 64 << 20

@@ -177,7 +177,7 @@ def DistributedOptimizer(
     ``groups`` reduces parameters together, as soon as all of a group have their gradients: a number of groups, or lists
     of parameters (``num_groups`` is its deprecated form). Sparse gradients stay sparse on their way unless they are in
     a group of several or ``sparse_as_dense`` is set; they are sparse again when they have arrived. A rank outside
-    ``process_set`` takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/optimizer.md).
+    ``process_set`` takes its steps alone. ``op=hvd.Adasum`` combines the ranks' own steps instead (docs/pytorch.md).
     With ``gradients_in_shared_memory`` the ``grad`` of a parameter is the same tensor after every backward, where ranks
     of a host reduce it without copies.
 
