@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from hvdlite.net.calls import Call, CallServer
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.calls import Query, QueryServer
+from hvdlite.net.entrance import Listener
 from hvdlite.net.sockets import name_of
 from hvdlite.observe.untrusted import parse
 from hvdlite.rendezvous.client import LEAVING, NEXT_EPOCH, WATCHING
@@ -62,14 +62,14 @@ class _Waiting:
     """A rank that has come, and the time at which it gives up."""
 
     offer: str
-    call: Call
+    query: Query
     deadline: float
 
 
 class RendezvousServer:
     """Serves the epochs of one job from a thread of its own until it is closed. ``size`` ranks come together.
 
-    It takes over ``entrance``, by default an abstract Unix socket of this host, which leaves no file behind;
+    It takes over ``listener``, by default an abstract Unix socket of this host, which leaves no file behind;
     ``address`` is the ranks' ``HVDLITE_RENDEZVOUS``. Epochs are numbered from 0, or there is ``only``
     one. Closing waits up to ``linger_s`` until answers have been sent. ``was_called`` is True once a rank has come.
     """
@@ -78,7 +78,7 @@ class RendezvousServer:
         self,
         job: Job,
         size: int,
-        entrance: Entrance | None = None,
+        listener: Listener | None = None,
         only: int | None = None,
         linger_s: float = 1.0,
     ) -> None:
@@ -89,9 +89,9 @@ class RendezvousServer:
         self._rounds: dict[tuple[int, int], dict[int, _Waiting]] = {}  # by epoch and round, then by rank
         self.was_called = False
         self._left = ""  # the reason with which a rank has left the current epoch
-        entrance = entrance or Entrance.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
-        self.address = name_of(entrance)
-        self._server = CallServer(entrance, job.key("rendezvous"), MAX_REQUEST_BYTES)
+        listener = listener or Listener.within_host(f"hvdlite-{job.name}-{secrets.token_hex(4)}")
+        self.address = name_of(listener)
+        self._server = QueryServer(listener, job.key("rendezvous"), MAX_REQUEST_BYTES)
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="hvdlite-rendezvous", daemon=True)
         self._thread.start()
@@ -118,42 +118,42 @@ class RendezvousServer:
 
     def _serve(self) -> None:
         while not self._is_closing:
-            for call, question in self._server.turn(self._next_deadline()):
-                self._receive(call, question)
+            for query, question in self._server.turn(self._next_deadline()):
+                self._receive(query, question)
             self._forget_who_left()
             self._expire(time.monotonic())
 
-    def _receive(self, call: Call, question: bytearray) -> None:
+    def _receive(self, query: Query, question: bytearray) -> None:
         self.was_called = True
         try:
             epoch, number, rank, size, timeout_s, offer = read_request(question)
         except ValueError:
-            _reply(call, {"error": "the request is malformed"})
+            _reply(query, {"error": "the request is malformed"})
             return
         if size != self._size or not 0 <= rank < size:
-            _reply(call, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
+            _reply(query, {"error": f"rank {rank} of {size} is not of this job of {self._size} ranks"})
             return
         if epoch == NEXT_EPOCH:
             self._leave(f"rank {rank} was interrupted in init() and calls it again")
             if self._only is not None and self._next > self._only:
-                _reply(call, {"over": self._only})
+                _reply(query, {"over": self._only})
                 return
             epoch, number = self._next, 0
         elif epoch != self._next - 1:
-            _reply(call, {"error": f"epoch {epoch} of this job is over; call init() again on all ranks"})
+            _reply(query, {"error": f"epoch {epoch} of this job is over; call init() again on all ranks"})
             return
         elif number == LEAVING:
             self._leave(f"rank {rank} has left: {json.loads(offer)!s:.200}")
-            _reply(call, {"error": self._left})
+            _reply(query, {"error": self._left})
             return
         elif self._left:
-            _reply(call, {"error": self._left})
+            _reply(query, {"error": self._left})
             return
         current = self._rounds.setdefault((epoch, number), {})
-        if rank in current and not current[rank].call.has_ended:
-            _reply(call, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
+        if rank in current and not current[rank].query.has_ended:
+            _reply(query, {"error": f"rank {rank} is present already; two processes have the same HVDLITE_RANK"})
             return
-        current[rank] = _Waiting(offer, call, time.monotonic() + timeout_s)
+        current[rank] = _Waiting(offer, query, time.monotonic() + timeout_s)
         if len(current) == self._size and number != WATCHING:
             self._finish(epoch, number)
 
@@ -165,7 +165,7 @@ class RendezvousServer:
         offers = ", ".join(current[rank].offer for rank in range(self._size))
         roster = f'{{"epoch": {epoch}, "offers": [{offers}]}}'.encode()
         for waiting in current.values():
-            waiting.call.answer(roster)
+            waiting.query.answer(roster)
 
     def _leave(self, how: str) -> None:
         """Ends the current epoch, unless it has ended, and sends ``how`` to the ranks that wait in it."""
@@ -173,12 +173,12 @@ class RendezvousServer:
         for key, current in list(self._rounds.items()):
             if key[0] < self._next:
                 for waiting in current.values():
-                    _reply(waiting.call, {"error": self._left})
+                    _reply(waiting.query, {"error": self._left})
                 del self._rounds[key]
 
     def _forget_who_left(self) -> None:
         for current in self._rounds.values():
-            for rank in [rank for rank, waiting in current.items() if waiting.call.has_ended]:
+            for rank in [rank for rank, waiting in current.items() if waiting.query.has_ended]:
                 del current[rank]
 
     def _expire(self, now: float) -> None:
@@ -186,7 +186,7 @@ class RendezvousServer:
             if any(waiting.deadline <= now for waiting in current.values()):
                 missing = [rank for rank in range(self._size) if rank not in current]
                 for waiting in current.values():
-                    _reply(waiting.call, {"missing": missing})
+                    _reply(waiting.query, {"missing": missing})
                 del self._rounds[number]
 
     def _next_deadline(self) -> float:
@@ -194,5 +194,5 @@ class RendezvousServer:
         return min((each.deadline for each in waiting), default=float("inf"))
 
 
-def _reply(call: Call, message: Any) -> None:
-    call.answer(json.dumps(message).encode())
+def _reply(query: Query, message: Any) -> None:
+    query.answer(json.dumps(message).encode())

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 
 from ..agents.link import AgentLink, Question
 from ..stream.loop import Loop
@@ -54,7 +54,7 @@ class Monitor:
         self._callers: dict[Caller, _Open] = {}
         self._folder = -1
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}.sock"
-        self._entrance: Entrance | None = None
+        self._entrance: Listener | None = None
         with suppress(OSError):
             self._entrance = self._listen()
             loop.watch(self._entrance.fileno(), self._accept)
@@ -91,7 +91,7 @@ class Monitor:
             caller.close()
         self._callers.clear()
 
-    def _listen(self) -> Entrance:
+    def _listen(self) -> Listener:
         for _ in range(_ATTEMPTS):
             self._folder = folder.make(os.environ)
             folder.remove_stale(self._folder)
@@ -144,7 +144,7 @@ class Monitor:
             caller.finish()
 
 
-def _listen(address: str) -> Entrance:
+def _listen(address: str) -> Listener:
     listener = socket.socket(socket.AF_UNIX)
     try:
         os.fchmod(listener.fileno(), 0o600)  # which the file gets
@@ -152,4 +152,4 @@ def _listen(address: str) -> Entrance:
     except BaseException:
         listener.close()
         raise
-    return Entrance(listener)
+    return Listener(listener)
