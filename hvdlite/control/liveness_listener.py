@@ -16,18 +16,18 @@ class LivenessListener:
     """Listens on ``address`` until it is closed. Others dial ``endpoint``."""
 
     def __init__(self, address: str, ports: range | None) -> None:
-        self._entrance = listen(address, ports)
-        self.endpoint = endpoint(address, self._entrance.name()[1])
+        self._listener = listen(address, ports)
+        self.endpoint = endpoint(address, self._listener.name()[1])
 
     def fileno(self) -> int:
-        return self._entrance.fileno()
+        return self._listener.fileno()
 
     def drop_callers(self) -> None:
         """Disconnects callers. Due when the listener is readable."""
         for _ in range(_BURST):
-            if (caller := self._entrance.accept()) is None:
+            if (caller := self._listener.accept()) is None:
                 break
             caller.close()
 
     def close(self) -> None:
-        self._entrance.close()
+        self._listener.close()

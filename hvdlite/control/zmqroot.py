@@ -26,7 +26,7 @@ from hvdlite.members.membership import Membership
 from hvdlite.members.ranges import shortened
 from hvdlite.negotiation.wire import Header, Message, ProtocolError, Type, body_of, header_of
 from hvdlite.net import curve
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.listening import LOOPBACK, endpoint, listen, resolve, split
 from hvdlite.scope import Scope
 from hvdlite.settings import Settings
@@ -68,13 +68,13 @@ class ZmqRootLink(ZmqLink):
         self._strange_fds: dict[int, None] = {}  # those of them that have not said hello, the oldest first
         self._has_begun_message = False  # its name is sent, and the rest is not
         self._spare_fd = -1
-        self._entrance: Entrance | None = None
+        self._listener: Listener | None = None
         try:
             self._spare_fd = os.dup(self._unread.fd)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             curve.serve(self._socket, membership.key_for("control"))
-            self._entrance = listen(address, options.ports)
-            self._port = int(self._entrance.name()[1])
+            self._listener = listen(address, options.ports)
+            self._port = int(self._listener.name()[1])
             self.address = endpoint(address, self._port)
         except BaseException:
             self.close()
@@ -94,9 +94,9 @@ class ZmqRootLink(ZmqLink):
                     f"rank {rank} listens at {liveness_endpoint!r:.100}, which is not an address: {error}"
                 ) from None
             self._peers[rank] = _Peer(rank, digest, liveness_endpoint, Delivery(self._session))
-        entrance, self._entrance = self._entrance, None
-        assert entrance is not None
-        self._socket.setsockopt(zmq.USE_FD, entrance.hand_over())
+        listener, self._listener = self._listener, None
+        assert listener is not None
+        self._socket.setsockopt(zmq.USE_FD, listener.hand_over())
         self._socket.bind(self.address)
         while missing := [rank for rank, peer in self._peers.items() if peer.name is None]:
             if scope.is_over:
@@ -306,7 +306,7 @@ class ZmqRootLink(ZmqLink):
         for peer in self._peers.values():
             self._detach(peer)
         self._discard(self._monitored)
-        if self._entrance is not None:
-            self._entrance.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._spare_fd >= 0:
             os.close(self._spare_fd)

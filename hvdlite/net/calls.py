@@ -17,7 +17,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, Final
 
-from hvdlite.net.entrance import UNIX, Entrance, call_within_host, limit
+from hvdlite.net.entrance import UNIX, Listener, call_within_host, limit
 from hvdlite.net.handshake import Callee, Caller, Refused
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.lobby import Lobby
@@ -42,8 +42,8 @@ class NobodyThere(Unanswered):
     """There is no listener at an address within this host."""
 
 
-class Call:
-    """One question to a `CallServer`. ``has_ended`` is set once the caller is gone."""
+class Query:
+    """One question to a `QueryServer`. ``has_ended`` is set once the caller is gone."""
 
     def __init__(self, poller: Poller, sock: socket.socket, keys: bytes) -> None:
         self._poller = poller
@@ -80,26 +80,26 @@ class Call:
         self.hang_up()
 
 
-class CallServer:
-    """Takes over ``entrance`` and lets in callers that know ``secret``. Questions have ``limit`` bytes at most.
+class QueryServer:
+    """Takes over ``listener`` and lets in callers that know ``secret``. Questions have ``limit`` bytes at most.
 
     For one thread, which calls `turn`; any thread may call `wake`. The user may add descriptors to ``poller``.
     """
 
-    def __init__(self, entrance: Entrance, secret: bytes, limit: int) -> None:
+    def __init__(self, listener: Listener, secret: bytes, limit: int) -> None:
         self.poller = Poller()
         self._limit = limit
-        self._lobby = Lobby(self.poller, entrance, lambda: Callee(secret, 0, 0, 0), self._admit)
-        self._calls: set[Call] = set()
-        self._asked: list[tuple[Call, bytearray]] = []
+        self._lobby = Lobby(self.poller, listener, lambda: Callee(secret, 0, 0, 0), self._admit)
+        self._queries: set[Query] = set()
+        self._asked: list[tuple[Query, bytearray]] = []
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.poller.set(self._wake, select.POLLIN, lambda _: self._wake_up())
 
-    def turn(self, until: float) -> list[tuple[Call, bytearray]]:
+    def turn(self, until: float) -> list[tuple[Query, bytearray]]:
         """Serves until something happens, or until ``until`` (monotonic). Returns new questions."""
         self._lobby.tick(time.monotonic())
         self.poller.sleep(min(until, self._lobby.due))
-        self._calls = {call for call in self._calls if not call.has_ended}
+        self._queries = {query for query in self._queries if not query.has_ended}
         asked, self._asked = self._asked, []
         return asked
 
@@ -111,10 +111,10 @@ class CallServer:
         """Ends all connections; answers in progress get ``linger_s``."""
         self._lobby.close()
         lingering = Scope.of(linger_s)
-        while any(call.is_answered for call in self._calls) and not lingering.is_over:
+        while any(query.is_answered for query in self._queries) and not lingering.is_over:
             self.turn(lingering.deadline)
-        for call in self._calls:
-            call.hang_up()
+        for query in self._queries:
+            query.hang_up()
         os.close(self._wake)
 
     def _wake_up(self) -> None:
@@ -124,14 +124,14 @@ class CallServer:
         handshake.say(handshake.party.welcome(0))
         prepare(handshake.sock)
         keys = handshake.party.keys
-        call = Call(self.poller, handshake.sock, keys)
-        self._calls.add(call)
+        query = Query(self.poller, handshake.sock, keys)
+        self._queries.add(query)
         question = _message(keys, _QUESTION, self._limit)
         room = [next(question)]
-        self.poller.set(handshake.sock, select.POLLIN, lambda _: self._listen_to(call, handshake.sock, question, room))
+        self.poller.set(handshake.sock, select.POLLIN, lambda _: self._listen_to(query, handshake.sock, question, room))
 
     def _listen_to(
-        self, call: Call, sock: socket.socket, question: Generator[memoryview, int, bytearray], room: list[memoryview]
+        self, query: Query, sock: socket.socket, question: Generator[memoryview, int, bytearray], room: list[memoryview]
     ) -> None:
         try:
             if not (count := sock.recv_into(room[0])):
@@ -140,10 +140,10 @@ class CallServer:
         except BlockingIOError:
             return
         except StopIteration as whole:
-            self.poller.set(sock, ENDED, lambda _: call.hang_up())
-            self._asked.append((call, whole.value))
+            self.poller.set(sock, ENDED, lambda _: query.hang_up())
+            self._asked.append((query, whole.value))
         except (Refused, OSError):
-            call.hang_up()
+            query.hang_up()
 
 
 class Pending:

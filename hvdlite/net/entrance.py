@@ -83,33 +83,33 @@ def limit(sock: socket.socket, scope: Scope) -> None:
     sock.settimeout(max(_SHORTEST_S, scope.left_s))
 
 
-class Entrance:
-    """Takes over ``listener``, which is bound, and listens. `fileno` is readable while somebody waits."""
+class Listener:
+    """Takes over the socket ``bound`` and listens. `fileno` is readable while somebody waits."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self._is_within_host = listener.family == socket.AF_UNIX
+    def __init__(self, bound: socket.socket) -> None:
+        self._socket = bound
+        self._is_within_host = bound.family == socket.AF_UNIX
         self._reserve = -1
         try:
             if not self._is_within_host:
-                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
-            listener.listen(socket.SOMAXCONN)
-            listener.setblocking(False)
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
+            bound.listen(socket.SOMAXCONN)
+            bound.setblocking(False)
             self._reserve = os.eventfd(0, os.EFD_CLOEXEC)
         except BaseException:
-            listener.close()
+            bound.close()
             raise
 
     @classmethod
-    def within_host(cls, name: str, kind: int = socket.SOCK_STREAM) -> Entrance:
+    def within_host(cls, name: str, kind: int = socket.SOCK_STREAM) -> Listener:
         """Listens on the abstract Unix socket ``name``. Raises OSError if it is taken."""
-        listener = socket.socket(socket.AF_UNIX, kind)
+        bound = socket.socket(socket.AF_UNIX, kind)
         try:
-            listener.bind(f"\0{name}")
+            bound.bind(f"\0{name}")
         except BaseException:
-            listener.close()
+            bound.close()
             raise
-        return cls(listener)
+        return cls(bound)
 
     @property
     def is_within_host(self) -> bool:
@@ -117,18 +117,18 @@ class Entrance:
         return self._is_within_host
 
     def fileno(self) -> int:
-        return self._listener.fileno()
+        return self._socket.fileno()
 
     def name(self) -> tuple[str, int] | str:
         """The IP address and the port, or the name of the abstract Unix socket."""
-        where = self._listener.getsockname()
+        where = self._socket.getsockname()
         return str(where[1:].decode()) if self._is_within_host else (where[0], where[1])
 
     def accept(self) -> socket.socket | None:
         """The next caller's connection, non-blocking; None if nobody waits who may come in."""
         for _ in range(_BURST):
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = self._socket.accept()
             except BlockingIOError:
                 return None
             except OSError as error:  # the caller has gone, or there is no descriptor for it, or no memory
@@ -148,7 +148,7 @@ class Entrance:
         else:
             os.close(self._reserve)
             with suppress(OSError):
-                self._listener.accept()[0].close()
+                self._socket.accept()[0].close()
         with suppress(OSError):
             self._reserve = -1
             self._reserve = os.eventfd(0, os.EFD_CLOEXEC)
@@ -157,13 +157,13 @@ class Entrance:
         """Hands the listener's descriptor to ZeroMQ, which accepts on it and closes it. This object is closed then."""
         os.close(self._reserve)
         self._reserve = -1
-        return self._listener.detach()
+        return self._socket.detach()
 
     def close(self) -> None:
         """Stops listening, even if a forked child has a copy of the descriptor."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
         if self._reserve >= 0:
             os.close(self._reserve)
             self._reserve = -1

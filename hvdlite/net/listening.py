@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 
 LOOPBACK = "127.0.0.1"
 
 
-def listen(address: str, ports: range | None) -> Entrance:
+def listen(address: str, ports: range | None) -> Listener:
     """Listens on the IP address ``address`` at the first of ``ports`` that is free, None for any.
 
     Raises HorovodInternalError that says what to change if the system lets it have none.
@@ -32,21 +32,21 @@ def listen(address: str, ports: range | None) -> Entrance:
     raise HorovodInternalError(f"cannot listen on {address}: {told} are all in use; choose a wider HVDLITE_PORT_RANGE")
 
 
-def listen_at(address: str, port: int) -> Entrance:
+def listen_at(address: str, port: int) -> Listener:
     """Listens on the IP address ``address`` at ``port``. Raises OSError."""
     family, where = resolve(address, port)
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         # A port that connections of an earlier job still linger on is free; one that is listened on is not. Of two
         # sockets that are bound only one may listen, so the other one is of no use any more.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:  # :: has callers over IPv4 too, whatever the system's default (bindv6only)
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(where)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(where)
     except BaseException:
-        listener.close()
+        bound.close()
         raise
-    return Entrance(listener)
+    return Listener(bound)
 
 
 def endpoint(address: str, port: int | str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee, Disagrees, Nonces, Refused
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.poll import Poller
@@ -29,7 +29,7 @@ _MOST_NAMED: Final = 8
 
 
 class Lobby:
-    """Lets callers in at ``entrance``, which it takes over, and hands them to ``admit`` once they have proved it.
+    """Lets callers in at ``listener``, which it takes over, and hands them to ``admit`` once they have proved it.
 
     ``admit`` takes over the connection, unless it raises Refused or OSError. ``refused`` counts callers that were
     dropped before, and ``refused_at`` has the first few addresses of those who called over TCP; ``trouble`` says what
@@ -39,20 +39,20 @@ class Lobby:
     def __init__(
         self,
         poller: Poller,
-        entrance: Entrance,
+        listener: Listener,
         new_callee: Callable[[], Callee],
         admit: Callable[[HandshakeIO[Callee]], None],
     ) -> None:
         self._poller = poller
-        self._entrance = entrance
+        self._listener = listener
         self._new_callee = new_callee
         self._admit = admit
         self._callers: list[HandshakeIO[Callee]] = []  # the oldest first
-        self._nonces = None if entrance.is_within_host else Nonces()
+        self._nonces = None if listener.is_within_host else Nonces()
         self.refused = 0
         self.refused_at: list[str] = []
         self.trouble = ""
-        poller.set(entrance.fileno(), select.POLLIN, self._let_in)
+        poller.set(listener.fileno(), select.POLLIN, self._let_in)
 
     @property
     def due(self) -> float:
@@ -68,11 +68,11 @@ class Lobby:
         for handshake in self._callers:
             self._poller.close(handshake.sock)
         self._callers.clear()
-        self._poller.let_go(self._entrance.fileno())
-        self._entrance.close()
+        self._poller.let_go(self._listener.fileno())
+        self._listener.close()
 
     def _let_in(self, _: int) -> None:
-        if (sock := self._entrance.accept()) is None:
+        if (sock := self._listener.accept()) is None:
             return
         callee = self._new_callee()
         callee.nonces = self._nonces
@@ -80,7 +80,7 @@ class Lobby:
         self._callers.append(handshake)
         self._poller.set(sock, select.POLLIN, lambda _: self._listen_to(handshake))
         self._listen_to(handshake)
-        if not self._entrance.is_within_host:
+        if not self._listener.is_within_host:
             self._limit(_MOST_STRANGERS, knows_secret=False)
             self._limit(_MOST_UNPROVED, knows_secret=True)
 
@@ -101,7 +101,7 @@ class Lobby:
     def _dismiss(self, handshake: HandshakeIO[Callee]) -> None:
         self._callers.remove(handshake)
         self.refused += 1
-        if not self._entrance.is_within_host and len(self.refused_at) < _MOST_NAMED:
+        if not self._listener.is_within_host and len(self.refused_at) < _MOST_NAMED:
             with suppress(OSError):  # it has left
                 address = handshake.sock.getpeername()[0].removeprefix("::ffff:")
                 if address not in self.refused_at:

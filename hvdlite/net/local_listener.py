@@ -1,6 +1,6 @@
 """A listener for processes of the same host and user that know its token.
 
-The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Entrance` lets in
+The listener is an abstract Unix socket, by default with a random name, so it leaves no file. Its `Listener` lets in
 processes of the same user, and it admits those whose first packet, their hello, begins with the token; the rest of the
 packet is a greeting. Packets keep their boundaries (``SOCK_SEQPACKET``), so there is nothing to parse. A stranger is
 dropped and delays nobody.
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.entrance import Entrance, call_within_host
+from hvdlite.net.entrance import Listener, call_within_host
 from hvdlite.scope import Scope
 
 _HELLO_LIMIT_BYTES: Final = 4096
@@ -30,7 +30,7 @@ class LocalListener:
     def __init__(self, token: bytes, address: str | None = None) -> None:
         self.address = address or f"hvdlite-listener-{secrets.token_hex(16)}"
         self._token = token
-        self._entrance = Entrance.within_host(self.address, socket.SOCK_SEQPACKET)
+        self._listener = Listener.within_host(self.address, socket.SOCK_SEQPACKET)
 
     def __enter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class LocalListener:
 
     def close(self) -> None:
         """Stops listening. Peers that were admitted stay connected."""
-        self._entrance.close()
+        self._listener.close()
 
     def admit(self, scope: Scope) -> Generator[tuple[socket.socket, bytes], None, None]:
         """Yields a socket for each admitted peer, with its greeting; the caller closes the sockets.
@@ -50,14 +50,14 @@ class LocalListener:
         Raises TimeoutError at the end of ``scope``.
         """
         with selectors.DefaultSelector() as ready, ExitStack() as peers:
-            ready.register(self._entrance, selectors.EVENT_READ)
+            ready.register(self._listener, selectors.EVENT_READ)
             while True:
                 events = ready.select(scope.pause_s())
                 if not events and scope.is_over:
                     raise TimeoutError
                 for key, _ in events:
-                    if key.fileobj is self._entrance:
-                        if (peer := self._entrance.accept()) is not None:
+                    if key.fileobj is self._listener:
+                        if (peer := self._listener.accept()) is not None:
                             ready.register(peers.enter_context(peer), selectors.EVENT_READ)
                         continue
                     assert isinstance(key.fileobj, socket.socket)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from hvdlite.net import listening
-from hvdlite.net.entrance import UNIX, Entrance
+from hvdlite.net.entrance import UNIX, Listener
 
 _KEEPALIVE_S: Final = 30  # firewalls forget after some minutes
 _MOST_UNSENT_BYTES: Final = 256 << 10  # what lies in a second-level cache
@@ -22,19 +22,19 @@ _SHORT_LINE_US: Final = 1000  # between hosts of one network
 _MIN_RTT: Final = struct.Struct("148x I")  # where a tcp_info has the shortest round trip, in microseconds
 
 
-def listen(address: str | None, ports: range | None) -> Entrance:
+def listen(address: str | None, ports: range | None) -> Listener:
     """Listens on the IP address ``address`` at one of ``ports`` (None: any that is free).
 
     ``address`` None: at a random name within this host. Raises HorovodInternalError that says what to change.
     """
     if address is not None:
         return listening.listen(address, ports)
-    return Entrance.within_host(f"hvdlite-ring-{secrets.token_hex(16)}")
+    return Listener.within_host(f"hvdlite-ring-{secrets.token_hex(16)}")
 
 
-def name_of(entrance: Entrance) -> str:
-    """The name by which `dial` reaches ``entrance``."""
-    where = entrance.name()
+def name_of(listener: Listener) -> str:
+    """The name by which `dial` reaches ``listener``."""
+    where = listener.name()
     return f"{UNIX}{where}" if isinstance(where, str) else listening.endpoint(*where)
 
 

@@ -9,19 +9,21 @@ from hvdlite.cuda.chosen import ChosenGpu
 from hvdlite.cuda.events import Events, Moment
 from hvdlite.cuda.memory import device_of
 from hvdlite.errors import HorovodInternalError
+from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DevicePlane
 from hvdlite.tensors.device import Device
 
 
 class GpuPlane(DevicePlane):
-    """A plane of the rank that messages call ``label``. Its GPU is chosen as `ChosenGpu` says.
+    """A plane of one of the ``members``. Its GPU is chosen as `ChosenGpu` says.
 
     CUDA cannot be used in a forked child, so there the plane is of no use, and must free nothing.
     """
 
-    def __init__(self, label: int, local_rank: int) -> None:
-        self._label = label
-        self._chosen = ChosenGpu(label, local_rank)
+    def __init__(self, members: Membership) -> None:
+        self.rank, self.size = members.rank, members.size
+        self._label = members.number
+        self._chosen = ChosenGpu(members.number, members.on_this_host.index(members.rank))
         self._marks: Sequence[Moment] = ()  # for which the next collective waits
         self._owner_pid = os.getpid()
         self._is_closed = False

@@ -14,11 +14,10 @@ from hvdlite.members.ranges import named, shortened
 from hvdlite.net.calls import NobodyThere, Pending, Unanswered, put
 from hvdlite.observe.untrusted import parse
 from hvdlite.rendezvous.job import Job
+from hvdlite.rendezvous.roster import LEAVING, NEXT_EPOCH, WATCHING
 from hvdlite.scope import Cancelled, Scope
 
 MAX_ROSTER_BYTES = 64 << 20
-NEXT_EPOCH = -1  # requested by a rank that begins, which does not know the number
-LEAVING, WATCHING = -1, -2  # in place of the number of a round
 _PROMPT_S = 1.0  # for a message from or to the server for which nobody has to wait
 GRACE_S = 5.0  # a rank waits this much longer than the server, which knows who is missing
 

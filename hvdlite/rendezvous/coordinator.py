@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.listening import listen_at
 from hvdlite.rendezvous.client import GRACE_S, Meeting
 from hvdlite.rendezvous.job import Job
@@ -54,7 +54,7 @@ class Coordinator(NamedTuple):
             return "0.0.0.0" if ip.version == 4 else "::", self.port
         return self.ip, self.port
 
-    def listen(self) -> Entrance:
+    def listen(self) -> Listener:
         """Listens there. Raises HorovodInternalError if it cannot."""
         try:
             return listen_at(*self.listening)

@@ -15,9 +15,8 @@ from typing import Any, Final, NoReturn
 from hvdlite.errors import BadHostSpec, FunctionFailed, LaunchError, WorkerFailed
 from hvdlite.launched_by.inherited import without_job
 from hvdlite.members.ranges import shortened
-from hvdlite.net.calls import Call as Question
-from hvdlite.net.calls import CallServer
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.calls import Query, QueryServer
+from hvdlite.net.entrance import Listener
 from hvdlite.net.sockets import name_of
 from hvdlite.rendezvous.job import Job
 from hvdlite.running.functions import MAX_BYTES, dump, load, preparation
@@ -50,10 +49,10 @@ class Call:
     def results(self) -> list[Any]:
         """Starts the ranks, waits for them and returns their results. Raises what `hvdlite.run` does."""
         with ExitStack() as stack:
-            entrance = Entrance.within_host(f"hvdlite-run-{secrets.token_hex(16)}")
-            server = CallServer(entrance, self._job.key("run"), MAX_BYTES)
+            listener = Listener.within_host(f"hvdlite-run-{secrets.token_hex(16)}")
+            server = QueryServer(listener, self._job.key("run"), MAX_BYTES)
             stack.callback(server.close, linger_s=0.0)
-            process, pipe = self._start(name_of(entrance), stack)
+            process, pipe = self._start(name_of(listener), stack)
             self._serve(server, pipe)
             code = process.wait(_END_S)
         self._raise_failure(code)
@@ -75,21 +74,21 @@ class Call:
         stack.callback(_end, process)
         return process, pipe
 
-    def _serve(self, server: CallServer, pipe: int) -> None:
+    def _serve(self, server: QueryServer, pipe: int) -> None:
         """Answers workers until the pipe ends, and then what they sent before that."""
         server.poller.set(pipe, select.POLLIN, lambda _: self._read_report(server, pipe))
         while not self._has_ended:
             for question, asked in server.turn(float("inf")):
                 self._answer(question, asked)
 
-    def _read_report(self, server: CallServer, pipe: int) -> None:
+    def _read_report(self, server: QueryServer, pipe: int) -> None:
         data = os.read(pipe, _READ_BYTES)
         self._report += data
         if not data:
             server.poller.let_go(pipe)
             self._has_ended = True
 
-    def _answer(self, question: Question, asked: bytearray) -> None:
+    def _answer(self, question: Query, asked: bytearray) -> None:
         head, body = split(asked)
         words = head.split()
         if len(words) != 2 or words[1] not in self._numbers:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from hvdlite.net.entrance import UNIX, Entrance, peer_of
+from hvdlite.net.entrance import UNIX, Listener, peer_of
 
 from ..stream.loop import WRITE, Loop
 from ..stream.messages import Close, Data, Open
@@ -42,13 +42,13 @@ class Tunnel:
     def __init__(self, loop: Loop, send: Callable[[Open | Data | Close], None]) -> None:
         self._loop, self._send = loop, send
         self._channels: dict[int, _Channel] = {}
-        self._entrances: list[Entrance] = []
+        self._entrances: list[Listener] = []
         self._numbers = itertools.count()
         self._is_held = False
 
     def listen(self, name: str, service: str) -> None:
         """Accepts connections to the abstract socket ``name`` for ``service``. Raises OSError if the name is taken."""
-        entrance = Entrance.within_host(name)
+        entrance = Listener.within_host(name)
         self._entrances.append(entrance)
         self._loop.watch(entrance.fileno(), partial(self._accept, entrance, service))
 
@@ -92,7 +92,7 @@ class Tunnel:
         for channel in tuple(self._channels):
             self.close(channel)
 
-    def _accept(self, entrance: Entrance, service: str) -> None:
+    def _accept(self, entrance: Listener, service: str) -> None:
         if (connection := entrance.accept()) is None:
             return
         channel = next(self._numbers)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from hvdlite.net.calls import Call, CallServer
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.calls import Query, QueryServer
+from hvdlite.net.entrance import Listener
 from hvdlite.net.hostid import clock_id
 from hvdlite.net.sockets import name_of
 from hvdlite.observe.timeline.file import JsonArrayFile
@@ -51,9 +51,9 @@ class Timeline:
         self._size = size
         self._say = say
         self._file: JsonArrayFile | None = JsonArrayFile(path)
-        entrance = Entrance.within_host(f"hvdlite-{job.name}-timeline-{secrets.token_hex(4)}")
+        entrance = Listener.within_host(f"hvdlite-{job.name}-timeline-{secrets.token_hex(4)}")
         self.address = name_of(entrance)
-        self._server = CallServer(entrance, job.key("timeline"), MOST_BYTES + _HEAD_BYTES)
+        self._server = QueryServer(entrance, job.key("timeline"), MOST_BYTES + _HEAD_BYTES)
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._due = 0.0
@@ -89,7 +89,7 @@ class Timeline:
         if self._file is not None:
             self._file.close()
 
-    def _take(self, call: Call, question: bytes) -> None:
+    def _take(self, call: Query, question: bytes) -> None:
         head, _, events = question.partition(b"\n")
         try:
             rank = int(head)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 
 from ..agents.link import AgentLink, Question
 from ..stream.loop import Loop
@@ -55,7 +55,7 @@ class Monitor:
         self._timer = loop.at(None, lambda: self.tick(time.monotonic()))
         self._folder = -1
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}.sock"
-        self._entrance: Entrance | None = None
+        self._entrance: Listener | None = None
         with suppress(OSError):
             self._entrance = self._listen()
             loop.watch(self._entrance.fileno(), self._accept)
@@ -94,7 +94,7 @@ class Monitor:
         self._callers.clear()
         self._timer.move(None)
 
-    def _listen(self) -> Entrance:
+    def _listen(self) -> Listener:
         for _ in range(_ATTEMPTS):
             self._folder = folder.make(os.environ)
             folder.remove_stale(self._folder)
@@ -150,7 +150,7 @@ class Monitor:
             caller.finish()
 
 
-def _listen(address: str) -> Entrance:
+def _listen(address: str) -> Listener:
     listener = socket.socket(socket.AF_UNIX)
     try:
         os.fchmod(listener.fileno(), 0o600)  # which the file gets
@@ -158,4 +158,4 @@ def _listen(address: str) -> Entrance:
     except BaseException:
         listener.close()
         raise
-    return Entrance(listener)
+    return Listener(listener)

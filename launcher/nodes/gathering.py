@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from hvdlite.errors import LaunchError
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.listening import listen_at
@@ -246,7 +246,7 @@ def _nodes(numbers: Sequence[str]) -> str:
     return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(numbers)}"
 
 
-def _listen(place: NodePlace) -> Entrance:
+def _listen(place: NodePlace) -> Listener:
     """Listens at the address that ``place`` names if it is one of this host, else at all: names may not resolve yet."""
     everywhere = ["::", "0.0.0.0"] if socket.has_ipv6 else ["0.0.0.0"]
     is_here = place.host in _LOOPBACK or is_own_address(place.host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from hvdlite.cuda.context import Context
@@ -17,6 +18,7 @@ from hvdlite.tensors.buffer import Spans
 from hvdlite.tensors.dtypes import DType, Sum
 from tests.gpu.fake import Fakes, GpuArray
 from tests.gpu.planes import spans_of
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S
 
 PIECE = 4096
@@ -51,7 +53,7 @@ class One:
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
         self.host = Host()
-        self.plane = StagedPlane(self.host, local_rank=0, label=10, piece_bytes=PIECE)
+        self.plane = StagedPlane(replace(member(0, "a"), ranks=(10,)), self.host, piece_bytes=PIECE)
         self.plane.zeros(1)  # makes its streams
         self.gpu.down.synchronize()
         self._context = Context(0)

@@ -6,11 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hvdlite.errors import HorovodInternalError, PeerLost
+from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.staged.pipeline import BUFFERS
 from hvdlite.planes.staged.plane import StagedPlane
@@ -21,6 +23,7 @@ from tests.gpu.fake import Fakes, GpuArray
 from tests.gpu.planes import spans_of
 from tests.gpu.staging import FLOATS, PIECE, One, waiting
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S, until
 
 LOST = PeerLost(11, "elsewhere", "its process ended")
@@ -68,10 +71,15 @@ def test_an_abort_while_the_callers_stream_holds_back_the_first_copy(one: One) -
     one.user.synchronize()
 
 
+def far(rank: int) -> Membership:
+    """One of two ranks, 10 and 11 of the job, each of which has a host, and so a first GPU, for itself."""
+    return replace(member(rank, "ab"), ranks=(10, 11))
+
+
 def test_an_abort_while_the_host_waits_for_a_peer(fakes: Fakes) -> None:
     """Some pieces are done, and others on their way down. After the wait nothing is written any more."""
     with SHM.open(2, PATIENCE_S) as hosts:
-        planes = [StagedPlane(host, local_rank=0, label=10, piece_bytes=PIECE) for host in hosts]
+        planes = [StagedPlane(far(rank), host, piece_bytes=PIECE) for rank, host in enumerate(hosts)]
         array, other = (fakes.array(np.ones(10 * FLOATS, np.float32)) for _ in range(2))
         staged = _begin(planes[0], array)
         part = _begin(planes[1], other)
@@ -138,7 +146,7 @@ def test_after_an_abort_new_planes_work_and_everything_was_given_back(fakes: Fak
     before = fakes.held()["allocations"]
     for _ in range(3):
         with SHM.open(2, PATIENCE_S) as hosts:
-            planes = [StagedPlane(host, local_rank=rank, label=rank) for rank, host in enumerate(hosts)]
+            planes = [StagedPlane(member(rank, "aa"), host) for rank, host in enumerate(hosts)]
             staged = _begin(planes[0], fakes.array(np.ones(10, np.float32)))
             for plane in planes:
                 plane.abort(LOST)
@@ -148,7 +156,7 @@ def test_after_an_abort_new_planes_work_and_everything_was_given_back(fakes: Fak
         with SHM.open(2, PATIENCE_S) as hosts:
 
             def train(rank: int, hosts: object = hosts) -> None:
-                plane = StagedPlane(hosts[rank], local_rank=rank, label=rank)  # type: ignore[index]
+                plane = StagedPlane(member(rank, "aa"), hosts[rank])  # type: ignore[index]
                 for step in range(100):
                     array = fakes.array(np.full(10, rank + step, np.float32), rank)
                     _begin(plane, array).wait()
@@ -171,7 +179,7 @@ def test_after_an_abort_new_planes_work_and_everything_was_given_back(fakes: Fak
 )
 def test_a_call_that_fails_ends_the_plane(fakes: Fakes, function: str, is_at_once: bool) -> None:
     with SHM.open(1, PATIENCE_S) as hosts:
-        plane = StagedPlane(hosts[0], local_rank=0, label=10)
+        plane = StagedPlane(replace(member(0, "a"), ranks=(10,)), hosts[0])
         array = fakes.array(np.ones(3, np.float32))
         if not is_at_once:
             _begin(plane, array).wait()
@@ -185,7 +193,7 @@ def test_a_call_that_fails_ends_the_plane(fakes: Fakes, function: str, is_at_onc
 
 def test_a_peer_that_does_not_come_is_ended_by_the_last_resort(fakes: Fakes) -> None:
     with SHM.open(2, 0.3) as hosts:
-        planes = [StagedPlane(host, local_rank=0, label=10) for host in hosts]
+        planes = [StagedPlane(far(rank), host) for rank, host in enumerate(hosts)]
         array = fakes.array(np.ones(3, np.float32))
         error = _error_of(_begin(planes[0], array).wait)
         assert "HVDLITE_PROGRESS_TIMEOUT" in str(error)

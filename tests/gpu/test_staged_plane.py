@@ -18,6 +18,7 @@ from tests.gpu.fake import Fakes
 from tests.gpu.planes import receiving, spans_of
 from tests.gpu.staging import FLOATS, PIECE, One, waiting
 from tests.harness import thread_ranks
+from tests.harness.members import member
 from tests.harness.patience import PATIENCE_S, until
 
 
@@ -93,7 +94,7 @@ def test_what_only_receives_waits_for_the_callers_streams_too(fakes: Fakes) -> N
     with SHM.open(2, PATIENCE_S) as hosts:
 
         def work(rank: int) -> None:
-            plane = StagedPlane(hosts[rank], local_rank=rank, label=rank, piece_bytes=PIECE)
+            plane = StagedPlane(member(rank, "aa"), hosts[rank], piece_bytes=PIECE)
             array, other = (fakes.array(np.full(5000, rank, np.int64), rank) for _ in range(2))
             user = Stream(plane._used(array.address).context)
             fakes.cuda.fake_hold(user.handle)

@@ -33,7 +33,7 @@ from hvdlite.negotiation.wire import (
     message_of,
 )
 from hvdlite.net.handshake import Callee, Caller, Refused
-from hvdlite.rendezvous.server import read_request
+from hvdlite.rendezvous.roster import read_arrival
 from tests.launcher.samples import EXITED
 from tests.security.damage import damaged
 from tests.unit.replicas import request
@@ -124,7 +124,7 @@ DECODERS = {
         [b"\0" + encode(message, 1, SESSION) for message in MESSAGES], read_packets, ProtocolError
     ),
     "ring handshakes": Decoder([Caller(SECRET, SESSION, 1, 2).hello, bytes(64)], read_handshake, Refused),
-    "offers": Decoder([json.dumps(REQUEST).encode()], read_request, ValueError),
+    "offers": Decoder([json.dumps(REQUEST).encode()], read_arrival, ValueError),
     "frames of agents": Decoder(
         [
             messages.encode(EXITED),

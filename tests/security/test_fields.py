@@ -60,7 +60,7 @@ from hvdlite.observe.blackbox import (
 from hvdlite.observe.times import spent_by
 from hvdlite.observe.untrusted import parse
 from hvdlite.planes.nccl.offers import _parsed as parsed_offer
-from hvdlite.rendezvous.server import read_request
+from hvdlite.rendezvous.roster import read_arrival
 from tests.launcher.samples import EXITED
 from tests.security.damage import WAIT, deformed, fuzzed
 
@@ -246,7 +246,7 @@ READERS: Mapping[str, Reader] = {
     "ends of jobs of node 0": Reader([{"code": 7, "text": "it failed"}], read_of_node_0),
     "requests at the rendezvous": Reader(
         [{"epoch": 3, "round": 0, "rank": 1, "size": 4, "timeout_s": 30.0, "offer": {"host": "a", "gpus": [1, 2]}}],
-        read_request,
+        read_arrival,
         ValueError,
     ),
     "events for the timeline": Reader(

@@ -41,9 +41,9 @@ class House:
     """An acceptor and what it hands connections to."""
 
     def __init__(self, connections: int = 1) -> None:
-        self.connections, self._poller, entrance = RingConnections(connections), Poller(), listen(None, None)
-        self.name = name_of(entrance)
-        self.acceptor = Acceptor(self._poller, self.connections, entrance, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
+        self.connections, self._poller, listener = RingConnections(connections), Poller(), listen(None, None)
+        self.name = name_of(listener)
+        self.acceptor = Acceptor(self._poller, self.connections, listener, lambda: Callee(SECRET, 1, 1, 0, connections))  # type: ignore[arg-type]
         self.close = self.acceptor.close
 
     def turn(self) -> None:

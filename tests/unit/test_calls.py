@@ -14,8 +14,8 @@ import pytest
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.net import calls
-from hvdlite.net.calls import Call, CallServer, NobodyThere, Unanswered, _pieces, ask
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.calls import NobodyThere, Query, QueryServer, Unanswered, _pieces, ask
+from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Caller
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.listening import listen
@@ -32,13 +32,13 @@ SECRET = bytes(range(32))
 LIMIT = 8 << 20
 
 
-def echo(call: Call, question: bytearray) -> None:
+def echo(call: Query, question: bytearray) -> None:
     call.answer(b"you said ", bytes(question))
 
 
 @contextmanager
-def serving(entrance: Entrance, answer: Callable[[Call, bytearray], None] = echo) -> Iterator[str]:
-    server = CallServer(entrance, SECRET, LIMIT)
+def serving(listener: Listener, answer: Callable[[Query, bytearray], None] = echo) -> Iterator[str]:
+    server = QueryServer(listener, SECRET, LIMIT)
     is_over = threading.Event()
 
     def serve() -> None:
@@ -49,7 +49,7 @@ def serving(entrance: Entrance, answer: Callable[[Call, bytearray], None] = echo
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield name_of(entrance)
+        yield name_of(listener)
     finally:
         is_over.set()
         server.wake()
@@ -57,11 +57,11 @@ def serving(entrance: Entrance, answer: Callable[[Call, bytearray], None] = echo
         server.close(1.0)
 
 
-def within_host() -> Entrance:
-    return Entrance.within_host(f"hvdlite-test-{secrets.token_hex(8)}")
+def within_host() -> Listener:
+    return Listener.within_host(f"hvdlite-test-{secrets.token_hex(8)}")
 
 
-def tcp() -> Entrance:
+def tcp() -> Listener:
     return listen("127.0.0.1", None)
 
 
@@ -71,19 +71,19 @@ def question(
     return bytes(ask(address, secret, *parts, most=limit, scope=Scope.of(patience_s)))
 
 
-@pytest.mark.parametrize("entrance", [within_host, tcp], ids=lambda each: each.__name__)
-def test_answers_come_to_who_asked(entrance: Callable[[], Entrance]) -> None:
+@pytest.mark.parametrize("listener", [within_host, tcp], ids=lambda each: each.__name__)
+def test_answers_come_to_who_asked(listener: Callable[[], Listener]) -> None:
     large = os.urandom(5 << 20)
-    with serving(entrance()) as address:
+    with serving(listener()) as address:
         assert question(address) == b"you said "
         assert question(address, b"a", b"", b"b") == b"you said ab"
         said = thread_ranks(4, lambda rank: question(address, b"%d" % rank, large))
     assert said == [b"you said %d" % rank + large for rank in range(4)]
 
 
-@pytest.mark.parametrize("entrance", [within_host, tcp], ids=lambda each: each.__name__)
-def test_who_has_another_secret_gets_no_answer_and_hears_that_it_is_that(entrance: Callable[[], Entrance]) -> None:
-    with serving(entrance()) as address:
+@pytest.mark.parametrize("listener", [within_host, tcp], ids=lambda each: each.__name__)
+def test_who_has_another_secret_gets_no_answer_and_hears_that_it_is_that(listener: Callable[[], Listener]) -> None:
+    with serving(listener()) as address:
         with pytest.raises(Unanswered, match="it hung up during the handshake, as it does on callers that do not have"):
             question(address, b"let me in", secret=bytes(32), patience_s=1.0)
         assert question(address, b"x") == b"you said x"

@@ -15,7 +15,7 @@ import pytest
 from hvdlite.launcher.agent.tunnel import Tunnel
 from hvdlite.launcher.stream.loop import Loop
 from hvdlite.launcher.stream.messages import Open
-from hvdlite.net.entrance import Entrance, peer_of
+from hvdlite.net.entrance import Listener, peer_of
 from hvdlite.net.listening import listen
 from hvdlite.net.local_listener import LocalListener, say_hello
 from hvdlite.scope import Scope
@@ -27,11 +27,11 @@ def a_name() -> str:
     return f"hvdlite-test-{secrets.token_hex(8)}"
 
 
-def through_an_entrance() -> int:
+def through_a_listener() -> int:
     name = a_name()
-    with closing(Entrance.within_host(name)) as entrance, socket.socket(socket.AF_UNIX) as caller:
+    with closing(Listener.within_host(name)) as listener, socket.socket(socket.AF_UNIX) as caller:
         caller.connect("\0" + name)
-        link = entrance.accept()
+        link = listener.accept()
         assert link is not None
         with link:
             return peer_of(link).uid
@@ -66,7 +66,7 @@ def through_a_tunnel() -> int:
     return uid
 
 
-@pytest.mark.parametrize("way", [through_an_entrance, through_a_door, through_a_tunnel], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", [through_a_listener, through_a_door, through_a_tunnel], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("uid", [0, NOBODY, LARGE])
 @needs_root
 def test_a_user_of_any_number_is_let_in_by_itself(way: Callable[[], int], uid: int) -> None:
@@ -76,7 +76,7 @@ def test_a_user_of_any_number_is_let_in_by_itself(way: Callable[[], int], uid: i
 @needs_root
 def test_other_users_are_closed_at_once_and_one_that_waits_behind_them_comes_in() -> None:
     name = a_name()
-    with closing(Entrance.within_host(name)) as entrance, ExitStack() as stack:
+    with closing(Listener.within_host(name)) as listener, ExitStack() as stack:
         for _ in range(200):
             stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
             os.seteuid(NOBODY)
@@ -87,7 +87,7 @@ def test_other_users_are_closed_at_once_and_one_that_waits_behind_them_comes_in(
         stack.enter_context(socket.socket(socket.AF_UNIX)).connect("\0" + name)
         before, links = descriptors(), list[socket.socket]()
         for _ in range(10):
-            if link := entrance.accept():
+            if link := listener.accept():
                 links.append(stack.enter_context(link))
         assert descriptors() == before + 1
         assert [peer_of(link).uid for link in links] == [0]
@@ -97,12 +97,12 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def at_the_limit(open_entrance: Callable[[], Entrance]) -> list[str]:
+def at_the_limit(open_listener: Callable[[], Listener]) -> list[str]:
     """Returns the fate of callers while this process has no descriptor left, and once it has."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     seen, hoard = [], list[int]()
-    with closing(open_entrance()) as entrance, ExitStack() as stack:
-        where = entrance.name()
+    with closing(open_listener()) as listener, ExitStack() as stack:
+        where = listener.name()
         callers = [
             stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET))
             for _ in range(5)
@@ -114,7 +114,7 @@ def at_the_limit(open_entrance: Callable[[], Entrance]) -> list[str]:
             caller.settimeout(PATIENCE_S)
             caller.connect("\0" + where if isinstance(where, str) else where)
             caller.send(b"x")
-            assert entrance.accept() is None
+            assert listener.accept() is None
             try:
                 seen.append("hung up" if caller.recv(1) == b"" else "answered")
             except ConnectionResetError:
@@ -123,7 +123,7 @@ def at_the_limit(open_entrance: Callable[[], Entrance]) -> list[str]:
             os.close(descriptor)
         callers[4].connect("\0" + where if isinstance(where, str) else where)
         callers[4].send(b"x")
-        link = entrance.accept()
+        link = listener.accept()
         seen.append("let in" if link else "left out")
         if link:
             link.close()
@@ -132,21 +132,21 @@ def at_the_limit(open_entrance: Callable[[], Entrance]) -> list[str]:
 
 @pytest.mark.parametrize("is_tcp", [False, True])
 def test_without_a_descriptor_callers_are_turned_away_and_do_not_stay_in_the_queue(is_tcp: bool) -> None:
-    def entrance() -> Entrance:
-        return listen("127.0.0.1", None) if is_tcp else Entrance.within_host(a_name())
+    def listener() -> Listener:
+        return listen("127.0.0.1", None) if is_tcp else Listener.within_host(a_name())
 
-    assert in_child(at_the_limit, entrance) == ["hung up"] * 4 + ["let in"]
+    assert in_child(at_the_limit, listener) == ["hung up"] * 4 + ["let in"]
 
 
 def test_over_tcp_the_kernel_keeps_who_says_nothing() -> None:
-    with closing(listen("127.0.0.1", None)) as entrance, ExitStack() as stack:
-        where = entrance.name()
+    with closing(listen("127.0.0.1", None)) as listener, ExitStack() as stack:
+        where = listener.name()
         assert isinstance(where, tuple)
         for _ in range(20):
             stack.enter_context(socket.create_connection(where))
-        assert entrance.accept() is None
+        assert listener.accept() is None
         stack.enter_context(socket.create_connection(where)).send(b"hello")
-        link = entrance.accept()
+        link = listener.accept()
         assert link is not None
         with link:
             assert link.recv(5) == b"hello"

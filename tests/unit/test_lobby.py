@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.listening import listen
@@ -25,11 +25,11 @@ MOST = 64
 class House:
     """A lobby, and those who came through it."""
 
-    def __init__(self, entrance: Entrance) -> None:
-        self.where = entrance.name()
+    def __init__(self, listener: Listener) -> None:
+        self.where = listener.name()
         self.poller = Poller()
         self.admitted: list[HandshakeIO[Callee]] = []
-        self.lobby = Lobby(self.poller, entrance, lambda: Callee(SECRET, 1, 1, 0), self.admitted.append)
+        self.lobby = Lobby(self.poller, listener, lambda: Callee(SECRET, 1, 1, 0), self.admitted.append)
 
     def turn(self, turns: int = 1) -> None:
         for _ in range(turns):
@@ -47,8 +47,8 @@ class House:
 
 @pytest.fixture(params=["tcp", "unix"])
 def house(request: pytest.FixtureRequest) -> Iterator[House]:
-    entrance = listen("127.0.0.1", None) if request.param == "tcp" else Entrance.within_host(f"test-{os.getpid()}")
-    house = House(entrance)
+    listener = listen("127.0.0.1", None) if request.param == "tcp" else Listener.within_host(f"test-{os.getpid()}")
+    house = House(listener)
     yield house
     house.lobby.close()
     for handshake in house.admitted:

@@ -12,7 +12,8 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.net.calls import Pending, ask
 from hvdlite.rendezvous.client import Exchanges, Meeting, MeetingOver
 from hvdlite.rendezvous.job import Job
-from hvdlite.rendezvous.server import RendezvousServer, Request, read_request
+from hvdlite.rendezvous.roster import Arrival, read_arrival
+from hvdlite.rendezvous.server import RendezvousServer
 from hvdlite.scope import Scope
 from tests.harness import thread_ranks
 from tests.harness.patience import PATIENCE_S
@@ -31,13 +32,13 @@ BAD = {
 
 
 def test_a_good_request_is_read() -> None:
-    assert read_request(json.dumps(GOOD).encode()) == Request(0, 0, 0, 2, 5.0, json.dumps(GOOD["offer"]))
+    assert read_arrival(json.dumps(GOOD).encode()) == Arrival(0, 0, 0, 2, 5.0, json.dumps(GOOD["offer"]))
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_no_request(name: str) -> None:
     with pytest.raises(ValueError):
-        read_request(BAD[name].encode())
+        read_arrival(BAD[name].encode())
 
 
 def test_the_server_refuses_them_and_goes_on() -> None:
@@ -89,10 +90,10 @@ def test_a_rank_that_begins_again_is_waited_for_by_none_of_the_others(waits_alre
 
         def rank_goes_on(rank: int) -> int:
             if rank == 2:
-                while waits_already and len(server._rounds.get((0, 1), ())) < 2:
+                while waits_already and len(server._roster._rounds.get((0, 1), ())) < 2:
                     os.sched_yield()
             else:
-                while not waits_already and not server._left:
+                while not waits_already and not server._roster._broken:
                     os.sched_yield()
                 with pytest.raises(
                     HorovodInternalError, match=r"rank 2 was interrupted in init\(\) and calls it again"
@@ -113,7 +114,7 @@ def test_an_answered_round_counts_although_a_faster_rank_has_begun_again(monkeyp
 
     def answer_slowly(pending: Pending, scope: Scope) -> bytearray:
         if getattr(of_thread, "is_slow", False):
-            while (1, 0) not in server._rounds:  # then rank 0 has been told, before rank 1 joined this round
+            while (1, 0) not in server._roster._rounds:  # then rank 0 has been told, before rank 1 joined this round
                 os.sched_yield()
             scope.check()
         return wait_for_answer(pending, scope)

@@ -65,9 +65,7 @@ class NcclPlane(GpuPlane):
     name = "nccl"
 
     def __init__(self, members: Membership, options: Settings, lack: str = "") -> None:
-        super().__init__(members.number, members.on_this_host.index(members.rank))
-        self.rank = members.rank
-        self.size = members.size
+        super().__init__(members)
         self._members = members
         self._lack = lack
         self._of_host: DataPlane | None = None  # over which the ranks agree, before NCCL can, or must not

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee
 from hvdlite.net.handshake_io import HandshakeIO
 from hvdlite.net.lobby import Lobby
@@ -19,17 +19,17 @@ from hvdlite.planes.ring.connections import RingConnections
 
 
 class Acceptor:
-    """Accepts callers at ``entrance``; one that proves to be the left neighbour becomes a left connection.
+    """Accepts callers at ``listener``; one that proves to be the left neighbour becomes a left connection.
 
     ``admitted`` counts the left connections by their number. For one thread.
     """
 
     def __init__(
-        self, poller: Poller, connections: RingConnections, entrance: Entrance, new_callee: Callable[[], Callee]
+        self, poller: Poller, connections: RingConnections, listener: Listener, new_callee: Callable[[], Callee]
     ) -> None:
         self._poller = poller
         self._connections = connections
-        self._lobby = Lobby(poller, entrance, new_callee, self._admit)
+        self._lobby = Lobby(poller, listener, new_callee, self._admit)
         self._left: dict[int, socket.socket] = {}
         self._cut_off: set[int] = set()
         self.admitted = [0] * connections.count

@@ -69,14 +69,14 @@ class RingPlane(NeighbourPlane):
         self._reconnector: Reconnector | None = None
         self._lock = threading.Lock()  # guards _ring, _reconnector and _error against abort, which any thread may call
         try:
-            self._entrance = listen(options.address or LOOPBACK if is_across else None, options.ports)
+            self._listener = listen(options.address or LOOPBACK if is_across else None, options.ports)
         except HorovodInternalError as error:
             raise HorovodInternalError(f"rank {own} {error}") from None
-        self.address = name_of(self._entrance)
+        self.address = name_of(self._listener)
         try:
             self._ring: ctypes.c_void_p | None = self._open(options, is_across)
         except BaseException:
-            self._entrance.close()
+            self._listener.close()
             raise
 
     def connect(self, right_address: str, scope: Scope) -> None:
@@ -92,7 +92,7 @@ class RingPlane(NeighbourPlane):
             self._reconnector = reconnector = Reconnector(
                 self._neighbours,
                 connections,
-                self._entrance,
+                self._listener,
                 right_address,
                 self._progress_timeout_s,
                 self._unreachable_s,
@@ -152,7 +152,7 @@ class RingPlane(NeighbourPlane):
             # The last frames of a successful collective may still be on their way to the neighbour.
             self._reconnector.close(linger_s=0 if self._error else _LINGER_S)
         else:
-            self._entrance.close()
+            self._listener.close()
         own = self._neighbours.rank
         self.abort(ShutDown(own, f"rank {own} closed its ring"))
         with self._lock:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.handshake import Callee, Caller
 from hvdlite.net.poll import Poller
 from hvdlite.planes.ring.acceptor import Acceptor
@@ -49,7 +49,7 @@ class Neighbours(NamedTuple):
 
 
 class Reconnector:
-    """Takes over ``entrance``, and dials ``right_name`` as soon as it is started.
+    """Takes over ``listener``, and dials ``right_name`` as soon as it is started.
 
     ``on_failure`` is called in the reconnector's thread if the right neighbour, once connected, does not let this rank
     in again for ``patience_s``, or its host is unreachable for ``unreachable_s``. Any thread may call `stop` and
@@ -60,7 +60,7 @@ class Reconnector:
         self,
         neighbours: Neighbours,
         connections: RingConnections,
-        entrance: Entrance,
+        listener: Listener,
         right_name: str,
         patience_s: float,
         unreachable_s: float,
@@ -73,7 +73,7 @@ class Reconnector:
         self._unreachable_s = unreachable_s
         self._on_failure = on_failure
         self._poller = Poller()
-        self._acceptor = Acceptor(self._poller, connections, entrance, neighbours.new_callee)
+        self._acceptor = Acceptor(self._poller, connections, listener, neighbours.new_callee)
         self._connectors = [
             Connector(self._poller, connections, connection, right_name, neighbours.new_caller)
             for connection in range(neighbours.connections)

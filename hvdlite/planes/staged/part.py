@@ -26,13 +26,7 @@ class StagedPart(Part[DataPlane]):
         return self._inner.bind()
 
     def connect(self, addresses: Sequence[Address], scope: Scope) -> DataPlane:
-        members = self._membership
-        return StagedPlane(
-            self._inner.connect(addresses, scope),
-            local_rank=members.on_this_host.index(members.rank),
-            label=members.number,
-            regret=self._regret,
-        )
+        return StagedPlane(self._membership, self._inner.connect(addresses, scope), self._regret)
 
     def close(self) -> None:
         self._inner.close()

@@ -20,6 +20,7 @@ import numpy as np
 from hvdlite.cuda.memory import DeviceMemory
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.log import logger
+from hvdlite.members.membership import Membership
 from hvdlite.planes.base import DataPlane
 from hvdlite.planes.gpu import GpuPlane
 from hvdlite.planes.staged.pieces import Flow, Move, count_of, cut_of, pieces, room_for
@@ -32,19 +33,17 @@ PIECE_BYTES: Final = 4 << 20
 
 
 class StagedPlane(GpuPlane):
-    """A rank of ``inner``, a plane for the memory of the host that only this one uses, and closes.
+    """The plane of one of the ``members``, made of ``inner``, their plane for the memory of hosts, which it owns.
 
-    Messages call the rank ``label``. A ``regret`` is logged when the plane is used.
+    A ``regret`` is logged when the plane is used.
     """
 
     name = "staged"
 
     def __init__(
-        self, inner: DataPlane, *, local_rank: int, label: int, piece_bytes: int = PIECE_BYTES, regret: str = ""
+        self, members: Membership, inner: DataPlane, regret: str = "", *, piece_bytes: int = PIECE_BYTES
     ) -> None:
-        super().__init__(label, local_rank)
-        self.rank = inner.rank
-        self.size = inner.size
+        super().__init__(members)
         self._inner = inner
         self._regret = regret
         self._room = room_for(piece_bytes, inner.size)

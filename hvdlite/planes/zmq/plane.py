@@ -83,9 +83,9 @@ class ZmqPlane(NeighbourPlane):
         for watched in (self._left, self._monitor, self._wake.fd):
             self._poller.register(watched, zmq.POLLIN)
         try:
-            entrance = listen(address, options.ports)
-            self.address = endpoint(address, int(entrance.name()[1]))
-            self._left.setsockopt(zmq.USE_FD, entrance.hand_over())
+            listener = listen(address, options.ports)
+            self.address = endpoint(address, int(listener.name()[1]))
+            self._left.setsockopt(zmq.USE_FD, listener.hand_over())
             self._left.bind(self.address)
         except BaseException:
             self.close()

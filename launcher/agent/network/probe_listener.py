@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import Final
 
-from hvdlite.net.entrance import Entrance
+from hvdlite.net.entrance import Listener
 from hvdlite.net.listening import listen_at
 from hvdlite.scope import Scope
 
@@ -53,7 +53,7 @@ class ProbeListener:
         self._lifetime = Scope.of(lifetime_s)
         self._selector = selectors.DefaultSelector()
         self._connections: dict[socket.socket, _Connection] = {}
-        self._entrances: list[Entrance] = []
+        self._entrances: list[Listener] = []
         self.port_by_address: dict[str, int] = {}
         self.problems: dict[str, str] = {}
         for address in addresses:
@@ -82,7 +82,7 @@ class ProbeListener:
             if self._stopped in keys:
                 break
             for key in keys:
-                if isinstance(key, socket.socket | Entrance):
+                if isinstance(key, socket.socket | Listener):
                     self._serve(key)
             self._drop_the_silent()
         for held in (*self._connections, self._stopped):
@@ -91,13 +91,13 @@ class ProbeListener:
             entrance.close()
         self._selector.close()
 
-    def _serve(self, ready: socket.socket | Entrance) -> None:
-        if isinstance(ready, Entrance):
+    def _serve(self, ready: socket.socket | Listener) -> None:
+        if isinstance(ready, Listener):
             self._admit(ready)
         elif ready in self._connections and not self._connections[ready].receive():
             self._drop(ready)
 
-    def _admit(self, entrance: Entrance) -> None:
+    def _admit(self, entrance: Listener) -> None:
         if (accepted := entrance.accept()) is None:
             return
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -182,7 +182,7 @@ def _converse(token: bytes, host: int) -> Conversation:
     yield echo, EVERYTHING
 
 
-def _listen(address: str, ports: range | None) -> Entrance:
+def _listen(address: str, ports: range | None) -> Listener:
     """Listens on the first free port. Raises OSError if there is none."""
     for port in ports or (0,):
         try:
