@@ -11,7 +11,7 @@ from typing import Any, Final
 from hvdlite.negotiation.handle import Handle, InFlightIn, R
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Request
-from hvdlite.tensors.streams import Launch, Streams, Told
+from hvdlite.tensors.streams import Launch, Streams, Synced
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
 """Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
@@ -88,8 +88,8 @@ class Entry(Handle[R]):
             self.request = request._replace(name=name, cacheable=is_cacheable)
         self.name = name
 
-    def result(self, told: Told) -> Any:
-        """Returns the ``output``, for a caller that reads several and keeps ``told`` meanwhile."""
+    def result(self, synced: Synced) -> Any:
+        """Returns the ``output``, for a caller that reads several and keeps ``synced`` meanwhile."""
         return self.output
 
 
@@ -142,13 +142,13 @@ class OnDevice(Entry[R]):
         launch = self.launch
         return self.is_done and (launch is None or launch.is_done or launch.error is not None)
 
-    def result(self, told: Told) -> Any:
+    def result(self, synced: Synced) -> Any:
         held, launch = _held.__get__(self), self.launch
         if held is not None and launch is not None and self.error is None:
             waiting = self.streams.current(), launch
-            if waiting not in told:
+            if waiting not in synced:
                 launch.hold_back(waiting[0])
-                told.add(waiting)
+                synced.add(waiting)
             self.streams.use(held)
         return held if held is None or self.convert is None else self.convert(held)
 
