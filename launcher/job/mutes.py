@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from ..agents.fields import printable
 from ..agents.link import AgentLink, Question
-from .stalls import Part, Stall, Stalls
+from .stalls import Missing, Stall, Stalls
 
 _ANSWER_S: Final = 3.0
 _MOST_OPEN: Final = 8
@@ -61,7 +61,7 @@ class Mutes:
             waits.pop(each.rank, None)
             if waits and not self._stalls.has_blamed(each.rank, now - each.seconds):
                 names = tuple(dict.fromkeys(name for those in waits.values() for name in those))[:_MOST_NAMES]
-                part = Part(names, len(names), (each.rank,), tuple(sorted(waits)), is_mute=True)
+                part = Missing(names, len(names), (each.rank,), tuple(sorted(waits)), is_mute=True)
                 self._stalls.report(Stall(each.seconds, (part,), ()), now)
 
 

@@ -32,7 +32,7 @@ _HINT_OF_THREADS: Final = "end such threads before the program, or make them dae
 
 
 @dataclass(frozen=True)
-class Part:
+class Missing:
     """Tensors that the same ranks did not submit. ``count`` is the number of those of which ``names`` are some.
 
     If ``is_mute``, all that is known is that no Python of the missing rank runs, and that those of ``present`` wait. If
@@ -52,7 +52,7 @@ class Stall:
     """What rank 0 found. Each rank of ``circle`` waits for the name beside it, which the next one did not submit."""
 
     seconds: float
-    parts: tuple[Part, ...]
+    parts: tuple[Missing, ...]
     circle: tuple[tuple[int, str], ...]
 
     @property
@@ -76,19 +76,19 @@ def lingering(rank: int, facts: Mapping[str, Any]) -> Stall | None:
     """Reads the facts of a finding that the program of ``rank`` has ended, and its process has not."""
     try:
         names = tuple(_name(name) for name in facts["threads"][:_MOST_NAMES])
-        part = Part(names, min(int(facts["count"]), _MOST_TENSORS), (rank,), (), has_ended=True)
+        part = Missing(names, min(int(facts["count"]), _MOST_TENSORS), (rank,), (), has_ended=True)
         seconds = float(facts["seconds"])
     except (KeyError, OverflowError, TypeError, ValueError):
         return None
     return Stall(seconds, (part,), ()) if 0 <= seconds < 1e9 else None
 
 
-def _part(fields: Mapping[str, Any], size: int) -> Part:
+def _part(fields: Mapping[str, Any], size: int) -> Missing:
     names = tuple(_name(name) for name in fields["names"][:_MOST_NAMES])
     missing, present = (_ranks(fields[name], size) for name in ("missing", "present"))
     if not names or not missing:
         raise ValueError
-    return Part(names, min(int(fields["count"]), _MOST_TENSORS), missing, present)
+    return Missing(names, min(int(fields["count"]), _MOST_TENSORS), missing, present)
 
 
 def _ranks(ranges: Sequence[Any], size: int) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ class StallReport:
                 problems.append(f"{named(silent)} on {link.host}: {_why_silent(question, no_answer)}")
         return sorted(looks, key=lambda look: look.rank), problems
 
-    def _submitted(self, part: Part) -> str:
+    def _submitted(self, part: Missing) -> str:
         names = ", ".join(map(repr, part.names)) + (
             f" and {part.count - len(part.names)} more" if part.count > len(part.names) else ""
         )

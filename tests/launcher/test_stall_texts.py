@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hvdlite.launcher.agent.looking.mute import Mute
 from hvdlite.launcher.agents.link import AgentLink, Question
 from hvdlite.launcher.job.mutes import Mutes
-from hvdlite.launcher.job.stalls import Part, Stall, Stalls, read
+from hvdlite.launcher.job.stalls import Missing, Stall, Stalls, read
 from hvdlite.launcher.screen.stacks import Looked, as_lines, looked
 from hvdlite.negotiation.delays.circle import Wait
 from hvdlite.negotiation.delays.stall import StallWatch
@@ -166,7 +166,7 @@ def _said(facts: dict[str, Any], *statuses: object, blamed: bool = False) -> lis
     link = cast(AgentLink, _Asked(*statuses))
     stalls = Stalls(lambda *lines: said.extend(lines), dict.fromkeys(range(3), link))
     if blamed:
-        stalls.report(Stall(10.0, (Part(("a",), 1, (0,), (1, 2)),), ()), 95.0)
+        stalls.report(Stall(10.0, (Missing(("a",), 1, (0,), (1, 2)),), ()), 95.0)
         stalls.close()
         said.clear()
     mutes = Mutes(stalls, {link: frozenset(range(3))})
