@@ -71,7 +71,7 @@ class Handle(Generic[R]):
     if TYPE_CHECKING:
 
         def result(self, synced: Synced) -> Any:
-            """Returns the ``output``, for a caller that reads several and keeps ``synced`` meanwhile."""
+            """Returns the ``output``. A caller that reads several outputs passes the same ``synced`` for all."""
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "in flight"

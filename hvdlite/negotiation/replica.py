@@ -24,8 +24,8 @@ from hvdlite.negotiation.wire import ProtocolError
 class Work:
     """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`).
 
-    ``number`` counts from 1, and is the same on all ranks. Those who run it fill in the rest, for
-    `hvdlite.engine.observer.BatchRecord`. ``finished_at``, when its handles were done, is there only if times are kept.
+    ``number`` counts from 1, and is the same on all ranks. A turn and the executor fill in the rest, for
+    `hvdlite.engine.observer.BatchRecord`. ``finished_at``, when its handles were done, exists only if times are kept.
     """
 
     entries: Sequence[Entry]
