@@ -124,9 +124,10 @@ class RootDecider(Decider):
                     self._check_stalls(now)
                 else:
                     self._next_stall_check = None
-            self.due = self._held_until
-            if self._next_stall_check is not None and (self.due is None or self._next_stall_check < self.due):
-                self.due = self._next_stall_check
+            due = self._held_until if has_room else None  # the executor wakes the coordinator when there is room
+            if due is None or (self._next_stall_check is not None and self._next_stall_check < due):
+                due = self._next_stall_check
+            self.due = due
         if self._has_ended:
             decided = [*decided, *self._ends]
             self._ends.clear()
@@ -143,10 +144,11 @@ class RootDecider(Decider):
 
     def _holds_back(self, now: float) -> bool:
         hold_s = self._negotiator.tuning.hold_s
-        if hold_s > 0 and self._held_until is None:
-            self._held_until = now + hold_s
-        if hold_s > 0 and self._held_until is not None and now < self._held_until:
-            return True
+        if hold_s > 0:
+            if self._held_until is None:
+                self._held_until = now + hold_s
+            if now < self._held_until:
+                return True
         self._held_until = None
         return False
 

@@ -1,14 +1,15 @@
-"""Merges the news of a host's ranks, in the first of them, before they go to the root.
+"""Merges the news of a host's ranks, in the first of these ranks, before they are sent to the root.
 
-A known tensor is ready on a host when all ranks there have it, and then one message says so for all of them. Until then
-it is *held*: the root could not run it anyway. After a while it is *released*, so that the root can name the ranks that
-are late, whose own news follow when they come.
+A known tensor is ready on a host when all ranks of the host have submitted it. Then one message reports it for all of
+them. Until then the tensor is *held*, since the root could not run it anyway. After a while it is *released*: the root
+receives which ranks have submitted it, so that it can name those that are late. The news of a late rank is sent when it
+comes.
 
-Requests by name go up at once. Nothing is held while a request is unanswered, because other ranks may refer to the same
-tensor by its bit, nor while ranks are in different generations, whose bits only the root can compare.
+A request by name is sent at once. Nothing is held while a request is unanswered, because other ranks may refer to the
+same tensor by its bit. Nothing is held while ranks are in different generations, whose bits only the root can compare.
 
-A held bit may be overtaken by later bits of its rank, but never by a request. Requests and bits that a rank submits
-together stay together.
+Later bits of a rank may overtake a held bit; requests never do. Requests and bits that a rank submits together stay
+together.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Aggregator:
     """The state of one host.
 
     ``_held`` and ``_released`` are bits by rank, of that rank's generation in ``_generations``. Released bits were sent
-    up for the rank alone and have not run yet. A bit is held only while some rank has it in neither. ``_blank`` are
-    those of the held bits for which the rank has no value.
+    for one rank alone and have not run yet. A bit is held only while some rank has neither held nor released it.
+    ``_blank`` are the held bits for which the rank has no value.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:

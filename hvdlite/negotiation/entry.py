@@ -11,7 +11,7 @@ from typing import Any, Final
 from hvdlite.negotiation.handle import Handle, InFlightIn, R
 from hvdlite.negotiation.kinds import KINDS
 from hvdlite.negotiation.messages import Request
-from hvdlite.tensors.streams import Launch, Streams, Told
+from hvdlite.tensors.streams import Launch, Streams, Synced
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...]], tuple[Any, int]]
 """Makes an output whose first dimension is known only after negotiation, given its shape and the rows that come from
@@ -25,13 +25,14 @@ NOBODY: Final = -1
 class Entry(Handle[R]):
     """A tensor in flight.
 
-    ``source`` is the address that is read, of ``nbytes`` bytes, and ``target`` the one that is written; they are the
-    same for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes it. ``owner``
-    keeps the memory that is read: an array, or a `Storage`. A handle that is done, and that its caller keeps, has
-    neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has it. ``caller`` is the thread in whose
-    blocking call it was submitted, of which nobody else ever has the handle; `NOBODY` if it was abandoned; else 0.
-    ``is_blank`` is true if this rank has no value and contributes zeros, and once agreed if that is so on all ranks.
-    ``submitted_at`` and ``told_at``, when the root was told of it, are there only if times are kept (`InFlight`).
+    ``source`` is the address of the ``nbytes`` bytes that are read, and ``target`` the address that is written; they
+    are equal for a collective in place. Where the shape of the output is not known yet, ``allocate`` makes the output.
+    ``owner`` keeps the memory that is read: an array, or a `Storage`. An entry that is done, and whose handle the
+    caller keeps, has neither ``owner`` nor ``allocate``. ``was_taken_up`` is set when a turn has taken the entry.
+    ``caller`` is the thread whose blocking call submitted the entry, so that no other thread has the handle; `NOBODY`
+    if the entry was abandoned; else 0. ``is_blank``: this rank has no value and contributes zeros; once the entry is
+    agreed, no rank has a value.
+    ``submitted_at`` and ``told_at``, when it was sent to the root, exist only if times are kept (`InFlight`).
     """
 
     __slots__ = (
@@ -80,7 +81,7 @@ class Entry(Handle[R]):
         self.is_taken = False
 
     def rename(self, name: str, is_cacheable: bool = False) -> None:
-        """Gives the tensor another name, before the root hears of it."""
+        """Gives the tensor another name, before it is sent to the root."""
         request = self.request
         if request.cacheable is is_cacheable:
             self.request = Request._make((name, *request[1:]))  # a third of the time
@@ -88,8 +89,8 @@ class Entry(Handle[R]):
             self.request = request._replace(name=name, cacheable=is_cacheable)
         self.name = name
 
-    def result(self, told: Told) -> Any:
-        """Returns the ``output``, for a caller that reads several and keeps ``told`` meanwhile."""
+    def result(self, synced: Synced) -> Any:
+        """Returns the ``output``, for a caller that reads several and keeps ``synced`` meanwhile."""
         return self.output
 
 
@@ -121,9 +122,9 @@ class Converted(Entry[R]):
 class OnDevice(Entry[R]):
     """An entry of a device that works in ``streams``. It is done when the device has been given its collective.
 
-    That begins once the device has passed ``ready``, which the plane made at the submit (`DevicePlane.record`). Whoever
-    reads the result makes the thread's current stream wait for the collective's end, and does not wait itself. An error
-    of ``launch``, which is there from then on, counts until that end has come without one.
+    The collective begins once the device has passed ``ready``, which the plane made at the submit (`DevicePlane.record`).
+    A thread that reads the result makes its current stream wait for the end of the collective, and does not wait
+    itself. ``launch`` exists once the entry is done; its error counts until the collective has ended without one.
     """
 
     __slots__ = ("convert", "launch", "ready", "streams")
@@ -142,13 +143,13 @@ class OnDevice(Entry[R]):
         launch = self.launch
         return self.is_done and (launch is None or launch.is_done or launch.error is not None)
 
-    def result(self, told: Told) -> Any:
+    def result(self, synced: Synced) -> Any:
         held, launch = _held.__get__(self), self.launch
         if held is not None and launch is not None and self.error is None:
             waiting = self.streams.current(), launch
-            if waiting not in told:
+            if waiting not in synced:
                 launch.hold_back(waiting[0])
-                told.add(waiting)
+                synced.add(waiting)
             self.streams.use(held)
         return held if held is None or self.convert is None else self.convert(held)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from hvdlite.errors import DuplicateName, HvdError
-from hvdlite.tensors.streams import Told
+from hvdlite.tensors.streams import Synced
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -70,8 +70,8 @@ class Handle(Generic[R]):
 
     if TYPE_CHECKING:
 
-        def result(self, told: Told) -> Any:
-            """Returns the ``output``, for a caller that reads several and keeps ``told`` meanwhile."""
+        def result(self, synced: Synced) -> Any:
+            """Returns the ``output``. A caller that reads several outputs passes the same ``synced`` for all."""
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "in flight"

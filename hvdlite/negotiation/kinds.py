@@ -45,9 +45,9 @@ _ALIKE = rows.Alike()
 class Collective:
     """One row.
 
-    ``runs_as`` is the collective of a data plane that runs it, and ``moves`` the rows with which, for each tensor
-    (`hvdlite.negotiation.rows`). ``alike`` is compared beside operation and dtype. ``extents`` says how the numbers of
-    rows differ between the ranks.
+    ``runs_as`` is the collective of a data plane that runs it, and ``moves`` computes the rows of a tensor that this
+    collective moves (`hvdlite.negotiation.rows`). Ranks compare the checks in ``alike``, beside operation and dtype.
+    ``extents`` describes how the numbers of rows differ between the ranks.
 
     All ranks submit it if ``by_all``, so that one bit may stand for it; ``has_peer`` if only its root and its peer do.
     With ``zeros_for_joined`` a rank that has joined takes part with zeros, which change no sum. ``takes_adasum`` if

@@ -1,6 +1,7 @@
-"""Messages between ranks: requests go up to the root, responses come down from it.
+"""Messages between ranks: requests are sent to the root, and responses by the root.
 
-What each step makes anew has slots: a named tuple takes longer to make, and to take each field from. Nobody changes it.
+A class of which each step makes objects has slots, because a named tuple takes longer to make and to read. Such an
+object is not changed once it is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hvdlite.tensors.dtypes import ElementType
 
 
 class Kind(IntEnum):
-    """The collective that a request asks for; `hvdlite.negotiation.kinds` says what each is."""
+    """The collective that a request asks for; `hvdlite.negotiation.kinds` describes each of them."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -39,14 +40,14 @@ EMPTY_GROUP = -1
 
 
 class Request(NamedTuple):
-    """One rank's description of one tensor. Equal requests can be told apart from new ones by one bit.
+    """One rank's description of one tensor.
 
     ``root`` is the root, or the sender, of a collective that has one; ``splits`` are the rows that this rank sends to
     each rank in an alltoall or a scatter; ``peer`` is the receiver of a SEND, in which only these two ranks take part.
-    Ranks are counted within the group. ``group_length`` is for tensors that were submitted as a list, under the names
-    ``group_name[0]``, ``group_name[1]`` and so on: how many they are. A list without tensors is an all-reduce of no
-    elements under the first of these names, with EMPTY_GROUP. Otherwise it is 0. Of ``device``, which is this rank's
-    own, ranks agree about the kind.
+    Ranks are counted within the group. ``group_length`` is the number of tensors that were submitted as one list, under
+    the names ``group_name[0]``, ``group_name[1]`` and so on; it is 0 for a tensor outside of a list. An empty list
+    still submits one placeholder: an all-reduce of no elements under the first of these names, with EMPTY_GROUP.
+    ``device`` is this rank's own; ranks agree about its kind.
     """
 
     name: str
@@ -78,12 +79,12 @@ class Response(NamedTuple):
     """The root's answer for one name.
 
     ``error`` is empty or why the ranks disagree. ``rows`` are the rows that move, as in `Definition`. ``bit`` is the
-    number under which every rank remembers the tensor from now on, or -1. ``request`` is there for ranks that did not
-    submit the tensor and take part all the same; None if all ranks submitted it.
+    number under which every rank remembers the tensor from now on, or -1. ``request`` describes the tensor to ranks
+    that take part without having submitted it; None if all ranks submitted it. ``is_blank`` is true if no rank had a
+    value for the tensor.
 
-    With an error, ``bit`` is the number that the name has, if it has one, since ranks may have submitted it so; and
-    unless all ranks submitted the tensor, ``rows`` are those that did: another one may have submitted it since.
-    ``is_blank`` is true if no rank had a value for the tensor.
+    With an error, ``bit`` is the bit that the name already has, since ranks may have submitted that bit, or -1. Unless
+    all ranks submitted the tensor, ``rows`` are then the ranks that did; another rank may have submitted it since.
     """
 
     name: str
@@ -110,8 +111,8 @@ class Batch:
 class Ready:
     """A rank's news for the root: tensors that became ready, known ones as bits of cache ``generation``.
 
-    The rank has no value for *blank* tensors, to which it contributes zeros: those of ``bits`` that are set in
-    ``blank_bits`` too, and those of ``requests`` whose index is a bit of ``blank_requests``.
+    The rank has no value for *blank* tensors and contributes zeros. A known tensor is blank if its bit is set in
+    ``blank_bits`` too, and a request if its index is a bit of ``blank_requests``.
     """
 
     generation: int
@@ -149,8 +150,8 @@ class Tuning(NamedTuple):
 class Run:
     """The root's decision: batches to run in this order, beginning with cache ``generation``.
 
-    ``blank_bits`` are the known tensors among them for which no rank had a value. ``tuning`` applies from the first of
-    these batches on; None if it is as before.
+    ``blank_bits`` are the known tensors in these batches for which no rank had a value. ``tuning`` applies from the
+    first of these batches on; None if it has not changed.
     """
 
     generation: int
@@ -160,7 +161,7 @@ class Run:
 
     @property
     def bits(self) -> int:
-        """The remembered tensors that are answered, those that are remembered from now on among them."""
+        """The bits of all tensors that are answered, including the bits that ranks remember from now on."""
         bits = 0
         for batch in self.batches:
             bits |= batch.bits

@@ -1,18 +1,20 @@
 """The root's decision: which tensors are ready on every rank, and in which batches they run.
 
 Ranks submit in any order; the root answers in one order for all. A tensor that every rank knows is a bit, and the bits
-that are set on all ranks are ready. A tensor that is new, or that some rank describes anew, is asked for by name: once
-every rank has asked, the requests are compared, and the answer is either an error for all of them or a definition with
-a bit. A bit that meets a request of the same name becomes *stale*: it is read as the request that it stands for until
-the name is answered.
+that are set on all ranks are ready. A tensor that is new, or that some rank describes differently, is requested by
+name. Once every rank has requested the name, the requests are compared. The answer is either an error for all ranks or
+a definition with a bit. A bit that meets a request of the same name becomes *stale*: until the name is answered, the
+bit counts as the request that it stands for.
 
-A rank that has *joined* has no more data: until all ranks have joined, nothing waits for it, and what can run without
-its data runs. A message from one rank to another waits for these two only; all others take part with nothing to move.
+A rank that has *joined* has no more data. Until all ranks have joined, no tensor waits for it, and a tensor that can
+run without its data runs. A message from one rank to another waits for these two ranks only. All others take part and
+move nothing.
 
-Tensors that a rank submits as a list, a group, come as one. So once every rank has submitted one of them, what has no
-counterpart elsewhere never gets one.
+A rank submits the tensors of a group, a list of tensors, in one message. So once every rank has submitted one tensor of
+a group, a tensor of it that some rank lacks never becomes ready.
 
-A tensor is *blank* if no rank has a value for it. Ranks say for which they have none, and joined ranks have none.
+A tensor is *blank* if no rank has a value for it. Each rank sends for which tensors it has no value, and joined ranks
+have none.
 
 Invariants: a name is in flight at most once on each rank, so a rank cannot send a bit whose meaning changed before it
 has seen the change. A rank in ``_asked[name]`` has no bit set for that name. ``_ready`` never has a bit set on all
@@ -39,11 +41,11 @@ from hvdlite.negotiation.wire import ProtocolError
 
 
 class Negotiator:
-    """The root's state for a group. Feed it with `receive`, take decisions with `cut`.
+    """The root's state for a group: `receive` takes messages, and `cut` returns decisions.
 
-    Ranks count within the group here; ``ranks`` are their numbers in the job, for messages to users.
-    ``bits_cut`` are the bits of the latest run, those of tensors that are remembered from it on among them. Any thread
-    may assign ``tuning``; the next run has it, and sends it to all ranks.
+    Ranks count within the group here; ``ranks`` are their numbers in the job, for messages to users. ``bits_cut`` are
+    the bits of the latest run, including the new bits of tensors that ranks remember from this run on. Any thread may
+    assign ``tuning``: it applies to the next run, which sends it to all ranks.
     """
 
     def __init__(self, ranks: Sequence[int], cache_capacity: int, tuning: Tuning) -> None:
@@ -82,7 +84,7 @@ class Negotiator:
         return bool(self._asked) or any(self._ready)
 
     def receive(self, rank: int, ready: Ready) -> bool:
-        """Takes the news of ``rank``. True if it was the last of all ranks to submit some tensor.
+        """Takes a message of ``rank``. True if this rank was the last one to submit some tensor.
 
         Raises ProtocolError if no correct rank could have sent it.
         """
@@ -104,7 +106,7 @@ class Negotiator:
         return self._was_last
 
     def cut(self) -> Run | None:
-        """Returns batches of everything agreed so far, or None. The caller sends them to all ranks in this order."""
+        """Returns batches of everything agreed so far, or None. The caller sends runs to all ranks in this order."""
         if not self.has_agreed:
             return None
         tuning = self.tuning  # another thread may assign it meanwhile
@@ -211,15 +213,16 @@ class Negotiator:
         if bit >= 0:
             self._stale ^= 1 << bit
         if len(requests) == self._size:
-            told = None
+            for_joined = None
             self._was_last = True
         else:
-            told = first  # joined ranks must learn what the others run
+            for_joined = first  # joined ranks do not know what the others run
         error = disagreement(requests, self._named(ranks), self._ranks)
         if not error and absent and not runs_with_joined_ranks(fuse_key(first)):
             error = self._why_not_without(first, absent)
         if error:
-            self._errors.append(Response(first.name, error, () if told is None else tuple(ranks), bit, told))
+            submitters = () if for_joined is None else tuple(ranks)
+            self._errors.append(Response(first.name, error, submitters, bit, for_joined))
             if differ_in_length(requests):
                 self._unequal.update((each.group_name, error) for each in requests if each.group_length)
             return
@@ -232,10 +235,10 @@ class Negotiator:
             bit = self._definitions.add(definition)
         else:
             self._is_full = self._capacity > 0
-        self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, told, is_blank), definition))
+        self._agreed.append(Agreed(Response(first.name, "", definition.rows, bit, for_joined, is_blank), definition))
 
     def _answer_rest(self) -> None:
-        """Answers tensors of groups of unequal lengths: those without a counterpart would wait for ever."""
+        """Answers the tensors of groups whose lengths differ. A tensor that some ranks lack would wait for ever."""
         unequal, self._unequal = self._unequal, {}
         submitted = reduce(or_, self._ready)
         for bit in members(submitted) if submitted else ():

@@ -24,12 +24,8 @@ from hvdlite.negotiation.wire import ProtocolError
 class Work:
     """A batch on this rank: its entries, and for each its rows (`hvdlite.negotiation.rows`).
 
-    ``number`` counts from 1, and is the same on all ranks. Those who run the batch fill in the rest. ``nbytes`` are the
-    bytes that this rank submitted. Times are in seconds on this rank's monotonic clock: it sent at ``told_at`` what it
-    had submitted, knew at ``agreed_at`` that the batch would run, and moved its bytes from ``moved_at`` to ``done_at``.
-    For ``waited_s`` of the time since the batch before was done, some thread did nothing but wait for the group: what
-    the batch cost the program. ``arrival`` is known on rank 0. ``finished_at``, when its handles were done, is there
-    only if times are kept.
+    ``number`` counts from 1, and is the same on all ranks. A turn and the executor fill in the rest, for
+    `hvdlite.engine.observer.BatchRecord`. ``finished_at``, when its handles were done, exists only if times are kept.
     """
 
     entries: Sequence[Entry]

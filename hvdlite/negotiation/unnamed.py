@@ -1,7 +1,7 @@
 """Automatic names for calls that the user gave none: each rank counts such calls.
 
-A call is counted in the turn that takes it up, which no signal handler interrupts. So it is counted on a rank if, and
-only if, it was submitted there.
+A call is counted in the turn that takes its tensor, which no signal handler interrupts. So a rank counts exactly the
+calls that it has submitted.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from hvdlite.tensors.dtypes import (
     added_as,
     element_type,
 )
-from hvdlite.tensors.streams import Told
+from hvdlite.tensors.streams import Synced
 
 __all__ = [
     "CPU",
@@ -55,7 +55,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
-    "Told",
+    "Synced",
     "abandon",
     "added_as",
     "address_of",

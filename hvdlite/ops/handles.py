@@ -9,7 +9,7 @@ from typing import Any, Generic, overload
 from hvdlite.errors import HvdError
 from hvdlite.negotiation.entry import NOBODY, Entry
 from hvdlite.negotiation.handle import Handle, R
-from hvdlite.tensors.streams import Told
+from hvdlite.tensors.streams import Synced
 
 
 class GroupHandle(Generic[R]):
@@ -129,8 +129,8 @@ def _synchronize_group(handles: Sequence[Handle[Any]], is_empty: bool) -> list[A
         if not each.is_done:
             assert each.group is not None
             each.group.wait(each)
-    told: Told = set()
-    outputs = [each.output if type(each) is Entry else each.result(told) for each in handles]  # most are, with no call
+    synced: Synced = set()
+    outputs = [each.output if type(each) is Entry else each.result(synced) for each in handles]  # most, with no call
     results = [] if is_empty else outputs
     error = None
     try:

@@ -24,7 +24,7 @@ class Streams(Protocol):
         """
 
 
-Told = set[tuple[int, "Launch"]]
+Synced = set[tuple[int, "Launch"]]
 """Streams, each with a launch for which it waits already. For one call of hvdlite's only: later a program may have
 ended a stream, and another one may have its number."""
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from hvdlite.errors import DuplicateName, HorovodInternalError, HvdError
-from hvdlite.ops import Group, Told, group_of
+from hvdlite.ops import Group, Synced, group_of
 from hvdlite.session import local_size, size
 from hvdlite.training.parameter_check import ParameterCheck
 from hvdlite.training.peers import group_with_peers
@@ -241,10 +241,10 @@ class Overlap(Generic[T]):
             for other in tuple(_overlaps):  # before waiting: ranks may step their optimizers in different orders
                 if other is not self and other._thread == threading.get_ident():
                     other._flush()
-            told: Told = set()
+            synced: Synced = set()
             while self._submitted:
                 try:
-                    self._finish(self._submitted[0], told)
+                    self._finish(self._submitted[0], synced)
                 except _FAILURES as error:
                     failures.append(error)
                 self._submitted.popleft()
@@ -366,10 +366,10 @@ class Overlap(Generic[T]):
             with contextlib.suppress(HvdError, ValueError):
                 self._submit_ready()
 
-    def _finish(self, bucket: Bucket[T], told: Told) -> None:
+    def _finish(self, bucket: Bucket[T], synced: Synced) -> None:
         flight = bucket.flight
         assert flight is not None
-        for gradient, value, reduced in zip(bucket.sent, flight.tensors, flight.finish(told), strict=True):
+        for gradient, value, reduced in zip(bucket.sent, flight.tensors, flight.finish(synced), strict=True):
             if gradient not in bucket.unchanged and gradient.has_changed():
                 raise AssertionError(
                     f"{gradient.name!r} was changed while ranks were reducing it; call optimizer.synchronize() first, "

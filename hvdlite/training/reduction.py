@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
-from hvdlite.ops import Collectives, Compressor, Entry, Group, ProcessSet, Told
+from hvdlite.ops import Collectives, Compressor, Entry, Group, ProcessSet, Synced
 
 T = TypeVar("T")
 
@@ -23,10 +23,10 @@ class Flight(Protocol[T]):
     def blank(self) -> Collection[int]:
         """The indices of the tensors for which no rank had a value. Known once `finish` has returned."""
 
-    def finish(self, told: Told) -> list[T]:
+    def finish(self, synced: Synced) -> list[T]:
         """Waits, and returns the reduced tensors: each of ``tensors`` itself, or a new one.
 
-        Give it the same ``told`` for flights that are finished one after the other. It may be called again, in
+        Give it the same ``synced`` for flights that are finished one after the other. It may be called again, in
         particular after a signal handler has interrupted it.
         """
 
@@ -108,7 +108,7 @@ class _Flight(Generic[T]):
     def blank(self) -> Collection[int]:
         return [index for index in self._blank if self._entries[index].is_blank]
 
-    def finish(self, told: Told) -> list[T]:
+    def finish(self, synced: Synced) -> list[T]:
         entries = self._entries
         if self._reduced is None:
             for entry in entries:  # all of them, also if one fails
@@ -116,7 +116,7 @@ class _Flight(Generic[T]):
                     assert entry.group is not None
                     entry.group.wait(entry)
             # Most are of the CPU, and then it is no call.
-            self._reduced = [entry.output if type(entry) is Entry else entry.result(told) for entry in entries]
+            self._reduced = [entry.output if type(entry) is Entry else entry.result(synced) for entry in entries]
             for entry in entries:
                 entry.output = None  # a thread that has just made it done may still have it, and needs no tensor
         results = []

@@ -19,7 +19,7 @@ def said(rank: int, lines: tuple[bytes, ...]) -> list[str]:
     return [f"{rank}|{line.decode()}" for line in lines]
 
 
-class Told(Repeats):
+class Synced(Repeats):
     """Collects what is shown, as text."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Told(Repeats):
 
 
 def test_five_ranks_with_one_mistake() -> None:
-    told = Told()
+    told = Synced()
     for rank in range(5):
         told.writes(rank, *ERROR)
         told.ends(rank)
@@ -60,7 +60,7 @@ def test_in_whatever_order_their_lines_come() -> None:
         source = random.Random(seed)
         error = source.choice([ERROR, CHAIN, OTHER])
         left = {rank: list(error) for rank in range(4)}
-        told = Told()
+        told = Synced()
         while left:
             rank = source.choice(list(left))
             for _ in range(min(source.randint(1, 4), len(left[rank]))):
@@ -74,14 +74,14 @@ def test_in_whatever_order_their_lines_come() -> None:
 
 
 def test_the_first_one_passes_as_it_comes() -> None:
-    told = Told()
+    told = Synced()
     for number, line in enumerate(CHAIN, 1):
         told.writes(0, line)
         assert told.shown == said(0, CHAIN[:number])
 
 
 def test_a_line_that_differs_brings_all_that_was_held() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *ERROR)
     told.writes(1, *FRAMES)
     assert told.shown == said(0, ERROR)
@@ -92,7 +92,7 @@ def test_a_line_that_differs_brings_all_that_was_held() -> None:
 
 
 def test_each_finds_its_own_among_several() -> None:
-    told = Told()
+    told = Synced()
     told.writes(2, *OTHER)
     for rank in (0, 1, 3):
         told.writes(rank, *ERROR)
@@ -101,7 +101,7 @@ def test_each_finds_its_own_among_several() -> None:
 
 
 def test_ranks_process_ids_and_addresses_do_not_count_but_other_numbers_do() -> None:
-    told = Told()
+    told = Synced()
     told.name(0, 4711)
     told.name(1, 4712)
     for rank, pid, address in ((0, 4711, "0x7f12"), (1, 4712, "0x7F99ab"), (2, 0, "0x0")):
@@ -109,7 +109,7 @@ def test_ranks_process_ids_and_addresses_do_not_count_but_other_numbers_do() -> 
         told.writes(rank, *FRAMES, text.encode())
     third = (*FRAMES, b"ValueError: rank 2 of <T at 0x0> in process 0 (0), pid=0, ranks 0, 2")
     assert told.finish()[len(ERROR) :] == [*said(2, third), "[1]: the same as [0]"]
-    shapes = Told()
+    shapes = Synced()
     shapes.writes(0, *FRAMES, b"ValueError: [10, 4]")
     shapes.writes(1, *FRAMES, b"ValueError: [10, 5]")
     assert len(shapes.finish()) == 2 * (len(FRAMES) + 1)
@@ -122,14 +122,14 @@ def test_numbers_of_child_processes_do_not_count() -> None:
         b"OSError: SpawnPoolWorker-%d could not start ForkProcess-%d:1",
         b"OSError: <SpawnProcess name='SpawnProcess-%d' pid=%d parent=7 stopped>",
     ):
-        told = Told()
+        told = Synced()
         for rank in range(4):
             told.writes(rank, *FRAMES, text % (10 + rank, 20 + rank))
         assert told.finish()[len(ERROR) :] == ["[1-3]: the same"], text
 
 
 def test_numbers_of_hosts_do_count() -> None:
-    told = Told()
+    told = Synced()
     errors = [(*FRAMES, b"OSError: no route to job-worker-%d" % rank) for rank in range(2)]
     for rank, error in enumerate(errors):
         told.writes(rank, *error)
@@ -137,7 +137,7 @@ def test_numbers_of_hosts_do_count() -> None:
 
 
 def test_torch_writes_the_rank_before_every_line() -> None:
-    told = Told()
+    told = Synced()
     for rank in range(3):
         told.writes(rank, *(b"[rank%d]: %s" % (rank, line) for line in CHAIN))
     assert told.finish()[len(CHAIN) :] == ["[1, 2]: the same"]
@@ -151,7 +151,7 @@ def test_a_syntax_error_and_an_exception_group_are_tracebacks() -> None:
         b"    | ValueError: x", b"    +------------------------------------",
     )  # fmt: skip
     for lines in (syntax, group):
-        told = Told()
+        told = Synced()
         for rank in range(3):
             told.writes(rank, *lines)
             told.ends(rank)
@@ -159,7 +159,7 @@ def test_a_syntax_error_and_an_exception_group_are_tracebacks() -> None:
 
 
 def test_a_part_of_a_chain_is_not_the_same() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *CHAIN)
     told.writes(1, *ERROR)
     told.ends(1)
@@ -167,7 +167,7 @@ def test_a_part_of_a_chain_is_not_the_same() -> None:
 
 
 def test_what_comes_behind_an_equal_traceback_is_shown_behind_the_news_of_it() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *ERROR, b"leaked 1")
     told.writes(1, *ERROR, b"leaked 2")
     told.writes(2, *ERROR, b"leaked 1")
@@ -175,7 +175,7 @@ def test_what_comes_behind_an_equal_traceback_is_shown_behind_the_news_of_it() -
 
 
 def test_one_that_is_ahead_waits_for_the_first_only_for_a_moment() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *FRAMES[:2])
     told.writes(1, *ERROR)
     assert told.shown == said(0, FRAMES[:2])
@@ -187,7 +187,7 @@ def test_one_that_is_ahead_waits_for_the_first_only_for_a_moment() -> None:
 
 
 def test_one_that_is_ahead_with_another_line_is_shown_when_that_is_known() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *FRAMES)
     told.writes(1, *OTHER)
     told.writes(0, ERROR[-1])
@@ -195,7 +195,7 @@ def test_one_that_is_ahead_with_another_line_is_shown_when_that_is_known() -> No
 
 
 def test_one_that_ahead_of_another_that_ended_is_shown_at_once() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *FRAMES[:2])
     told.writes(1, *ERROR)
     told.ends(0)
@@ -203,7 +203,7 @@ def test_one_that_ahead_of_another_that_ended_is_shown_at_once() -> None:
 
 
 def test_a_traceback_that_goes_on_no_more_is_shown() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *ERROR)
     told.writes(1, *FRAMES[:3])
     told.passes(QUIET_S - 0.1)
@@ -214,7 +214,7 @@ def test_a_traceback_that_goes_on_no_more_is_shown() -> None:
 
 
 def test_the_news_comes_after_a_moment_for_several_ranks() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *ERROR)
     told.ends(0)
     for rank in (1, 2):
@@ -227,7 +227,7 @@ def test_the_news_comes_after_a_moment_for_several_ranks() -> None:
 
 
 def test_a_rank_does_not_repeat_itself_and_old_ones_are_forgotten() -> None:
-    told = Told()
+    told = Synced()
     told.writes(0, *ERROR, *ERROR)
     told.passes(RECENT_S)
     told.writes(1, *ERROR)
@@ -235,7 +235,7 @@ def test_a_rank_does_not_repeat_itself_and_old_ones_are_forgotten() -> None:
 
 
 def test_other_lines_pass_and_cost_nothing() -> None:
-    told = Told()
+    told = Synced()
     assert not told.concerns(0, [b"step 1", b"File not found"])
     assert told.concerns(0, [b"x", HEAD])
     told.writes(0, *ERROR)

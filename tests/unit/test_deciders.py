@@ -90,12 +90,16 @@ def test_agreed_tensors_are_held_back_for_the_cycle_time_and_fuse() -> None:
     assert root.decider.due == 20.5
 
 
-def test_the_hold_off_begins_when_there_is_room() -> None:
-    root = Root(cycle_time=500.0)
+def test_the_hold_off_begins_when_there_is_room_and_no_timer_runs_without_room() -> None:
+    root = Root(cycle_time=500.0, stall_check_disable=True)
     root.submit("a", 0, 1, 2)
     assert root.names(10.0, has_room=False) == []
+    assert root.decider.due is None
     assert root.names(11.0) == []
     assert root.decider.due == 11.5
+    assert root.names(12.0, has_room=False) == []
+    assert root.decider.due is None
+    assert root.names(12.0) == ["a"]
 
 
 def test_tensors_that_are_held_back_when_the_hold_off_ends_run_at_once() -> None:

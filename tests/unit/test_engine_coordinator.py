@@ -162,7 +162,8 @@ def test_all_ranks_run_what_all_have_submitted_as_one_batch(three: Ranks) -> Non
         assert three.run() == [[["b"]]] * 3, step
         assert [errors(each) for each in entries] == [[None, None]] * 3
         assert [rank.observer.latest()[-1].number for rank in three.ranks] == [2 * step + 2] * 3
-    assert three[0].observer.latest()[-1].last_rank == 2
+    assert [record.last_rank for record in three[0].observer.latest()[1::2]] == [2] * 3
+    assert three[0].observer.arrival is None
     assert set(three[1].coordinator.known) == {"a", "b"}
 
 

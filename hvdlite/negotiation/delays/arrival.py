@@ -7,12 +7,12 @@ from typing import Final, TypeAlias
 UNKNOWN: Final = -1
 
 Arrival: TypeAlias = tuple[int, float, int, float, float]
-"""The arrival of news between two decisions of the root: ``(first_rank, first_at, last_rank, last_at, late_s)``.
+"""When news came between two decisions of the root: ``(first_rank, first_at, last_rank, last_at, late_s)``.
 
-Those of ``first_rank`` were the first, at ``first_at``. Those of ``last_rank``, at ``last_at``, completed something
-for which the others had waited longest: for ``late_s``, since the latest of them was heard of. It is UNKNOWN where
-not all ranks take part, as in a message or after some have joined. Ranks count within the group. The news of
-another host come through its leader; for its ranks, the others are those of other hosts.
+``first_rank`` sent the first news, at ``first_at``. The news of ``last_rank``, at ``last_at``, completed the tensor for
+which the other ranks had waited longest: for ``late_s``, since the latest of their news. ``last_rank`` is UNKNOWN where
+not all ranks take part, as in a message or after some have joined. Ranks count within the group. The news of another
+host comes through its leader; for a rank of that host, the other ranks are the ranks of other hosts.
 
 It is a plain tuple because the root makes some for each decision, and a class costs several times as much.
 """

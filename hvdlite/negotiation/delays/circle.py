@@ -1,7 +1,7 @@
 """Ranks that wait for each other.
 
-Each of them submitted a name that the next did not, and the last one did not submit what the first did: then none may
-go on.
+Each rank of a circle has submitted a name that the next rank has not, and the last rank a name that the first has not.
+So none of them can go on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def circle_of(name_of: Mapping[Wait, str]) -> list[tuple[int, str]]:
 
 
 def circle_text(circle: Sequence[tuple[int, str]], places: Mapping[int, str] = MappingProxyType({})) -> str:
-    """Says that the ranks of ``circle`` wait for each other. ``places`` has where in the program some of them are."""
+    """Describes a circle of waiting ranks. ``places`` has the lines of the program at which some of the ranks are."""
     following = [*circle[1:], circle[0]]
     steps = [
         f"rank {rank} for {name!r}, which rank {other} did not submit"

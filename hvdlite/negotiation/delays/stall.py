@@ -1,10 +1,10 @@
 """Notices tensors that some ranks submitted and others did not.
 
-The watch keeps when each waiting name was first seen. It is asked at intervals a fraction of the shortest limit, and
-only while something waits, so that it costs nothing in a healthy or idle job.
+The watch remembers when it first saw each waiting name. The root asks it ten times within the shortest limit, and only
+while something waits, so that it costs nothing in a healthy or idle job.
 
-A stall lasts while any name has waited for too long, and is reported once; again only if other ranks are missing than
-before.
+A stall lasts while any name has waited for too long. It is reported once, and again only if the set of missing ranks
+has changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StallWatch:
         limits = [limit for limit in (warn_s, fatal_s) if limit > 0]
         self.interval_s = min(limits) / 10 if limits else None
         self._since: dict[str, float] = {}
-        self._told: set[int] = set()  # the ranks that were missing at the report of this stall
+        self._reported: set[int] = set()  # the ranks that were missing when this stall was reported
 
     def check(self, waiting: Mapping[str, Wait], now: float) -> StallReport:
         """Looks at the names that wait at ``now``."""
@@ -48,9 +48,9 @@ class StallWatch:
         due = self._waiting_for(self._warn_s, now) if self._warn_s > 0 else []
         late = self._waiting_for(self._warn_s * _RECENT, now) if due else []
         missing = [{rank for name in names for rank in waiting[name].missing} for names in (due, late)]
-        is_news = bool(due) and self._told not in missing
+        is_news = bool(due) and self._reported not in missing
         if is_news or not due:
-            self._told = missing[1]
+            self._reported = missing[1]
         fatal = self._waiting_for(self._fatal_s, now) if self._fatal_s > 0 else []
         oldest = max((now - self._since[name] for name in (*due, *fatal)), default=0.0)
         warning, facts = _report({name: waiting[name] for name in late}, oldest) if is_news else ("", {})

@@ -1,6 +1,6 @@
 """Finds a rank that is late step after step, so that all others wait for it.
 
-The last rank to submit a tensor keeps the others waiting at least from the time at which the last of them was heard of.
+The last rank to submit a tensor keeps the others waiting at least from the time at which the last of their news came.
 Without it the job would have been faster by that much. The estimate is low if the others went on submitting meanwhile,
 and zero if two ranks are equally late, so no rank is blamed for the delay of another.
 
@@ -121,7 +121,7 @@ class _Suspect:
 
 
 class StragglerWatch:
-    """Runs on the root of a group, and is told of each decision, with the time of a monotonic clock.
+    """Runs on the root of a group, which calls `ran` for each decision, with the time of a monotonic clock.
 
     ``ranks`` and ``hosts`` are the numbers and the hosts of the group's ranks, as users know them.
     """

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.ops import Compressor, Entry, Group, ProcessSet, Told
+from hvdlite.ops import Compressor, Entry, Group, ProcessSet, Synced
 from hvdlite.torch.collectives.adapter import dense
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async, start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
@@ -119,7 +119,7 @@ class _SparseFlight:
     def blank(self) -> Collection[int]:
         return [0] * self._entry.is_blank
 
-    def finish(self, told: Told) -> list[torch.Tensor]:
+    def finish(self, synced: Synced) -> list[torch.Tensor]:
         if self._reduced is None:
             self._reduced = self._reduce()
         return [self._unpack(self._reduced)]
