@@ -47,7 +47,7 @@ LAYERS = [
     {"planes.nccl", "planes.staged"},
     {"planes", "control", "builds"},
     {"engine"},
-    {"observe.timeline.file", "observe.timeline.limits"},
+    {"observe.timeline.file"},
     {"observe.timeline"},
     {"registry", "observe"},
     {"session"},
@@ -108,7 +108,6 @@ LAUNCHER_MAY_IMPORT = (
     "members.topology",
     "negotiation.delays.circle",
     "observe.timeline.file",
-    "observe.timeline.limits",
     "observe.untrusted",
 )
 MAY_IMPORT_LAUNCHER = ("__main__", "running", "hosted", "horovod", "bench")
