@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hvdlite.engine.inflight import InFlight
 from hvdlite.log import logger
-from hvdlite.metrics.table import BATCHES, IN_FLIGHT, MOVED_S, NBYTES, UNAGREED_S, WAITED_S, Quantities
+from hvdlite.metrics.table import BATCHES, IN_FLIGHT, MOVED_S, UNAGREED_S, WAITED_S, Quantities
 from hvdlite.negotiation.delays.arrival import UNKNOWN, Arrival
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind
@@ -84,7 +84,7 @@ class Observer:
         self.agreed: Sequence[Work] = ()
         self.missing = UNKNOWN
         self._late_s = [0.0] * len(leader_of)
-        self._batches = self._nbytes = 0
+        self._batches = 0
         self._moved_s = self._waited_s = self._unagreed_s = self._done_at = 0.0
         self._subscribers: tuple[Subscriber, ...] = ()
         self._subscribing = threading.Lock()  # held to replace the tuple, not to read it
@@ -137,7 +137,6 @@ class Observer:
         work.tensors = len(work.entries)
         self._done_at = now
         self._batches += 1
-        self._nbytes += work.nbytes
         self._moved_s += now - work.moved_at
         if self._subscribers:
             self._publish(work)
@@ -207,7 +206,6 @@ class Observer:
             MOVED_S: self._moved_s,
             WAITED_S: waited_s + going_s,
             UNAGREED_S: unagreed_s + unagreed_going_s,
-            NBYTES: self._nbytes,
             IN_FLIGHT: len(self._in_flight.all()),
         }
 

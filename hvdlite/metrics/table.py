@@ -21,6 +21,8 @@ class Reader(Enum):
 
     GROUP = "hvdlite.engine.observer.Observer.quantities"
     """In each group of a rank. The values of all its groups are added up."""
+    BATCHES = "hvdlite.observe.times.add_up"
+    """In the latest batches, which a black box records. It is not worth a sum that all batches pay for."""
     SESSION = "hvdlite.observe.account.Account.quantities"
     """In the session of a rank."""
     PYTHON = "hvdlite.observe.interpreter.Interpreter.quantities"
@@ -134,8 +136,8 @@ GIL_SLEEPS: Final = counter("gil_sleeps", "", Reader.PYTHON, Over.SUM, "times th
 
 # ---- bytes and tensors
 
-NBYTES: Final = counter("nbytes", "B", Reader.GROUP, Over.SUM, "bytes of the tensors that this rank has submitted")
 IN_FLIGHT: Final = gauge("in_flight", "", Reader.GROUP, Over.MAX, "tensors that are submitted and not done")
+NBYTES: Final = counter("nbytes", "B", Reader.BATCHES, Over.SUM, "bytes of the tensors that this rank has submitted")
 
 # New rows of a rank go here: a rank and its agent may be of two versions, and the order is that of the black box.
 

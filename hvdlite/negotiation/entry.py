@@ -122,9 +122,9 @@ class Converted(Entry[R]):
 class OnDevice(Entry[R]):
     """An entry of a device that works in ``streams``. It is done when the device has been given its collective.
 
-    The collective begins once the device has passed ``ready``, which the plane made at the submit (`DevicePlane.record`).
-    A thread that reads the result makes its current stream wait for the end of the collective, and does not wait
-    itself. ``launch`` exists once the entry is done; its error counts until the collective has ended without one.
+    The collective begins once the device has passed ``ready``, which the plane made at the submit
+    (`DevicePlane.record`). A thread that reads the result makes its current stream wait for the end of the collective,
+    and does not wait itself. ``launch`` exists once the entry is done; its error counts until the collective has ended without one.
     """
 
     __slots__ = ("convert", "launch", "ready", "streams")

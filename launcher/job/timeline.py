@@ -20,8 +20,7 @@ from hvdlite.net.calls import Query, QueryServer
 from hvdlite.net.entrance import Listener
 from hvdlite.net.hostid import clock_id
 from hvdlite.net.sockets import name_of
-from hvdlite.observe.timeline.file import JsonArrayFile
-from hvdlite.observe.timeline.limits import MOST_BYTES
+from hvdlite.observe.timeline.file import MOST_BYTES, JsonArrayFile
 from hvdlite.rendezvous.job import Job
 
 _HEAD_BYTES: Final = 16

@@ -6,39 +6,139 @@ without it: if it cannot be made, or breaks, nobody can ask, and that is all.
 A question is a line of JSON, ``{"what": ..., "ranks": [...]}``, where no ranks stand for all. ``job`` is answered here,
 and the others of `QUESTIONS` by the agents of those ranks: their answers come as they are, ``{"host", "ranks",
 "answer"}`` or ``{"host", "ranks", "error"}``, one line each, and whoever shows them checks them. ``{"done": true}``
-ends an answer, and ``{"ended": code}`` the job. Who sends anything else is hung up on.
+ends an answer, and ``{"ended": code}`` the job. Who sends anything else is disconnected.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hvdlite.net.entrance import Listener
+from hvdlite.observe.untrusted import parse
 
+from ..agents.fields import field, improper
 from ..agents.link import AgentLink, Question
-from ..stream.loop import Loop
+from ..stream.loop import WRITE, Loop
 from . import folder
-from .caller import QUESTIONS, Asked, Caller
 
 ANSWER_S: Final = 20.0
+QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {"job": (), "blackbox": (), "stacks": ("all",), "status": ()}
+"""What may be asked, and the flags that each question may have."""
 
 _MOST_CALLERS: Final = 16
+_MOST_BYTES: Final = 64 << 10  # of a question
 _ATTEMPTS: Final = 3
 
 
-@dataclass(slots=True)
-class _Open:
-    """What a caller waits for, or what waits for a caller that reads slowly."""
+class Asked(NamedTuple):
+    """A question: about ``ranks``, or about all if that is None. Of its fields, only those that are known are kept."""
 
-    asked: list[tuple[str, Sequence[int], Question]]
-    until: float
+    what: str
+    ranks: frozenset[int] | None
+    flags: Mapping[str, bool]
+
+
+def read(line: bytes) -> Asked:
+    """Reads a line that anybody may have sent. Raises ValueError if it is no question."""
+    question = parse(line)
+    what = field(question, "what", str)
+    ranks = question.get("ranks")
+    if ranks is not None and not (isinstance(ranks, list) and all(type(rank) is int for rank in ranks)):
+        raise improper("ranks")
+    flags = {name: field(question, name, bool) for name in QUESTIONS.get(what, ()) if name in question}
+    return Asked(what, None if ranks is None else frozenset(ranks), flags)
+
+
+class _Caller:
+    """One program at the socket: it asks a question, reads the answer, and may then ask the next one.
+
+    ``asked`` are the questions to agents that are not answered yet; empty if the caller waits for nothing. While it
+    waits nothing is read, and while an answer waits to be read no question is taken. So a caller that does not read
+    costs the memory of one answer, until ``until``.
+    """
+
+    def __init__(self, loop: Loop, sock: socket.socket, ask: Callable[[_Caller, Asked], None]) -> None:
+        """Takes over ``sock``, which does not block. Each question goes to ``ask``."""
+        self._loop, self._sock, self._ask = loop, sock, ask
+        self._question = b""
+        self._answer = bytearray()
+        self.asked: list[tuple[str, Sequence[int], Question]] = []
+        self.until = time.monotonic() + ANSWER_S
+        self.is_gone = False
+        loop.watch(sock.fileno(), self._read)
+
+    def add(self, **fields: Any) -> None:
+        """Adds a line to the answer."""
+        self._answer += json.dumps(fields).encode() + b"\n"
+
+    def pass_on(self, is_late: bool) -> None:
+        """Adds what agents have answered. The answer is complete when nothing is asked any more."""
+        left = []
+        for host, ranks, question in self.asked:
+            if question.is_done and not question.error:
+                self.add(host=host, ranks=ranks, answer=question.answer)
+            elif question.is_done or is_late:
+                self.add(host=host, ranks=ranks, error=question.error or f"no answer within {ANSWER_S:.0f} s")
+            else:
+                left.append((host, ranks, question))
+        self.asked = left
+        if not left:
+            self.until = time.monotonic() + ANSWER_S
+            self.add(done=True)
+            self._write()
+
+    def close(self) -> None:
+        """Hangs up, after what the caller can take at once."""
+        if not self.is_gone:
+            with suppress(OSError):
+                self._sock.send(self._answer)
+            self._leave()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_MOST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._question += data
+        line, end, more = self._question.partition(b"\n")
+        if not data or more or len(line) > _MOST_BYTES:
+            self._leave()
+        elif end:
+            self._question = b""
+            self._loop.unwatch(self._sock.fileno())
+            try:
+                asked = read(line)
+            except ValueError:
+                self._leave()
+            else:
+                self._ask(self, asked)
+
+    def _write(self) -> None:
+        try:
+            while self._answer:
+                del self._answer[: self._sock.send(self._answer)]
+        except BlockingIOError:
+            self._loop.watch(self._sock.fileno(), self._write, WRITE)
+        except OSError:
+            self._leave()
+        else:
+            self._loop.unwatch(self._sock.fileno())
+            self._loop.watch(self._sock.fileno(), self._read)
+
+    def _leave(self) -> None:
+        self._loop.unwatch(self._sock.fileno())
+        self._sock.close()
+        self._answer.clear()
+        self.asked, self.is_gone = [], True
 
 
 class Monitor:
@@ -51,7 +151,7 @@ class Monitor:
         self, loop: Loop, ranks: Mapping[AgentLink, Sequence[int]], job: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._loop, self._ranks, self._job = loop, ranks, job
-        self._callers: dict[Caller, _Open] = {}
+        self._callers: list[_Caller] = []
         self._timer = loop.at(None, lambda: self.tick(time.monotonic()))
         self._folder = -1
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}.sock"
@@ -63,17 +163,16 @@ class Monitor:
     @property
     def deadline(self) -> float | None:
         """When somebody's patience ends, on the monotonic clock."""
-        return min((each.until for each in self._callers.values()), default=None)
+        return min((caller.until for caller in self._callers), default=None)
 
     def tick(self, now: float) -> None:
         """Passes on what agents have answered."""
-        for caller, waiting in list(self._callers.items()):
-            if caller.is_open:
-                self._pass_on(caller, waiting, is_late=now >= waiting.until)
-            elif now >= waiting.until:
+        for caller in self._callers:
+            if caller.asked:
+                caller.pass_on(is_late=now >= caller.until)
+            elif now >= caller.until:
                 caller.close()
-            if caller.is_gone:
-                del self._callers[caller]
+        self._callers = [caller for caller in self._callers if not caller.is_gone]
         self._timer.move(self.deadline)
 
     def close(self, code: int | None = None) -> None:
@@ -89,7 +188,7 @@ class Monitor:
             self._folder = -1
         for caller in self._callers:
             if code is not None:
-                caller.say(ended=code)
+                caller.add(ended=code)
             caller.close()
         self._callers.clear()
         self._timer.move(None)
@@ -109,45 +208,25 @@ class Monitor:
         sock = self._entrance.accept() if self._entrance is not None else None
         if sock is None:
             return
-        now = time.monotonic()
-        self.tick(now)  # which forgets those who are gone
-        if len(self._callers) >= _MOST_CALLERS:
-            sock.close()
-            return
-        self._callers[Caller(self._loop, sock, self._ask)] = _Open([], now + ANSWER_S)
-        self._timer.move(self.deadline)
-
-    def _ask(self, caller: Caller, asked: Asked) -> None:
-        waiting = self._callers[caller]
-        waiting.until = time.monotonic() + ANSWER_S
-        what, wanted, flags = asked
-        if what == "job":
-            caller.say(answer=self._job())
-            caller.finish()
-        elif what in QUESTIONS:
-            for link, ranks in self._ranks.items():
-                chosen = [rank for rank in ranks if wanted is None or rank in wanted]
-                if chosen:
-                    waiting.asked.append((link.host, chosen, link.ask(what, ranks=chosen, more=flags)))
-            self._pass_on(caller, waiting)
+        self.tick(time.monotonic())  # which forgets those who are gone
+        if len(self._callers) < _MOST_CALLERS:
+            self._callers.append(_Caller(self._loop, sock, self._ask))
+            self._timer.move(self.deadline)
         else:
-            caller.say(error="there is no such question")
-            caller.finish()
+            sock.close()
 
-    def _pass_on(self, caller: Caller, waiting: _Open, *, is_late: bool = False) -> None:
-        """Adds what has been answered to the answer, which is complete when nothing is asked any more."""
-        left = []
-        for host, ranks, question in waiting.asked:
-            if question.is_done and not question.error:
-                caller.say(host=host, ranks=ranks, answer=question.answer)
-            elif question.is_done or is_late:
-                caller.say(host=host, ranks=ranks, error=question.error or f"no answer within {ANSWER_S:.0f} s")
-            else:
-                left.append((host, ranks, question))
-        waiting.asked = left
-        if not left:
-            waiting.until = time.monotonic() + ANSWER_S
-            caller.finish()
+    def _ask(self, caller: _Caller, asked: Asked) -> None:
+        caller.until = time.monotonic() + ANSWER_S
+        if asked.what == "job":
+            caller.add(answer=self._job())
+        elif asked.what not in QUESTIONS:
+            caller.add(error="there is no such question")
+        else:
+            for link, ranks in self._ranks.items():
+                if chosen := [rank for rank in ranks if asked.ranks is None or rank in asked.ranks]:
+                    question = link.ask(asked.what, ranks=chosen, more=asked.flags)
+                    caller.asked.append((link.host, chosen, question))
+        caller.pass_on(is_late=False)
 
 
 def _listen(address: str) -> Listener:

@@ -76,7 +76,7 @@ def _windows(ours: Sequence[RankTrace], theirs: Sequence[RankTrace]) -> dict[int
 
 
 def _bounds(one: RankTrace, other: RankTrace) -> Iterator[tuple[float, float, float]]:
-    """Of each batch of both ranks: a time on ``other``'s clock, and the bounds of the offset to ``one``'s clock."""
+    """Of each batch that both ran, yields a time on ``other``'s clock and the bounds of the offset to ``one``'s."""
     deciders = _deciders(one), _deciders(other)
     for key, theirs in other.batches.items():
         ours = one.batches.get(key)

@@ -33,8 +33,8 @@ def top(pid: int | None, is_once: bool, is_json: bool, svg: Path | None) -> None
     # Imported here, for no job needs them, and every one would start later.
     from ..monitor.choosing import chosen
     from ..monitor.client import JobEnded
+    from .lines import write
     from .rows import Viewer
-    from .writing import write
 
     has_rich = find_spec("rich") is not None
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

@@ -1,11 +1,18 @@
-"""`hvdrun top` as lines of text."""
+"""`hvdrun top` as lines of text, and where no terminal is: views one after another, or one in a file."""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
-from .rows import Row, View
+import click
+
+from .rows import Row, View, Viewer
 
 COLUMNS: Final = (
     "rank",
@@ -29,6 +36,24 @@ _LAST_WIDTH: Final = 24  # that the last column should have at least
 _UNKNOWN: Final = "-"
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB")
 _MOST_CHARACTERS: Final = 60
+_PERIOD_S: Final = 1.0
+
+
+def write(viewer: Viewer, *, is_json: bool, svg: Path | None, is_once: bool) -> None:
+    """Writes one view after another. The first one is not shown: it lacks what takes two."""
+    viewer.look()
+    while True:
+        time.sleep(_PERIOD_S)
+        view = viewer.look()
+        if svg is not None:
+            from .screen import export
+
+            export(view, svg)
+        else:
+            click.echo(json.dumps(asdict(view)) if is_json else "\n".join(lines(view)))
+        sys.stdout.flush()
+        if is_once:
+            return
 
 
 def cells(row: Row) -> list[str]:
@@ -49,7 +74,7 @@ def cells(row: Row) -> list[str]:
 
 
 def heading(view: View) -> str:
-    """What is said of the job as a whole."""
+    """What is shown of the job as a whole."""
     hosts = len({row.host for row in view.rows})
     parts = [f"{len(view.rows)} rank(s) on {hosts} host(s)", f"{_duration(view.ran_s)}"]
     if view.steps_per_s is not None:

@@ -48,8 +48,7 @@ LAYERS = [
     {"planes.nccl", "planes.staged"},
     {"planes", "control", "builds"},
     {"engine"},
-    {"groups"},
-    {"observe.timeline.file", "observe.timeline.limits"},
+    {"observe.timeline.file"},
     {"observe.timeline"},
     {"observe"},
     {"session"},
@@ -111,7 +110,6 @@ LAUNCHER_MAY_IMPORT = (
     "members.topology",
     "negotiation.delays.circle",
     "observe.timeline.file",
-    "observe.timeline.limits",
     "observe.untrusted",
 )
 MAY_IMPORT_LAUNCHER = ("__main__", "running", "hosted", "horovod", "bench")

@@ -19,9 +19,8 @@ import pytest
 from hvdlite.launcher.job import timeline as module
 from hvdlite.launcher.job.timeline import Timeline, check_events
 from hvdlite.observe.timeline import sinks
-from hvdlite.observe.timeline.clock import Difference
-from hvdlite.observe.timeline.limits import MOST_BYTES
-from hvdlite.observe.timeline.sinks import HvdrunsFile, Over
+from hvdlite.observe.timeline.file import MOST_BYTES
+from hvdlite.observe.timeline.sinks import Difference, HvdrunsFile, Over
 from hvdlite.rendezvous.job import Job
 from tests.harness.patience import until
 from tests.launcher.hvdrun import pids_in, run, started

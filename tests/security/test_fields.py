@@ -30,7 +30,7 @@ from hvdlite.launcher.job.causes import Window, explain, windows
 from hvdlite.launcher.job.reports import _waits
 from hvdlite.launcher.job.stalls import read as read_stall
 from hvdlite.launcher.job.timeline import check_events
-from hvdlite.launcher.monitor.caller import read as read_question
+from hvdlite.launcher.monitor.monitor import read as read_question
 from hvdlite.launcher.network.candidates import Network
 from hvdlite.launcher.network.probe_answers import parse_listening
 from hvdlite.launcher.nodes.connection import NodeConnection

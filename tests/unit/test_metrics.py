@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -32,8 +31,7 @@ def test_names_are_unique_and_there_is_room_in_the_black_box() -> None:
 
 @pytest.mark.parametrize("reader", Reader)
 def test_the_table_says_where_a_quantity_is_read(reader: Reader) -> None:
-    module, class_name, function = reader.value.rsplit(".", 2)
-    assert callable(getattr(getattr(import_module(module), class_name), function))
+    assert callable(resolve_name(reader.value))
 
 
 def test_each_reader_reads_its_rows() -> None:
@@ -68,7 +66,7 @@ def toy() -> Iterator[Quantity]:
     table.TABLE.remove(row)
 
 
-def test_a_new_gauge_takes_a_row_and_the_place_where_it_is_read(toy: Quantity, tmp_path: Path) -> None:
+def test_a_new_gauge_takes_a_row_and_the_place_where_it_is_read(toy: Quantity) -> None:
     """The rest follows the table: the black box, the agent and `hvdrun top`."""
 
     class ObserverOfToys(Observer):

@@ -13,7 +13,7 @@ import pytest
 from hvdlite.engine import observer as module
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.observer import Observer
-from hvdlite.metrics.table import BATCHES, IN_FLIGHT, MOVED_S, NBYTES, UNAGREED_S, WAITED_S
+from hvdlite.metrics.table import BATCHES, IN_FLIGHT, MOVED_S, UNAGREED_S, WAITED_S
 from hvdlite.negotiation.delays.arrival import UNKNOWN
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.messages import Kind, Request
@@ -162,7 +162,7 @@ def test_quantities_and_subscribers_are_of_every_batch_of_a_decision(job: Job) -
     for work in job.decide(*[2] * 100):
         job.run(work)
     found = job.observer.quantities(job.now)
-    assert (found[BATCHES], found[MOVED_S], found[NBYTES], found[IN_FLIGHT]) == (100, 100.0, 2400, 0)
+    assert (found[BATCHES], found[MOVED_S], found[IN_FLIGHT]) == (100, 100.0, 0)
     statistics = job.observer.statistics(Planes(cpu=LocalPlane()))
     assert (statistics.planes, statistics.batches, statistics.moved_s) == ({"cpu": "local"}, 100, 100.0)
     assert numbers == [*range(1, 101)]

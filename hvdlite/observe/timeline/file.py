@@ -29,6 +29,9 @@ from typing import Final
 
 from hvdlite.net.descriptors import followed, opened
 
+MOST_BYTES: Final = 1 << 20
+"""Events of one call, from a rank to hvdrun, which writes the file."""
+
 _BEGIN: Final = b"[\n"
 _END: Final = b"\n]\n"
 _AT_FDCWD: Final = -100
