@@ -153,10 +153,10 @@ class _Connection:
                 return False
             self._buffer += data
             if len(self._buffer) == self._wanted:
-                said, self._wanted = self._conversation.send(bytes(self._buffer))
+                answer, self._wanted = self._conversation.send(bytes(self._buffer))
                 self._buffer.clear()
                 self._overdue_at = time.monotonic() + _STRANGER_S
-                self._socket.sendall(said)
+                self._socket.sendall(answer)
         except BlockingIOError:
             return True
         except (OSError, StopIteration, Refused):
