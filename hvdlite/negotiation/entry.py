@@ -124,7 +124,8 @@ class OnDevice(Entry[R]):
 
     The collective begins once the device has passed ``ready``, which the plane made at the submit
     (`DevicePlane.record`). A thread that reads the result makes its current stream wait for the end of the collective,
-    and does not wait itself. ``launch`` exists once the entry is done; its error counts until the collective has ended without one.
+    and does not wait itself. ``launch`` exists once the entry is done; its error counts until the collective has ended
+    without one.
     """
 
     __slots__ = ("convert", "launch", "ready", "streams")

@@ -1,9 +1,9 @@
 """An agent's answers to questions about its host: one row of the table and one function for each kind of question.
 
-A function gets the fields of the question and returns a JSON value; an exception that says what was wrong with the
-question or the host (OSError, ValueError, KeyError) becomes the answer's error. Each question is answered in a thread
-of its own, so that a slow one delays nothing. Answers need only the standard library, and import what they need when
-they are first asked: an agent of hvdrun's own host is asked next to nothing, and starts sooner.
+A function gets the fields of the question and returns a JSON value; an exception about the question or the host
+(OSError, ValueError, KeyError) becomes the answer's error. Each question is answered in a thread of its own, so that a
+slow one delays nothing. Answers need only the standard library, and import what they need when they are first asked: an
+agent of hvdrun's own host is asked next to nothing, and starts sooner.
 """
 
 from __future__ import annotations

@@ -133,14 +133,14 @@ class Workers:
             stdout, written_stdout, stderr, written_stderr, report, written_report = ends
             for end in (stdout, stderr, report, written_report):
                 os.set_blocking(end, False)
-            told = {"HVDLITE_REPORT": written_report}
+            given = {"HVDLITE_REPORT": written_report}
             with suppress(OSError):  # a system without such memory; the job does without
-                box = told["HVDLITE_BLACKBOX"] = blackbox.make()
+                box = given["HVDLITE_BLACKBOX"] = blackbox.make()
                 ends.append(box)
             process = subprocess.Popen(
                 command,
-                env={**environment, **{name: f"{end}:{os.fstat(end).st_ino}" for name, end in told.items()}},
-                pass_fds=tuple(told.values()),
+                env={**environment, **{name: f"{end}:{os.fstat(end).st_ino}" for name, end in given.items()}},
+                pass_fds=tuple(given.values()),
                 cwd=cwd,
                 stdin=stdin,
                 stdout=written_stdout,
@@ -156,7 +156,7 @@ class Workers:
             os.close(end)
         worker = Worker(rank, process, {stdout: Stdout, stderr: Stderr}, report, box)
         self._by_pid[process.pid] = worker
-        with suppress(OSError):  # a kernel without pidfd (before 5.3) still tells of each death by SIGCHLD
+        with suppress(OSError):  # a kernel without pidfd (before 5.3) still reports each death by SIGCHLD
             worker.pidfd = os.pidfd_open(process.pid)
         self._groups.add(process.pid)
         return worker

@@ -35,7 +35,7 @@ class Lease:
         if now - self._last_tick > 2 * _INTERVAL_S:  # we were stopped, or too busy to listen
             self._awake_since = now
         self._last_tick = now
-        silent = [link for link in self._links if now - max(link.heard, self._awake_since) > SILENCE_S]
+        silent = [link for link in self._links if now - max(link.received_at, self._awake_since) > SILENCE_S]
         self._links = [link for link in self._links if not link.is_over and link not in silent]
         if now >= self._next:
             self._next = now + _INTERVAL_S

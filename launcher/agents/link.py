@@ -85,7 +85,7 @@ class AgentLink:
         self.host = host.name
         self.hello: Hello | None = None
         self.pids: dict[int, int] = {}  # of the ranks that run
-        self.started = self.heard = time.monotonic()
+        self.started = self.received_at = time.monotonic()
         self.is_over = False  # nothing can come any more
         self.services: Mapping[str, str] = {}  # what its workers may connect to: the abstract socket of each service
         self.way = way
@@ -149,7 +149,7 @@ class AgentLink:
     # ---- what comes
 
     def _receive(self, data: bytes) -> None:
-        self.heard = time.monotonic()
+        self.received_at = time.monotonic()
         if not data:
             self._finish("")
             return
@@ -179,7 +179,7 @@ class AgentLink:
             case Close(channel):
                 self._tunnel.close(channel)
             case Alive(sent, theirs):
-                self.clock.learn(sent, theirs, self.heard)
+                self.clock.learn(sent, theirs, self.received_at)
             case Hello():
                 self.hello = message
             case Start() | Signal() | End() | Ask() | Lease() | Files() | Input():

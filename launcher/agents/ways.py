@@ -30,7 +30,7 @@ _LAST_WRITE_S: Final = 0.5
 
 
 class Way(Protocol):
-    """Carries bytes to and from one agent. Its text says what it is, for messages."""
+    """Carries bytes to and from one agent. Its text describes it, for messages."""
 
     @property
     def is_remote(self) -> bool:
@@ -48,13 +48,13 @@ class Way(Protocol):
         self,
         loop: Loop,
         receive: Callable[[bytes], None],
-        hear: Callable[[str], None],
+        show: Callable[[str], None],
         hold: Callable[[bool], None],
         signalled: Callable[[int], None],
     ) -> None:
         """Has ``receive`` called with what comes, and with no bytes at the end, by turns of ``loop``.
 
-        ``hear`` gets lines for the user, ``hold`` is called when too much waits to be sent and when that is over, and
+        ``show`` gets lines for the user, ``hold`` is called when too much waits to be sent and when that is over, and
         ``signalled`` when somebody on the other host asks by a signal to end the job.
         """
 
@@ -65,7 +65,7 @@ class Way(Protocol):
         """Reads nothing more from the agent."""
 
     def conclude(self, code: int) -> None:
-        """Tells the other host the exit code of the job, where somebody there waits for it. May be called twice."""
+        """Sends the other host the exit code of the job, where somebody there waits for it. May be called twice."""
 
     def hang_up(self) -> None:
         """Ends the stream to the agent, which then exits with everything it started. May be called twice."""
@@ -141,11 +141,11 @@ class ProcessWay:
         self,
         loop: Loop,
         receive: Callable[[bytes], None],
-        hear: Callable[[str], None],
+        show: Callable[[str], None],
         hold: Callable[[bool], None],
         signalled: Callable[[int], None],
     ) -> None:
-        self._loop, self._receive, self._hear = loop, receive, hear
+        self._loop, self._receive, self._show = loop, receive, show
         self._outbox = Outbox(loop, self._stdin.fileno(), f"the agent of {self._host.name}", hold)
         loop.watch(self._stdout.fileno(), self._read)
         loop.watch(self._stderr.fileno(), self._read_stderr)
@@ -214,4 +214,4 @@ class ProcessWay:
             text = line.decode(errors="backslashreplace").rstrip("\r")
             if not self._spawner.noise or self._spawner.noise not in text:
                 self._said.append(text)
-                self._hear(text)
+                self._show(text)

@@ -60,7 +60,7 @@ def doctor(
         agents.try_to_connect(hosts)
         survey = Survey({host.name: SurveyedHost(host.name) for host in hosts})
         for name, link in agents.links.items():
-            survey.hosts[name].connect_s = link.heard - link.started
+            survey.hosts[name].connect_s = link.received_at - link.started
         for name, reason in agents.failures.items():
             survey.hosts[name].problem = reason
         ask: Ask = agents.ask

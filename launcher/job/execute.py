@@ -196,7 +196,7 @@ class _Execution:
                 self._note(link, self._own(link, message.rank), message)
 
     def _own(self, link: AgentLink, rank: int) -> int:
-        if rank not in self._ranks[link.host]:
+        if rank not in self._ranks.get(link.host, ()):  # a host without ranks has an agent, too
             raise FrameError(f"rank {rank} is not one of its own")
         return rank
 

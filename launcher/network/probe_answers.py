@@ -32,7 +32,7 @@ def parse_listening(answer: Any, addresses: Sequence[str]) -> Listening:
         elif type(port := ports.get(address)) is int and 0 < port <= _MAX_PORT:
             listening.ports[address] = port
         else:
-            raise ValueError(f"the agent does not say on which port of {address} it listens")
+            raise ValueError(f"the agent does not report on which port of {address} it listens")
     return listening
 
 

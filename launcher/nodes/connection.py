@@ -1,4 +1,4 @@
-"""Node 0's end of the connection to another node: the way to the agent there, and what the two hvdruns say."""
+"""Node 0's end of the connection to another node: the way to its agent, and the records between the two hvdruns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from ..stream.outbox import Outbox
 from .records import Channel, Introduction, Reason, Record
 
 _LAST_WRITE_S: Final = 0.5
-_FAREWELL_S: Final = 5.0  # for a node to end, whose agent has been told to
+_FAREWELL_S: Final = 5.0  # for a node to end, whose agent is to end
 _EARLY_BYTES: Final = 1 << 20  # what an agent may send before it is asked anything
-_ABORTS: Final = struct.pack("ii", 1, 0)  # as SO_LINGER: what was not sent is dropped, and the node told at once
+_ABORTS: Final = struct.pack(
+    "ii", 1, 0
+)  # as SO_LINGER: what was not sent is dropped, and the node sees the end at once
 
 
 class NodeConnection:
@@ -78,7 +80,7 @@ class NodeConnection:
         self,
         loop: Loop,
         receive: Callable[[bytes], None],
-        hear: Callable[[str], None],
+        show: Callable[[str], None],
         hold: Callable[[bool], None],
         signalled: Callable[[int], None],
     ) -> None:
@@ -102,7 +104,7 @@ class NodeConnection:
         self._receive = _ignore
 
     def conclude(self, code: int, text: str = "") -> None:
-        """Tells the node, once, how the job ended: ``text`` says why it was not started."""
+        """Sends the node, once, how the job ended; ``text`` is the reason if it was not started."""
         if not self._is_concluded:
             self._is_concluded = True
             self._write(self._channel.seal(Record.OVER, code=code, text=text[:MOST_CHARACTERS]))
@@ -125,7 +127,7 @@ class NodeConnection:
         """Nothing runs here."""
 
     def explain(self) -> str:
-        return self._reason or "it was told to end"
+        return self._reason or "it was asked to end"
 
     def close(self) -> None:
         """Leaves the loop; the connection stays until `part`."""
@@ -196,7 +198,7 @@ class NodeConnection:
     def _keep(self, data: bytes) -> None:
         self._early += data
         if len(self._early) > _EARLY_BYTES:
-            raise FrameError("its agent says too much")
+            raise FrameError("its agent sends too much")
 
     def _end_by_signal(self, signum: int) -> None:
         raise CannotStart(self.host, f"it got {signal.Signals(signum).name}.", 128 + signum)
@@ -208,4 +210,4 @@ def farewell() -> Scope:
 
 
 def _ignore(data: bytes) -> None:
-    """Ignores what an agent says that is no longer of use."""
+    """Ignores what comes from an agent that is no longer of use."""

@@ -1,8 +1,8 @@
 """Node 0's side of a job of nodes: waits for all other nodes, and keeps the connections that they make.
 
 Callers without the key are limited like all strangers (`hvdlite.net.lobby`). A caller with the key introduces itself.
-It is welcome if it is a node that is missing, and otherwise told why it is refused. A thread goes on refusing callers
-until the job is over, so that a node that is started again learns that the job has begun without it.
+It is welcome if it is a node that is missing, and otherwise receives the reason why it is refused. A thread goes on
+refusing callers until the job is over, so that a node that is started again learns that the job has begun without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .place import NodePlace
 from .records import Channel, Introduction, Record, key_of
 
 _INTRODUCTION_S: Final = 5.0
-_TELL_S: Final = 2.0  # of silence, before the user hears for whom hvdrun waits
+_TELL_S: Final = 2.0  # of silence, before hvdrun shows for whom it waits
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LOOPBACK: Final = {"localhost": "127.0.0.1"}
 _BEGUN: Final = "the job has begun already, and no node can join it again; start it again on all nodes"

@@ -1,6 +1,6 @@
 """Any node but node 0: hvdrun there finds node 0, runs an agent for it, and ends with the exit code of the job.
 
-It carries bytes between the agent and the connection to node 0, tells node 0 of the signals that it gets, and does
+It carries bytes between the agent and the connection to node 0, passes the signals that it gets to node 0, and does
 nothing else with the job. When the connection ends without a word, so do the agent and its ranks. A node 0 that stops
 before it has started ranks is given up after the start timeout.
 """
@@ -38,7 +38,7 @@ from .records import Channel, Introduction, Over, Reason, Record, Welcome, key_o
 
 _ATTEMPT_S: Final = 5.0
 _BETWEEN_ATTEMPTS_S: Final = 0.5
-_TELL_S: Final = 2.0  # of vain attempts, before the user hears of them
+_TELL_S: Final = 2.0  # of vain attempts, before hvdrun reports them
 _ANSWER_S: Final = 10.0  # for node 0 to let this node in
 _PING_S: Final = 2.0
 _SILENCE_S: Final = 10.0  # of node 0, which answers pings
@@ -86,7 +86,7 @@ def ending_by_signal() -> Iterator[None]:
 def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: float, say: Say) -> tuple[Channel, str]:
     """A connection over which node 0 has let this node in, and the name of node 0."""
     scope = Scope.of(timeout_s)
-    tell_at, told = time.monotonic() + _TELL_S, ""
+    tell_at, shown = time.monotonic() + _TELL_S, ""
     while True:
         try:
             channel = _attempt(place, key, Scope.of(_ATTEMPT_S, scope))
@@ -99,8 +99,8 @@ def _join(place: NodePlace, key: bytes, introduction: Introduction, timeout_s: f
             problem = str(error)
         if scope.left_s <= _BETWEEN_ATTEMPTS_S:
             raise LaunchError(_not_reached(place, timeout_s, problem))
-        if time.monotonic() >= tell_at and problem != told:
-            told = problem
+        if time.monotonic() >= tell_at and problem != shown:
+            shown = problem
             say(f"waiting for node 0 at {place.master}: {problem}")
         time.sleep(_BETWEEN_ATTEMPTS_S)
 

@@ -1,4 +1,4 @@
-"""What node 0 and another node tell each other: sealed records over one connection.
+"""What node 0 and another node send each other: sealed records over one connection.
 
 The other node calls, and both prove that they know the key (`hvdlite.net.handshake`); everything else is sealed
 (`hvdlite.net.sealed`). It begins with ``INTRODUCTION``, and gets ``WELCOME`` or ``REFUSAL``. From then on the

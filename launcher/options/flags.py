@@ -65,7 +65,7 @@ class Always(Flag):
 
 
 class NoEffect(Flag):
-    """Has no effect, and the job computes the same without it: the user is told, and the job runs."""
+    """Has no effect, and the job computes the same without it: hvdrun says so, and the job runs."""
 
     __slots__ = ()
 

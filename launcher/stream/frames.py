@@ -1,7 +1,7 @@
 """Frames between hvdrun and its agents: a length, a kind and a payload.
 
 The length counts the payload only. Length and kind are checked before anything is stored, so a damaged stream closes
-the connection and costs no memory. `messages` says what the payloads are.
+the connection and costs no memory. The payloads are those of `messages`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Loop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._timers: set[Timer] = set()  # those that have a time; a loop has a dozen at most
+        self._timers: set[Timer] = set()  # those that have a time, a dozen at most
 
     def watch(self, descriptor: int, react: Callable[[], None], events: int = READ) -> None:
         """Has ``react`` called when ``descriptor`` is ready; does nothing if it is watched already."""

@@ -1,6 +1,6 @@
 """The outgoing half of the stream between hvdrun and an agent, which never blocks.
 
-A loop writes more whenever the other end accepts it. When too much is queued, the producer is told to pause, and to
+A loop writes more whenever the other end accepts it. When too much is queued, the producer has to pause, and to
 resume once half of it is written; so a slow reader slows down the producer, and memory stays bounded.
 """
 

@@ -13,7 +13,7 @@ class Agent:
     """The part of a link that a lease uses."""
 
     def __init__(self) -> None:
-        self.heard, self.is_over = 0.0, False
+        self.received_at, self.is_over = 0.0, False
         self.granted: list[float | None] = []
 
     def send(self, message: Grant) -> None:
@@ -39,7 +39,7 @@ def test_a_lease_is_renewed_every_second() -> None:
 def test_a_silent_agent_is_given_up_once_and_sent_nothing_more() -> None:
     silent, loud = Agent(), Agent()
     lease = lease_of(silent, loud)
-    loud.heard = 100.0
+    loud.received_at = 100.0
     assert run(lease, 0, SILENCE_S) == []
     assert run(lease, SILENCE_S, SILENCE_S + 3) == [silent]
     assert len(loud.granted) > len(silent.granted)

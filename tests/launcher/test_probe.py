@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hvdlite.launcher.agent.network import probe_greeting as greeting
 from hvdlite.launcher.agent.network.probe import Prober
 from hvdlite.launcher.agent.network.probe_listener import PING_BYTES
+from hvdlite.net.handshake import Caller
 from tests.harness.patience import PATIENCE_S
 
 HERE = "127.0.0.1"
@@ -89,7 +89,7 @@ def test_a_door_that_never_answers_is_silent() -> None:
         assert dial(mute.getsockname()[1], timeout_s=0.2) == {"problem": "silent"}
 
 
-def test_another_host_at_the_address_is_named_and_gets_no_proof(listening: Prober) -> None:
+def test_another_host_at_the_address_is_named(listening: Prober) -> None:
     port = listen(listening, host=3)["ports"][HERE]
     assert dial(port, host=7) == {"problem": "other host", "host": 3}
 
@@ -99,25 +99,25 @@ def test_a_listener_with_another_token_is_a_stranger(listening: Prober) -> None:
     assert dial(port, token="beef" * 12) == {"problem": "stranger"}
 
 
-def test_a_dialler_without_the_token_gets_no_further_than_the_challenge(listening: Prober) -> None:
+def test_a_dialler_without_the_token_is_not_answered(listening: Prober) -> None:
     port = listen(listening)["ports"][HERE]
     with socket.create_connection((HERE, port), timeout=PATIENCE_S) as line:
-        line.sendall(greeting.hello())
-        assert len(line.recv(4096)) == greeting.CHALLENGE_BYTES
-        line.sendall(bytes(greeting.PROOF_BYTES))
+        line.sendall(Caller(b"another", 0, 0, 0).hello)
         assert is_closed(line)
 
 
 def test_a_proof_is_worth_nothing_on_another_connection(listening: Prober) -> None:
     port = listen(listening)["ports"][HERE]
-    hello = greeting.hello()
+    caller = Caller(bytes.fromhex(TOKEN), 0, 0, 0)
     with socket.create_connection((HERE, port), timeout=PATIENCE_S) as line:
-        line.sendall(hello)
-        _, proof = greeting.answer(bytes.fromhex(TOKEN), hello, line.recv(4096))
-        line.sendall(proof + bytes(PING_BYTES))
+        line.sendall(caller.hello)
+        proof = caller.take(line.recv(4096))
+        line.sendall(proof)
+        assert len(line.recv(4096)) == caller.awaits
+        line.sendall(bytes(PING_BYTES))
         assert line.recv(4096) == bytes(PING_BYTES)
     with socket.create_connection((HERE, port), timeout=PATIENCE_S) as line:
-        line.sendall(hello)
+        line.sendall(caller.hello)
         line.recv(4096)
         line.sendall(proof)
         assert is_closed(line)

@@ -35,30 +35,30 @@ def fork_guarded(*, is_scheduled: bool = False) -> int | None:
     guard = os.getpid()
     signals = _SIGNALS | _OF_SCHEDULERS if is_scheduled else _SIGNALS
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    read, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     agent = os.fork()
     if agent:
-        os.close(heard)
-        os._exit(_guard(agent, signals, told if is_scheduled else None))
-    os.close(told)
+        os.close(read)
+        os._exit(_guard(agent, signals, written if is_scheduled else None))
+    os.close(written)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     die_with_parent(signal.SIGTERM, guard)
     adopt_orphans()
     if is_scheduled:
-        return heard
-    os.close(heard)
+        return read
+    os.close(read)
     return None
 
 
-def _guard(agent: int, signals: frozenset[signal.Signals], told: int | None) -> int:
+def _guard(agent: int, signals: frozenset[signal.Signals], written: int | None) -> int:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # hvdrun is to see the end of the agent's stream, and the agent the end of hvdrun's
         os.dup2(nowhere, stream)
     code = 1
-    while (signum := signal.sigwait(signals)) == signal.SIGCHLD or told is not None:
-        if signum != signal.SIGCHLD and told is not None:
+    while (signum := signal.sigwait(signals)) == signal.SIGCHLD or written is not None:
+        if signum != signal.SIGCHLD and written is not None:
             with suppress(OSError):  # the agent is ending
-                os.write(told, bytes([signum]))
+                os.write(written, bytes([signum]))
         if (status := _reap().get(agent)) is not None:
             code = os.waitstatus_to_exitcode(status)
             break

@@ -43,8 +43,8 @@ class Scheduler:
     def missed(self, now: float) -> list[int]:
         """The signals that by now only the guard has got, each of them once."""
         due = [signum for signum, at in self._of_guard.items() if now >= at]
-        heard = {signum: self._of_guard.pop(signum) - _APART_S for signum in due}
-        return [signum for signum in due if self._sent.get(signum, -inf) < heard[signum] - _APART_S]
+        arrived = {signum: self._of_guard.pop(signum) - _APART_S for signum in due}
+        return [signum for signum in due if self._sent.get(signum, -inf) < arrived[signum] - _APART_S]
 
     def terminate(self, now: float) -> None:
         """The ranks are to get SIGTERM, if not from the scheduler then from the agent."""
@@ -61,9 +61,9 @@ class Scheduler:
 
     def terminates_at(self, now: float) -> float:
         """When the ranks have got SIGTERM, or will get it, for from now on they are to."""
-        told = [times[signal.SIGTERM] for times in (self._sent, self._of_guard) if signal.SIGTERM in times]
-        if told:
-            return max(told)
+        known = [times[signal.SIGTERM] for times in (self._sent, self._of_guard) if signal.SIGTERM in times]
+        if known:
+            return max(known)
         if self._terminate_at is None:
             self.terminate(now)
         return self._terminate_at or now

@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from hvdlite.net.entrance import limit
+from hvdlite.net.handshake import Caller, Refused
 from hvdlite.scope import Scope
 
-from . import probe_greeting as greeting
 from .probe_listener import PING_BYTES, ROUNDS, TOTAL, WIDE_BYTES, ProbeListener
 
 _MAX_THREADS: Final = 64
@@ -85,10 +85,9 @@ def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: flo
         with socket.create_connection((target["address"], target["port"]), timeout_s) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             limit(line, scope)
-            host, proof = _greet(line, token)
+            host = _greet(line, token)
             if host != target["host"]:
                 return {"problem": "other host", "host": host}
-            line.sendall(proof)
             result = {"rtt_us": _round_trip_us(line)}
             problem = "narrow"
             _exchange(line, bytes(WIDE_BYTES))
@@ -99,7 +98,7 @@ def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: flo
         return {"problem": problem}
     except ConnectionRefusedError:
         return {"problem": "refused"}
-    except (greeting.Stranger, ConnectionError):
+    except (Refused, ConnectionError):
         return {"problem": "stranger"}
     except OSError as error:
         if error.errno in _NO_ROUTE:
@@ -107,10 +106,13 @@ def reach(token: bytes, target: Mapping[str, Any], timeout_s: float, bulk_s: flo
         return {"problem": "failed", "detail": error.strerror or str(error)}
 
 
-def _greet(line: socket.socket, token: bytes) -> tuple[int, bytes]:
-    hello = greeting.hello()
-    line.sendall(hello)
-    return greeting.answer(token, hello, _receive(line, greeting.CHALLENGE_BYTES))
+def _greet(line: socket.socket, token: bytes) -> int:
+    """The number of the host that listens. Raises Refused, or ConnectionError, if that does not have the token."""
+    caller = Caller(token, 0, 0, 0)
+    line.sendall(caller.hello)
+    while caller.awaits:
+        line.sendall(caller.take(_receive(line, caller.awaits)))
+    return caller.received
 
 
 def _round_trip_us(line: socket.socket) -> float:
@@ -122,9 +124,9 @@ def _round_trip_us(line: socket.socket) -> float:
     return round(sorted(times)[ROUNDS // 2] * 1e6, 1)
 
 
-def _exchange(line: socket.socket, said: bytes) -> None:
-    line.sendall(said)
-    _receive(line, len(said))
+def _exchange(line: socket.socket, data: bytes) -> None:
+    line.sendall(data)
+    _receive(line, len(data))
 
 
 def _megabytes_per_second(line: socket.socket, bulk_s: float) -> float:
@@ -139,11 +141,11 @@ def _megabytes_per_second(line: socket.socket, bulk_s: float) -> float:
 
 
 def _receive(line: socket.socket, length: int) -> bytes:
-    """Receives exactly ``length`` bytes. Raises Stranger if the other end closes before."""
+    """Receives exactly ``length`` bytes. Raises ConnectionError if the other end closes before."""
     received = b""
     while len(received) < length:
         data = line.recv(length - len(received))
         if not data:
-            raise greeting.Stranger
+            raise ConnectionError
         received += data
     return received

@@ -1,8 +1,11 @@
 """The listening end of a connect test: a thread that listens on a host's candidate addresses for a short time.
 
 Every connection is a generator that yields what to send and how many bytes it wants next, so a stranger costs no more
-memory than one HELLO. After the greeting (`probe_greeting`) the listener echoes `ROUNDS` pings and a wide one, which
-fills packets of any usual size. It discards what follows up to the end of the stream, and answers with its length.
+memory than one HELLO. Both ends prove that they have the token that hvdrun made for this test
+(`hvdlite.net.handshake`). The count in the WELCOME is the number of the listener's host, by which the dialler knows
+which host it has reached: two hosts may have one address, or a router may redirect it. Then the listener echoes
+`ROUNDS` pings and a wide one, which fills packets of any usual size. It discards what follows up to the end of the
+stream, and answers with its length.
 """
 
 from __future__ import annotations
@@ -18,10 +21,9 @@ from contextlib import suppress
 from typing import Final
 
 from hvdlite.net.entrance import Listener
+from hvdlite.net.handshake import Callee, Refused
 from hvdlite.net.listening import listen_at
 from hvdlite.scope import Scope
-
-from . import probe_greeting as greeting
 
 ROUNDS: Final = 9
 PING_BYTES: Final = 16
@@ -30,11 +32,11 @@ TOTAL: Final = struct.Struct("!Q")
 EVERYTHING: Final = 0  # wanted: all up to the end of the stream
 
 _STRANGER_S: Final = 1.0  # for each message of a greeting: half of what a dialler waits behind a crowd of strangers
-_OF_STRANGERS: Final = (greeting.HELLO_BYTES, greeting.PROOF_BYTES)  # wanted before a caller is known
+_AFTER_GREETING: Final = (PING_BYTES, WIDE_BYTES, EVERYTHING)  # wanted of a caller that has the token
 _TICK_S: Final = 0.2
 _MAX_CONNECTIONS: Final = 512
 _BULK_BYTES: Final = 1 << 20
-_SEND_BUFFER_BYTES: Final = 128 << 10  # holds whatever a conversation says at once
+_SEND_BUFFER_BYTES: Final = 128 << 10  # holds whatever a conversation sends at once
 
 Conversation = Generator[tuple[bytes, int], bytes, None]
 
@@ -140,7 +142,7 @@ class _Connection:
         _, self._wanted = next(conversation)
 
     def is_overdue(self, now: float) -> bool:
-        return self._wanted in _OF_STRANGERS and now > self._overdue_at
+        return self._wanted not in _AFTER_GREETING and now > self._overdue_at
 
     def receive(self) -> bool:
         """Handles what has arrived. False when the connection is over."""
@@ -152,13 +154,13 @@ class _Connection:
                 return False
             self._buffer += data
             if len(self._buffer) == self._wanted:
-                said, self._wanted = self._conversation.send(bytes(self._buffer))
+                answer, self._wanted = self._conversation.send(bytes(self._buffer))
                 self._buffer.clear()
                 self._overdue_at = time.monotonic() + _STRANGER_S
-                self._socket.sendall(said)
+                self._socket.sendall(answer)
         except BlockingIOError:
             return True
-        except (OSError, StopIteration, greeting.Stranger):
+        except (OSError, StopIteration, Refused):
             return False
         return True
 
@@ -172,11 +174,11 @@ class _Connection:
 
 
 def _converse(token: bytes, host: int) -> Conversation:
-    hello = yield b"", greeting.HELLO_BYTES
-    challenge = greeting.challenge(token, host, hello)
-    proof = yield challenge, greeting.PROOF_BYTES
-    greeting.check(token, hello, challenge, proof)
-    echo = b""
+    callee, echo = Callee(token, 0, 0, 0), b""
+    while callee.awaits:
+        message = yield echo, callee.awaits
+        echo = callee.take(message)
+    echo = callee.welcome(host)
     for length in (*[PING_BYTES] * ROUNDS, WIDE_BYTES):
         echo = yield echo, length
     yield echo, EVERYTHING
@@ -190,5 +192,5 @@ def _listen(address: str, ports: range | None) -> Listener:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    told = f"ports {ports[0]}-{ports[-1]}" if ports else "its ports"
-    raise OSError(errno.EADDRINUSE, f"{told} are all in use")
+    which = f"ports {ports[0]}-{ports[-1]}" if ports else "its ports"
+    raise OSError(errno.EADDRINUSE, f"{which} are all in use")
