@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hvdlite.compat import stands_for_horovod
-from hvdlite.engine.apart import Interruption, run_apart
+from hvdlite.engine.apart import do_apart
 from hvdlite.errors import HorovodInternalError, HvdError, NotInitialized
 from hvdlite.groups.group import Group
 from hvdlite.groups.sets import Registry
@@ -105,7 +105,7 @@ class Session:
 
         If a signal handler interrupts it, it continues in the background, and another call waits for that.
         """
-        run_apart(lambda _: self._close(), "shutdown()")
+        do_apart(lambda _: self._close(), "shutdown()")
 
     def _close(self) -> None:
         with self._closing:
@@ -188,9 +188,7 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
             start, options = Start.read(), Settings.read()
             refuse_part(comm, start.size)
             loading.thread = threading.get_ident()
-            run_apart(
-                lambda interruption: _begin(start, options, interruption, begun), "init()", patience_s=_GIVING_UP_S
-            )
+            do_apart(lambda scope: _begin(start, options, scope, begun), "init()", patience_s=_GIVING_UP_S)
         session = current()
     if new := [process_set for process_set in wanted if not session.sets.knows(process_set)]:
         refused = session.sets.refuses(new)
@@ -199,12 +197,12 @@ def _init(comm: Sequence[int] | None, wanted: Sequence[ProcessSet], begun: list[
             raise refused
 
 
-def _begin(start: Start, options: Settings, interruption: Interruption, begun: list[Session]) -> None:
+def _begin(start: Start, options: Settings, scope: Scope, begun: list[Session]) -> None:
     """Creates the current session, and takes it back if the caller of `init` is interrupted meanwhile."""
     global _current, _begun, _origin
     configure(start.rank, options.log_level, options.log_hide_time)
     with _beginning:
-        session = _met(start, options, Scope(watch=lambda: interruption.cause))
+        session = _met(start, options, scope)
     if _origin is not None:
         _origin.sets.forget()
         _origin = None
@@ -224,7 +222,7 @@ def _begin(start: Start, options: Settings, interruption: Interruption, begun: l
     )
     begun.append(session)
     _current = session
-    if interruption.cause:  # checked last: an interrupted caller sets it before it looks for a session
+    if scope.cancelled:  # checked last: an interrupted caller cancels before it looks for a session
         _current = None
         session.close()
 

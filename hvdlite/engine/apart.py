@@ -1,21 +1,21 @@
-"""Runs uninterruptible work in a thread in which no signal handler raises."""
+"""Does for the main thread, in which signal handlers may raise anywhere, what they must not stop halfway.
+
+A thread of its own does the work in a `Scope`. The main thread only waits for it, in bounded looks, and cancels the
+scope if a handler raises.
+"""
 
 from __future__ import annotations
 
 import _thread
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
+
+from hvdlite.scope import Scope
 
 T = TypeVar("T")
 
-_LOOK_S = 0.2  # as in `hvdlite.engine.deputy`
-
-
-class Interruption:
-    """The reason why the caller of `run_apart` stopped waiting, if it did. Any thread may read it."""
-
-    cause = ""
+_LOOK_S: Final = 0.2  # a signal that another thread has received does not interrupt a system call of the main one
 
 
 def is_seen(is_over: threading.Lock) -> bool:
@@ -23,21 +23,15 @@ def is_seen(is_over: threading.Lock) -> bool:
     return is_over.acquire(timeout=_LOOK_S)
 
 
-def run_apart(
-    function: Callable[[Interruption], T],
-    what: str,
-    is_vain: Callable[[], BaseException | None] | None = None,
-    patience_s: float = 0.0,
-) -> T:
-    """Returns or raises what ``function`` does. The main thread waits while another thread calls it.
+def do_apart(work: Callable[[Scope], T], what: str, patience_s: float = 0.0) -> T:
+    """Returns or raises what ``work`` does, which gets a scope. Any thread may call it; others than the main one work.
 
-    When a signal handler raises meanwhile, the wait ends, and ``function``, which goes on, can see that: ``what`` was
-    interrupted. It has ``patience_s`` to end before the caller hears of it. The wait also ends, in any thread, with
-    what ``is_vain`` returns, if ``function`` does not notice by itself that it goes on in vain.
+    When a signal handler raises meanwhile, the scope is cancelled, because ``what`` was interrupted. The work may go
+    on; it has ``patience_s`` to end before the caller gets the exception.
     """
-    interruption = Interruption()
-    if is_vain is None and threading.get_ident() != threading.main_thread().ident:
-        return function(interruption)
+    scope = Scope()
+    if threading.get_ident() != threading.main_thread().ident:
+        return work(scope)
     results: list[T] = []
     errors: list[BaseException] = []
     is_over = threading.Lock()  # only ever taken here, so that an interrupt cannot leave it locked for the other thread
@@ -45,7 +39,7 @@ def run_apart(
 
     def run() -> None:
         try:
-            results.append(function(interruption))
+            results.append(work(scope))
         except BaseException as error:  # the caller raises it
             errors.append(error)
         finally:
@@ -66,13 +60,10 @@ def run_apart(
             if _has_passed_a_function(error):  # raised by a signal handler
                 raise
             run()  # the interpreter is shutting down
-        end = None
         while not is_seen(is_over):
-            if end is not None:
-                raise end
-            end = is_vain() if is_vain else None
+            pass
     except BaseException as error:
-        interruption.cause = f"{what} was interrupted by {type(error).__name__}"
+        scope.cancel(f"{what} was interrupted by {type(error).__name__}")
         if patience_s > 0:
             is_over.acquire(timeout=patience_s)
         raise

@@ -127,6 +127,8 @@ def connect(connecting: Connecting, exchange: Exchange, scope: Scope) -> Connect
         undo.callback(connecting.close)
         try:
             offer: dict[str, Any] = {"addresses": connecting.bind()}
+            if scope.cancelled:
+                offer = {"failure": scope.cancelled}
         except _REFUSED as error:
             cause, offer = error, {"failure": str(error)}
         offers = _refuse_failures(exchange(offer), connecting.ranks, cause)

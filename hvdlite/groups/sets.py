@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hvdlite.engine.apart import Interruption, run_apart
+from hvdlite.engine.apart import do_apart
 from hvdlite.errors import HorovodInternalError, HvdError, Mismatch
 from hvdlite.groups.connecting import NotConnected, look_on
 from hvdlite.groups.group import Group
@@ -96,22 +96,17 @@ class Registry:
     def refuses(self, process_sets: Sequence[ProcessSet]) -> HvdError | ValueError | None:
         """Like `add`, but returns what `add` raises. Whatever this raises comes from a signal handler."""
 
-        def add(interruption: Interruption) -> HvdError | ValueError | None:
+        def add(scope: Scope) -> HvdError | ValueError | None:
             try:
-                self._add(process_sets, interruption)
+                self._add(process_sets, scope)
             except (HvdError, ValueError) as error:
                 return error
             return None
 
         with self.everyone.watching_peers():
-            return run_apart(add, "adding a process set", self._why_in_vain)
+            return do_apart(add, "adding a process set")
 
-    def _why_in_vain(self) -> HvdError | None:
-        """The error of the job, if it has failed; a member that is connecting does not hear of it otherwise."""
-        end = self.everyone.ended
-        return None if end is None or end.kind in ORDERLY else error_of(end)
-
-    def _add(self, process_sets: Sequence[ProcessSet], interruption: Interruption) -> None:
+    def _add(self, process_sets: Sequence[ProcessSet], scope: Scope) -> None:
         size = self.everyone.size
         with self._lock, self._ending_if_it_fails("adding a process set"):
             self._agree("adds " + ", ".join(str(process_set.ranks) for process_set in process_sets))
@@ -122,7 +117,7 @@ class Registry:
                     )
             self._refuse_duplicates(process_sets)
             for process_set in process_sets:
-                self._open(process_set, interruption)
+                self._open(process_set, scope)
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Unregisters a set, on all ranks together. False for the global set and for one that is not registered.
@@ -132,7 +127,7 @@ class Registry:
         """
         if not isinstance(process_set, ProcessSet):
             raise ValueError(f"process_set must be a ProcessSet, not {process_set!r:.60}")
-        return run_apart(lambda _: self._remove(process_set), "removing a process set")
+        return do_apart(lambda _: self._remove(process_set), "removing a process set")
 
     def _remove(self, process_set: ProcessSet) -> bool:
         with self._lock, self._ending_if_it_fails("removing a process set"):
@@ -170,11 +165,11 @@ class Registry:
                 raise ValueError(f"there is a process set of ranks {list(ranks)} already, {known[ranks]}; use that one")
             known[ranks] = "earlier in the same list"
 
-    def _open(self, process_set: ProcessSet, interruption: Interruption) -> None:
+    def _open(self, process_set: ProcessSet, scope: Scope) -> None:
         members = tuple(process_set.ranks or ())
         number = next(number for number in itertools.count(1) if number not in self._sets)
         name = f"set {next(self._openings)}"  # that of no other group of this job
-        if (group := self._join(members, name, interruption)) is not None:
+        if (group := self._join(members, name, scope)) is not None:
             group.when_ended(self._end_everyone)
             self.groups = {**self.groups, number: group}
             for watcher in self._watchers:
@@ -184,7 +179,7 @@ class Registry:
         self._sets[number] = process_set
         process_set.register(number, members, self._rank)
 
-    def _join(self, members: Sequence[int], name: str, interruption: Interruption) -> Group | None:
+    def _join(self, members: Sequence[int], name: str, scope: Scope) -> Group | None:
         """Opens the group of ``members``; None on ranks that are not among them, which look on.
 
         Raises HorovodInternalError on all ranks if one cannot connect, or if the call of one was interrupted before it
@@ -192,8 +187,8 @@ class Registry:
         """
 
         def exchange(offer: Any) -> list[Any]:
-            if interruption.cause and self._rank in members:
-                offer = {"failure": interruption.cause}
+            if scope.cancelled and self._rank in members:
+                offer = {"failure": scope.cancelled}
             offers = self._exchange(offer)
             return [offers[member] for member in members]
 
@@ -202,11 +197,16 @@ class Registry:
                 look_on(members, exchange)
                 return None
             membership, memory = self.everyone.membership.among(members, name), self.everyone.memory
-            # Not cancelled by the interrupt: the others, who wait for this rank to connect, would not hear of it.
-            scope = Scope.of(self._options.start_timeout)
-            return Group.open(membership, self._options, exchange, scope, memory and memory.of(members))
+            # Not in the scope of the call: the others, who wait for this rank to connect, would not hear of its end.
+            connecting = Scope(within=Scope.of(self._options.start_timeout), watch=self._failure)
+            return Group.open(membership, self._options, exchange, connecting, memory and memory.of(members))
         except NotConnected as error:
             raise HorovodInternalError(f"process set {list(members)} was not added: {error}") from error
+
+    def _failure(self) -> str:
+        """Why the job has failed, if it has; a member that is connecting does not hear of it otherwise."""
+        end = self.everyone.ended
+        return "" if end is None or end.kind in ORDERLY else str(error_of(end))
 
     def _exchange(self, offer: str | None) -> list[Any]:
         return self.everyone.exchange("hvdlite.process_set", offer)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 import hvdlite as hvd
-from hvdlite.engine.apart import run_apart
+from hvdlite.engine.apart import do_apart
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops.submit import whole_number
 from hvdlite.tracebacks import shorten
@@ -109,10 +109,10 @@ def test_ctrl_c_in_a_wait_ends_at_the_users_call_and_elsewhere_where_it_came() -
         done.wait()
 
     def waits() -> None:
-        run_apart(interrupts, "waiting")
+        do_apart(interrupts, "waiting")
 
     def calls_back() -> None:
-        run_apart(lambda _: whole_number(Interrupted()), "calling")
+        do_apart(lambda _: whole_number(Interrupted()), "calling")
 
     class Interrupted:
         def __index__(self) -> int:
