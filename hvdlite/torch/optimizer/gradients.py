@@ -109,7 +109,7 @@ class GradientReducer(Overlap[torch.Tensor]):
     """
 
     def __init__(self, reduction: TensorReduction, passes: int, has_places: bool = True) -> None:
-        super().__init__(reduction, passes, ParameterCheck(reduction.process_set, memory_of, reduction.how))
+        super().__init__(reduction, passes, ParameterCheck(memory_of, reduction.how))
         self._of_tensors = reduction
         self._has_places = has_places
         self._all: list[TensorGradient] = []
