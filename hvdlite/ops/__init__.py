@@ -9,6 +9,7 @@ from hvdlite.members.process_set import ProcessSet, global_process_set
 from hvdlite.members.ranges import named as named_ranks
 from hvdlite.negotiation.entry import Entry
 from hvdlite.negotiation.handle import Handle
+from hvdlite.observe.loading import loading
 from hvdlite.ops.adapter import Adapter, Compressor
 from hvdlite.ops.collectives import Collectives
 from hvdlite.ops.handles import GroupHandle, abandon, poll, synchronize, synchronize_all
@@ -64,6 +65,7 @@ __all__ = [
     "global_process_set",
     "group_of",
     "join",
+    "loading",
     "named_ranks",
     "of_array",
     "poll",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
+from hvdlite.engine.group import Group
 from hvdlite.session import current, shared_arena
 from hvdlite.tensors.dtypes import from_numpy
 
@@ -56,3 +58,15 @@ def keep_freed(nbytes: int) -> None:
     """
     if current().options.keep_freed and not native.absence():
         native.library().hvd_keep_freed(nbytes)
+
+
+def checksum_in(group: Group) -> Callable[[int, int, int], int]:
+    """Returns the checksum that ranks of ``group`` compare: of the checksum of bytes before, an address, and a length.
+
+    It is the one of the native library, unless some rank lacks that.
+    """
+    return _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
+
+
+def _zlib_crc32(begun: int, address: int, nbytes: int) -> int:
+    return zlib.crc32((ctypes.c_ubyte * nbytes).from_address(address), begun) if nbytes else begun

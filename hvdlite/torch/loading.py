@@ -6,7 +6,7 @@ from typing import Final
 
 from torch.utils.data import DataLoader, dataloader
 
-from hvdlite.observe.loading import loading
+from hvdlite.ops import loading
 
 # The first starts the loader's processes. The second is PyTorch's own name, of all iterators that a loader makes.
 _HOOKS: Final = ((DataLoader, "__iter__"), (getattr(dataloader, "_BaseDataLoaderIter", None), "__next__"))

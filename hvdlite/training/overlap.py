@@ -250,7 +250,7 @@ class Overlap(Generic[T]):
                 self._submitted.popleft()
             if self._check.under_way is not None:
                 try:
-                    self._check.conclude()
+                    self._check.conclude(group)
                 except _FAILURES as error:
                     failures.append(error)
         self.start_over()
@@ -324,7 +324,7 @@ class Overlap(Generic[T]):
     def _submit_check(self, group: Group) -> None:
         if self._check.ready is not None and self._submitted:  # then other ranks submit theirs in this step too
             try:
-                self._check.submit()
+                self._check.submit(group)
             except BaseException:  # as in `_submit`
                 self._torn = (group, self._check.name)
                 raise

@@ -18,7 +18,6 @@ equal if and only if n times the sum of their squares is the square of their sum
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import weakref
 import zlib
@@ -28,11 +27,11 @@ from typing import Any, Final, Generic
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite import native
 from hvdlite.errors import HvdError, Mismatch
 from hvdlite.log import logger
-from hvdlite.ops import CPU, Group, Handle, ProcessSet, Sum, group_of, synchronize
+from hvdlite.ops import CPU, Group, Handle, Sum, synchronize
 from hvdlite.ops.arrays import collectives as arrays
+from hvdlite.ops.memory import checksum_in
 from hvdlite.session import current
 from hvdlite.training.naming import P
 from hvdlite.training.slices import Checksum, Difference, MemoryOf, Slices
@@ -52,8 +51,7 @@ class ParameterCheck(Generic[P]):
     compared. ``how`` is operation, prescale and postscale of the gradients.
     """
 
-    def __init__(self, process_set: ProcessSet, memory_of: MemoryOf[P], how: tuple[int, float, float] = _SUM) -> None:
-        self._process_set = process_set
+    def __init__(self, memory_of: MemoryOf[P], how: tuple[int, float, float] = _SUM) -> None:
         self._memory_of = memory_of
         self._how = how
         self._members: list[tuple[str, P]] = []
@@ -84,7 +82,7 @@ class ParameterCheck(Generic[P]):
             self.start_over()
         if current().check_parameters == "0":
             return
-        of = _zlib_crc32 if group.membership.without_native else native.library().hvd_crc32c
+        of = checksum_in(group)
         begun = (self._group, group.joins)
         is_first, self._first_step_in = begun != self._first_step_in, begun
         self._compares_slice = not (is_first and _compares_after(group.joins))
@@ -103,21 +101,21 @@ class ParameterCheck(Generic[P]):
         """The name under which the checksums of this step travel."""
         return ("slice." if self._compares_slice else "checksum.") + self._known_as
 
-    def submit(self) -> None:
-        """Sends the checksums that `read` took, if any. Call it once a gradient of this step is in flight.
+    def submit(self, group: Group) -> None:
+        """Sends the checksums that `read` took, if any. Call it once a gradient of this step is in flight in ``group``.
 
         Then all ranks submit theirs in this step, and `conclude` waits no longer than for that gradient.
         """
         if self.ready is not None:
             how = self._how if self._compares_slice else _SUM
             with contextlib.suppress(HvdError, ValueError):  # the gradients, which matter, say what is wrong
-                self.under_way = arrays.allreduce_async_(
-                    self.ready, None, self.name, *how, process_set=self._process_set
-                )
+                (entry,) = arrays.entries_of_allreduce(group, True, how, self.name, [self.ready])
+                group.submit(entry)
+                self.under_way = entry
             self.ready = None
 
-    def conclude(self) -> None:
-        """Waits for the checksums of all ranks, and compares them.
+    def conclude(self, group: Group) -> None:
+        """Waits for the checksums of all ranks of ``group``, and compares them.
 
         If they differ, one rank warns, once; with ``HVDLITE_CHECK_PARAMETERS=error`` all ranks raise Mismatch.
         """
@@ -129,7 +127,6 @@ class ParameterCheck(Generic[P]):
             self.under_way = None
             return
         self.under_way = None
-        group = group_of(self._process_set)
         if self._compares_slice:
             assert self._slices is not None
             difference = self._slices.compare(total, self._step)
@@ -175,11 +172,6 @@ class ParameterCheck(Generic[P]):
 
 def _compares_after(joins: int) -> bool:
     return joins <= _EACH_OF_JOINS or joins & (joins - 1) == 0
-
-
-def _zlib_crc32(begun: int, address: int, nbytes: int) -> int:
-    """The checksum for groups in which some rank lacks the native library."""
-    return zlib.crc32((ctypes.c_ubyte * nbytes).from_address(address), begun) if nbytes else begun
 
 
 def _packed(checksums: Sequence[int], rank: int, size: int) -> Vector:

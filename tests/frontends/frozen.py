@@ -206,9 +206,7 @@ class DistributedOptimizer:
     """Gradient descent that reduces gradients one by one, as they come."""
 
     def __init__(self, named_variables: Sequence[tuple[str, Variable]], passes: int = 1, op: int = Sum) -> None:
-        check = ParameterCheck[Variable](
-            global_process_set, lambda variable, rows: of_array(variable.value.numpy()[rows])
-        )
+        check = ParameterCheck[Variable](lambda variable, rows: of_array(variable.value.numpy()[rows]))
         reduction = Reduction(collectives, NoneCompressor, op, 1.0, 1.0, global_process_set)
         self.overlap = Overlap(reduction, passes, check)
         self.gradients: dict[Variable, _OneGradient] = {}

@@ -107,7 +107,7 @@ def what_travels_compressed_or_laid_out_otherwise_travels_from_there() -> None:
         gradient = module.weight.grad
         assert not is_shared(gradient)
         optimizer.synchronize()
-        assert all(is_shared(each.place._tensor) for each in optimizer._reducer._gradients.values())
+        assert all(is_shared(each.own_place._tensor) for each in optimizer._reducer._gradients.values())
         assert module.weight.grad is gradient
         assert gradient.stride() == module.weight.stride()
         assert_close(gradient, torch.full_like(gradient, 1.5), 1e-3)

@@ -210,12 +210,13 @@ def test_adasum_is_for_cpus() -> None:
 def _parameters() -> None:
     begin()
     parameters = [("weight", ones()), ("bias", ones(2))]
-    check = ParameterCheck[DeviceArray](hvd.global_process_set, lambda parameter, _: DeviceAdapter().buffer(parameter))
+    check = ParameterCheck[DeviceArray](lambda parameter, _: DeviceAdapter().buffer(parameter))
     check.watch(parameters, parameters)
-    check.read(current().everyone)
-    check.submit()
+    group = current().everyone
+    check.read(group)
+    check.submit(group)
     hvd.barrier()
-    check.conclude()
+    check.conclude(group)
     hvd.shutdown()
 
 

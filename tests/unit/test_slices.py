@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvdlite.ops.memory import _zlib_crc32
 from hvdlite.tensors.buffer import of_array
-from hvdlite.training.parameter_check import _zlib_crc32
 from hvdlite.training.slices import TURNS, MemoryOf, Slices
 
 

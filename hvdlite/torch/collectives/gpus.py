@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.cuda.context import Context
-from hvdlite.cuda.presence import KIND
-from hvdlite.cuda.streams import Stream
 from hvdlite.ops import Device
+from hvdlite.ops.gpus import gpu, new_stream
 
 
 def memory_on_gpu(tensor: torch.Tensor) -> tuple[GpuMemory, Device]:
@@ -55,7 +53,7 @@ class GpuStreams:
         sets the one that was current before, for which CUDA makes a context on a GPU that this rank may not use.
         """
         if self._without_work is None:
-            handle = Stream(Context(self._index)).handle.value  # never closed: the allocator keeps memory by it
+            handle = new_stream(self._index)  # never closed, because the allocator keeps memory by it
             self._without_work = torch.cuda.ExternalStream(handle, self._index)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._index), torch.cuda.stream(self._without_work):
             yield
@@ -69,4 +67,4 @@ class GpuStreams:
 
 @cache
 def _gpu(index: int) -> tuple[Device, GpuStreams]:
-    return Device(KIND, index), GpuStreams(index)
+    return gpu(index), GpuStreams(index)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite.errors import HorovodInternalError, HvdError
-from hvdlite.ops import group_of
+from hvdlite.ops import Group, group_of
 from hvdlite.torch.optimizer.gradients import memory_of
 from hvdlite.torch.optimizer.names import Named, ParamGroup, group_names, horovod_names
 from hvdlite.torch.optimizer.reduction import TensorReduction
@@ -36,7 +36,7 @@ class DeltaReducer:
     def __init__(self, reduction: TensorReduction) -> None:
         self._reduction = reduction
         self._buckets: list[list[Named]] = []
-        self._check = ParameterCheck(reduction.process_set, memory_of)
+        self._check = ParameterCheck(memory_of)
         self._torn_in: object = None  # the group in which a step was interrupted
 
     def watch(self, members: Sequence[Named]) -> None:
@@ -75,10 +75,11 @@ class DeltaReducer:
                 parameter.sub_(copy)
         if not starts:
             return
+        group = group_of(self._reduction.process_set)
         try:
-            failures = self._reduce(starts)
+            failures = self._reduce(group, starts)
         except BaseException:  # for example from a signal handler: the other ranks go on with this rank's step
-            self._torn_in = group_of(self._reduction.process_set)
+            self._torn_in = group
             for _, parameters, copies in starts:
                 for parameter, copy in zip(parameters, copies, strict=True):
                     parameter.copy_(copy)
@@ -86,14 +87,13 @@ class DeltaReducer:
         if failures:
             self._check.start_over()
             raise failures[0]
-        self._check.conclude()
+        self._check.conclude(group)
 
-    def _reduce(self, starts: Sequence[Start]) -> list[HvdError]:
-        group = group_of(self._reduction.process_set)
+    def _reduce(self, group: Group, starts: Sequence[Start]) -> list[HvdError]:
         with group.burst():
             flights = [self._reduction.start(group, name, parameters) for name, parameters, _ in starts]
             if self._check.ready is not None:
-                self._check.submit()
+                self._check.submit(group)
         failures = []
         for (_, parameters, copies), flight in zip(starts, flights, strict=True):
             try:

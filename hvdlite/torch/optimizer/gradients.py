@@ -13,7 +13,7 @@ from hvdlite.ops import Buffer, group_of
 from hvdlite.torch.collectives.adapter import TensorAdapter, expanded
 from hvdlite.torch.optimizer.ddp import refuse_ddp
 from hvdlite.torch.optimizer.names import Named
-from hvdlite.torch.optimizer.places import Place, keep_what_is_freed
+from hvdlite.torch.optimizer.places import IN_PLACE, Place, keep_what_is_freed
 from hvdlite.torch.optimizer.reduction import TensorReduction, nothing_like
 from hvdlite.training.naming import known_as
 from hvdlite.training.overlap import Gradient, Overlap
@@ -24,17 +24,18 @@ from hvdlite.training.slices import Rows
 class TensorGradient(Gradient[torch.Tensor]):
     """The gradient of one parameter.
 
-    ``version`` is that of the tensor when it was complete, and ``stream`` the one that computed it, on a GPU.
+    ``version`` is that of the tensor when it was complete, and ``stream`` the one that computed it, on a GPU. It has
+    its ``own_place`` in shared memory, if any; ``place`` is `IN_PLACE` while what is settled is there as it travels.
     ``sparse_dim`` is that of the last sparse gradient that the parameter had here.
     """
 
-    __slots__ = ("hook", "parameter", "reduction", "sparse_dim", "stream", "version")
+    __slots__ = ("hook", "own_place", "parameter", "reduction", "sparse_dim", "stream", "version")
 
     def __init__(self, name: str, parameter: torch.Tensor, reduction: TensorReduction, place: Place | None) -> None:
         super().__init__(name)
         self.parameter = parameter
         self.reduction = reduction
-        self.place = place
+        self.place = self.own_place = place
         self.version = 0
         self.stream: torch.cuda.Stream | None = None
         self.sparse_dim: int | None = None
@@ -53,12 +54,15 @@ class TensorGradient(Gradient[torch.Tensor]):
         value = self.parameter.grad
         if value is None:  # another hook has taken it
             return
-        if self.place is not None and value.layout is torch.strided and value.is_contiguous():
+        place = self.place = self.own_place
+        if place is not None and value.layout is torch.strided and value.is_contiguous():
             dtype = value.dtype
             if self.reduction.wire_dtype(dtype) is dtype:  # ranks can reduce it there as it is
-                taken = self.place.take(value, dtype)
-                if taken is not None and taken is not value:
-                    self.parameter.grad = value = taken
+                taken = place.take(value, dtype)
+                if taken is not None:
+                    self.place = IN_PLACE
+                    if taken is not value:
+                        self.parameter.grad = value = taken
         if value.is_cuda:
             self.stream = torch.cuda.current_stream(value.device)
         self.settled = value
@@ -109,7 +113,7 @@ class GradientReducer(Overlap[torch.Tensor]):
     """
 
     def __init__(self, reduction: TensorReduction, passes: int, has_places: bool = True) -> None:
-        super().__init__(reduction, passes, ParameterCheck(reduction.process_set, memory_of, reduction.how))
+        super().__init__(reduction, passes, ParameterCheck(memory_of, reduction.how))
         self._of_tensors = reduction
         self._has_places = has_places
         self._all: list[TensorGradient] = []
@@ -158,7 +162,7 @@ class GradientReducer(Overlap[torch.Tensor]):
     def close(self) -> None:
         """Removes the hooks and releases the places. Gradients in places keep their memory."""
         for gradient in self._all:
-            gradient.place = None
+            gradient.place = gradient.own_place = None
             if gradient.hook is not None:
                 gradient.hook.remove()
 

@@ -25,6 +25,10 @@ from hvdlite.torch.memory import shared_empty
 _CACHED_BYTES: Final = 1 << 18
 
 
+IN_PLACE: Final = object()
+"""The place of a tensor that is in its place already, in the form in which it travels."""
+
+
 class Place:
     """Memory in which one gradient is reduced, allocated at its first use, and again in a later session."""
 

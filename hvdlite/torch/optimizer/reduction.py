@@ -23,6 +23,7 @@ from hvdlite.torch.collectives.adapter import dense
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async, start_sparse_allreduce
 from hvdlite.torch.collectives.tensors import collectives
 from hvdlite.torch.compression import wire_dtype
+from hvdlite.torch.optimizer.places import IN_PLACE
 from hvdlite.training.reduction import Flight, Reduction
 
 
@@ -71,6 +72,8 @@ class TensorReduction(Reduction[torch.Tensor]):
         return handle, context
 
     def pack(self, tensor: torch.Tensor, place: Any) -> tuple[torch.Tensor, Any]:
+        if place is IN_PLACE:
+            return tensor, tensor.dtype
         own, dtype = tensor.dtype, self.wire_dtype(tensor.dtype)
         if tensor.layout is torch.sparse_coo:
             tensor = _spread(tensor.coalesce(), dtype or own)
