@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite import native
-from hvdlite.engine.group import Group
+from hvdlite.groups.group import Group
 from hvdlite.session import current, shared_arena
 from hvdlite.tensors.dtypes import from_numpy
 
