@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from hvdlite.metrics.table import (
     BATCHES,
@@ -29,6 +29,7 @@ from hvdlite.metrics.table import (
     WAITED_S,
     Quantities,
 )
+from hvdlite.observe.blackbox import Record
 
 LEAST_S: Final = 2.0  # of a job that is worth a line
 MOST_S: Final = 1e9  # of any time of a rank that is believed
@@ -36,28 +37,7 @@ _LEAST_CAUSED: Final = 2 / 3  # of the waiting, by a rank that is named: of two 
 _LEAST_WAITING: Final = 0.05  # of the time; the causes of less are chance
 
 
-class Batch(Protocol):
-    """A batch that was recorded; see `hvdlite.negotiation.replica.Work`. ``last_rank`` is below 0 if not known."""
-
-    @property
-    def group(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def agreed_at(self) -> float: ...
-    @property
-    def moved_at(self) -> float: ...
-    @property
-    def done_at(self) -> float: ...
-    @property
-    def waited_s(self) -> float: ...
-    @property
-    def last_rank(self) -> int: ...
-    @property
-    def late_s(self) -> float: ...
-
-
-def add_up(batches: Iterable[Batch]) -> tuple[Quantities, dict[int, list[float]]]:
+def add_up(batches: Iterable[Record]) -> tuple[Quantities, dict[int, list[float]]]:
     """Adds up the batches of one rank.
 
     Returns their sums, and for each rank that was late the seconds of each time that the others waited for it, as far

@@ -11,7 +11,7 @@ from hvdlite.members.ranges import named
 from hvdlite.metrics.table import MOVED_S
 from hvdlite.observe.times import Classes, add_up, divide, spent
 
-from .trace import RankTrace, first_us
+from .trace import RankTrace, first_us, records
 
 _SLOWEST: Final = 10
 _MOST_UNFINISHED: Final = 20
@@ -53,7 +53,7 @@ def waits(traces: Sequence[RankTrace]) -> dict[int, Waits]:
     whole_s, late_s = duration_s(traces), dict[int, list[float]]()
     found = {}
     for trace in traces:
-        sums, late = add_up(trace.batches.values())
+        sums, late = add_up(records(trace))
         found[trace.rank] = Waits(sums[MOVED_S], divide(whole_s, spent(sums, whole_s)))
         for rank, seconds in late.items():
             late_s.setdefault(rank, []).extend(seconds)
@@ -72,7 +72,7 @@ def slowest(traces: Sequence[RankTrace]) -> list[tuple[str, Slowness]]:
                 tensor = found.setdefault(key, Slowness(_described(dtype, shape)))
                 tensor.runs += 1
                 tensor.negotiated_s += (negotiated_us or 0.0) / _US
-                tensor.moved_s += batch.done_at - batch.moved_at
+                tensor.moved_s += batch.moved_s
     return sorted(found.items(), key=lambda item: -item[1].negotiated_s - item[1].moved_s)[:_SLOWEST]
 
 

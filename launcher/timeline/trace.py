@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
+
+from hvdlite.observe.blackbox import Record
 
 Event = dict[str, Any]
 LANES: Final = ("queue", "negotiate", "wait", "move", "finish")
@@ -20,47 +22,17 @@ class NoTimeline(ValueError):
 
 @dataclass(slots=True)
 class Batch:
-    """The spans of one batch of the process set ``group`` on one rank, by lane: begin and end in µs.
+    """The spans of one batch on one rank, by lane: begin and end in µs. ``args`` are those of the span in *move*."""
 
-    ``args`` are those of the span in *move*. The rest is as in `hvdlite.observe.times.Batch`.
-    """
-
-    group: int
     name: str = ""
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     args: Event = field(default_factory=dict)
 
     @property
-    def nbytes(self) -> int:
-        return int(self.args.get("bytes", 0))
-
-    @property
-    def agreed_at(self) -> float:
-        return self.spans.get("wait", self._moving)[0] / _US
-
-    @property
-    def moved_at(self) -> float:
-        return self._moving[0] / _US
-
-    @property
-    def done_at(self) -> float:
-        return self._moving[1] / _US
-
-    @property
-    def waited_s(self) -> float:
-        return float(self.args.get("waited_us", 0.0)) / _US
-
-    @property
-    def last_rank(self) -> int:
-        return int(self.args.get("last_rank", -1))
-
-    @property
-    def late_s(self) -> float:
-        return float(self.args.get("late_us", 0.0)) / _US
-
-    @property
-    def _moving(self) -> tuple[float, float]:
-        return self.spans.get("move", (0.0, 0.0))
+    def moved_s(self) -> float:
+        """For how long its bytes moved."""
+        begin, end = self.spans.get("move", (0.0, 0.0))
+        return (end - begin) / _US
 
 
 @dataclass(slots=True)
@@ -90,6 +62,18 @@ class RankTrace:
     dropped: int = 0
     waits: dict[str, Wait] = field(default_factory=dict)
     until: float = -inf
+
+
+def records(trace: RankTrace) -> Iterator[Record]:
+    """The batches of a rank as its black box would have them, as far as the timeline has what is there."""
+    for position, ((group, number), batch) in enumerate(trace.batches.items()):
+        moved, done = batch.spans.get("move", (0.0, 0.0))
+        agreed, _ = batch.spans.get("wait", (moved, moved))
+        waited, late = (float(batch.args.get(name, 0.0)) / _US for name in ("waited_us", "late_us"))
+        tensors, nbytes = len(batch.args.get("tensors", ())), int(batch.args.get("bytes", 0))
+        times = (0.0, agreed / _US, moved / _US, done / _US, waited)
+        last_rank = int(batch.args.get("last_rank", -1))
+        yield Record(position, group, number, tensors, nbytes, *times, last_rank, late, 0, batch.name)
 
 
 def read(path: Path) -> list[RankTrace]:
@@ -132,8 +116,7 @@ def ranks_of(events: list[Event]) -> list[RankTrace]:
             trace.waits.pop(event["id"], None)
         elif event["ph"] == "X":
             begin, args = float(event["ts"]), event["args"]
-            number = int(args["set"])
-            batch = trace.batches.setdefault((number, int(args["batch"])), Batch(number))
+            batch = trace.batches.setdefault((int(args["set"]), int(args["batch"])), Batch())
             batch.spans[event["cat"]] = begin, begin + float(event["dur"])
             if event["cat"] == "move":
                 batch.name, batch.args = str(event["name"]), args

@@ -137,7 +137,7 @@ def test_a_picture_of_it_is_drawn(tmp_path: Path) -> None:
         assert run("top", str(hvdrun.pid), "--svg", str(tmp_path / "top.svg")).returncode == 0
         drawn = (tmp_path / "top.svg").read_text()
         assert drawn.startswith("<svg")
-        assert drawn.count("localhost") == 2
+        assert drawn.count("localhost") >= 2  # one more if a rank was found to be slow, as on a busy machine
         assert "url(http" not in drawn
         missing = run("top", str(hvdrun.pid), "--svg", str(tmp_path / "no" / "top.svg"))
         assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)

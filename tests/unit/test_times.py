@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdlite.metrics.table import LOADING_S, UNAGREED_S, WAITED_S, Quantity, by_name, of_ranks
+from hvdlite.observe.blackbox import Record
 from hvdlite.observe.times import Spent, add_up, describe, divide, spent, spent_by
 
 NOTHING = Spent(batches=7, inside_s=0, ending_s=0, waiting_s=0, moving_s=0, loading_s=0, latest_rank=0, latest_rank_s=0)
@@ -125,28 +126,29 @@ def test_whatever_a_rank_wrote_its_times_are_sensible(quantities: dict[Quantity,
 # ---- from batches that were recorded
 
 
-class _Batch(NamedTuple):
-    agreed_at: float
-    moved_at: float
-    done_at: float
-    waited_s: float
-    last_rank: int = -1
-    late_s: float = 0.0
-    group: int = 0
-    nbytes: int = 8
+def _batch(
+    agreed_at: float,
+    moved_at: float,
+    done_at: float,
+    waited_s: float,
+    last_rank: int = -1,
+    late_s: float = 0.0,
+    group: int = 0,
+) -> Record:
+    return Record(0, group, 1, 1, 8, 0.0, agreed_at, moved_at, done_at, waited_s, last_rank, late_s, 0, "x")
 
 
 def test_what_is_added_up_of_batches_is_what_the_observer_counts() -> None:
-    sums, late_s = add_up([_Batch(10.0, 11.0, 12.0, 5.0), _Batch(11.0, 12.0, 14.0, 2.0)])
+    sums, late_s = add_up([_batch(10.0, 11.0, 12.0, 5.0), _batch(11.0, 12.0, 14.0, 2.0)])
     assert by_name(sums) == {"batches": 2, "moved_s": 3.0, "waited_s": 7.0, "unagreed_s": 3.0, "nbytes": 16}
     assert late_s == {}
 
 
 def test_a_rank_is_late_once_for_each_decision() -> None:
     """The two batches of one decision waited for it together; those of another group did so by themselves."""
-    late = {"last_rank": 1, "late_s": 2.0}
-    batches = [_Batch(10.0, 11.0, 12.0, 0.0, **late), _Batch(10.0, 12.0, 13.0, 0.0, **late)]
-    batches += [_Batch(10.0, 11.0, 12.0, 0.0, **late, group=1), _Batch(20.0, 21.0, 22.0, 0.0, **late)]
+    late: dict[str, Any] = {"last_rank": 1, "late_s": 2.0}
+    batches = [_batch(10.0, 11.0, 12.0, 0.0, **late), _batch(10.0, 12.0, 13.0, 0.0, **late)]
+    batches += [_batch(10.0, 11.0, 12.0, 0.0, **late, group=1), _batch(20.0, 21.0, 22.0, 0.0, **late)]
     assert add_up(batches)[1] == {1: [2.0, 2.0, 2.0]}
 
 
