@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+if TYPE_CHECKING:
+    from .rows import Viewer
+
+_PERIOD_S: Final = 1.0
 _ADVICE: Final = "hvdrun: for a view that stays in place: pip install 'hvdlite[observe]'"
 
 
@@ -33,7 +40,6 @@ def top(pid: int | None, is_once: bool, is_json: bool, svg: Path | None) -> None
     # Imported here, for no job needs them, and every one would start later.
     from ..monitor.choosing import chosen
     from ..monitor.client import JobEnded
-    from .lines import write
     from .rows import Viewer
 
     has_rich = find_spec("rich") is not None
@@ -46,7 +52,7 @@ def top(pid: int | None, is_once: bool, is_json: bool, svg: Path | None) -> None
             if is_once or is_json or svg is not None or not is_terminal or not has_rich:
                 if is_terminal and not (is_once or is_json or svg is not None):
                     click.echo(_ADVICE, err=True)
-                write(viewer, is_json=is_json, svg=svg, is_once=is_once or svg is not None)
+                _write(viewer, is_json=is_json, svg=svg, is_once=is_once or svg is not None)
             else:
                 from .screen import show
 
@@ -55,3 +61,22 @@ def top(pid: int | None, is_once: bool, is_json: bool, svg: Path | None) -> None
             click.echo(f"hvdrun: {ended}", err=True)
         except KeyboardInterrupt:
             pass  # the other way to end it
+
+
+def _write(viewer: Viewer, *, is_json: bool, svg: Path | None, is_once: bool) -> None:
+    """Writes one view after another. The first one is not shown: it lacks what takes two."""
+    from .lines import lines
+
+    viewer.look()
+    while True:
+        time.sleep(_PERIOD_S)
+        view = viewer.look()
+        if svg is not None:
+            from .screen import export
+
+            export(view, svg)
+        else:
+            click.echo(json.dumps(asdict(view)) if is_json else "\n".join(lines(view)))
+        sys.stdout.flush()
+        if is_once:
+            return

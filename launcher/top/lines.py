@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
-import click
-
-from .rows import Row, View, Viewer
+from .rows import Row, View
 
 COLUMNS: Final = (
     "rank",
@@ -36,24 +29,6 @@ _LAST_WIDTH: Final = 24  # that the last column should have at least
 _UNKNOWN: Final = "-"
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB")
 _MOST_CHARACTERS: Final = 60
-_PERIOD_S: Final = 1.0
-
-
-def write(viewer: Viewer, *, is_json: bool, svg: Path | None, is_once: bool) -> None:
-    """Writes one view after another. The first one is not shown: it lacks what takes two."""
-    viewer.look()
-    while True:
-        time.sleep(_PERIOD_S)
-        view = viewer.look()
-        if svg is not None:
-            from .screen import export
-
-            export(view, svg)
-        else:
-            click.echo(json.dumps(asdict(view)) if is_json else "\n".join(lines(view)))
-        sys.stdout.flush()
-        if is_once:
-            return
 
 
 def cells(row: Row) -> list[str]:
