@@ -24,7 +24,7 @@ from hvdlite.errors import HvdError, Mismatch, PeerLost
 from hvdlite.launched_by.report import report
 from hvdlite.members.membership import Membership
 from hvdlite.negotiation.end_messages import error_of, fate_of
-from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Run, Tuning
+from hvdlite.negotiation.messages import ORDERLY, End, EndKind, Tuning
 from hvdlite.negotiation.replica import Replica
 from hvdlite.planes.base import Planes
 from hvdlite.settings import Settings
@@ -141,26 +141,24 @@ class Coordinator:
     # ---- batches
 
     def _apply_decisions(self) -> None:
-        now = time.monotonic()
+        observer, now = self._observer, time.monotonic()
         for decision in self._decider.decisions(self._executor.backlog < _MAX_BACKLOG, now):
             if isinstance(decision, End):
                 self._finish(decision)
-            elif self._end is None:  # what crosses an end that counts at once is not run
-                self._run(decision, now)
-
-    def _run(self, run: Run, now: float) -> None:
-        observer = self._observer
-        works, mismatches = self._replica.apply(run)
-        if mismatches:
-            observer.refused()
-        for entry, reason in mismatches:
-            self._in_flight.finish((entry,), Mismatch(reason))
-        for work in works:
-            work.arrival = observer.arrival
-            work.told_at = observer.told_at
-            work.agreed_at = now
-            self._executor.put(work)
-        observer.decided()
+                continue
+            if self._end is not None:  # what crosses an end that counts at once is not run
+                continue
+            works, mismatches = self._replica.apply(decision)
+            if mismatches:
+                observer.refused()
+            for entry, reason in mismatches:
+                self._in_flight.finish((entry,), Mismatch(reason))
+            for work in works:
+                work.arrival = observer.arrival
+                work.told_at = observer.told_at
+                work.agreed_at = now
+                self._executor.put(work)
+            observer.decided()
 
     # ---- the end
 

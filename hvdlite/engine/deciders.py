@@ -111,7 +111,9 @@ class RootDecider(Decider):
             raise _unexpected(self._ranks[sender])
 
     def submit(self, ready: Ready, now: float) -> None:
-        self.receive(0, ready, now)
+        if not self._has_ended:
+            was_last = self._negotiator.receive(0, ready)
+            self._observer.heard(0, was_last, now)
 
     def decisions(self, has_room: bool, now: float) -> Sequence[Decision]:
         decided: Sequence[Decision] = ()
