@@ -1,7 +1,7 @@
 """How long an operation may wait, and whether anyone still wants its result.
 
 Whatever waits takes a `Scope` from its caller, as in trio: the deadline of the whole operation is fixed once, and a
-thread that waits for others can be told to stop. A scope within another one ends no later than that one does. Agents
+thread that waits for others can be stopped. A scope within another one ends no later than that one does. Agents
 import this module, so it needs the standard library only.
 """
 

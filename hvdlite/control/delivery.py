@@ -1,10 +1,10 @@
 """Delivers messages between this rank and one peer exactly once, over one connection after another.
 
-Each direction numbers its messages. Every frame says how many messages its sender has received, and messages that the
-peer has not acknowledged are kept. When a connection ends, frames in flight are forgotten; on the next one both ends
-first exchange their counts (`hvdlite.control.greeting`), then send what is missing. A frame that arrives again, because
-only its acknowledgement was lost, is recognised by its number. Where messages go one way only, a RECEIPT acknowledges
-them from time to time.
+Each direction numbers its messages. Every frame has the number of messages that its sender has received, and messages
+that the peer has not acknowledged are kept. When a connection ends, frames in flight are forgotten; on the next one
+both ends first exchange their counts (`hvdlite.control.greeting`), then send what is missing. A frame that arrives
+again, because only its acknowledgement was lost, is recognised by its number. Where messages go one way only, a RECEIPT
+acknowledges them from time to time.
 
 Something between the hosts may damage the same message each time. So the root counts (`Attempts`), and gives a peer up
 after many fruitless connections in a row.
@@ -28,7 +28,7 @@ class Delivery:
         self._session = session
         self._kept: deque[tuple[Type, bytes]] = deque()
         self.sent = 0
-        self._acknowledged = 0  # of those received here, as the peer was told
+        self._acknowledged = 0  # of those received here: what the peer knows
         self._must_acknowledge = False
         self.received = 0
 

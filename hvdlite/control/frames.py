@@ -50,7 +50,7 @@ class FrameSocket:
                 self._unsent.popleft()
         except BlockingIOError:
             return False
-        except OSError:  # the peer is gone; `receive` still gives what it sent before, then says so
+        except OSError:  # the peer is gone; `receive` still gives what it sent before, then reports the end
             self._unsent.clear()
         return True
 
@@ -65,7 +65,7 @@ class FrameSocket:
         except BlockingIOError:
             return None
         except ConnectionResetError:
-            # The peer closed without reading all that was sent to it. Linux says so once, ahead of the packets that
+            # The peer closed without reading all that was sent to it. Linux reports it once, ahead of the packets that
             # had come before; they and the end follow.
             return self.receive()
         except OSError:

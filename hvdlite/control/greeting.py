@@ -1,6 +1,6 @@
 """The greeting on a new connection, before it carries messages.
 
-The dialling end says HELLO; the root answers WELCOME or REFUSAL. Both ends state in the header how many messages they
+The dialling end sends HELLO; the root answers WELCOME or REFUSAL. Both ends state in the header how many messages they
 have received over earlier connections, and `hvdlite.control.delivery` resends the rest. A HELLO also states how many
 messages were sent, so that the root notices when none gets through. It carries a token that only this rank knows: the
 root was given its digest when the job began, so no other process of the job can impersonate a rank, neither before it

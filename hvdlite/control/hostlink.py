@@ -111,7 +111,7 @@ class LeaderLink(_HostLink):
         yield from self._pass_on()
 
     def close(self) -> None:
-        if self._farewell is not None:  # not before: the root's own end tells what is still run
+        if self._farewell is not None:  # not before: the root's own end decides what still runs
             self._within.send(self._farewell)
         super().close()
 

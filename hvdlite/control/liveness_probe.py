@@ -37,7 +37,7 @@ class _Finding(IntEnum):
 
 
 class LivenessProbe:
-    """Watches one peer, from the end of its connection until it is back or `look` says why it is lost.
+    """Watches one peer, from the end of its connection until it is back or `look` returns why it is lost.
 
     ``due`` is when `look` is to be called, on the monotonic clock.
     """
@@ -97,7 +97,7 @@ class LivenessProbe:
         elif error in (0, errno.EISCONN):
             self._refusals = 0
             with suppress(OSError):  # it has done so, and was answered
-                self._probe.shutdown(socket.SHUT_WR)  # the kernel keeps who says nothing from the process
+                self._probe.shutdown(socket.SHUT_WR)  # the kernel keeps a caller that sends nothing from the process
             try:
                 self._probe.recv(1)
                 self._finding = _Finding.WELL

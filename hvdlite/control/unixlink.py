@@ -5,7 +5,7 @@ it sleeps, like the waits in shared memory, because a wake-up takes longer than 
 message to a thread of its own on either side, which makes a round trip several times as long (docs/threads.md).
 
 The kernel reports the death of a process: its connection ends, unless a forked child still holds it, and its pidfd
-becomes readable in any case. A process that is stopped (SIGSTOP) stays connected and cannot say so, so its state is
+becomes readable in any case. A process that is stopped (SIGSTOP) stays connected and cannot report it, so its state is
 looked up in ``/proc`` from time to time while this rank waits. A rank whose Python is busy or hung is neither dead nor
 stopped: it counts as late and not as lost.
 """
@@ -189,7 +189,7 @@ class UnixLink(ControlLink):
 def _pidfd_of(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
-    except OSError:  # of another pid namespace, or the kernel is older than 5.3: then only its connection tells
+    except OSError:  # of another pid namespace, or the kernel is older than 5.3: then only its connection shows its end
         return -1
 
 

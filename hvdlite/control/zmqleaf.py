@@ -183,7 +183,7 @@ class ZmqLeafLink(ZmqLink):
 
     def _transmit(self, frame: bytes) -> None:
         if self._is_welcome and self._connection is not None:
-            with suppress(zmq.Again):  # libzmq has given the connection up, which its monitor tells
+            with suppress(zmq.Again):  # libzmq has given the connection up, which its monitor reports
                 self._connection.socket.send(frame, zmq.NOBLOCK)
             self._recheck(self._connection.socket)
 

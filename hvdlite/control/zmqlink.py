@@ -4,7 +4,7 @@ A connection may end at any time. It is re-established, and `hvdlite.control.del
 or delivered twice. Every attempt is a new socket at the dialling end, so that nothing of an earlier one precedes its
 hello; it has no routing id, so the root gives it a fresh one. ZeroMQ heartbeats, which libzmq's own thread sends, end a
 connection to a peer that is stopped or cut off, so that a busy or hung Python program is not taken for one. A peer is
-lost when its process has ended, or when it does not come back in time: `hvdlite.control.liveness_probe` tells.
+lost when its process has ended, or when it does not come back in time: `hvdlite.control.liveness_probe` finds out.
 
 This file has what both ends share; `ZmqRootLink` and `ZmqLeafLink` are the ends.
 """
@@ -125,7 +125,7 @@ class ZmqLink(ControlLink):
                 answer()
 
     def _recheck(self, socket: zmq.Socket[bytes]) -> None:
-        """Makes the inbox readable if ``socket`` has something to read that its descriptor may not tell."""
+        """Makes the inbox readable if ``socket`` has something to read that its descriptor may not show."""
         if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._unread.set()
 

@@ -2,7 +2,7 @@
 
 A connection is identified by the routing id that the ROUTER gives it, and belongs to nobody until its hello. Its end is
 reported by file descriptor, which the next connection may reuse; so the monitor's events are read in order, and a
-descriptor counts as open only between the event that says so and the one that says it is closed.
+descriptor counts as open only between the event that opens it and the one that closes it.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class ZmqRootLink(ZmqLink):
             self._socket.send(name, zmq.NOBLOCK | zmq.SNDMORE)
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor says so, or has said so
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # ended: the monitor reports it, or has reported it
                 raise
         self._has_begun_message = False
         self._recheck(self._socket)

@@ -180,8 +180,8 @@ def _advice(status: int) -> str:
 
 
 _ADVICE: Final = {
-    OUT_OF_MEMORY: "The GPU has no memory left: use smaller batches, see with nvidia-smi who else uses it, or leave "
-    "some to others than PyTorch (torch.cuda.set_per_process_memory_fraction).",
+    OUT_OF_MEMORY: "GPU out of memory: use smaller batches, check nvidia-smi for other processes, or lower "
+    "torch.cuda.set_per_process_memory_fraction.",
     3: "The driver is not initialized: this is perhaps a fork of a process that uses CUDA; start workers by spawn.",
     4: "The process is about to end.",
     100: "No GPU is visible; look at nvidia-smi and at CUDA_VISIBLE_DEVICES.",

@@ -1,4 +1,4 @@
-"""Detects that an ancestor of this process already is the rank that this one would be.
+"""Refuses to start a rank whose parent process already holds that rank.
 
 A child inherits its parent's environment, and with it the rank: a spawned data-loader worker, for example, imports a
 script that calls ``init`` at the top. A process in ``init`` or in a session shows that by a descriptor whose name other

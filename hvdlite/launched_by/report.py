@@ -19,7 +19,7 @@ _MAX_FATE = 500  # characters: a line is written in one piece, and some thousand
 def report(rank: int, fate: str, pipe: str) -> None:
     """Writes the ``rank`` to blame, and its ``fate``, to the ``pipe`` of `Settings.report`. Never blocks."""
     descriptor, _, inode = pipe.partition(":")
-    with suppress(OSError, ValueError):  # nobody to tell: hvdrun then shows the rank that ended first
+    with suppress(OSError, ValueError):  # nobody reads it: hvdrun then shows the rank that ended first
         found = os.fstat(int(descriptor))
         if stat.S_ISFIFO(found.st_mode) and found.st_ino == int(inode):
             os.write(int(descriptor), json.dumps([rank, fate[:_MAX_FATE]]).encode() + b"\n")

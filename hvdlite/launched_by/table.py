@@ -22,7 +22,7 @@ class Engine:
 
     ``rank``, ``size`` and ``local_rank`` name variables. ``local_size`` is the number of ranks on this host. ``job``,
     which also gets the id of the process or 0 for this one, identifies the job and is the same on all ranks; it and
-    ``host_of_rank_0`` are empty if the engine does not set them. ``pass_on`` says how to pass a variable to all ranks.
+    ``host_of_rank_0`` are empty if the engine does not set them. ``pass_on`` is how to pass a variable to all ranks.
     """
 
     name: str
@@ -81,7 +81,7 @@ def _head_of_open_mpi(environ: Environ) -> str:
 
 
 def _hydra_job(environ: Environ, pid: int) -> str:
-    # Hydra does not name its jobs. On one host its proxy, which starts the ranks there, tells them apart.
+    # Hydra does not name its jobs. On one host its proxy, which starts the ranks there, distinguishes them.
     is_one_host = environ["MPI_LOCALNRANKS"] == environ["PMI_SIZE"]
     return str(started_without("PMI_RANK", pid)) if is_one_host else ""
 

@@ -35,7 +35,7 @@ _ANSWER: Final = b"answer"
 
 
 class Unanswered(Exception):
-    """There is no answer; the text says why."""
+    """There is no answer; the text is the reason."""
 
 
 class NobodyThere(Unanswered):
@@ -121,7 +121,7 @@ class QueryServer:
         os.eventfd_read(self._wake)
 
     def _admit(self, handshake: HandshakeIO[Callee]) -> None:
-        handshake.say(handshake.party.welcome(0))
+        handshake.send(handshake.party.welcome(0))
         prepare(handshake.sock)
         keys = handshake.party.keys
         query = Query(self.poller, handshake.sock, keys)

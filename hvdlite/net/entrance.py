@@ -1,6 +1,6 @@
 """Listening sockets that strangers cannot exhaust. Agents import this module, so it needs the standard library only.
 
-Within a host the kernel says who calls: another user's connection is closed before it costs anything. Over TCP it does
+Within a host the kernel knows who calls: another user's connection is closed before it costs anything. Over TCP it does
 not, so there the kernel holds a caller back until it has sent something (`hvdlite.net.lobby` does the rest).
 
 When no descriptor is left, callers would stay in the kernel's queue and the listener would stay readable, so its thread

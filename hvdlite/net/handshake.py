@@ -54,8 +54,8 @@ def session_key(secret: bytes, session: int) -> int:
 class Caller:
     """Connection ``connection`` of ``connections`` of rank ``rank`` to where rank ``to`` should be.
 
-    ``awaits`` is the length of the next message, 0 once the handshake is over; then ``received`` says how many frames
-    the callee has, and ``keys`` are valid.
+    ``awaits`` is the length of the next message, 0 once the handshake is over. Then ``received`` is the number of
+    frames that the callee has, and ``keys`` are valid.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Caller:
         self._to = to
         self._transcript = b""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        said = _HELLO.pack(_MAGIC, session, rank, to, connection, connections, nonce, b"")[:-_PROOF_BYTES]
-        self.hello = said + _hmac(secret, b"hello", said)
+        claim = _HELLO.pack(_MAGIC, session, rank, to, connection, connections, nonce, b"")[:-_PROOF_BYTES]
+        self.hello = claim + _hmac(secret, b"hello", claim)
         self.awaits = _CHALLENGE.size
         self.received = 0
 
@@ -143,7 +143,7 @@ class Callee:
         return b""
 
     def welcome(self, received: int) -> bytes:
-        """The last message, which says how many frames were received before."""
+        """The last message, with the number of frames that were received before."""
         return _WELCOME.pack(received, _welcome_proof(self._secret, self._transcript, received))
 
     @property

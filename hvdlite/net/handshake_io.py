@@ -46,10 +46,10 @@ class HandshakeIO(Generic[P]):
             self._came += piece
             if len(self._came) == self.party.awaits:
                 answer, self._came = self.party.take(self._came), b""
-                self.say(answer)
+                self.send(answer)
         return True
 
-    def say(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Sends a message. Raises OSError if the connection ended or, young as it is, has no room for it."""
         if self.sock.send(message, socket.MSG_NOSIGNAL) < len(message):
             raise ConnectionError("the connection took a part of a message")

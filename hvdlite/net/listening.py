@@ -28,8 +28,8 @@ def listen(address: str, ports: range | None) -> Listener:
                     f"cannot listen on {address} port {port or 'any'}: {error.strerror}. Choose an address of this "
                     "host with HVDLITE_ADDRESS (hvdrun: --network-interface), or other ports with HVDLITE_PORT_RANGE"
                 ) from None
-    told = "any port" if ports is None else f"ports {ports[0]}-{ports[-1]}"
-    raise HorovodInternalError(f"cannot listen on {address}: {told} are all in use; choose a wider HVDLITE_PORT_RANGE")
+    tried = "any port" if ports is None else f"ports {ports[0]}-{ports[-1]}"
+    raise HorovodInternalError(f"cannot listen on {address}: {tried} are all in use; choose a wider HVDLITE_PORT_RANGE")
 
 
 def listen_at(address: str, port: int) -> Listener:

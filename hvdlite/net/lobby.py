@@ -32,7 +32,7 @@ class Lobby:
     """Lets callers in at ``listener``, which it takes over, and hands them to ``admit`` once they have proved it.
 
     ``admit`` takes over the connection, unless it raises Refused or OSError. ``refused`` counts callers that were
-    dropped before, and ``refused_at`` has the first few addresses of those who called over TCP; ``trouble`` says what
+    dropped before, and ``refused_at`` has the first few addresses of those who called over TCP; ``trouble`` is what
     was wrong with one of the job. For one thread.
     """
 

@@ -12,7 +12,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Stat(NamedTuple):
-    """What a ``stat`` file says of a process, or of a thread.
+    """What a ``stat`` file reports about a process or a thread.
 
     ``state`` is ``T`` if a signal stopped it, and ``t`` if a debugger holds it. ``parent``, ``group`` and ``session``
     are process ids. The processor times and page faults are sums. ``started_s`` is on CLOCK_BOOTTIME, and ``processor``
@@ -59,7 +59,7 @@ def parse_stat(text: str) -> Stat | None:
 
 
 def stat_of(pid: int) -> Stat:
-    """What the kernel says of ``pid``. Raises OSError if it has ended."""
+    """What the kernel reports about ``pid``. Raises OSError if it has ended."""
     with open(f"/proc/{pid}/stat", errors="replace") as file:
         stat = parse_stat(file.read())
     if stat is None:

@@ -25,7 +25,7 @@ _GET_TAG, _SET_TAG = 0x10, 0x11  # for EVP_CIPHER_CTX_ctrl
 
 
 class NoLibcrypto(Exception):
-    """This Python has no OpenSSL in a shared library; the text says so."""
+    """This Python has no OpenSSL in a shared library; the text is the message."""
 
     def __init__(self) -> None:
         super().__init__(

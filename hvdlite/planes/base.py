@@ -170,7 +170,7 @@ class DevicePlane(DataPlane):
     def choose(self, device: Device) -> None:
         """Makes ``device`` the one whose tensors this plane takes. Any thread; called for each tensor's submit.
 
-        Raises ValueError that says what to do if the plane takes no tensors of it, or has another one already.
+        Raises ValueError with the remedy if the plane takes no tensors of it, or has another one already.
         """
 
     def record(self, ordinal: int, stream: int) -> Any:
@@ -211,9 +211,9 @@ class Planes(dict[str, DataPlane]):
             return ""
         if not (lacking := self.lacking.get(device.kind)):
             return f"a tensor is on {device}, and hvdlite moves no such memory; pass a copy on {' or '.join(self)}"
-        told = ", ".join(map(str, lacking[:_TOLD])) + (f" and {len(lacking) - _TOLD} more" * (len(lacking) > _TOLD))
+        named = ", ".join(map(str, lacking[:_TOLD])) + (f" and {len(lacking) - _TOLD} more" * (len(lacking) > _TOLD))
         return (
-            f"a tensor is on {device}, but rank(s) {told} found no {device.kind} device at hvd.init(); run hvdrun "
+            f"a tensor is on {device}, but rank(s) {named} found no {device.kind} device at hvd.init(); run hvdrun "
             f"--check-build in their environment, which says why, or pass a copy on {' or '.join(self)}"
         )
 
@@ -235,5 +235,5 @@ class HostPlane(DataPlane):
     def reduce_partials(self, parts: Sequence[Spans], dtype: DType, op: int, prescale: float, partials: int) -> None:
         """Reduces as `reducescatter` does, but writes this rank's part to ``partials``, neither postscaled nor rounded.
 
-        The elements there are contiguous, as native/kernels/reduce.h says. Spans are only read.
+        The elements there are contiguous, as native/kernels/reduce.h describes. Spans are only read.
         """

@@ -2,8 +2,9 @@
 
 A group with a member that lacks the native library has the one plane that needs none, `zmq`.
 
-To add a plane: a folder with a subclass of `DataPlane` and a `Part` that becomes one, and a row in `_PARTS`, or for
-the memory of another kind of device in `BY_DEVICE`.
+To add a plane: a folder with a subclass of `DataPlane`, which is made from the members and the options, and a `Part`
+that becomes one (a ring has `NeighbourPart`). Then a row in `_PARTS`, or for the memory of another kind of device a
+subclass of `DevicePlane` and a row in `BY_DEVICE`.
 """
 
 from __future__ import annotations

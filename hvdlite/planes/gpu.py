@@ -15,7 +15,7 @@ from hvdlite.tensors.device import Device
 
 
 class GpuPlane(DevicePlane):
-    """A plane of one of the ``members``. Its GPU is chosen as `ChosenGpu` says.
+    """A plane of one of the ``members``. `ChosenGpu` chooses its GPU.
 
     CUDA cannot be used in a forked child, so there the plane is of no use, and must free nothing.
     """

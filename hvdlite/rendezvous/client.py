@@ -34,7 +34,7 @@ class MeetingOver(Exception):
 class Meeting:
     """The meeting point of ``job``: the ``address`` of the server, and a hint for when it does not answer.
 
-    ``reach`` is the IP address of rank 0 as this rank knows it, if the engine that started the ranks says it.
+    ``reach`` is the IP address of rank 0 as this rank knows it, if the engine that started the ranks gave one.
     """
 
     job: Job
@@ -95,12 +95,12 @@ class Exchanges:
     def together(self) -> Iterator[Scope]:
         """A context with a scope that is cancelled as soon as a rank leaves the epoch.
 
-        Raises HorovodInternalError then, which says which rank has left, and why.
+        Raises HorovodInternalError then, which names the rank that has left and the reason.
         """
         if self._size == 1:
             yield self._scope
             return
-        told: list[str] = []
+        refusals: list[str] = []
         with self._put(WATCHING, None, self._scope) as pending:
             is_over = False
 
@@ -110,20 +110,20 @@ class Exchanges:
                     is_over = True
                     with suppress(HorovodInternalError):  # the server has closed, because this epoch is connected
                         if "error" in (answer := self._answer(pending, Scope.of(_PROMPT_S))):
-                            told.append(answer["error"])
-                return "".join(told)
+                            refusals.append(answer["error"])
+                return "".join(refusals)
 
             try:
                 # Rounds wait in the scope outside of this one: the server fails them itself. A round that it has
                 # answered counts, however slowly the answer comes, and even if a faster rank has begun another `init`.
                 yield Scope(within=self._scope, watch=why_left)
             except Cancelled:
-                if told:
-                    raise refused(self._rank, told[0]) from None
+                if refusals:
+                    raise refused(self._rank, refusals[0]) from None
                 raise
 
     def leave(self, why: str) -> str:
-        """Tells the others that this rank leaves. Returns the reason of the first rank that left, as they get it."""
+        """Reports to the others that this rank leaves. Returns the reason that they get: that of the first to leave."""
         if self._size == 1:
             return why
         prompt = Scope.of(_PROMPT_S)

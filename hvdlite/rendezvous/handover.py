@@ -59,7 +59,7 @@ def meet_on_one_host(start: Start, number: int, scope: Scope) -> Iterator[Meetin
 
 
 def _hand_out(keys: Mapping[str, str], start: Start, address: str, token: bytes, scope: Scope) -> None:
-    """Hands ``keys`` to all other ranks once all have come, or tells those who came which ranks are missing."""
+    """Hands ``keys`` to all other ranks once all have come, or sends those who came the list of missing ranks."""
     began = time.monotonic()
     with _listen(start.job, address, token) as listener, ExitStack() as stack:
         sockets: dict[int, socket.socket] = {}
@@ -91,8 +91,8 @@ def _listen(job: str, address: str, token: bytes) -> LocalListener:
         if error.errno != errno.EADDRINUSE:
             raise
     raise HorovodInternalError(
-        f"rank 0 cannot meet the others of the job {job!r}, since another process does, of this user or of another. "
-        "Two processes have rank 0, or two jobs have one name; another HVDLITE_JOB for each job tells them apart."
+        f"another process, perhaps another user's, already serves job {job!r}. Either two processes have rank 0 or two "
+        "jobs share a name: set a different HVDLITE_JOB for each job."
     )
 
 
@@ -111,7 +111,7 @@ def _ask(start: Start, address: str, token: bytes, scope: Scope) -> dict[str, st
     """The keys from rank 0, once it has opened its listener and all others have come."""
     began = time.monotonic()
     greeting = f"{start.rank} {start.size}".encode()
-    with _say_hello_until_heard(start.rank, address, token, greeting, scope) as sock:
+    with _call_until_heard(start.rank, address, token, greeting, scope) as sock:
         try:
             wait_readable(sock, scope.later(GRACE_S))
             packet = sock.recv(_PACKET_BYTES)
@@ -130,7 +130,7 @@ def _ask(start: Start, address: str, token: bytes, scope: Scope) -> dict[str, st
     return answer
 
 
-def _say_hello_until_heard(rank: int, address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
+def _call_until_heard(rank: int, address: str, token: bytes, greeting: bytes, scope: Scope) -> socket.socket:
     began = look_at = time.monotonic()
     while True:
         try:

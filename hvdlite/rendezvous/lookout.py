@@ -42,7 +42,7 @@ def looking_out(start: Start, presence: Presence) -> Iterator[None]:
 
 
 def _look(start: Start, presence: Presence, done: threading.Event) -> None:
-    told: dict[int, float] = {}  # when each rank was reported
+    reported: dict[int, float] = {}  # when, by rank
     before: dict[int, bytes] = {}
     while not done.wait(_LOOK_S) and not presence.is_over:
         now = time.monotonic()
@@ -50,10 +50,10 @@ def _look(start: Start, presence: Presence, done: threading.Event) -> None:
         lasting = {pid for pid, counters in stopped.items() if before.get(pid) == counters}
         before = stopped
         ranks = stopped_ranks(start, lasting) if lasting else {}
-        told = {rank: when for rank, when in told.items() if rank in ranks}
+        reported = {rank: when for rank, when in reported.items() if rank in ranks}
         for rank, pids in ranks.items():
-            if now - told.get(rank, -_AGAIN_S) >= _AGAIN_S and not done.is_set():
-                told[rank] = now
+            if now - reported.get(rank, -_AGAIN_S) >= _AGAIN_S and not done.is_set():
+                reported[rank] = now
                 logger.warning(
                     "rank %d, process %s, is stopped (SIGSTOP, a debugger); ranks that wait for it in init() wait "
                     "until it goes on (SIGCONT)",

@@ -2,8 +2,8 @@
 
 hvdrun serves the rounds itself, and its ranks know the address and the key from their environment. Where another engine
 started the ranks, rank 0 serves the rounds of one ``init``. On one host it hands address and key to the others
-(`hvdlite.rendezvous.handover`); across hosts it listens where the engine or the user said, and the user's key keeps
-strangers out (`hvdlite.rendezvous.coordinator`).
+(`hvdlite.rendezvous.handover`); across hosts it listens at the address that the engine or the user gave, and the user's
+key keeps strangers out (`hvdlite.rendezvous.coordinator`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Each time that all ranks come together begins an epoch, which has a few rounds. A round is complete when all ranks have
 come to it, and then each of them gets the offers of all. A rank sends ``{"epoch", "round", "rank", "size", "timeout_s",
 "offer"}`` and gets ``{"epoch", "offers": [...]}`` in rank order, ``{"missing": [ranks]}`` when the timeout of one rank
-passes first, or ``{"error": text}``. A rank that begins asks for NEXT_EPOCH; ``{"over": epoch}`` tells it that there is
-only one epoch, which has begun. A rank that leaves the epoch says why in place of an offer, in the round LEAVING, or
-asks for the next epoch; ranks that wait in a round of this epoch, or come to one, are told so. WATCHING is a round in
-which a rank waits for nothing else.
+passes first, or ``{"error": text}``. A rank that begins asks for NEXT_EPOCH; it gets ``{"over": epoch}`` if there is
+only one epoch, which has begun. A rank that leaves the epoch sends its reason as the offer of the round LEAVING, or
+asks for the next epoch; ranks that wait in a round of this epoch, or come to one, get that reason as an error. WATCHING
+is a round in which a rank waits for nothing else.
 """
 
 from __future__ import annotations

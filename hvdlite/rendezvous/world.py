@@ -80,8 +80,8 @@ def _refuse_unlike(what: str, of_ranks: Sequence[str], remedy: str) -> None:
     for rank, value in enumerate(of_ranks):
         ranks.setdefault(value, []).append(rank)
     if len(ranks) > 1:
-        told = "; ".join(f"{value} on rank(s) {shortened(having)}" for value, having in ranks.items())
-        raise HorovodInternalError(f"ranks have different {what}: {told}. {remedy}.")
+        found = "; ".join(f"{value} on rank(s) {shortened(having)}" for value, having in ranks.items())
+        raise HorovodInternalError(f"ranks have different {what}: {found}. {remedy}.")
 
 
 def _refuse_namespaces(host_ids: Sequence[str], networks: Sequence[int]) -> None:

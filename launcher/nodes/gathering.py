@@ -147,7 +147,7 @@ class Gathering:
             self._turn(float("inf"))
 
     def _admit(self, handshake: HandshakeIO[Callee]) -> None:
-        handshake.say(handshake.party.welcome(0))
+        handshake.send(handshake.party.welcome(0))
         channel = Channel(handshake.sock, handshake.party.keys, is_caller=False)
         self._callers[channel] = time.monotonic() + _INTRODUCTION_S
         self._poller.set(handshake.sock, select.POLLIN, lambda _: self._listen_to(channel))

@@ -111,7 +111,7 @@ def in_place_of_node_0() -> Iterator[tuple[Channel, Node]]:
             connection.setblocking(False)
             handshake = HandshakeIO(connection, Callee(key_of(KEY), 0, 0, 0), time.monotonic() + PATIENCE_S)
             until(handshake.go_on)
-            handshake.say(handshake.party.welcome(0))
+            handshake.send(handshake.party.welcome(0))
             channel = Channel(connection, handshake.party.keys, is_caller=False)
             until(lambda: [kind for kind, _ in channel.receive()] == [Record.INTRODUCTION])
             yield channel, caller

@@ -73,7 +73,7 @@ class Acceptor:
         if connection in self._left:
             self._poller.close(self._left.pop(connection))
             self._cut_off.add(connection)
-        handshake.say(handshake.party.welcome(received))
+        handshake.send(handshake.party.welcome(received))
         if not self._connections.attach_left(connection, handshake.sock.fileno(), handshake.party.keys):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         self._left[connection] = handshake.sock

@@ -25,9 +25,9 @@ _UNREACHABLE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
 class Connector:
     """Makes one connection: dials ``name`` until the rank there proves to be the right neighbour. Of one thread only.
 
-    ``connection`` is its number. ``connected`` counts how often it was made, ``trouble`` says what was wrong with the
+    ``connection`` is its number. ``connected`` counts how often it was made, ``trouble`` is what was wrong with the
     last attempt, ``lost_at`` when it was lost, ``reached_at`` when its host was last known to be reachable. After
-    `finish`, ``is_finished`` says that the neighbour's host has everything that was sent.
+    `finish`, ``is_finished`` is true once the neighbour's host has everything that was sent.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Connector:
             if number := self._call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(number, os.strerror(number))
             self.reached_at = time.monotonic()
-            self._call.say(self._call.party.hello)
+            self._call.send(self._call.party.hello)
         except OSError as error:
             self._give_up_call(error)
         else:

@@ -227,12 +227,12 @@ class ZmqPlane(NeighbourPlane):
     def _lost(self, rank: int) -> HvdError:
         """Returns the group's error for the lost connection to ``rank`` if it comes soon, else `PeerLost`.
 
-        A rank that raised at once might exit before the group heard of the loss, and be taken for the lost rank.
+        A rank that raised at once might exit before the group learned of the loss, and be taken for the lost rank.
         """
         if (wake := self._wake) is not None:
-            told = select.poll()
-            told.register(wake.fd, select.POLLIN)
-            told.poll(_VERDICT_MS)
+            verdict = select.poll()
+            verdict.register(wake.fd, select.POLLIN)
+            verdict.poll(_VERDICT_MS)
         return self._error or PeerLost(self._labels[rank], self._hosts[rank], ENDED)
 
     # ---- the end
