@@ -43,9 +43,9 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `allreduce` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._allreduce(group, False, tensor, average, name, None, op, prescale_factor, postscale_factor)
-        group.submit(handle)
-        return handle
+        return group.submit(
+            self._allreduce(group, False, tensor, average, name, None, op, prescale_factor, postscale_factor)
+        )
 
     def allreduce_(
         self,
@@ -75,9 +75,9 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `allreduce_` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._allreduce(group, True, tensor, average, name, None, op, prescale_factor, postscale_factor)
-        group.submit(handle)
-        return handle
+        return group.submit(
+            self._allreduce(group, True, tensor, average, name, None, op, prescale_factor, postscale_factor)
+        )
 
     def grouped_allreduce(
         self,
@@ -183,9 +183,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `reducescatter` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._reducescatter(group, tensor, name, None, op, prescale_factor, postscale_factor)
-        group.submit(handle)
-        return handle
+        return group.submit(self._reducescatter(group, tensor, name, None, op, prescale_factor, postscale_factor))
 
     def grouped_reducescatter(
         self,
@@ -249,9 +247,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `reduce` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._reduce(group, tensor, root_rank, name, op, prescale_factor, postscale_factor)
-        group.submit(handle)
-        return handle
+        return group.submit(self._reduce(group, tensor, root_rank, name, op, prescale_factor, postscale_factor))
 
     def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """Returns the tensors of all ranks concatenated along the first dimension, in rank order.
@@ -268,9 +264,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `allgather` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._allgather(group, tensor, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._allgather(group, tensor, name))
 
     def grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
@@ -307,9 +301,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `broadcast` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._broadcast(group, False, tensor, root_rank, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._broadcast(group, False, tensor, root_rank, name))
 
     def broadcast_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -325,9 +317,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `broadcast_` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._broadcast(group, True, tensor, root_rank, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._broadcast(group, True, tensor, root_rank, name))
 
     def grouped_broadcast(
         self,
@@ -360,9 +350,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[tuple[T, T]]:
         """Starts `alltoall` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._alltoall(group, tensor, splits, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._alltoall(group, tensor, splits, name))
 
     def gather(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -378,9 +366,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `gather` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._gather(group, tensor, root_rank, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._gather(group, tensor, root_rank, name))
 
     def scatter(
         self,
@@ -411,9 +397,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `scatter` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._scatter(group, tensor, root_rank, splits, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._scatter(group, tensor, root_rank, splits, name))
 
     def send(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
         """Sends ``tensor`` to ``rank``, which calls `recv`; returns when it has been received.
@@ -430,9 +414,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[None]:
         """Starts `send` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._send(group, tensor, rank, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._send(group, tensor, rank, name))
 
     def recv(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """Receives from ``rank``, which calls `send`, a new tensor with the shape and dtype of ``tensor``."""
@@ -446,9 +428,7 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `recv` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._recv(group, False, tensor, rank, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._recv(group, False, tensor, rank, name))
 
     def recv_(self, tensor: T, rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """Like `recv`, in place. Returns ``tensor`` itself."""
@@ -462,6 +442,4 @@ class Collectives(Reductions[T], Transfers[T]):
     ) -> Handle[T]:
         """Starts `recv_` and returns its handle. The input must not change until it is done."""
         group = group_of(process_set)
-        handle = self._recv(group, True, tensor, rank, name)
-        group.submit(handle)
-        return handle
+        return group.submit(self._recv(group, True, tensor, rank, name))

@@ -68,6 +68,12 @@ from {module} import collectives as _collectives
 OF_TREES = {"allgather", "allreduce", "broadcast"}
 """The forms that `hvdlite.jax` has for trees of arrays."""
 
+_BODIES = {  # by whether the form is blocking, and whether it is grouped
+    (False, False): "return group.submit({drafted})",
+    (False, True): "handle = {drafted}\ngroup.submit_all(handle.handles)\nreturn handle",
+    (True, False): "handle = {drafted}\ngroup.run(handle)\nreturn synchronize(handle)",
+    (True, True): "handle = {drafted}\ngroup.run_all(handle.handles)\nreturn synchronize(handle)",
+}
 # As in Horovod; of all others the process set is the last parameter.
 _BEFORE_FACTORS = {"reducescatter", "grouped_reducescatter"}
 
@@ -102,14 +108,13 @@ def _method(form: Form, draft: Callable[..., Any]) -> str:
     returned = _result_of(handle) if form.is_blocking else handle.replace("Entry[", "Handle[")
     name, is_grouped = form.collective.name, form.collective.is_grouped
     lines = [
-        f"def {form.name}(self, {', '.join(parameters)}) -> {returned}:",
-        textwrap.indent(f'"""{_text(form, ast.get_docstring(function) or "")}"""', " " * 4),
-        "    group = group_of(process_set)",
-        f"    handle = self._{name}(group, {', '.join(passed)})",
-        f"    group.{'run' if form.is_blocking else 'submit'}{'_all(handle.handles)' if is_grouped else '(handle)'}",
-        f"    return {'synchronize(handle)' if form.is_blocking else 'handle'}",
+        f'"""{_text(form, ast.get_docstring(function) or "")}"""',
+        "group = group_of(process_set)",
+        _BODIES[form.is_blocking, is_grouped].format(drafted=f"self._{name}(group, {', '.join(passed)})"),
     ]
-    return "\n".join(lines) + "\n"
+    return f"def {form.name}(self, {', '.join(parameters)}) -> {returned}:\n" + textwrap.indent(
+        "\n".join(lines) + "\n", " " * 4
+    )
 
 
 def _parameters(form: Form, draft: ast.FunctionDef) -> tuple[list[str], list[str]]:
