@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -183,7 +182,7 @@ def _as_node(
                 if job.size == "auto" or job.gpus_per_rank is not None:
                     return start(job, nodes.hosts(), nodes.ways)
                 # Each node has said how many ranks it takes.
-                return start(replace(job, per_host=None), nodes.hosts_with_slots(job.per_host), nodes.ways)
+                return start(job._replace(per_host=None), nodes.hosts_with_slots(job.per_host), nodes.ways)
     except NoLibcrypto as error:
         raise click.UsageError(f"nodes talk to each other encrypted, but {error}; use another Python.") from None
 

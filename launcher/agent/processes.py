@@ -12,9 +12,8 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from hvdlite.net.proc import has_signal, stat_of, status_of
 
@@ -48,8 +47,7 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """The ids of a process, its parent, its group and its session."""
 
     pid: int

@@ -15,9 +15,8 @@ import itertools
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from hvdlite.net.entrance import UNIX, Listener, peer_of
 
@@ -29,8 +28,7 @@ MAX_CHANNELS: Final = 4096
 _READ_BYTES: Final = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Channel:
+class _Channel(NamedTuple):
     reader: socket.socket
     writer: socket.socket  # a duplicate, for the loop watches a descriptor for one thing
     sink: Sink

@@ -118,7 +118,7 @@ def _figures(one: Attempt) -> str:
 def _host_as_json(host: SurveyedHost) -> dict[str, Any]:
     interfaces: list[Mapping[str, Any]] = []
     for one in host.network.interfaces if host.network else ():
-        interfaces.append({**asdict(one), "addresses": [str(address) for address in one.addresses]})
+        interfaces.append({**one._asdict(), "addresses": [str(address) for address in one.addresses]})
     return {
         "problem": host.problem,
         "connect_s": round(host.connect_s, 3),

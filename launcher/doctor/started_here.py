@@ -60,7 +60,7 @@ def _sayers(place: NodePlace, environ: Environ, node: NodeOptions) -> str:
     source, said = source_of(environ), []
     if node.are_given:
         said.append("its options")
-    if source and None in (node.rank, node.count, node.master):
+    if source and None in (node.rank, node.nodes, node.master):
         names = [name for name in (source.rank, source.count, source.master, source.port) if name]
         said.append(f"{source.name} ({', '.join(f'{name}={shown(environ[name])}' for name in names)})")
     elif node.rank is None:

@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from hvdlite.compat import FALLBACK
 from hvdlite.errors import BadHostSpec
@@ -39,8 +39,7 @@ Size = int | Literal["auto"] | None
 """The number of ranks as the user gave it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(NamedTuple):
     """What a host has for its ranks: cores, and the GPUs that CUDA_VISIBLE_DEVICES there may name.
 
     Hosts with the same ``machine`` are one under several names, and have these together; empty if that is not known.

@@ -19,8 +19,7 @@ import fnmatch
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hvdlite.errors import CannotStart
 
@@ -32,8 +31,7 @@ _BAD_USAGE: Final = 2
 _Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(NamedTuple):
     """A network interface of a host: addresses with their prefixes, ``mtu`` in bytes, ``speed_mbps`` 0 if unknown."""
 
     name: str
@@ -45,8 +43,7 @@ class Interface:
     speed_mbps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(NamedTuple):
     """One agent's view: the interfaces, and an ``id`` that is equal for agents that see the same ones."""
 
     id: str
@@ -59,8 +56,7 @@ class Network:
         return cls(fields.text(answer, "network"), tuple(_parse_interface(row) for row in rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An address on which ``host`` might be dialled."""
 
     host: str

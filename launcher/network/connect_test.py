@@ -13,8 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from hvdlite.errors import CannotStart
 
@@ -38,8 +37,7 @@ class Ask(Protocol):
     ) -> Mapping[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(NamedTuple):
     """Listeners that are open, and how to dial them."""
 
     token: str

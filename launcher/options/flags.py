@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from hvdlite.settings import Spec, parse_switch, table
 
@@ -76,8 +76,7 @@ class Refused(Flag):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """A flag that the user gave a value."""
 
     flag: Flag
@@ -85,8 +84,7 @@ class Given:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The effect of all given flags: values by setting, and lines for the user about flags without effect."""
 
     settings: Mapping[str, str]

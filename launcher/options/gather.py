@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def gathered(name: str, kind: type[Any], options: Sequence[Decorator]) -> Decorator:
-    """Adds ``options`` to a command; its function gets them in the dataclass ``kind``, as the argument ``name``."""
+    """Adds ``options`` to a command; its function gets them in the NamedTuple ``kind``, as the argument ``name``."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*arguments: Any, **values: Any) -> Any:
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            values[name] = kind(**{field: values.pop(field) for field in kind._fields})
             return function(*arguments, **values)
 
         command: Callable[..., Any] = call

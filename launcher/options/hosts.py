@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -17,8 +16,7 @@ from .gather import gathered
 _PORTS: Final = re.compile(r"(\d{1,5})-(\d{1,5})")
 
 
-@dataclass(frozen=True, slots=True)
-class HostOptions:
+class HostOptions(NamedTuple):
     """The checked options. ``interfaces`` are names, addresses or subnets; empty: hvdrun finds one."""
 
     hosts: str | None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -15,8 +14,7 @@ from ..nodes.place import Slots
 from .gather import gathered
 
 
-@dataclass(frozen=True, slots=True)
-class JobOptions:
+class JobOptions(NamedTuple):
     """``variables`` are not checked yet. What may be None is None if it was not given."""
 
     size: Size
@@ -41,9 +39,9 @@ class JobOptions:
         A number of all ranks does not say how many each host takes.
         """
         if slots == "auto":
-            return self if self.is_counted else replace(self, size="auto")
+            return self if self.is_counted else self._replace(size="auto")
         says_it = self.per_host is not None or self.gpus_per_rank is not None or self.size == "auto"
-        return self if says_it else replace(self, per_host=slots)
+        return self if says_it else self._replace(per_host=slots)
 
     @property
     def named(self) -> frozenset[str]:
@@ -73,8 +71,7 @@ class JobOptions:
         return (int(self.reader),)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
+class OutputOptions(NamedTuple):
     """``folder`` is None if no files are wanted."""
 
     folder: str | None

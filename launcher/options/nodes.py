@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -16,24 +15,23 @@ _SECRET: Final = "HVDLITE_SECRET"
 _MOST_BYTES: Final = 1024  # of a file that holds a key
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
+class NodeOptions(NamedTuple):
     """What the user has given of the place of this node, and the file with the key of all nodes."""
 
     rank: int | None
-    count: int | None
+    nodes: int | None
     master: Master | None
     secret_file: str | None
 
     @property
     def are_given(self) -> bool:
         """True if the user has said that this is a node."""
-        return any(option is not None for option in (self.rank, self.count, self.master))
+        return any(option is not None for option in (self.rank, self.nodes, self.master))
 
     def place(self, environ: Mapping[str, str]) -> NodePlace | None:
         """The place of this node; None if neither options nor ``environ`` say that it is one. Raises UsageError."""
         try:
-            return place_of(self.rank, self.count, self.master, environ)
+            return place_of(self.rank, self.nodes, self.master, environ)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
 
@@ -63,7 +61,7 @@ def _master(context: click.Context, parameter: click.Parameter, text: str | None
 _OPTIONS: Final = (
     click.option("--node-rank", "rank", type=click.IntRange(0), metavar="I",
                  help="This is node I of a job for which hvdrun is started on every node."),
-    click.option("--nnodes", "count", type=click.IntRange(1), metavar="N", help="The number of nodes."),
+    click.option("--nnodes", "nodes", type=click.IntRange(1), metavar="N", help="The number of nodes."),
     click.option("--master", "master", metavar="HOST[:PORT]", callback=_master, help="Where node 0 is."),
     click.option("--secret-file", "secret_file", type=click.Path(), metavar="FILE",
                  help="The key of all nodes; without it HVDLITE_SECRET."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import fields
 
 import pytest
 
@@ -96,7 +95,7 @@ def test_what_a_rank_starts_is_lent_the_name_as_it_is(monkeypatch: pytest.Monkey
 def environment_by(*options: str) -> dict[str, str]:
     """The environment that hvdrun makes for its ranks from that of this process and ``options``."""
     context = hvdrun.make_context("hvdrun", [*options, "-np", "1", "true"])
-    values = {field.name: context.params[field.name] for field in fields(JobOptions)}
+    values = {field: context.params[field] for field in JobOptions._fields}
     return environment_of(JobOptions(**values), {})
 
 
