@@ -18,10 +18,10 @@ from typing import cast
 from hvdlite.engine.batch import run
 from hvdlite.engine.inflight import InFlight
 from hvdlite.engine.issued import Issued
+from hvdlite.engine.main_thread import Drive
 from hvdlite.engine.observer import Observer
 from hvdlite.errors import HorovodInternalError, HvdError
 from hvdlite.negotiation.entry import Entry, OnDevice, memory_of
-from hvdlite.negotiation.handle import Handle
 from hvdlite.negotiation.messages import Kind
 from hvdlite.negotiation.replica import Work
 from hvdlite.planes.base import Completion, Planes
@@ -82,7 +82,7 @@ class Executor:
         if self._unfinished:
             self._tokens.put(True)
 
-    def run_here(self, until: Handle | None = None) -> bool:
+    def run_here(self, until: Drive | None = None) -> bool:
         """Runs queued batches, in this thread, until ``until`` is done. False if there were none."""
         has_run = False
         while self._unfinished and self._is_running.acquire(blocking=False):

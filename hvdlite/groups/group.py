@@ -8,7 +8,7 @@ thread runs the batches. That is how tensors move beside a computation. A thread
 result *drives* instead: it takes the turns and runs the batches itself, and sleeps on the control link while the
 coordinator's thread does not look there. So a blocking collective switches between no threads on its way, which is most
 of its time. While a driver is inside a native call, the coordinator's thread watches the peers again. For the main
-thread, which signal handlers interrupt, a `Deputy` drives.
+thread, which signal handlers interrupt, a `MainThreadDriver` drives.
 
 One thread drives at a time; others that wait sleep until their handle is done.
 """
@@ -33,11 +33,10 @@ import numpy as np
 
 from hvdlite.engine.callers import HERE, Callers, Counter
 from hvdlite.engine.coordinator import Coordinator
-from hvdlite.engine.deputy import Deputy
 from hvdlite.engine.executor import Executor
 from hvdlite.engine.inflight import InFlight
+from hvdlite.engine.main_thread import Drive, MainThreadDriver
 from hvdlite.engine.observer import Observer, Statistics
-from hvdlite.engine.parts import Parts
 from hvdlite.errors import HvdError, ShutDown
 from hvdlite.groups.connecting import Connecting, Connections, Exchange, Memory, connect
 from hvdlite.log import logger
@@ -141,8 +140,7 @@ class Group:
         self._turn_lock = threading.Lock()
         self._driving = threading.Lock()
         self._driver = _Driver()
-        self._deputy = Deputy(self._in_flight, self._wait, self._inbox.wake.set)
-        self._parts = Parts(self._in_flight, self.run)
+        self._for_main = MainThreadDriver(self._in_flight, self._drive, self._driver, self._inbox.wake.set, self.run)
         self._main_thread = threading.main_thread().ident
         self._watches: list[None] = []  # one for each `watching_peers`
         self._is_alert = False  # the coordinator's thread checks the peers every heartbeat
@@ -214,9 +212,12 @@ class Group:
             self._inbox.wake.set()
             raise
 
-    def run_parts(self, first: Entry, rest: Callable[[], T]) -> T:
-        """Submits ``first``, waits for it, and returns what ``rest`` returns or raises then; see `Parts.run`."""
-        return self._parts.run(first, rest)
+    def run_chained(self, first: Entry, rest: Callable[[], T]) -> T:
+        """Submits ``first``, waits for it, and returns what ``rest`` returns or raises then.
+
+        If a signal handler raises in the main thread meanwhile, either nothing was submitted, or all goes on.
+        """
+        return self._for_main.run_chained(first, rest)
 
     def wait(self, handle: Handle) -> None:
         """Waits until ``handle`` is done. Always ends: peers that die or stall end the group, and so the handle.
@@ -224,21 +225,13 @@ class Group:
         An exception of a signal handler in the main thread ends the wait, and changes nothing else.
         """
         if threading.get_ident() == self._main_thread:
-            self._deputy.wait(handle)
-        else:
-            self._wait(handle)
+            self._for_main.wait(handle)
+            return
+        drive = Drive(handle, self._driver)
+        if self._in_flight.watch(handle, drive):
+            self._drive(drive)
             if not handle.is_done:  # the process is about to end
-                self._in_flight.wait(handle)
-
-    def _wait(self, handle: Handle) -> None:
-        if self._driving.acquire(blocking=False):
-            try:
-                self._drive(handle)
-            finally:
-                self._driving.release()
-        else:
-            self._inbox.wake.set()
-            self._in_flight.wait(handle)
+                drive.sleep()
 
     def watch(self, handle: Handle, waiter: Waiter) -> bool:
         """Releases ``waiter`` once, in any thread: now if ``handle`` is done, else when it is. False if it was done."""
@@ -332,20 +325,19 @@ class Group:
         self._post(partial(self._coordinator.leave, kind))
         self._coordinator.has_ended.wait(scope.left_s)
         self._finish_batches(scope, f"rank {self.membership.number} shut down while a batch was running")
-        self._stop()
-        self._parts.stop(_STOP_S)
+        self._stop(_STOP_S)
         with self._driving:  # whoever drives sees its handle end
             self._link.close()
             self.planes.close()
             self._driver.wake.close()
-            self._deputy.close()
+            self._for_main.close()
         memory, self.memory = self.memory, None
         if memory is not None and self._made_memory:
             memory.arena.leave()
 
     def _exit(self, scope: Scope) -> None:
         is_idle = self._finish_batches(scope, f"rank {self.membership.number} is exiting")
-        self._stop()
+        self._stop(_ABORTED_S)
         if is_idle:
             if self.ended is not None:
                 with self._driving:
@@ -359,12 +351,12 @@ class Group:
         self.planes.abort(ShutDown(self.membership.number, cause))
         return self._executor.close(time.monotonic() + _ABORTED_S)
 
-    def _stop(self) -> None:
+    def _stop(self, timeout_s: float) -> None:
         self._is_stopping = True
         self._inbox.wake.set()
         self._driver.wake.set()
         self._thread.join(_STOP_S)
-        self._deputy.stop(_STOP_S)
+        self._for_main.stop(timeout_s)
 
     # ---- the coordinator's thread
 
@@ -436,29 +428,33 @@ class Group:
 
     # ---- a thread that waits
 
-    def _drive(self, handle: Handle) -> None:
-        if not self._in_flight.watch(handle, self._driver):
-            return
-        if not self._is_alert:
-            self._is_alert = True
+    def _drive(self, drive: Drive) -> None:
+        """Drives until ``drive`` is done, or sleeps until then if another thread drives."""
+        if not self._driving.acquire(blocking=False):
             self._inbox.wake.set()
+            drive.sleep()
+            return
         try:
+            if not self._is_alert:
+                self._is_alert = True
+                self._inbox.wake.set()
             self._turn()
-            while not (handle.is_done or self._is_stopping):
-                if not self._executor.run_here(until=handle):
-                    self._sleep_as_driver(handle)
+            while not (drive.is_done or self._is_stopping):
+                if not self._executor.run_here(until=drive):
+                    self._sleep_as_driver(drive)
                 elif self._coordinator.has_agreed:  # there is room for the next batch now
                     self._turn()
         finally:
             self._executor.wake()
             if self._coordinator.has_agreed or self._next_timer is not None:
                 self._inbox.wake.set()
+            self._driving.release()
 
-    def _sleep_as_driver(self, handle: Handle) -> None:
+    def _sleep_as_driver(self, drive: Drive) -> None:
         try:
             self._inbox.pause()
             self._driver.is_asleep = True
-            if not handle.is_done:
+            if not drive.is_done:
                 self._inbox.sleep_as_driver(self._milliseconds_to_sleep(True), self._driver.wake)
             self._turn()  # before the coordinator's thread sees, and wakes for, what this turn takes
         finally:

@@ -3,7 +3,7 @@
 They are pickled by name where possible: ranks run the same program, so a class is then the same one on all of them.
 Objects without a name, such as lambdas, are pickled by value, which needs the package cloudpickle on every rank.
 
-An object travels as two collectives, the length of its pickle and then the pickle (`hvdlite.engine.parts`). It is
+An object travels as two collectives, the length of its pickle and then the pickle (`hvdlite.engine.main_thread`). It is
 unpickled only from bytes that came over this job's own data plane: from a process that holds the job's key and runs the
 user's program already.
 """
@@ -65,7 +65,7 @@ def broadcast_bytes(
         and_then(received.data)
         return received
 
-    received = group.run_parts(first, rest)
+    received = group.run_chained(first, rest)
     if failure is not None:
         raise failure
     if length.item() == _FAILED:
@@ -90,7 +90,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         pickles = group.run(arrays.allgather_part("pickle", data, name, group))
         return lengths, synchronize(pickles)
 
-    lengths, gathered = group.run_parts(first, rest)
+    lengths, gathered = group.run_chained(first, rest)
     if failure is not None:
         raise failure
     if _FAILED in lengths:

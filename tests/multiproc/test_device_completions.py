@@ -38,7 +38,7 @@ def _go_on() -> None:
 
     other = threading.Thread(target=wait_in_another_thread)
     other.start()
-    last = hvd.synchronize(started[-1])  # the main thread's deputy drives for both
+    last = hvd.synchronize(started[-1])  # another thread drives for both
     assert all(hvd.poll(handle) for handle in started[:-1])  # the device keeps their order
     other.join()
     for result in (last, *map(hvd.synchronize, started[:-1])):

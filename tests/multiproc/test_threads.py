@@ -95,7 +95,7 @@ def _threads_that_may() -> str:
     _total(1.0)
     replica = type("Replica", (threading.Thread,), {"__module__": "tensorflow.python.distribute"})
     assert _in_thread(lambda: _total(3.0), "replica", replica) == 6.0
-    assert _in_thread(lambda: _total(3.0), "hvdlite-parts") == 6.0
+    assert _in_thread(lambda: _total(3.0), "hvdlite-main-driver") == 6.0
     known = threading.enumerate()
     assert _in_native_thread(lambda: _total(4.0)) == 8.0
     assert threading.enumerate() == known
