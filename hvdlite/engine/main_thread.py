@@ -44,18 +44,22 @@ class Drive:
         self.handle = handle
         self.is_done = False
         self._driver = driver
-        self._gate = threading.Lock()
-        self._gate.acquire()
+        self._gate: threading.Lock | None = None  # only where it is slept on
 
     def release(self) -> None:
         self.is_done = True
-        with suppress(RuntimeError):  # it was released before
-            self._gate.release()
+        if (gate := self._gate) is not None:
+            with suppress(RuntimeError):  # it was released before
+                gate.release()
         self._driver.release()
 
     def sleep(self) -> None:
         """Sleeps until it is released, while another thread drives."""
-        self._gate.acquire()
+        gate = threading.Lock()
+        gate.acquire()
+        self._gate = gate  # before the look, since `release` does it the other way round
+        if not self.is_done:
+            gate.acquire()
 
 
 class MainThreadDriver:
@@ -81,8 +85,7 @@ class MainThreadDriver:
         self._run = run
         self._asked: deque[Handle] = deque()  # the next handle to drive for
         self._due: deque[_Rest] = deque()
-        self._driving: Drive | None = None  # what it does, or will do next
-        self._resting: _Rest | None = None
+        self._doing: Drive | _Rest | None = None  # what it does, or will do next
         self._call = Bell()
         self._bells = [Bell()]  # that no wait uses; the first is there even when descriptors have run out
         self._is_stopping = False
@@ -98,7 +101,7 @@ class MainThreadDriver:
             if not self._in_flight.watch(handle, bell):
                 return
             # The order of these steps matters, see `_serve`.
-            if self._asked or _goes_on(self._driving) or _goes_on(self._resting):
+            if self._asked or not ((doing := self._doing) is None or doing.is_done):
                 self._wake()
             self._asked.append(handle)
             self._call.release()
@@ -136,8 +139,8 @@ class MainThreadDriver:
 
     def _put(self, rest: _Rest) -> None:
         self._due.append(rest)
-        if (driving := self._driving) is not None:
-            driving.release()
+        if isinstance(doing := self._doing, Drive):
+            doing.release()
         self._call.release()
         if self._is_stopping:
             self._do_rests()
@@ -145,8 +148,8 @@ class MainThreadDriver:
     def stop(self, timeout_s: float) -> None:
         """Ends the thread once it is done with what it does, which fails at once after the end of the group."""
         self._is_stopping = True
-        if (driving := self._driving) is not None:
-            driving.release()
+        if isinstance(doing := self._doing, Drive):
+            doing.release()
         self._call.release()
         self._thread.join(timeout_s)
 
@@ -161,18 +164,19 @@ class MainThreadDriver:
         while not self._is_stopping:
             self._call.wait()
             while not self._is_stopping:
-                self._do_rests()
+                if self._due:
+                    self._do_rests()
                 if not self._asked:
                     break
                 try:
                     drive = Drive(self._asked[0], self._driver)
-                    self._driving = drive  # before its handle leaves the queue, so that `wait` sees it here or there
+                    self._doing = drive  # before its handle leaves the queue, so that `wait` sees it here or there
                     self._asked.remove(drive.handle)
                 except (IndexError, ValueError):  # its wait has just ended
                     continue
                 if self._in_flight.watch(drive.handle, drive) and not self._due:  # asked last, see `_put`
                     self._drive(drive)
-                self._driving = None
+                self._doing = None
                 if not drive.handle.is_done:  # something is due
                     self._asked.appendleft(drive.handle)
         self._do_rests()
@@ -181,15 +185,11 @@ class MainThreadDriver:
         """Does what is due. At the end of the group any thread may do that."""
         while self._due:
             try:
-                self._resting = rest = self._due.popleft()
+                self._doing = rest = self._due.popleft()
             except IndexError:  # another thread has taken it
                 return
             rest.do()
-            self._resting = None
-
-
-def _goes_on(what: Drive | _Rest | None) -> bool:
-    return what is not None and not what.is_done
+            self._doing = None
 
 
 class _Rest:
